@@ -28,7 +28,7 @@ from scripts.predictor import matrix, matrix_timings
 from scripts.predictor.graphs import Iteration
 from scripts.predictor.iterations import GPUS, iterations, learned, learned_models
 from scripts.predictor.timings import public_device, vector_timings
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict import matrix_times, memory_times
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Operations, OperationTimes

@@ -142,7 +142,7 @@ def rebuilt(name: str, experiment: Experiment, others: list[Experiment]) -> Row:
     buckets = buckets_of(gradients, bucket_bytes=limit[1], first_bytes=limit[0])
     added = AddedExchange(experiment, buckets)
     if experiment.device is None:
-        from stepscope.predict.target_graph import CutExperiment
+        from stepscope.predict.buckets import CutExperiment
 
         last = np.append(buckets.step[1:] != buckets.step[:-1], True)
         main_lane = np.full(int(last.sum()), experiment.lane, np.int32)

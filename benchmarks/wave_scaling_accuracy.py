@@ -21,8 +21,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.operation_times import (
     memory_share,
     operation_times,

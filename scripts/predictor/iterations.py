@@ -20,7 +20,7 @@ from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.graphs import BEFORE_NS, Iteration, iterations, latencies
 from scripts.predictor.memory import MEASURED, PUBLIC
 from scripts.predictor.timings import DEVICES, Numbers, public_device, vector_timings, wave_ratio
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.memory_times import MemoryModel, memory_times
 from stepscope.predict.operations import Operations, roofline_ns
 

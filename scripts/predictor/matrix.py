@@ -22,7 +22,7 @@ from scripts.predictor.graphs import timed_products
 from scripts.predictor.matrix_timings import Timings, measured_device, tensor_timings, thinned, vector_timings
 from scripts.predictor.memory import MEASURED, PUBLIC, RATIO
 from scripts.predictor.timings import wave_ratio
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_times import (
     SIZES_NS,

@@ -15,7 +15,7 @@ from scripts.predictor import tiles
 from scripts.predictor.memory import product_shares, sustained_share
 from scripts.predictor.timings import products, public_device
 from scripts.predictor.timings import vector_timings as elementwise_timings
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.operations import Names, Numbers, Operations
 
 VECTOR_GPUS: Final = ("A100-40", "P100", "P4", "T4", "V100")

@@ -19,8 +19,7 @@ from scipy.optimize import least_squares
 
 from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.timings import DEVICES, Numbers, VectorTimings, public_device, vector_timings, wave_ratio
-from stepscope.machine.devices import device_table
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, device_table
 from stepscope.predict.memory_times import (
     KERNEL_NS,
     KERNELS,

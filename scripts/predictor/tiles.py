@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from scripts.predictor.boosting import exported
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_times import CHOSEN, TileLaw, best_splits, choice_features, rates_of, tile_seconds
 from stepscope.predict.operations import Numbers, Operations

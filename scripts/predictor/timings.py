@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.operations import Operations
 
 Numbers = npt.NDArray[np.float64]

@@ -11,20 +11,17 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from scripts.predictor import convolution, matrix, memory
+from scripts.predictor.model_arrays import arrays_of
 
 DATA: Final = Path(__file__).resolve().parents[2] / "src" / "stepscope" / "data"
 
 
-class Model(Protocol):
-    def to_arrays(self) -> dict[str, Any]: ...
-
-
-MODELS: Final[dict[str, Callable[[Path], Model]]] = {
+MODELS: Final[dict[str, Callable[[Path], object]]] = {
     "memory_times": memory.train,
     "matrix_times": matrix.train,
     "convolution_times": convolution.train,
@@ -41,7 +38,7 @@ def main() -> None:
     for name in arguments.models or MODELS:
         path = DATA / f"{name}.npz"
         fresh = path.with_name(f".{name}.npz")
-        np.savez_compressed(fresh, **MODELS[name](arguments.folder).to_arrays())
+        np.savez_compressed(fresh, **arrays_of(MODELS[name](arguments.folder)))
         os.replace(fresh, path)
         print(f"{path.name}: {path.stat().st_size:,} bytes")
 

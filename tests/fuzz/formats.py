@@ -14,7 +14,7 @@ from random import Random
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.idle import idle_time
 from stepscope.commands.shared.reading import trace_paths
-from stepscope.machine.own_devices import read_devices
+from stepscope.machine.devices import read_devices
 from stepscope.predict.cost.price_files import read_price_file
 from stepscope.readers import open_trace, side_files
 from stepscope.readers.side_files.ncu import read_ncu

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.predict.buckets import buckets_of, gradients_of
+from stepscope.predict.buckets import CutExperiment, buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, RecordedExchange
 from stepscope.predict.scaling import data_parallel, exchange_of
-from stepscope.predict.target_graph import CutExperiment
 from stepscope.readers import open_trace
 from stepscope.whatif import Experiment, replay
 

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from stepscope.machine.devices import named_device
-from stepscope.predict.answer import predicted_steps
-from stepscope.predict.prediction import StepPredictor
+from stepscope.predict.prediction import StepPredictor, predicted_steps
 from stepscope.predict.step_replay import joint_band
 from stepscope.readers import open_trace
 from stepscope.report.predict import predict_json, predict_text

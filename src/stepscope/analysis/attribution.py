@@ -68,39 +68,23 @@ class SourcePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class Attribution:
-    """Place, module and phase of every slice of a `HostActivity`.
-
-    Attributes:
-        places: the different places.
-        modules: the different module paths, each after those around it.
-        module_parents: for each of `modules` the one around it, -1 for none.
-        place: index into `places` for each slice, -1 for none; shape (n,), like those below.
-        module: index into `modules`, -1 for none.
-        phase: index into PHASES.
-        frame: row in `frames` of the user's innermost frame, for backward slices that of their forward; -1 for none.
-        stack: index of the slice whose call stack gives the place, -1 where the place comes from elsewhere.
-        caused: whether the slice is of the backward of a forward operator.
-        line_place: index into `places` for each row of `lines`, -1 for none.
-        own_work_place: index into `places` for each row of `device_work` by its own call stack, -1 for none.
-        own_work_module: index into `modules` for each row of `device_work` by its own scope, -1 for none.
-        own_work_phase: index into PHASES for each row of `device_work` by its own scope, -1 for none.
-    """
+    """Place, module and phase of every slice of a `HostActivity`."""
 
     trace: Trace
     activity: HostActivity
-    places: tuple[SourcePlace, ...]
-    modules: tuple[str, ...]
-    module_parents: Rows
-    place: Rows
-    module: Rows
-    phase: npt.NDArray[np.int8]
-    frame: Rows
-    stack: Rows
-    caused: npt.NDArray[np.bool_]
-    line_place: Rows
-    own_work_place: Rows
-    own_work_module: Rows
-    own_work_phase: Rows
+    places: tuple[SourcePlace, ...]  # the different places
+    modules: tuple[str, ...]  # the different module paths, each after those around it
+    module_parents: Rows  # for each of `modules` the one around it, -1 for none
+    place: Rows  # index into `places` for each slice, -1 for none; shape (n,), like those below
+    module: Rows  # index into `modules`, -1 for none
+    phase: npt.NDArray[np.int8]  # index into PHASES
+    frame: Rows  # row in `frames` of the user's innermost frame, for backward slices that of their forward; -1 for none
+    stack: Rows  # index of the slice whose call stack gives the place, -1 where the place comes from elsewhere
+    caused: npt.NDArray[np.bool_]  # whether the slice is of the backward of a forward operator
+    line_place: Rows  # index into `places` for each row of `lines`, -1 for none
+    own_work_place: Rows  # index into `places` for each row of `device_work` by its own call stack, -1 for none
+    own_work_module: Rows  # index into `modules` for each row of `device_work` by its own scope, -1 for none
+    own_work_phase: Rows  # index into PHASES for each row of `device_work` by its own scope, -1 for none
 
     @cached_property
     def work_place(self) -> Rows:
@@ -161,11 +145,7 @@ class Attribution:
 def attribute(
     trace: Trace, activity: HostActivity | None = None, user_code: UserCode = DEFAULT_USER_CODE
 ) -> Attribution:
-    """Place, module and phase of everything the host threads did.
-
-    Args:
-        activity: as `host_activity` gives it, if it was computed already; its `user_code` then counts.
-    """
+    """Place, module and phase of everything the host threads did; a given activity brings its own `user_code`."""
     activity = host_activity(trace, user_code) if activity is None else activity
     sources = node_source(trace)
     redirected, caused = _through_forward(trace, activity, sources)
@@ -226,7 +206,7 @@ def user_entries(call_stack: str, user_code: UserCode = DEFAULT_USER_CODE) -> tu
 
 
 def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """`activity.around`, but leading from a backward node to its forward operator; and what is inside such nodes."""
+    """`activity.around`, but from a backward node to its forward operator; and which slices are inside such nodes."""
     slices = activity.slices_of("operators")
     rows = np.flatnonzero((sources >= 0) & (slices >= 0))
     rows = rows[slices[sources[rows]] >= 0]
@@ -303,7 +283,7 @@ def _places(activity: HostActivity, redirected: Rows, line: Rows, frame: Rows, s
 def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_place: Rows) -> Rows:
     """`place`, and for slices without one the line that their thread was at when they began.
 
-    Steps last for many lines and get none.
+    Steps span many lines and get no place.
     """
     is_step = activity.spread("annotations", trace.annotations["step"].is_not_null().cast(pl.Int64).to_numpy()) > 0
     result: Rows = place.copy()

@@ -30,22 +30,14 @@ TOLD_APART: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One recorded batch size.
-
-    Attributes:
-        step_ns: the median complete step.
-        steps: how many complete steps were recorded.
-        memory_bytes: the most that was in use at once; None where it was not recorded.
-        capacity_bytes: how much memory the device has; None where that is not known.
-        device: what the memory is of; None where it was not recorded.
-    """
+    """One recorded batch size."""
 
     batch_size: int
-    step_ns: float
-    steps: int
-    memory_bytes: int | None = None
-    capacity_bytes: int | None = None
-    device: str | None = None
+    step_ns: float  # the median complete step
+    steps: int  # how many complete steps were recorded
+    memory_bytes: int | None = None  # the most that was in use at once; None where it was not recorded
+    capacity_bytes: int | None = None  # how much memory the device has; None where that is not known
+    device: str | None = None  # what the memory is of; None where it was not recorded
 
     @property
     def throughput(self) -> float:
@@ -55,18 +47,13 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """value(b) = slope * b + constant.
-
-    Attributes:
-        slope_error, constant_error: standard errors; None for two sizes, which any line fits.
-        r_squared: share of the values' variance that the line explains.
-    """
+    """value(b) = slope * b + constant."""
 
     slope: float
     constant: float
-    slope_error: float | None
-    constant_error: float | None
-    r_squared: float
+    slope_error: float | None  # standard errors; None for two sizes, which any line fits
+    constant_error: float | None  # standard errors; None for two sizes, which any line fits
+    r_squared: float  # share of the values' variance that the line explains
 
     def at(self, batch_size: float) -> float:
         """The value at a batch size."""
@@ -75,22 +62,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class BatchModel:
-    """What follows from the measurements, in order of batch size.
-
-    Attributes:
-        time: nanoseconds of a step; None where refused, for the reason in `problems`.
-        memory: bytes in use; None where refused or not recorded.
-        capacity_bytes: the memory that may be used; None where that is not known.
-        kept_free: share of it that stays free.
-        problems: why something is not answered, in sentences.
-    """
+    """What follows from the measurements, in order of batch size."""
 
     measurements: tuple[Measurement, ...]
-    time: Line | None
-    memory: Line | None
-    capacity_bytes: int | None
-    kept_free: float
-    problems: tuple[str, ...]
+    time: Line | None  # nanoseconds of a step; None where refused, for the reason in `problems`
+    memory: Line | None  # bytes in use; None where refused or not recorded
+    capacity_bytes: int | None  # the memory that may be used; None where that is not known
+    kept_free: float  # share of it that stays free
+    problems: tuple[str, ...]  # why something is not answered, in sentences
 
     @property
     def throughput_limit(self) -> float | None:

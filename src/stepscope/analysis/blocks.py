@@ -13,17 +13,12 @@ import polars as pl
 from stepscope.analysis.attribution import attribute, parse, user_entries
 from stepscope.analysis.host import HostActivity
 from stepscope.analysis.module_paths import BACKWARD_NAME, backward_source
-from stepscope.analysis.rows import conformed, gathered, row_numbers
+from stepscope.analysis.operators import innermost_operators
+from stepscope.analysis.rows import at, beginning_in, conformed, gathered, row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
-from stepscope.trace.nesting import Rows, inherit, innermost_at
+from stepscope.trace.nesting import Rows, inherit
 
-LEVEL_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "device": pl.String,
-    "start_ns": pl.Int64,
-    "allocated_bytes": pl.Int64,  # from here on
-    "reserved_bytes": pl.Int64,  # what the allocator holds of the device; null where it was not recorded
-}
 BLOCK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
     "start_ns": pl.Int64,  # null: before the recording
@@ -43,9 +38,13 @@ def memory_devices(trace: Trace) -> list[str]:
 
 
 def memory_levels(trace: Trace) -> pl.DataFrame:
-    """What each device held after every event, in order of time; columns as in LEVEL_SCHEMA.
+    """What each device held after every event, in order of time.
 
     Where a trace has no totals they are added up from the events, from the least that makes every level possible.
+
+    Returns:
+        Columns device, start_ns, allocated_bytes (from then on), reserved_bytes (what the allocator holds of the
+        device; null where it was not recorded).
     """
     memory = trace.memory.filter((pl.col("bytes") != 0) & pl.col("device").is_not_null())
     added = pl.col("bytes").cum_sum().over("device")
@@ -61,10 +60,10 @@ def memory_levels(trace: Trace) -> pl.DataFrame:
 
 
 def blocks(trace: Trace) -> pl.DataFrame:
-    """Every block of memory that events tell of, in order of its allocation; columns as in BLOCK_SCHEMA.
+    """Every block of memory in the events, in order of allocation; columns as in BLOCK_SCHEMA.
 
     Events are paired by address. A block whose end was not recorded ends where its address is handed out again.
-    Events without addresses are left out: who lived how long cannot be told from them.
+    Events without addresses are left out: they do not show how long a block lived.
     """
     memory = trace.memory.with_row_index("row").filter(
         (pl.col("bytes") != 0) & pl.col("address").is_not_null() & pl.col("device").is_not_null()
@@ -85,7 +84,7 @@ def blocks(trace: Trace) -> pl.DataFrame:
     start = memory["start_ns"].to_numpy()
     ended = pl.Series(np.where(following >= 0, start[np.maximum(following, 0)], -1))
     table = memory.select("device", "start_ns", pl.col("bytes").abs(), "lane", "row").with_columns(
-        end_ns=pl.when(ended >= 0).then(ended), operator=pl.Series(_operators_at(trace, memory))
+        end_ns=pl.when(ended >= 0).then(ended), operator=pl.Series(innermost_operators(trace, memory))
     )
     before = table.filter(pl.Series(earlier)).with_columns(
         start_ns=pl.lit(None, pl.Int64), end_ns=pl.col("start_ns"), row=pl.lit(None, pl.UInt32), operator=pl.lit(-1)
@@ -94,27 +93,10 @@ def blocks(trace: Trace) -> pl.DataFrame:
     return conformed(found, BLOCK_SCHEMA)
 
 
-def _operators_at(trace: Trace, memory: pl.DataFrame) -> Rows:
-    operators = trace.operators
-    if operators.is_empty():
-        return np.full(memory.height, -1, np.int64)
-    return innermost_at(
-        memory["lane"].to_numpy(),
-        memory["start_ns"].to_numpy(),
-        operators["lane"].to_numpy(),
-        operators["start_ns"].to_numpy(),
-        operators["duration_ns"].to_numpy(),
-        row_numbers(operators["parent"]),
-    )
-
-
 def outermost_operators(trace: Trace) -> Rows:
     """For each operator, the row of the outermost around it or itself; shape (operators,)."""
     parent = row_numbers(trace.operators["parent"])
-    top = np.arange(len(parent))
-    while (active := np.flatnonzero(parent[top] >= 0)).size:
-        top[active] = parent[top[active]]
-    return top
+    return inherit(np.where(parent < 0, np.arange(len(parent)), -1), parent)
 
 
 CATEGORIES: Final[dict[str, str]] = {
@@ -125,7 +107,7 @@ CATEGORIES: Final[dict[str, str]] = {
     "input": "batches, and tensors made without others",
     "temporary": "freed by the operator, backward pass or optimizer step that made it",
     "before": "allocated before the recording began: parameters, optimizer state and whatever else there was",
-    "unknown": "nothing tells what for",
+    "unknown": "of unknown purpose",
 }
 """Category -> what it means, in the order reports list them from the bottom of a picture to its top."""
 
@@ -160,12 +142,10 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
     passes = phase.backward_pass_end(start)
     optimizer_end = _inside(trace, r"^Optimizer\.step#", lane, start)
     in_loader = _inside(trace, r"^enumerate\(DataLoader\)|DataLoader\.__next__", lane, start) >= 0
-    first = _first_ns(trace, first_step_ns, phase)
+    first = _first_ns(trace, first_step_ns)
     in_optimizer = (optimizer_end >= 0) | (stacks == "optimizer_state")
     lasts = end == _FOREVER
-    in_passes = (
-        trace.metadata.format not in XLA_FORMATS
-    )  # the runtime's own events tell nothing of forward and backward
+    in_passes = trace.metadata.format not in XLA_FORMATS  # whose own events tell nothing of forward and backward
     choices: list[tuple[npt.NDArray[np.bool_], str]] = [
         ((start < 0) | (phase.by_stacks & (start == 0) & (stacks == "")), "before"),
         (phase.in_backward & (end <= passes), "temporary"),
@@ -182,16 +162,16 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
 
 
 class _Phases:
-    """Of each block: which operator made it, and whether that belongs to the backward pass."""
+    """Which operator made each block, and whether that is part of the backward pass."""
 
     def __init__(self, trace: Trace, operator: Rows, stacks: npt.NDArray[np.str_]) -> None:
         operators = trace.operators
         self._trace = trace
         self.in_operator = operator >= 0
         outermost = outermost_operators(trace)
-        top = np.where(self.in_operator, outermost[np.maximum(operator, 0)], -1) if len(outermost) else operator
+        top = at(outermost, operator)
         finish = (operators["start_ns"] + operators["duration_ns"]).to_numpy()
-        self.operator_end = np.where(top >= 0, finish[np.maximum(top, 0)], -1) if len(finish) else top
+        self.operator_end = at(finish, top)
         is_node = operators["name"].str.contains(BACKWARD_NAME).fill_null(False).to_numpy()
         parent = row_numbers(operators["parent"])
         backward = inherit(np.where(is_node, 1, -1), parent) > 0
@@ -244,16 +224,15 @@ class _Phases:
         return result
 
 
-def _first_ns(trace: Trace, first_step_ns: int | None, phase: _Phases) -> int:
+def _first_ns(trace: Trace, first_step_ns: int | None) -> int:
     """Before this moment nothing but the model, and what belongs to it, was made."""
     source = backward_source(trace)
-    forward = source[source >= 0]
-    first = [int(trace.operators["start_ns"].to_numpy()[forward].min())] if forward.size else []
-    return min([*first, *([first_step_ns] if first_step_ns is not None else [])], default=0)
+    forward = trace.operators["start_ns"].to_numpy()[source[source >= 0]]
+    return min([*forward.tolist(), *([] if first_step_ns is None else [first_step_ns])], default=0)
 
 
 def _inside(trace: Trace, pattern: str, lane: npt.NDArray[np.int32], times: Rows) -> Rows:
-    """The end of the annotation of such a name around each time on its lane, -1 for none; shape (n,)."""
+    """The end of the annotation of that name open at each time on its lane, -1 for none; shape (n,)."""
     marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(pattern))
     result = np.full(len(times), -1, np.int64)
     for number in marks["lane"].unique().to_list():
@@ -268,7 +247,7 @@ def _inside(trace: Trace, pattern: str, lane: npt.NDArray[np.int32], times: Rows
 
 
 def _of_stacks(trace: Trace, blocks: pl.DataFrame) -> npt.NDArray[np.str_]:
-    """The category that the call stack of each block's allocation gives away, "" for none."""
+    """The category that each block's allocation stack implies, "" for none."""
     stacks = trace.memory["call_stack"]
     if stacks.null_count() == len(stacks):
         return np.full(blocks.height, "", np.str_)
@@ -292,13 +271,8 @@ PLACE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "exact_line": pl.Boolean,
 }
 
-_PRIMITIVES: Final = (
-    "aten::empty",
-    "aten::empty_like",
-    "aten::empty_strided",
-    "aten::new_empty",
-    "aten::new_empty_strided",
-    "aten::resize_",
+_PRIMITIVES: Final = tuple(
+    f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 )
 """Operators that only hand out memory for the one around them."""
 
@@ -309,11 +283,9 @@ def allocating_operators(trace: Trace, operator: Rows) -> Rows:
     What has no operator, -1, stays -1.
     """
     parent = row_numbers(trace.operators["parent"])
-    if not len(parent):
-        return operator
     primitive = trace.operators["name"].is_in(_PRIMITIVES).fill_null(False).to_numpy()
     own = np.where(primitive & (parent >= 0), -1, np.arange(len(parent)))
-    return np.where(operator >= 0, inherit(own, parent)[np.maximum(operator, 0)], -1)
+    return at(inherit(own, parent), operator)
 
 
 def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: HostActivity | None) -> pl.DataFrame:
@@ -322,7 +294,6 @@ def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: H
     Args:
         blocks: as `stepscope.analysis.blocks.blocks` gives them.
         operator: row in operators of each, -1 for none.
-        activity: as `host_activity` gives it, if it was computed already.
     """
     places = attribute(trace, activity).operators()
     found = gathered(places.select(list(PLACE_SCHEMA)), operator)
@@ -371,9 +342,7 @@ def allocator_table(trace: Trace, window: Window | None = None, steps: int = 1) 
         Columns name, calls, calls_per_step, total_ns, ns_per_step, bytes (0 where not recorded).
     """
     calls = trace.launches.filter((pl.col("kind") == "allocate") & (pl.col("name") != OUT_OF_MEMORY))
-    if window is not None:
-        calls = calls.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
-    count = max(steps, 1)
+    calls, count = beginning_in(calls, window), max(steps, 1)
     return (
         calls.group_by("name")
         .agg(calls=pl.len(), total_ns=pl.col("duration_ns").sum(), bytes=pl.col("bytes").sum())
@@ -397,7 +366,6 @@ def out_of_memory(trace: Trace) -> pl.DataFrame:
         .join(stacks, on=key, how="left", maintain_order="left")
         .join(free, on=key, how="left", maintain_order="left")
     )
-    places = [user_place(stack) if stack else (None, None, None) for stack in rows["call_stack"]]
-    columns = {name: [place[at] for place in places] for at, name in enumerate(("file", "line", "function"))}
-    rows = rows.with_columns(pl.Series(name, values) for name, values in columns.items())
-    return conformed(rows, OUT_OF_MEMORY_SCHEMA)
+    places = [user_place(stack or "") for stack in rows["call_stack"]]
+    columns = pl.DataFrame(places, ["file", "line", "function"], orient="row")
+    return conformed(pl.concat([rows, columns], how="horizontal"), OUT_OF_MEMORY_SCHEMA)

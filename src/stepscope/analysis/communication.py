@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.host import covered_by
+from stepscope.analysis.rows import beginning_in
 from stepscope.analysis.work import elements, listed_shapes, shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import HOST_BACKEND
@@ -72,9 +74,7 @@ def collectives(trace: Trace, *, device: str | None = None, window: Window | Non
     if device is not None:
         work = work.filter(pl.col("device") == device)
     rows = _of_device(trace, work) if work.height else _of_host(trace)
-    if window is not None:
-        rows = rows.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
-    return rows.sort("start_ns", "row")
+    return beginning_in(rows, window).sort("start_ns", "row")
 
 
 def bus_bytes(kind: str, message: int, ranks: int) -> float:
@@ -126,14 +126,9 @@ def exposed_intervals_on_host(trace: Trace, window: Window) -> IntervalSet:
     operators = trace.operators.with_row_index("row")
     inner = operators.filter(~pl.col("row").is_in(operators["parent"].drop_nulls().unique().implode()))
     inner = inner.filter(~pl.col("name").str.contains(r"^c10d::|^record_param_comms$"))
-    waiting, computing = (
-        union(table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy())
-        for table in (running, inner)
-    )
+    waiting, computing = covered_by(running), covered_by(inner)
     elsewhere = waiting.complement(window.start_ns, window.end_ns)
-    others = union(
-        np.concatenate([elsewhere.starts, computing.starts]), np.concatenate([elsewhere.ends, computing.ends])
-    )
+    others = union(np.append(elsewhere.starts, computing.starts), np.append(elsewhere.ends, computing.ends))
     return others.complement(window.start_ns, window.end_ns)
 
 
@@ -186,14 +181,10 @@ MATCHED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """One rank's collectives: columns step, kind, group, bytes, start_ns, duration_ns, in order of time.
-
-    Attributes:
-        clock_ns: what to add for the wall clock; 0 where it is unknown.
-    """
+    """One rank's collectives: columns step, kind, group, bytes, start_ns, duration_ns, in order of time."""
 
     table: pl.DataFrame
-    clock_ns: int = 0
+    clock_ns: int = 0  # what to add for the wall clock; 0 where it is unknown
 
 
 def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.module_paths import backward_source
-from stepscope.analysis.rows import row_numbers
-from stepscope.analysis.work import Shape, elements, shapes_of, types_of
+from stepscope.analysis.rows import at, row_numbers
+from stepscope.analysis.work import Shape, elements, first_shape, shapes_of, types_of
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 
@@ -26,21 +27,15 @@ _SMALLEST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """One conversion.
+    """One conversion."""
 
-    Attributes:
-        row: in `operators`, of the outermost operator that does nothing else.
-        source, target: number types, values of FLOATS.
-        is_backward: whether the backward pass converts a gradient.
-    """
-
-    row: int
+    row: int  # in `operators`, of the outermost operator that does nothing else
     lane: int
     start_ns: int
     shape: Shape
-    source: str
-    target: str
-    is_backward: bool
+    source: str  # number types, values of FLOATS
+    target: str  # number types, values of FLOATS
+    is_backward: bool  # whether the backward pass converts a gradient
 
 
 def casts(trace: Trace, rows: Rows) -> list[Cast]:
@@ -52,7 +47,7 @@ def casts(trace: Trace, rows: Rows) -> list[Cast]:
     found = []
     columns = ("row", "lane", "start_ns", "input_shapes", "input_types")
     for row, lane, start, shapes, types in copies.select(columns).iter_rows():
-        shape = next(iter(shapes_of(shapes)), ())
+        shape = first_shape(shapes)
         target, source = (*types_of(types), "", "")[:2]
         if source == target or source not in FLOATS or target not in FLOATS or elements(shape) < _SMALLEST:
             continue
@@ -84,7 +79,7 @@ def there_and_back(found: list[Cast]) -> list[Cast]:
 
 
 def wide_operators(trace: Trace, rows: Rows, conversions: list[Cast]) -> Rows:
-    """Rows of the operators, among these, whose numbers are float64 for the most part; conversions are none."""
+    """Rows of the operators, among these, that work mostly on float64; conversions do not count."""
     operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
     converting = {cast.row for cast in conversions}
     candidates = operators.filter(
@@ -119,20 +114,14 @@ _NEAR: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class LayoutCopy:
-    """One change of the order of dimensions that was made real by a copy.
-
-    Attributes:
-        permute, copy: rows of `operators`.
-        before, after: shape of the tensor as it was and as it was copied.
-        order: which dimension of `before` each of `after` is; () where the recording does not tell.
-    """
+    """One change of the order of dimensions that was made real by a copy."""
 
     lane: int
-    permute: int
-    copy: int
-    before: Shape
-    after: Shape
-    order: tuple[int, ...]
+    permute: int  # rows of `operators`
+    copy: int  # rows of `operators`
+    before: Shape  # shape of the tensor as it was and as it was copied
+    after: Shape  # shape of the tensor as it was and as it was copied
+    order: tuple[int, ...]  # which dimension of `before` each of `after` is; () where the recording does not tell
 
 
 def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:
@@ -147,7 +136,7 @@ def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:
     ends = (trace.operators["start_ns"] + trace.operators["duration_ns"]).to_numpy()
     starts = trace.operators["start_ns"].to_numpy()
     for row, lane, name, text, values in wanted.select(columns).iter_rows():
-        shape = next(iter(shapes_of(text)), ())
+        shape = first_shape(text)
         if name in _PERMUTES:
             last[lane] = (row, shape, _order(name, values, len(shape)))
             continue
@@ -206,6 +195,7 @@ def backward_work(trace: Trace, copies: list[LayoutCopy]) -> tuple[Rows, dict[in
     place_of = {int(source[row]): place for place, row in enumerate(rows.tolist()) if source[row] >= 0}
     durations = operators["duration_ns"].to_numpy()
     heavy = nodes["name"].str.contains(_HEAVY).to_numpy()
+    calls = operators.with_row_index("row").filter(pl.col("name").is_in(list(_MOVED))).select("row", "input_shapes")
     moving: list[int] = []
     excess: dict[int, int] = {}
     for copy in copies:
@@ -215,41 +205,30 @@ def backward_work(trace: Trace, copies: list[LayoutCopy]) -> tuple[Rows, dict[in
         for following in range(place + 1, min(place + 1 + _NEAR // 2, len(rows))):
             if lanes[following] != lanes[place] or "Permute" in names[following] or "Transpose" in names[following]:
                 break
-            inside = _inside(operators, int(rows[following]), rows, following)
-            copied = _copies_of(operators, inside, elements(copy.after))
-            if copied:
-                moving.append(copied[0])
+            end = int(rows[following + 1]) if following + 1 < len(rows) else operators.height
+            inside = calls.filter(pl.col("row").is_between(rows[following], end, closed="none"))
+            size = elements(copy.after)
+            copied = next((row for row, text in inside.iter_rows() if elements(first_shape(text)) == size), None)
+            if copied is not None:
+                moving.append(copied)
             elif not heavy[following] and source[rows[following]] >= 0:
                 row = int(rows[following])
                 excess[row] = max(int(durations[row] - 2 * durations[source[row]]), 0)
-            if copied or heavy[following] or durations[rows[following]] > durations[rows[place]]:
+            if copied is not None or heavy[following] or durations[rows[following]] > durations[rows[place]]:
                 break
     return np.unique(np.array(moving, np.int64)), excess
 
 
-def _inside(operators: pl.DataFrame, row: int, nodes: Rows, place: int) -> range:
-    return range(row + 1, int(nodes[place + 1]) if place + 1 < len(nodes) else operators.height)
-
-
-def _copies_of(operators: pl.DataFrame, rows: range, size: int) -> list[int]:
-    """Rows of the operators in a stretch that copy a tensor of that size."""
-    part = operators[rows.start : rows.stop].with_row_index("place")
-    part = part.filter(pl.col("name").is_in(list(_MOVED)))
-    return [rows.start + place for place, text in part.select("place", "input_shapes").iter_rows()
-            if elements(next(iter(shapes_of(text)), ())) == size]  # fmt: skip
-
-
-def _really_copying(trace: Trace) -> list[bool]:
+def _really_copying(trace: Trace) -> npt.NDArray[np.bool_]:
     """For each operator, whether a copy runs inside it."""
-    operators = trace.operators
-    parent = row_numbers(operators["parent"])
-    result = np.zeros(operators.height, np.bool_)
-    rows = np.flatnonzero((operators["name"] == "aten::copy_").to_numpy())
+    parent = row_numbers(trace.operators["parent"])
+    result = np.zeros(len(parent), np.bool_)
+    rows = np.flatnonzero((trace.operators["name"] == "aten::copy_").to_numpy())
     for _ in range(4):
-        rows = parent[rows]
-        rows = np.unique(rows[rows >= 0])
+        rows = np.unique(at(parent, rows))
+        rows = rows[rows >= 0]
         result[rows] = True
-    return list(result.tolist())
+    return result
 
 
 def _order(name: str, values: str | None, dimensions: int) -> tuple[int, ...]:

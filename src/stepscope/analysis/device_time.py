@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, host_activity, host_time
+from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_time
 from stepscope.analysis.idle import device_window
-from stepscope.analysis.kernels import arithmetic
-from stepscope.analysis.roofline import is_eligible
+from stepscope.analysis.roofline import described_work
 from stepscope.analysis.work import NUMBER_TYPES, call_of
 from stepscope.trace import Trace, Window
-from stepscope.trace.window import IntervalSet, Times, union
+from stepscope.trace.window import IntervalSet
 
 COPY_KINDS: Final = ("copy_in", "copy_out", "copy_on_device")
 
@@ -84,36 +82,22 @@ def step_busy_shares(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     starts, ends = steps["start_ns"].to_numpy(), (steps["start_ns"] + steps["duration_ns"]).to_numpy()
     columns = []
     for device in trace.working_devices:
-        work = trace.device_work.filter(pl.col("device") == device)
-        begin = work["start_ns"].to_numpy()
-        busy = union(begin, begin + work["duration_ns"].to_numpy())
-        inside = _covered(busy, ends) - _covered(busy, starts)
-        share = np.divide(inside, ends - starts, out=np.zeros(len(starts)), where=ends > starts)
+        busy = covered_by(trace.device_work.filter(pl.col("device") == device))
+        share = np.divide(busy.overlap_of(starts, ends), ends - starts, out=np.zeros(len(starts)), where=ends > starts)
         columns.append(pl.Series(f"device_{device}_busy_share", share))
     return pl.DataFrame(columns)
 
 
-def _covered(busy: IntervalSet, times: Times) -> Times:
-    """How much of the intervals lies before each time."""
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(busy.ends - busy.starts)])
-    place = np.searchsorted(busy.starts, times, side="right") - 1
-    inside = np.clip(times - busy.starts[np.maximum(place, 0)], 0, None) if len(busy.starts) else times * 0
-    length = (busy.ends - busy.starts)[np.maximum(place, 0)] if len(busy.starts) else inside
-    result: Times = np.where(place >= 0, before[np.maximum(place, 0)] + np.minimum(inside, length), 0)
-    return result
-
-
 def busy_intervals(work: pl.DataFrame, window: Window) -> IntervalSet:
     """The union of rows of `device_work`, inside the window."""
-    starts = work["start_ns"].to_numpy()
-    return union(starts, starts + work["duration_ns"].to_numpy()).clip(window.start_ns, window.end_ns)
+    return covered_by(work).clip(window.start_ns, window.end_ns)
 
 
-def queue_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
+def queue_time(trace: Trace) -> pl.DataFrame:
     """One row a queue, each device's busiest first; columns as in QUEUE_TIME_SCHEMA."""
     rows = []
     for (device, queue), work in trace.device_work.group_by("device", "queue"):
-        span = device_window(trace, str(device), window)
+        span = device_window(trace, str(device))
         busy_ns = busy_intervals(work, span).total_ns
         rows.append((device, queue, work.height, busy_ns, busy_ns / span.duration_ns if span.duration_ns else 0.0))
     table = pl.DataFrame(rows, schema=dict(QUEUE_TIME_SCHEMA), orient="row")
@@ -134,41 +118,26 @@ _COMPUTING: Final = ("MME", "TPC")
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """One engine's part of a device's window, in whole nanoseconds.
-
-    Attributes:
-        busy_ns: when any of its units worked.
-        exposed_ns: when no engine before it worked.
-    """
+    """One engine's part of a device's window, in whole nanoseconds."""
 
     engine: str
-    busy_ns: int
-    exposed_ns: int
+    busy_ns: int  # when any of its units worked
+    exposed_ns: int  # when no engine before it worked
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """How a device's window divides: the engines' exposed_ns + idle_ns == window_ns.
-
-    Attributes:
-        engines: those that worked at all, in the order of ENGINES.
-        computing_together_ns: when both MME and TPC worked.
-    """
+    """How a device's window divides: the engines' exposed_ns + idle_ns == window_ns."""
 
     device: str
     window_ns: int
     idle_ns: int
-    computing_together_ns: int
-    engines: tuple[EngineTime, ...]
-
-
-def engine_of(queue: str | None) -> str | None:
-    """The engine that a queue of this name is; None for queues of other kinds."""
-    return _BY_QUEUE.get(queue or "")
+    computing_together_ns: int  # when both MME and TPC worked
+    engines: tuple[EngineTime, ...]  # those that worked at all, in the order of ENGINES
 
 
 def engine_uses(trace: Trace) -> tuple[EngineUse, ...]:
-    """Of every device whose queues are engines, in order of its name."""
+    """The use of every device whose queues are engines, by device name."""
     queues = trace.device_work.select("device", "queue").unique()
     devices = queues.filter(pl.col("queue").is_in(_COMPUTING))["device"].unique().sort().to_list()
     return tuple(_engine_use(trace, device) for device in devices)
@@ -186,12 +155,9 @@ def _engine_use(trace: Trace, device: str) -> EngineUse:
         until = busy_intervals(work.filter(pl.col("engine").is_in(present[: position + 1])), window).total_ns
         times.append(EngineTime(engine, busy[engine].total_ns, until - covered))
         covered = until
-    return EngineUse(device, window.duration_ns, window.duration_ns - covered, _together(busy), tuple(times))
-
-
-def _together(busy: dict[str, IntervalSet]) -> int:
-    matrix, vector = (busy.get(engine) for engine in _COMPUTING)
-    return 0 if matrix is None or vector is None else matrix.overlap_ns(vector)
+    both = [busy[engine] for engine in _COMPUTING if engine in busy]
+    together = both[0].overlap_ns(both[1]) if len(both) == 2 else 0
+    return EngineUse(device, window.duration_ns, window.duration_ns - covered, together, tuple(times))
 
 
 LOW_PRECISION: tuple[str, ...] = ("fp16", "bf16", "fp8", "int8")
@@ -205,40 +171,23 @@ class DeviceUse:
     """How one device spent its window, in whole nanoseconds.
 
     Times are unions over the device's queues: matrix_ns + vector_only_ns + communication_only_ns + copy_only_ns +
-    other_ns + idle_ns == window_ns.
-
-    Attributes:
-        window_ns: from the device's first work to its last one's end, or what was read of it.
-        busy_ns: when any queue worked.
-        host_ns: when the main host thread worked in the window, other than waiting for a device.
-        both_ns: when device and host worked.
-        matrix_ns: when matrix work ran.
-        vector_ns: when other computation ran.
-        both_engines_ns: when both ran.
-        vector_only_ns: vector_ns - both_engines_ns.
-        communication_only_ns: collectives that no computation covered.
-        copy_only_ns: copies that neither computation nor collectives covered.
-        other_ns: the rest of the busy time: sets of memory and what has no kind.
-        idle_ns: window_ns - busy_ns.
-        matrix_work_ns: sum of the matrix kernels' durations whose number type is known.
-        low_precision_ns: of it, in 16 or 8 bits.
-    """
+    other_ns + idle_ns == window_ns."""
 
     device: str
-    window_ns: int
-    busy_ns: int
-    host_ns: int
-    both_ns: int
-    matrix_ns: int
-    vector_ns: int
-    both_engines_ns: int
-    vector_only_ns: int
-    communication_only_ns: int
-    copy_only_ns: int
-    other_ns: int
-    idle_ns: int
-    matrix_work_ns: int
-    low_precision_ns: int
+    window_ns: int  # from the device's first work to its last one's end, or what was read of it
+    busy_ns: int  # when any queue worked
+    host_ns: int  # when the main host thread worked in the window, other than waiting for a device
+    both_ns: int  # when device and host worked
+    matrix_ns: int  # when matrix work ran
+    vector_ns: int  # when other computation ran
+    both_engines_ns: int  # when both ran
+    vector_only_ns: int  # vector_ns - both_engines_ns
+    communication_only_ns: int  # collectives that no computation covered
+    copy_only_ns: int  # copies that neither computation nor collectives covered
+    other_ns: int  # the rest of the busy time: sets of memory and what has no kind
+    idle_ns: int  # window_ns - busy_ns
+    matrix_work_ns: int  # sum of the matrix kernels' durations whose number type is known
+    low_precision_ns: int  # the part of matrix_work_ns in 16 or 8 bits
 
     @property
     def device_ratio(self) -> float:
@@ -264,28 +213,19 @@ class DeviceUse:
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """How the main host thread spent its recorded time, in whole nanoseconds; parts of window_ns, not all of it.
-
-    Attributes:
-        graph_build_ns: preparing work: in operators and launches, the optimizer and Python between them.
-        loader_ns: loading data.
-        input_copy_ns: copying data to a device.
-        compile_ns: compiling code.
-        waiting_ns: waiting for a device.
-        compute_ns: computing, on a machine without a device.
-    """
+    """How the main host thread spent its recorded time, in whole nanoseconds; parts of window_ns, not all of it."""
 
     window_ns: int
-    graph_build_ns: int
-    loader_ns: int
-    input_copy_ns: int
-    compile_ns: int
-    waiting_ns: int
-    compute_ns: int
+    graph_build_ns: int  # preparing work: in operators and launches, the optimizer and Python between them
+    loader_ns: int  # loading data
+    input_copy_ns: int  # copying data to a device
+    compile_ns: int  # compiling code
+    waiting_ns: int  # waiting for a device
+    compute_ns: int  # computing, on a machine without a device
 
 
 def host_use(pieces: pl.DataFrame) -> HostUse | None:
-    """Of the pieces that `host_time` gives; None where there are none."""
+    """Sum up the pieces of `host_time`; None if there are none."""
     if pieces.is_empty():
         return None
     by_cause = dict(pieces.group_by("cause").agg(pl.col("duration_ns").sum()).iter_rows())
@@ -301,21 +241,17 @@ def host_use(pieces: pl.DataFrame) -> HostUse | None:
 
 
 def device_uses(trace: Trace, *, activity: HostActivity | None = None) -> tuple[DeviceUse, ...]:
-    """Of every device in the trace, in order of its name."""
+    """How every device of the trace was used, by device name."""
     names = trace.working_devices
     if not names:
         return ()
-    activity = activity or host_activity(trace)
-    pieces = host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING))
-    starts = pieces["start_ns"].to_numpy()
-    working = union(starts, starts + pieces["duration_ns"].to_numpy())
+    working = covered_by(host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING)))
     work = _with_engine(trace)
-    return tuple(
-        _device_use(name, work.filter(pl.col("device") == name), device_window(trace, name), working) for name in names
-    )
+    return tuple(_device_use(trace, name, work.filter(pl.col("device") == name), working) for name in names)
 
 
-def _device_use(name: str, work: pl.DataFrame, window: Window, working: IntervalSet) -> DeviceUse:
+def _device_use(trace: Trace, name: str, work: pl.DataFrame, working: IntervalSet) -> DeviceUse:
+    window = device_window(trace, name)
     busy = busy_intervals(work, window)
     compute = work.filter(pl.col("kind") == "compute")
     matrix = busy_intervals(compute.filter("is_matrix"), window)
@@ -346,28 +282,20 @@ def _device_use(name: str, work: pl.DataFrame, window: Window, working: Interval
 
 def _with_engine(trace: Trace) -> pl.DataFrame:
     """`device_work` with is_matrix and precision: as the kernel's name tells, or else its operator's name and types."""
-    operators = trace.operators.select(operator_name="name", input_types="input_types").with_row_index("operator")
-    launching = trace.launches.select(operator="operator").with_row_index("launch")
-    work = trace.device_work.select("name", "device", "queue", "kind", "launch", "start_ns", "duration_ns")
-    work = work.join(launching, on="launch", how="left", maintain_order="left")
-    work = work.join(operators, on="operator", how="left", maintain_order="left")
-    told = {name: arithmetic(name) for name in work["name"].unique().to_list()}
-    eligible = {name for name in work["operator_name"].unique().to_list() if name is not None and is_eligible(name)}
-    types = {types: _number_type(types) for types in work["input_types"].unique().to_list()}
-    is_matrix: npt.NDArray[np.bool_] = np.array(
-        [
-            engine_of(queue) == "MME" or (engine_of(queue) is None and (told[name].is_matrix or of in eligible))
-            for name, of, queue in work.select("name", "operator_name", "queue").iter_rows()
-        ],
-        np.bool_,
+    work = described_work(trace)
+    types = work["input_types"].drop_nulls().unique().to_list()
+    of_operator = pl.col("input_types").replace_strict(
+        types, [_number_type(each) for each in types], default=None, return_dtype=pl.String
     )
-    precision = [told[name].precision or types[of] for name, of in work.select("name", "input_types").iter_rows()]
+    engine = pl.col("queue").replace_strict(_BY_QUEUE, default=None, return_dtype=pl.String)
+    by_name = pl.col("is_matrix") | pl.col("is_eligible").fill_null(False)
     return work.with_columns(
-        is_matrix=pl.Series(is_matrix, dtype=pl.Boolean), precision=pl.Series(precision, dtype=pl.String)
+        is_matrix=pl.when(engine.is_null()).then(by_name).otherwise(engine == "MME"),
+        precision=pl.coalesce("precision", of_operator),
     )
 
 
 def _number_type(input_types: str | None) -> str | None:
-    """Of the first input that holds floating-point numbers."""
+    """The number type of the first floating-point input."""
     call = call_of("[]", input_types, None)
     return None if call is None else next((NUMBER_TYPES[one] for one in call.types if one in NUMBER_TYPES), None)

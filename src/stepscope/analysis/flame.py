@@ -34,6 +34,7 @@ DEEPEST: Final = 200
 MAXIMUM_FRAMES: Final = 3000
 """Frames of a flame graph that is drawn."""
 _NOWHERE: Final = "(no line of yours)"
+_AROUND: Final = [() if phase == FORWARD else (name,) for phase, name in enumerate(PHASES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +47,22 @@ class FlameStack:
 
 @dataclass(frozen=True, slots=True)
 class FlameFrame:
-    """One frame of a flame graph.
-
-    Attributes:
-        parent: position in the graph's frames of the one below it, -1 for those at the bottom.
-        ns: with everything above it.
-    """
+    """One frame of a flame graph."""
 
     name: str
-    parent: int
-    ns: int
+    parent: int  # position in the graph's frames of the one below it, -1 for those at the bottom
+    ns: int  # with everything above it
 
 
 @dataclass(frozen=True, slots=True)
 class FlameGraph:
-    """Stacks merged into a tree, ready to draw.
+    """Stacks merged into a tree, ready to draw."""
 
-    Attributes:
-        basis: "device" where times are those of device work, "host" where they are operators' own time.
-        total_ns: all time.
-        frames: each after the one below it; of those side by side the costliest first.
-        dropped: frames that are too small to draw.
-    """
-
+    # "device" where times are those of device work, "host" where they are operators' own time
     basis: Literal["device", "host"]
-    total_ns: int
-    frames: tuple[FlameFrame, ...]
-    dropped: int
+    total_ns: int  # all time
+    frames: tuple[FlameFrame, ...]  # each after the one below it; of those side by side the costliest first
+    dropped: int  # frames that are too small to draw
 
 
 def user_stacks(trace: Trace, attribution: Attribution | None = None) -> list[FlameStack]:
@@ -94,7 +84,7 @@ def user_stacks(trace: Trace, attribution: Attribution | None = None) -> list[Fl
         leaves = [""] * trace.operators.height
         costs = operator_costs(trace)["host_self_ns"].to_list()
         slices, operators = attribution.operator_slices, np.arange(trace.operators.height)
-        phase = np.where(slices >= 0, at(attribution.phase.astype(np.int64), slices), len(PHASES) - 1)
+        phase = np.where(slices >= 0, at(attribution.phase, slices), len(PHASES) - 1)
         keys = zip(slices.tolist(), operators.tolist(), phase.tolist(), strict=True)
         written = [None] * len(leaves)
     for (row, operator, phase_number), origin, leaf, ns in zip(keys, written, leaves, costs, strict=True):
@@ -130,18 +120,12 @@ def flame_graph(trace: Trace, attribution: Attribution | None = None, maximum: i
 
 @dataclass(frozen=True, slots=True)
 class ThreadEvents:
-    """What one thread did as frames that open and close, properly inside each other.
+    """What one thread did as frames that open and close, properly inside each other."""
 
-    Attributes:
-        name: of the thread.
-        start_ns, end_ns: of the first and last event.
-        events: time, name, and whether the frame opens.
-    """
-
-    name: str
-    start_ns: int
-    end_ns: int
-    events: Iterator[tuple[int, str, bool]]
+    name: str  # of the thread
+    start_ns: int  # of the first and last event
+    end_ns: int  # of the first and last event
+    events: Iterator[tuple[int, str, bool]]  # time, name, and whether the frame opens
 
 
 def thread_events(trace: Trace, activity: HostActivity) -> Iterator[ThreadEvents]:
@@ -193,15 +177,13 @@ class _Stacks:
 
     def frames(self, row: int, operator: int, phase: int) -> tuple[str, ...]:
         """The frames of what stands under a slice and an operator, -1 for none."""
-        within = () if phase == FORWARD else (PHASES[phase],)
-        return (*self._user(row), *within, *self._chain(operator))
+        return (*self._user(row), *_AROUND[phase], *self._chain(operator))
 
     def written(self, call_stack: str | None, phase: int) -> tuple[str, ...]:
         """The frames of compiled work by where it was written; none where that is not known, or not the user's."""
         if call_stack is None:
             return ()
-        within = () if phase == FORWARD else (PHASES[phase],)
-        return (*_written(call_stack, self._attribution.activity.user_code), *within)
+        return (*_written(call_stack, self._attribution.activity.user_code), *_AROUND[phase])
 
     def _user(self, row: int) -> tuple[str, ...]:
         """The user's functions or the modules, then the line; the same for slices of one place, module and frame."""
@@ -232,11 +214,9 @@ class _Stacks:
         while current not in self._chains:
             missing.append(current)
             current = self._parent[current]
-        chain = self._chains[current]
         for number in reversed(missing):
-            chain = (*chain, self._names[number])[:DEEPEST]
-            self._chains[number] = chain
-        return chain
+            self._chains[number] = (*self._chains[self._parent[number]], self._names[number])[:DEEPEST]
+        return self._chains[operator]
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.rows import nullable
+from stepscope.analysis.rows import by_value, nullable
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, HOST_BACKEND, LAZY_EXECUTION, UserCode, cause_of_name
 from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
@@ -58,31 +58,20 @@ _ANNOTATION, _FRAME, _OPERATOR, _LAUNCH = range(4)
 
 @dataclass(frozen=True)
 class HostActivity:
-    """The slices of all host threads as arrays of shape (n,), and the lanes' time lines.
+    """The slices of all host threads as arrays of shape (n,), and the lanes' time lines."""
 
-    Attributes:
-        lane: lane of each slice.
-        start, end: nanoseconds.
-        table: index into TABLES.
-        row: row in that table.
-        parent: index of the innermost slice that is open when this one starts, -1 for none.
-        around: index of the nearest slice around that covers most of this one, -1 for none.
-        cause: index into CAUSES, of the slice as innermost of its thread.
-        main_lanes: process -> lane of its main thread, where that is known.
-        user_code: which files are the user's.
-    """
-
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    table: npt.NDArray[np.int8]
-    row: Rows
-    parent: Rows
-    around: Rows
-    cause: npt.NDArray[np.int16]
-    main_lanes: dict[str, int]
+    lane: npt.NDArray[np.int32]  # lane of each slice
+    start: Times  # nanoseconds
+    end: Times  # nanoseconds
+    name: pl.Series
+    table: npt.NDArray[np.int8]  # index into TABLES
+    row: Rows  # row in that table
+    parent: Rows  # index of the innermost slice that is open when this one starts, -1 for none
+    around: Rows  # index of the nearest slice around that covers most of this one, -1 for none
+    cause: npt.NDArray[np.int16]  # index into CAUSES, of the slice as innermost of its thread
+    main_lanes: dict[str, int]  # process -> lane of its main thread, where that is known
     _trace: Trace
-    user_code: UserCode = DEFAULT_USER_CODE
+    user_code: UserCode = DEFAULT_USER_CODE  # which files are the user's
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
@@ -109,8 +98,8 @@ class HostActivity:
     def cut(self, lane: int, starts: Times, ends: Times) -> pl.DataFrame:
         """Cut intervals where what the thread does changes, in order of interval and time.
 
-        Where nothing open tells what the thread does, it waits for a collective that the host runs meanwhile; else, if
-        a line of the user's code is known, that is Python.
+        While no slice is open, the thread waits for a collective that the host runs; otherwise it runs Python if a line
+        of the user's code is known.
 
         Returns:
             Columns interval (which one the piece is part of), start, end, slice (the innermost open one, -1 for none),
@@ -284,6 +273,7 @@ def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> Host
         lane=lane,
         start=start,
         end=start + duration,
+        name=slices["name"],
         table=table_codes,
         row=slices["row"].to_numpy(),
         parent=parent,
@@ -306,12 +296,7 @@ def slice_columns(activity: HostActivity, pieces: pl.DataFrame) -> list[pl.Serie
 
 
 def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Rows) -> npt.NDArray[np.int16]:
-    names = slices["name"].unique()
-    known = pl.DataFrame(
-        {"name": names, "own": [CAUSE_CODES.get(cause_of_name(name) or "", -1) for name in names]},
-        schema={"name": pl.String, "own": pl.Int64},
-    )
-    own = slices.select("name").join(known, on="name", how="left", maintain_order="left")["own"].to_numpy().copy()
+    own = by_value(slices["name"], lambda name: CAUSE_CODES.get(cause_of_name(name) or "", -1)).copy()
     launches = np.flatnonzero(table == _LAUNCH)
     own[launches] = _launch_causes(trace)[slices["row"].to_numpy()[launches]]
     definite = inherit(own, around)
@@ -335,7 +320,7 @@ def _traces_graphs(slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Ro
 
 
 def _launch_causes(trace: Trace) -> Rows:
-    """The cause each row of `launches` gives away, -1 for none.
+    """The cause that each row of `launches` implies, -1 for none.
 
     A wait inside the operator that copies to the device belongs to that copy.
     """
@@ -345,24 +330,16 @@ def _launch_causes(trace: Trace) -> Rows:
     calls = calls.join(directions, on="row", how="left", maintain_order="left")
     into = calls.filter((pl.col("direction") == "copy_in") & pl.col("operator").is_not_null())["operator"]
     copying = pl.col("operator").is_in(into.unique().implode())
+    kind, direction = pl.col("kind"), pl.col("direction")
+    named = kind.replace_strict({"allocate": "allocation", "compile": "compilation"}, default=None)
     cause = (
-        pl.when(pl.col("direction") == "copy_in")
+        pl.when((direction == "copy_in") | ((kind == "synchronise") & copying.fill_null(False)))
         .then(pl.lit("host_to_device_copy"))
-        .when((pl.col("direction") == "copy_out") & (pl.col("kind") == "copy"))
+        .when((kind == "synchronise") | ((direction == "copy_out") & (kind == "copy")))
         .then(pl.lit("synchronisation"))
-        .when((pl.col("kind") == "synchronise") & copying.fill_null(False))
-        .then(pl.lit("host_to_device_copy"))
-        .when(pl.col("kind") == "synchronise")
-        .then(pl.lit("synchronisation"))
-        .when(pl.col("kind") == "allocate")
-        .then(pl.lit("allocation"))
-        .when(pl.col("kind") == "compile")
-        .then(pl.lit("compilation"))
+        .otherwise(named)
     )
-    codes = calls.select(
-        cause.replace_strict(CAUSE_CODES, default=-1, return_dtype=pl.Int64).fill_null(-1).alias("code")
-    )
-    return codes["code"].to_numpy()
+    return by_value(calls.select(cause.alias("cause")), CAUSE_CODES.__getitem__)
 
 
 def _main_lanes(trace: Trace) -> dict[str, int]:
@@ -457,7 +434,7 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
 
 
 def _profiler_end_ns(trace: Trace) -> int:
-    """When PyTorch's profiler ended, by its own span; later than everything where there is none."""
+    """When PyTorch's profiler ended, by its own span; 2**62 without one."""
     names = pl.col("name").str.starts_with(_PROFILER)
     end = trace.annotations.filter(names).select((pl.col("start_ns") + pl.col("duration_ns")).max()).item()
     return 2**62 if end is None else int(end)

@@ -55,7 +55,6 @@ def idle_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
 
     Args:
         window: the stretch to explain; by default from each device's first to its last work.
-        activity: the trace's host activity, if it was computed already.
 
     Returns:
         Columns as in IDLE_SCHEMA, one row a piece, sorted by device and start. The durations of a device's pieces

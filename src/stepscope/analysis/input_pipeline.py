@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.attribution import parse
-from stepscope.analysis.host import TABLES, HostActivity, host_activity
-from stepscope.analysis.rows import row_numbers
+from stepscope.analysis.host import HostActivity, host_activity
+from stepscope.analysis.rows import at, beginning_in, by_value, conformed, row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import cause_of_name
 from stepscope.trace.nesting import Rows, by_level, depths, inherit
@@ -51,7 +51,6 @@ def input_table(trace: Trace, *, activity: HostActivity | None = None, window: W
     """The functions of the input pipeline.
 
     Args:
-        activity: the trace's host activity, if it was computed already.
         window: only functions that begin in this stretch; applies to frames, not to what the recorder measured.
 
     Returns:
@@ -91,9 +90,8 @@ def _from_frames(trace: Trace, activity: HostActivity, window: Window | None) ->
     if frames.is_empty():
         return pl.DataFrame(schema=dict(INPUT_SCHEMA))
     rows = _frames_in_loader(frames, trace.annotations, activity)
-    if window is not None:
-        start = frames["start_ns"].to_numpy()[rows]
-        rows = rows[(start >= window.start_ns) & (start < window.end_ns)]
+    begun = beginning_in(frames.select("start_ns").with_row_index("row"), window)["row"].to_numpy()
+    rows = rows[np.isin(rows, begun)]
     if not rows.size:
         return pl.DataFrame(schema=dict(INPUT_SCHEMA))
     parent = row_numbers(frames["parent"])
@@ -114,46 +112,37 @@ def _from_frames(trace: Trace, activity: HostActivity, window: Window | None) ->
         calls=pl.len().cast(pl.Int64), total_ns=pl.col("total_ns").sum(), self_ns=pl.col("self_ns").sum()
     )
     places = [parse(name) or (None, None, name) for name in table["name"]]
-    return _finished(
-        table.with_columns(
-            file=pl.Series([place[0] for place in places], dtype=pl.String),
-            line=pl.Series([place[1] for place in places], dtype=pl.Int64),
-            function=pl.Series([place[2] for place in places], dtype=pl.String),
-            runs_in=pl.lit("main process"),
-            processor_ns=pl.lit(None, pl.Int64),
-        )
-    )
+    columns = pl.DataFrame(places, {"file": pl.String, "line": pl.Int64, "function": pl.String}, orient="row")
+    found = pl.concat([table, columns], how="horizontal")
+    return _finished(found.with_columns(runs_in=pl.lit("main process"), processor_ns=pl.lit(None, pl.Int64)))
 
 
 def _finished(table: pl.DataFrame) -> pl.DataFrame:
     total = table["self_ns"].sum()
-    return (
-        table.with_columns(
-            mean_ns=pl.when(pl.col("calls") > 0).then(pl.col("total_ns") // pl.col("calls")).otherwise(0),
-            share=pl.col("self_ns") / total if total else pl.lit(0.0),
-        )
-        .select([pl.col(name).cast(dtype) for name, dtype in INPUT_SCHEMA.items()])
-        .sort(["self_ns", "total_ns", "function"], descending=[True, True, False])
+    table = table.with_columns(
+        mean_ns=pl.when(pl.col("calls") > 0).then(pl.col("total_ns") // pl.col("calls")).otherwise(0),
+        share=pl.col("self_ns") / total if total else pl.lit(0.0),
     )
+    return conformed(table, INPUT_SCHEMA).sort(["self_ns", "total_ns", "function"], descending=[True, True, False])
 
 
 def _frames_in_loader(frames: pl.DataFrame, annotations: pl.DataFrame, activity: HostActivity) -> Rows:
     """Rows of the frames that stand inside a data loader's `__next__`, and of those that make its iterators."""
-    own = np.full(len(activity.row), -1, np.int64)
-    for table, names in (("frames", frames["name"]), ("annotations", annotations["name"])):
-        loading = [name for name in names.unique() if cause_of_name(name) == "input" or _START.search(name)]
-        mine = np.flatnonzero(activity.table == TABLES.index(table))
-        own[mine[names.is_in(loading).to_numpy()[activity.row[mine]]]] = 1
-    inside = inherit(own, activity.around) > 0
-    slices = activity.slices_of("frames")
-    return np.flatnonzero((slices >= 0) & inside[np.maximum(slices, 0)])
+
+    def loads(name: str) -> int:
+        return 1 if cause_of_name(name) == "input" or _START.search(name) else -1
+
+    own = [activity.spread(table, by_value(rows["name"], loads)) for table, rows in
+           (("frames", frames), ("annotations", annotations))]  # fmt: skip
+    inside = inherit(np.maximum(*own), activity.around)
+    return np.flatnonzero(at(inside, activity.slices_of("frames")) > 0)
 
 
 def _stages_of_frames(names: list[str], parent: Rows) -> Rows:
     """The stage of each frame as an index into _STAGES; shape (n,)."""
     result = np.zeros(len(names), np.int64)
     item, transform, collate, pin, start = (_STAGES.index(name) for name in _STAGES[1:])
-    is_entry = np.zeros(len(names), np.bool_)  # leads to the items, and is none itself
+    is_entry = np.zeros(len(names), np.bool_)  # leads to the items, is not an item itself
     for row in np.concatenate(by_level(depths(parent))).tolist() if names else []:
         above = int(parent[row])
         around = int(result[above]) if above >= 0 else 0
@@ -182,17 +171,11 @@ def _is_recursive(names: pl.Series, parent: Rows) -> np.ndarray[tuple[int, ...],
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What making one batch takes, and where it is made.
+    """What making one batch takes, and where it is made."""
 
-    Attributes:
-        workers: processes that make batches; 0 for the main process itself, None for unknown.
-        clock_ns: of one batch by the clock, in one process; None for unknown.
-        processor_ns: of it on a processor; None for unknown.
-    """
-
-    workers: int | None
-    clock_ns: float | None
-    processor_ns: float | None
+    workers: int | None  # processes that make batches; 0 for the main process itself, None for unknown
+    clock_ns: float | None  # of one batch by the clock, in one process; None for unknown
+    processor_ns: float | None  # of it on a processor; None for unknown
 
 
 def batches(program: ProgramFacts, annotated: str) -> Batches:
@@ -224,21 +207,13 @@ def batches(program: ProgramFacts, annotated: str) -> Batches:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one step needs, in nanoseconds, and the processors that there are for it.
+    """What one step needs, in nanoseconds, and the processors that there are for it."""
 
-    Attributes:
-        compute_ns: the step without its waits for data.
-        busy_ns: processor time that the step takes besides loading.
-        batch_ns: its batches, made one after the other, by the clock.
-        batch_processor_ns: of that on a processor.
-        processors: that the program may use; None for unknown, which counts as enough.
-    """
-
-    compute_ns: float
-    busy_ns: float
-    batch_ns: float
-    batch_processor_ns: float
-    processors: int | None
+    compute_ns: float  # the step without its waits for data
+    busy_ns: float  # processor time that the step takes besides loading
+    batch_ns: float  # its batches, made one after the other, by the clock
+    batch_processor_ns: float  # of that on a processor
+    processors: int | None  # that the program may use; None for unknown, which counts as enough
 
     def step_ns(self, workers: int, *, cheaper_ns: float = 0.0) -> float:
         """The step with so many workers, where making its batches takes `cheaper_ns` less.

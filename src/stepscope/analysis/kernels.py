@@ -11,10 +11,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.operators import calls_in_steps, share_of_sum
+from stepscope.analysis.operators import calls_in_steps, check_groupings, share_of_sum
 from stepscope.analysis.steps import step_table
-from stepscope.errors import UsageError
-from stepscope.trace import Trace, Window
+from stepscope.trace import Trace
 
 GROUPINGS: Final = ("name", "kind", "device", "queue", "grid", "block")
 
@@ -27,21 +26,16 @@ _MATRIX: Final = re.compile(
     r"cudnn.*(?:dgrad|wgrad(?!.*offsets)|fprop|relu|nn_v|nt_v|tn_v)|unified_attention|fmha|flash_?(?:fwd|bwd|attn|attention)",
     re.IGNORECASE,
 )
-_PRECISIONS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
-    (name, re.compile(pattern))
-    for name, pattern in (
-        ("fp8", r"(?i:fp8(?!kv)|e4m3|e5m2|float8)|nvjet_(?:sm\d+_)?q"),
-        ("bf16", r"(?i:bf16|bfloat16)|DF16b|_BBS_|_BSS_|nvjet_(?:sm\d+_)?t"),
-        (
-            "fp16",
-            r"(?i:half|fp16|(?<![b\d])f16|hgemm|h884|h1688|h16816|s884)|DF16_|_HHS_|_HSS_|_HBH_|nvjet_(?:sm\d+_)?h",
-        ),
-        ("tf32", r"(?i:tf32|s1688|s16816gemm_f32)"),
-        ("int8", r"(?i:int8|i8816|(?<![a-z])imma)|_s8_|s8s8"),
-        ("fp64", r"(?i:double|dgemm|d884|f64)|_DB_"),
-        ("fp32", r"(?i:float|sgemm|scudnn|f32|fp32|simt)|_SB_|_S_B_"),
-    )
-)
+_PRECISIONS: Final = {
+    "fp8": r"(?i:fp8(?!kv)|e4m3|e5m2|float8)|nvjet_(?:sm\d+_)?q",
+    "bf16": r"(?i:bf16|bfloat16)|DF16b|_BBS_|_BSS_|nvjet_(?:sm\d+_)?t",
+    "fp16": r"(?i:half|fp16|(?<![b\d])f16|hgemm|h884|h1688|h16816|s884)|DF16_|_HHS_|_HSS_|_HBH_|nvjet_(?:sm\d+_)?h",
+    "tf32": r"(?i:tf32|s1688|s16816gemm_f32)",
+    "int8": r"(?i:int8|i8816|(?<![a-z])imma)|_s8_|s8s8",
+    "fp64": r"(?i:double|dgemm|d884|f64)|_DB_",
+    "fp32": r"(?i:float|sgemm|scudnn|f32|fp32|simt)|_SB_|_S_B_",
+}
+"""Number type -> what kernels' names call it; the first that fits counts."""
 
 LAUNCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
@@ -69,7 +63,7 @@ class Arithmetic(NamedTuple):
 def arithmetic(name: str) -> Arithmetic:
     """Number type, use of tensor cores and whether it is a matrix product, from a kernel's name."""
     is_matrix = _MATRIX.search(name) is not None
-    precision = next((word for word, pattern in _PRECISIONS if pattern.search(name)), None)
+    precision = next((word for word, pattern in _PRECISIONS.items() if re.search(pattern, name)), None)
     uses = True if _TENSOR_CORES.search(name) else (False if is_matrix and precision in ("fp32", "fp64") else None)
     return Arithmetic(precision, uses if is_matrix or uses else None, is_matrix)
 
@@ -77,16 +71,13 @@ def arithmetic(name: str) -> Arithmetic:
 def kernel_table(
     trace: Trace,
     *,
-    window: Window | None = None,
     group_by: Sequence[str] = ("name",),
     steps: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Device work grouped as asked, the costliest first.
 
     Args:
-        window: only work that starts in this stretch of time.
         group_by: any of "name", "kind", "device", "queue", "grid" and "block".
-        steps: as `step_table` gives them, if they were computed already.
 
     Returns:
         The grouping columns, then calls, calls_per_step (null without steps), total_ns, share (of all device work,
@@ -97,12 +88,8 @@ def kernel_table(
     Raises:
         UsageError: an unknown grouping.
     """
-    unknown = [name for name in group_by if name not in GROUPINGS]
-    if unknown or not group_by:
-        raise UsageError(f"kernels can be grouped by {', '.join(GROUPINGS)}, not by {', '.join(unknown) or 'nothing'}")
+    check_groupings("kernels", group_by, GROUPINGS)
     work = _with_launch(trace)
-    if window is not None:
-        work = work.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
     steps = (step_table(trace) if steps is None else steps).filter(pl.col("complete"))
     table = (
         work.group_by(list(group_by))
@@ -124,10 +111,8 @@ def kernel_table(
         "longest_ns", "launch_delay_ns", "shorter_than_launch",
     ]  # fmt: skip
     table = table.select(columns).sort(["total_ns", *group_by], descending=[True, *[False] * len(group_by)])
-    return _with_arithmetic(table) if "name" in group_by else table
-
-
-def _with_arithmetic(table: pl.DataFrame) -> pl.DataFrame:
+    if "name" not in group_by:
+        return table
     found = [arithmetic(name) for name in table["name"]]
     schema = {"precision": pl.String, "tensor_cores": pl.Boolean, "is_matrix": pl.Boolean}
     return pl.concat([table, pl.DataFrame(found, schema=schema, orient="row")], how="horizontal")
@@ -138,17 +123,10 @@ def _with_launch(trace: Trace) -> pl.DataFrame:
     return trace.device_work.join(calls.with_row_index("launch"), on="launch", how="left", maintain_order="left")
 
 
-def launch_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """How each device was given its work.
-
-    Returns:
-        One row a device; columns as in LAUNCH_SCHEMA.
-    """
-    work = _with_launch(trace)
-    if window is not None:
-        work = work.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+def launch_table(trace: Trace) -> pl.DataFrame:
+    """How each device was given its work: one row a device; columns as in LAUNCH_SCHEMA."""
     rows = []
-    for (device,), mine in work.group_by("device", maintain_order=True):
+    for (device,), mine in _with_launch(trace).group_by("device", maintain_order=True):
         launched = mine.filter(pl.col("launch").is_not_null())
         graph = launched.filter(pl.col("launch_kind") == "graph_launch")
         mean_depth, deepest = _queue_depth(launched)
@@ -194,21 +172,13 @@ _WORDS: Final = {"true": "1", "false": "0"}
 
 @dataclass(frozen=True)
 class Joined:
-    """Counters of a trace's device work.
+    """Counters of a trace's device work."""
 
-    Attributes:
-        counters: a row for each row of device_work; the counters of the launch that is its own, else null.
-        measured: launches that were measured.
-        matched: rows of device_work with counters.
-        ambiguous: rows whose kernel was measured, but not so that one measurement is theirs.
-        lost: measured launches whose kernel the trace does not have.
-    """
-
-    counters: pl.DataFrame
-    measured: int
-    matched: int
-    ambiguous: int
-    lost: int
+    counters: pl.DataFrame  # a row for each row of device_work; the counters of the launch that is its own, else null
+    measured: int  # launches that were measured
+    matched: int  # rows of device_work with counters
+    ambiguous: int  # rows whose kernel was measured, but not so that one measurement is theirs
+    lost: int  # measured launches whose kernel the trace does not have
 
 
 def join_counters(trace: Trace, launches: pl.DataFrame) -> Joined:
@@ -231,21 +201,13 @@ def join_counters(trace: Trace, launches: pl.DataFrame) -> Joined:
     place = pl.int_range(pl.len()).over(keys)
     fits = pl.len().over(keys) % pl.col("measured") == 0
     found = found.with_columns(place=place % pl.col("measured"), fits=fits)
-    orders = measured.with_columns(place=pl.int_range(pl.len()).over(keys)).select(*keys, "place", *names)
-    joined = found.join(
-        orders.with_columns(fits=pl.lit(True)),
-        on=[*keys, "place", "fits"],
-        how="left",
-        maintain_order="left",
-        nulls_equal=True,
-    )
+    orders = measured.select(*keys, *names, place=place, fits=pl.lit(True))
+    joined = found.join(orders, on=[*keys, "place", "fits"], how="left", maintain_order="left", nulls_equal=True)
     known = measured.join(work.select(keys).unique(), on=keys, how="semi", nulls_equal=True)
+    was_measured = found.filter(pl.col("measured").is_not_null())["fits"]
+    matched = int(was_measured.sum())
     return Joined(
-        joined.select(names),
-        measured.height,
-        int((found["fits"] & found["measured"].is_not_null()).sum()),
-        int((~found["fits"] & found["measured"].is_not_null()).sum()),
-        measured.height - known.height,
+        joined.select(names), measured.height, matched, len(was_measured) - matched, measured.height - known.height
     )
 
 
@@ -254,13 +216,9 @@ def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
     names = frame["name"].unique()
     keys = [kernel_key(name or "") for name in names]
     kernels = pl.DataFrame({"name": names, "kernel": pl.Series(keys, dtype=pl.String)})
-    size = pl.concat_str(*(_sizes(column) for column in ("grid", "block")), separator=" ")
+    numbers = pl.col("grid", "block").str.extract_all(r"\d+").list.join(",")  # whatever a tool writes between them
+    size = pl.concat_str(numbers, separator=" ")
     return frame.join(kernels, on="name", how="left", maintain_order="left").with_columns(size=size)
-
-
-def _sizes(column: str) -> pl.Expr:
-    """ "x,y,z" of a size as any tool writes it."""
-    return pl.col(column).str.extract_all(r"\d+").list.join(",")
 
 
 @lru_cache(maxsize=65536)
@@ -285,13 +243,9 @@ def _without_parameters(text: str) -> str:
     return text
 
 
-def with_counters(
-    table: pl.DataFrame, trace: Trace, joined: Joined, *, group_by: Sequence[str], window: Window | None = None
-) -> pl.DataFrame:
+def with_counters(table: pl.DataFrame, trace: Trace, joined: Joined, *, group_by: Sequence[str]) -> pl.DataFrame:
     """A table of kernels with each counter's mean over the launches that have it, weighted by time; null if none."""
     work = pl.concat([trace.device_work, joined.counters], how="horizontal")
-    if window is not None:
-        work = work.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
     names = joined.counters.columns
     means = [
         ((pl.col(name) * pl.col("duration_ns")).sum() / pl.col("duration_ns").filter(pl.col(name).is_not_null()).sum())

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import CAUSE_CODES, TABLES, HostActivity
+from stepscope.analysis.host import CAUSE_CODES, HostActivity
+from stepscope.analysis.rows import at, row_numbers
 from stepscope.analysis.work import base_name
-from stepscope.analysis.work import traffic_shapes_of as shapes_of
+from stepscope.analysis.work import tensor_shapes_of as shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.window import Times
@@ -26,17 +27,11 @@ LONGEST_BODY: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One run of repetitions.
+    """One run of repetitions."""
 
-    Attributes:
-        repetitions: how often the body ran in a row.
-        body: names of the operators of one repetition.
-        operators: rows of `operators`, all outermost calls of the run, in order.
-    """
-
-    repetitions: int
-    body: tuple[str, ...]
-    operators: Rows
+    repetitions: int  # how often the body ran in a row
+    body: tuple[str, ...]  # names of the operators of one repetition
+    operators: Rows  # rows of `operators`, all outermost calls of the run, in order
 
 
 def loops(
@@ -91,15 +86,12 @@ def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, in
         edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             length = (end - begin + body) // body * body
-            if length >= minimum * body and not _is_inside(begin, begin + length, result):
+            # Any multiple of a body repeats itself, too.
+            is_part = any(first <= begin and begin + length <= last for first, last, _ in result)
+            if length >= minimum * body and not is_part:
                 result.append((begin, begin + length, body))
                 taken[begin : begin + length] = True
     return sorted(result)
-
-
-def _is_inside(first: int, last: int, runs: list[tuple[int, int, int]]) -> bool:
-    """Whether a stretch is a part of a run: any multiple of a body repeats itself, too."""
-    return any(begin <= first and last <= end for begin, end, _ in runs)
 
 
 PARAMETRISED: Final = frozenset(
@@ -126,26 +118,16 @@ _ACCUMULATING: Final = r"AccumulateGrad$"
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """What the trace shows of a run of repetitions; None where it cannot tell.
+class LoopSigns:
+    """What the trace shows of a run of repetitions; None where it cannot tell."""
 
-    Attributes:
-        is_counted: an operator takes another constant in most repetitions, such as an index that counts up.
-        is_collected: what the repetitions made is put into one tensor after them.
-        has_parameters: an operator of the body may have a parameter.
-        own_modules: most repetitions run in other modules than the rest.
-        own_parameters: there are as many gradients as if each repetition had parameters of its own.
-        chooses_rows: the body takes some rows of a tensor, as for experts.
-        shares_parameters: the model is certainly too small for each repetition to have parameters of its own.
-    """
-
-    is_counted: bool | None
-    is_collected: bool
-    has_parameters: bool
-    own_modules: bool | None
-    own_parameters: bool | None
-    chooses_rows: bool
-    shares_parameters: bool
+    is_counted: bool | None  # an operator takes another constant in most repetitions, such as an index that counts up
+    is_collected: bool  # what the repetitions made is put into one tensor after them
+    has_parameters: bool  # an operator of the body may have a parameter
+    own_modules: bool | None  # most repetitions run in other modules than the rest
+    own_parameters: bool | None  # there are as many gradients as if each repetition had parameters of its own
+    chooses_rows: bool  # the body takes some rows of a tensor, as for experts
+    shares_parameters: bool  # the model is certainly too small for each repetition to have parameters of its own
 
     @property
     def is_clear(self) -> bool:
@@ -168,8 +150,8 @@ class Evidence:
         return bool(self.is_counted)
 
 
-class LoopEvidence:
-    """Looks up evidence in one trace.
+class SignsOfLoops:
+    """Looks for signs of loops in one trace.
 
     Args:
         step_count: steps in which the loops were found.
@@ -182,13 +164,13 @@ class LoopEvidence:
         self._activity = activity
         self._step_count = step_count
 
-    def of(self, loop: Loop) -> Evidence:
+    def of(self, loop: Loop) -> LoopSigns:
         """What the trace shows of this loop."""
         turns = loop.operators.reshape(loop.repetitions, len(loop.body))
         names = [base_name(name) for name in loop.body]
         parametrised = sum(name in PARAMETRISED for name in names)
         has_parameters = parametrised > 0 or not PRODUCTS.isdisjoint(names)
-        return Evidence(
+        return LoopSigns(
             is_counted=self._is_counted(turns),
             is_collected=self._is_collected(loop),
             has_parameters=has_parameters,
@@ -251,9 +233,7 @@ class LoopEvidence:
         modules = self._modules
         if modules is None:
             return None
-        slices = self._activity.slices_of("operators")[turns]
-        innermost = modules[np.maximum(slices, 0)]
-        innermost[slices < 0] = -1
+        innermost = at(modules, self._activity.slices_of("operators")[turns])
         if (innermost < 0).all():
             return None
         counts = [len(np.unique(column[column >= 0])) for column in innermost.T]
@@ -262,21 +242,14 @@ class LoopEvidence:
     @cached_property
     def _modules(self) -> Rows | None:
         """For each slice, a number for the module whose call is innermost around it, -1 for none; None without any."""
-        frames = self._trace.frames
-        is_module = frames["name"].str.starts_with("nn.Module: ").to_numpy() if frames.height else np.zeros(0, np.bool_)
-        if not is_module.any():
+        is_module = pl.col("name").str.starts_with("nn.Module: ")
+        module = self._trace.frames.select(pl.when(is_module).then(pl.col("name").rank("dense"))).to_series()
+        if module.null_count() == len(module):
             return None
-        numbers = frames["name"].rank("dense").to_numpy().astype(np.int64)
-        own = np.full(len(self._activity.row), -1, np.int64)
-        mine = np.flatnonzero(self._activity.table == TABLES.index("frames"))
-        rows = self._activity.row[mine]
-        own[mine] = np.where(is_module[rows], numbers[rows], -1)
-        return inherit(own, self._activity.around)
+        return inherit(self._activity.spread("frames", row_numbers(module)), self._activity.around)
 
     def _own_parameters(self, needed: int) -> bool | None:
-        if self._gradients_per_step == 0:
-            return None
-        return bool(self._gradients_per_step >= needed)
+        return self._gradients_per_step >= needed if self._gradients_per_step else None
 
     @cached_property
     def _gradients_per_step(self) -> float:

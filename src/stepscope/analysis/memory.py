@@ -24,7 +24,7 @@ from stepscope.analysis.blocks import (
 )
 from stepscope.analysis.host import HostActivity
 from stepscope.analysis.rows import conformed, gathered
-from stepscope.analysis.steps import step_table
+from stepscope.analysis.steps import span_of, step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace, Window
 from stepscope.trace.program_facts import ProgramFacts
@@ -42,25 +42,17 @@ GROUPINGS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """One device's memory during a recording.
+    """One device's memory during a recording."""
 
-    Attributes:
-        device: "cpu", or the device's number.
-        capacity_bytes: how much the device, or the machine, has; None where that is not known.
-        levels: as `stepscope.analysis.blocks.memory_levels`, of this device.
-        blocks: as `stepscope.analysis.blocks.blocks`, of this device, with category, operator_name, operator_row
-            (the operator that asked for the block; -1 for none), file, line, function and module; null where unknown.
-        steps: the complete steps, as `step_table` gives them.
-        program: what the recording knows of the model.
-        is_total: whether levels are all of the memory in use; otherwise what was there before the recording is missing.
-    """
-
-    device: str
-    capacity_bytes: int | None
-    levels: pl.DataFrame
+    device: str  # "cpu", or the device's number
+    capacity_bytes: int | None  # how much the device, or the machine, has; None where that is not known
+    levels: pl.DataFrame  # as `stepscope.analysis.blocks.memory_levels`, of this device
+    # as `stepscope.analysis.blocks.blocks`, of this device, with category, operator_name, operator_row (the
+    # operator that asked for the block; -1 for none), file, line, function and module; null where unknown
     blocks: pl.DataFrame
-    steps: pl.DataFrame
-    program: ProgramFacts
+    steps: pl.DataFrame  # the complete steps, as `step_table` gives them
+    program: ProgramFacts  # what the recording knows of the model
+    # whether levels are all of the memory in use; otherwise what was there before the recording is missing
     is_total: bool
 
     @cached_property
@@ -109,22 +101,14 @@ class DeviceMemory:
 
     def in_steps(self, times: pl.Expr) -> pl.Expr:
         """Expression for which times lie in complete steps; all where there are none."""
-        if self.steps.is_empty():
-            return times.is_not_null()
-        first = int(self.steps["start_ns"].to_numpy().min())
-        last = int((self.steps["start_ns"] + self.steps["duration_ns"]).to_numpy().max())
-        return times.is_between(first, last, closed="left")
+        span = span_of(self.steps)
+        return times.is_not_null() if span is None else times.is_between(span.start_ns, span.end_ns, closed="left")
 
 
 def device_memories(
     trace: Trace, *, steps: pl.DataFrame | None = None, activity: HostActivity | None = None
 ) -> tuple[DeviceMemory, ...]:
-    """The memory of each device that has memory events: accelerators before the CPU, those that held more first.
-
-    Args:
-        steps: as `step_table` gives them, if they were computed already.
-        activity: as `host_activity` gives it, likewise.
-    """
+    """The memory of each device that has memory events: accelerators before the CPU, those that held more first."""
     devices = memory_devices(trace)
     if not devices:
         return ()
@@ -155,7 +139,7 @@ def device_memories(
 
 
 def alive_at(memory: DeviceMemory, row: int) -> pl.DataFrame:
-    """The blocks that were alive after an event, the largest first; what no event tells of is one row more.
+    """The blocks that were alive after an event, the largest first; memory without an event is one more row.
 
     Args:
         row: of `memory.levels`.
@@ -176,7 +160,7 @@ def alive_at(memory: DeviceMemory, row: int) -> pl.DataFrame:
 
 
 def _before(memory: DeviceMemory, bytes: int, rows: pl.DataFrame) -> pl.DataFrame:
-    """What was there before the recording, told apart by the model's sizes where the recording has them."""
+    """What was there before the recording, divided by the model's sizes where they are known."""
     model = memory.program.model
     parts: dict[str, int] = {}
     if model is not None and memory.device != "cpu":
@@ -354,31 +338,19 @@ def _accumulated(left: pl.DataFrame, steps: int) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """What is told of a device's memory.
+    """The figures of one device's memory."""
 
-    Attributes:
-        memory: the device's memory itself.
-        name: the device's name where it is known.
-        peak_step: number of the step in which the peak lies; None outside of complete steps.
-        categories, lines, modules: what was alive at the peak, as `alive_table`.
-        operators: what operators allocated per call and step, as `allocation_table`.
-        growth: over the steps; None with fewer than two.
-        allocator: calls of the driver, as `allocator_table`.
-        failures: requests that failed, as `out_of_memory`.
-        addressed: whether events have addresses; without them nothing is known of what was alive.
-    """
-
-    memory: DeviceMemory
-    name: str | None
-    peak_step: int | None
-    categories: pl.DataFrame
-    lines: pl.DataFrame
-    modules: pl.DataFrame
-    operators: pl.DataFrame
-    growth: MemoryGrowth | None
-    allocator: pl.DataFrame
-    failures: pl.DataFrame
-    addressed: bool
+    memory: DeviceMemory  # the device's memory itself
+    name: str | None  # the device's name where it is known
+    peak_step: int | None  # number of the step in which the peak lies; None outside of complete steps
+    categories: pl.DataFrame  # what was alive at the peak, as `alive_table`
+    lines: pl.DataFrame  # what was alive at the peak, as `alive_table`
+    modules: pl.DataFrame  # what was alive at the peak, as `alive_table`
+    operators: pl.DataFrame  # what operators allocated per call and step, as `allocation_table`
+    growth: MemoryGrowth | None  # over the steps; None with fewer than two
+    allocator: pl.DataFrame  # calls of the driver, as `allocator_table`
+    failures: pl.DataFrame  # requests that failed, as `out_of_memory`
+    addressed: bool  # whether events have addresses; without them nothing is known of what was alive
 
 
 def memory_summary(trace: Trace, memory: DeviceMemory) -> MemorySummary:
@@ -386,12 +358,7 @@ def memory_summary(trace: Trace, memory: DeviceMemory) -> MemorySummary:
     steps = memory.steps
     end = pl.col("start_ns") + pl.col("duration_ns")
     around = steps.filter((pl.col("start_ns") <= memory.peak_ns) & (end > memory.peak_ns))
-    window = None
-    if steps.height:
-        window = Window(int(steps["start_ns"].to_numpy().min()), int(steps.select(end).to_series().to_numpy().max()))
-    calls = (
-        allocator_table(trace, window, memory.step_count) if memory.device != "cpu" else allocator_table(trace).clear()
-    )
+    calls = allocator_table(trace, span_of(steps), memory.step_count)
     return MemorySummary(
         memory=memory,
         name={each.device: each.name for each in trace.metadata.devices}.get(memory.device),
@@ -401,7 +368,7 @@ def memory_summary(trace: Trace, memory: DeviceMemory) -> MemorySummary:
         modules=alive_table(memory, "module"),
         operators=allocation_table(memory, "operator"),
         growth=memory_growth(memory),
-        allocator=calls,
+        allocator=calls if memory.device != "cpu" else calls.clear(),
         failures=out_of_memory(trace).filter(pl.col("device") == memory.device),
         addressed=memory.blocks.height > 0,
     )
@@ -415,60 +382,44 @@ ROWS: Final = 10
 
 @dataclass(frozen=True)
 class MemoryPicture:
-    """One device's memory over time.
-
-    Attributes:
-        start_ns, end_ns: what is drawn.
-        times: moments, in order; from each on the level is as given until the next.
-        bands: category -> bytes at each moment, of the categories that held anything, from the bottom to the top. Where
-            it is not known what was alive, one band "allocated".
-        reserved: bytes at each moment; None where that was not recorded.
-        capacity_bytes: of the device; None where not known.
-        peak_ns, peak_bytes: the peak.
-        steps: number and start of complete steps.
-        growth_bytes: what each step leaves behind; None where that cannot be told.
-        categories, lines: what was alive at the peak, as `alive_table`; the largest rows.
-        line_count: how many rows `lines` has in all.
-    """
+    """One device's memory over time."""
 
     device: str
     name: str | None
-    start_ns: int
-    end_ns: int
-    times: tuple[int, ...]
+    start_ns: int  # what is drawn
+    end_ns: int  # what is drawn
+    times: tuple[int, ...]  # moments, in order; from each on the level is as given until the next
+    # category -> bytes at each moment, of the categories that held anything, from the bottom to the top. Where it
+    # is not known what was alive, one band "allocated"
     bands: dict[str, tuple[int, ...]]
-    reserved: tuple[int, ...] | None
-    capacity_bytes: int | None
-    peak_ns: int
-    peak_bytes: int
-    steps: tuple[tuple[int, int], ...]
-    growth_bytes: int | None
-    categories: pl.DataFrame
-    lines: pl.DataFrame
-    line_count: int
+    reserved: tuple[int, ...] | None  # bytes at each moment; None where that was not recorded
+    capacity_bytes: int | None  # of the device; None where not known
+    peak_ns: int  # the peak
+    peak_bytes: int  # the peak
+    steps: tuple[tuple[int, int], ...]  # number and start of complete steps
+    growth_bytes: int | None  # what each step leaves behind; None where that cannot be told
+    categories: pl.DataFrame  # what was alive at the peak, as `alive_table`; the largest rows
+    lines: pl.DataFrame  # what was alive at the peak, as `alive_table`; the largest rows
+    line_count: int  # how many rows `lines` has in all
 
 
-def memory_pictures(
-    trace: Trace, *, steps: pl.DataFrame | None = None, activity: HostActivity | None = None
-) -> tuple[MemoryPicture, ...]:
+def memory_pictures(trace: Trace, *, activity: HostActivity | None = None) -> tuple[MemoryPicture, ...]:
     """A picture for each device with memory events, in the order of `device_memories`."""
     found = []
-    for memory in device_memories(trace, steps=steps, activity=activity):
+    for memory in device_memories(trace, activity=activity):
         summary, levels = memory_summary(trace, memory), memory.levels
         chosen = _moments(levels["start_ns"].to_numpy(), levels["allocated_bytes"].to_numpy(), memory.peak_row)
         rows = levels[chosen]
         times = rows["start_ns"].to_list()
         marks = memory.steps.sort("start_ns").select("index", "start_ns")
-        end = int((memory.steps["start_ns"] + memory.steps["duration_ns"]).to_numpy().max()) if marks.height else 0
-        growth = memory_growth(memory)
-        lines = alive_table(memory, "line")
-        reserved = rows["reserved_bytes"]
+        span = span_of(memory.steps) or Window(times[0], 0)
+        lines, reserved = summary.lines, rows["reserved_bytes"]
         found.append(
             MemoryPicture(
                 device=memory.device,
                 name=summary.name,
-                start_ns=min([times[0], *marks["start_ns"].head(1).to_list()]),
-                end_ns=max(times[-1], end, times[0] + 1),
+                start_ns=min(times[0], span.start_ns),
+                end_ns=max(times[-1], span.end_ns, times[0] + 1),
                 times=tuple(times),
                 bands=_bands(category_levels(memory, times))
                 if summary.addressed
@@ -478,7 +429,7 @@ def memory_pictures(
                 peak_ns=memory.peak_ns,
                 peak_bytes=memory.peak_bytes,
                 steps=tuple(marks.rows()) if marks.height <= MAXIMUM_STEPS else (),
-                growth_bytes=None if growth is None else growth.leak_bytes,
+                growth_bytes=None if summary.growth is None else summary.growth.leak_bytes,
                 categories=summary.categories if summary.addressed else summary.categories.clear(),
                 lines=lines.head(ROWS) if summary.addressed else lines.clear(),
                 line_count=lines.height,
@@ -497,16 +448,9 @@ def _moments(times: Times, levels: Times, peak: int) -> Times:
     ends = frame.group_by("bucket").agg(
         highest=pl.col("row").get(pl.col("level").arg_max()), lowest=pl.col("row").get(pl.col("level").arg_min())
     )
-    rows: Times = np.unique(
-        np.concatenate([ends["highest"].to_numpy(), ends["lowest"].to_numpy(), [0, peak, len(times) - 1]])
-    )
-    return rows
+    return np.unique(np.concatenate([ends["highest"], ends["lowest"], [0, peak, len(times) - 1]]))
 
 
 def _bands(held: pl.DataFrame) -> dict[str, tuple[int, ...]]:
-    found = {}
-    for category in ("before", *CATEGORIES):
-        values = held.filter(pl.col("category") == category)["bytes"].to_list()
-        if any(values):
-            found[category] = tuple(values)
-    return found
+    levels = {each: tuple(held.filter(category=each)["bytes"].to_list()) for each in ("before", *CATEGORIES)}
+    return {category: values for category, values in levels.items() if any(values)}

@@ -45,7 +45,7 @@ class Scope(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def parsed_scope(scope: str) -> Scope:
-    """The modules and the direction that a scope tells of."""
+    """The modules and the direction in a scope's name."""
     parts = _parts(scope[:LONGEST_MODULE])
     modules: list[str] = []
     backward = forward = False
@@ -124,7 +124,7 @@ def _number_of_path(parts: Iterable[str], paths: Numbering[str], parents: dict[i
 def _add_module_frames(
     trace: Trace, activity: HostActivity, own: Rows, paths: Numbering[str], parents: dict[int, int]
 ) -> None:
-    """The paths of the calls of modules that Python frames tell of; outer calls come before those inside them.
+    """Number the paths of module calls among the Python frames, outer calls before inner ones.
 
     What is deeper or longer than any network's belongs to the module around it: frames come from a file, and a path of
     each of ten thousand calls inside each other would fill the memory.
@@ -222,7 +222,8 @@ def phases(trace: Trace, activity: HostActivity, sources: Rows, own_module: Rows
     parent = row_numbers(trace.operators["parent"])
     if (sources >= 0).any():
         makes_nodes = np.full(len(parent), -1, np.int64)
-        makes_nodes[_outermost(sources[sources >= 0], parent)] = FORWARD
+        top = inherit(np.where(parent < 0, np.arange(len(parent)), -1), parent)
+        makes_nodes[top[sources[sources >= 0]]] = FORWARD
         loose = inherit(activity.spread("operators", makes_nodes), activity.around)
     elif (backward >= 0).any():
         loose = np.full(len(nearest), -1, np.int64)
@@ -243,7 +244,7 @@ def phases_of_scopes(scopes: pl.Series) -> Rows:
 
 
 def _phases_by_name(trace: Trace, activity: HostActivity) -> Rows:
-    """The phase that each slice's own name gives away, -1 for none."""
+    """The phase that each slice's own name implies, -1 for none."""
     result = activity.spread("operators", phases_of_scopes(trace.operators["scope"]))
     for table in ("annotations", "frames", "operators"):
         phases = by_value(trace.table(table)["name"], partial(_phase_of_name, table=table))
@@ -261,12 +262,6 @@ def _phase_of_name(name: str, table: str) -> int:
     if cause == "input" or (table == "frames" and _INPUT_FRAME.search(name)):
         return INPUT
     return OPTIMIZER if cause == "optimizer" else -1
-
-
-def _outermost(rows: Rows, parent: Rows) -> Rows:
-    """The outermost operators around these rows."""
-    top = inherit(np.where(parent < 0, np.arange(len(parent)), -1), parent)
-    return np.unique(top[rows])
 
 
 def engine_lanes(trace: Trace, activity: HostActivity) -> list[int]:

@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import host_activity
-from stepscope.analysis.rows import at, row_numbers
-from stepscope.analysis.steps import step_table
+from stepscope.analysis.rows import at, nullable, row_numbers
+from stepscope.analysis.steps import span_of, step_table
 from stepscope.errors import UsageError
-from stepscope.trace import Trace, Window
+from stepscope.trace import Trace
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, by_level, depths, innermost_at
 
@@ -40,7 +40,7 @@ def operator_costs(trace: Trace) -> pl.DataFrame:
             "host_self_ns": np.maximum(duration - children, 0),
             "device_self_ns": device,
             "device_total_ns": with_inner(device, parent),
-            "bytes_allocated": _bytes_allocated(trace, parent),
+            "bytes_allocated": _bytes_allocated(trace),
         }
     )
 
@@ -54,45 +54,34 @@ def with_inner(values: Rows, parent: Rows) -> Rows:
 
 
 def _device_self_ns(trace: Trace) -> Rows:
-    launched = (
-        trace.device_work.filter(pl.col("launch").is_not_null())
-        .select(
-            ns="duration_ns",
-            operator=trace.launches["operator"].gather(
-                trace.device_work.filter(pl.col("launch").is_not_null())["launch"]
-            ),
-        )
-        .drop_nulls()
-        .group_by("operator")
-        .agg(pl.col("ns").sum())
-    )
+    work = trace.device_work.filter(pl.col("launch").is_not_null())
+    operator = row_numbers(trace.launches["operator"].gather(work["launch"]))
     result = np.zeros(trace.operators.height, np.int64)
-    result[launched["operator"].to_numpy()] = launched["ns"].to_numpy()
+    np.add.at(result, operator[operator >= 0], work["duration_ns"].to_numpy()[operator >= 0])
     return result
 
 
-def _bytes_allocated(trace: Trace, parent: Rows) -> Rows:
+def _bytes_allocated(trace: Trace) -> Rows:
     memory = trace.memory.filter(pl.col("bytes") > 0)
-    operators = trace.operators
-    result = np.zeros(operators.height, np.int64)
-    if memory.height and operators.height:
-        rows = innermost_at(
-            memory["lane"].to_numpy(),
-            memory["start_ns"].to_numpy(),
-            operators["lane"].to_numpy(),
-            operators["start_ns"].to_numpy(),
-            operators["duration_ns"].to_numpy(),
-            parent,
-        )
-        known = rows >= 0
-        np.add.at(result, rows[known], memory["bytes"].to_numpy()[known])
+    result = np.zeros(trace.operators.height, np.int64)
+    rows = innermost_operators(trace, memory)
+    np.add.at(result, rows[rows >= 0], memory["bytes"].to_numpy()[rows >= 0])
     return result
+
+
+def innermost_operators(trace: Trace, events: pl.DataFrame) -> Rows:
+    """The row of the innermost operator around each event, by its lane and start_ns; -1 for none."""
+    if trace.operators.is_empty():
+        return np.full(events.height, -1, np.int64)
+    lanes, starts, durations = (trace.operators[name].to_numpy() for name in ("lane", "start_ns", "duration_ns"))
+    parent = row_numbers(trace.operators["parent"])
+    asked = events["lane"].to_numpy(), events["start_ns"].to_numpy()
+    return innermost_at(*asked, lanes, starts, durations, parent)
 
 
 def operator_table(
     trace: Trace,
     *,
-    window: Window | None = None,
     group_by: Sequence[str] = ("name",),
     costs: pl.DataFrame | None = None,
     steps: pl.DataFrame | None = None,
@@ -101,11 +90,8 @@ def operator_table(
     """Operators grouped as asked, the costliest first.
 
     Args:
-        window: only calls that start in this stretch of time.
         group_by: any of "name", "input_shapes" and "stack" (the user's line as "file(line): function" where the
             recording kept lines, else the user's innermost frame, else the call stack).
-        costs: as `operator_costs` gives them, if they were computed already.
-        steps: as `step_table` gives them, likewise.
         user_code: which files are the user's.
 
     Returns:
@@ -116,16 +102,10 @@ def operator_table(
     Raises:
         UsageError: an unknown grouping.
     """
-    unknown = [name for name in group_by if name not in GROUPINGS]
-    if unknown or not group_by:
-        raise UsageError(
-            f"operators can be grouped by {', '.join(GROUPINGS)}, not by {', '.join(unknown) or 'nothing'}"
-        )
+    check_groupings("operators", group_by, GROUPINGS)
     rows = pl.concat([trace.operators, operator_costs(trace) if costs is None else costs], how="horizontal")
     if "stack" in group_by:
         rows = rows.with_columns(stack=_user_frames(trace, user_code))
-    if window is not None:
-        rows = rows.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
     steps = (step_table(trace) if steps is None else steps).filter(pl.col("complete"))
     table = rows.group_by(list(group_by)).agg(
         calls=pl.len(),
@@ -149,13 +129,19 @@ def operator_table(
     )
 
 
+def check_groupings(things: str, group_by: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse groupings that there are not."""
+    unknown = [name for name in group_by if name not in known]
+    if unknown or not group_by:
+        raise UsageError(f"{things} can be grouped by {', '.join(known)}, not by {', '.join(unknown) or 'nothing'}")
+
+
 def calls_in_steps(steps: pl.DataFrame, time: pl.Expr) -> pl.Expr:
     """Expression for the calls whose `time` is in these steps, over the steps' number; null without steps."""
-    if steps.is_empty():
+    span = span_of(steps)
+    if span is None:
         return pl.lit(None, pl.Float64)
-    first = int(steps["start_ns"].min())  # type: ignore[arg-type]
-    last = int((steps["start_ns"] + steps["duration_ns"]).to_numpy().max())
-    return time.is_between(first, last, closed="left").sum() / steps.height
+    return time.is_between(span.start_ns, span.end_ns, closed="left").sum() / steps.height
 
 
 def share_of_sum(column: str) -> pl.Expr:
@@ -167,8 +153,6 @@ def share_of_sum(column: str) -> pl.Expr:
 def _user_frames(trace: Trace, user_code: UserCode) -> pl.Series:
     activity = host_activity(trace, user_code)
     slices = activity.slices_of("operators")
-    frame = at(activity.user_frame, slices)
-    rows = pl.Series(frame, dtype=pl.Int64)
-    names = trace.frames["name"].gather(pl.select(pl.when(rows >= 0).then(rows)).to_series().cast(pl.UInt32))
+    names = trace.frames["name"].gather(nullable(at(activity.user_frame, slices)))
     line = pl.format("{}({}): {}", "source_file", "source_line", "source_function")
     return trace.operators.select(stack=pl.coalesce(line, names.alias("frame"), pl.col("call_stack")))["stack"]

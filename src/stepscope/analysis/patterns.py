@@ -18,9 +18,9 @@ from stepscope.analysis.work import (
     VIEWS,
     Shape,
     Traffic,
-    TrafficShape,
     base_name,
     elements,
+    first_shape,
     shapes_of,
     traffic,
     types_of,
@@ -44,29 +44,17 @@ _MATH: Final = "aten::_scaled_dot_product_attention_math"
 
 @dataclass(frozen=True, slots=True)
 class WrittenOutAttention:
-    """One computation of attention by operators of its own.
+    """One computation of attention by operators of its own."""
 
-    Attributes:
-        operators: rows of `operators`: both products and what works on the scores between them.
-        softmax: row of the softmax.
-        second_product: row of the product of the weights and the values, innermost.
-        scores: shape of the scores.
-        score_bytes: of one tensor of scores; 0 where their type is unknown.
-        causal: whether one square mask is laid on all scores.
-        masked: whether any mask or bias is.
-        dropout: whether weights are dropped.
-        within: name of the operator around all of it, "" where the program calls the operators itself.
-    """
-
-    operators: Rows
-    softmax: int
-    second_product: int
-    scores: Shape
-    score_bytes: int
-    causal: bool
-    masked: bool
-    dropout: bool
-    within: str
+    operators: Rows  # rows of `operators`: both products and what works on the scores between them
+    softmax: int  # row of the softmax
+    second_product: int  # row of the product of the weights and the values, innermost
+    scores: Shape  # shape of the scores
+    score_bytes: int  # of one tensor of scores; 0 where their type is unknown
+    causal: bool  # whether one square mask is laid on all scores
+    masked: bool  # whether any mask or bias is
+    dropout: bool  # whether weights are dropped
+    within: str  # name of the operator around all of it, "" where the program calls the operators itself
 
     @property
     def is_fallback(self) -> bool:
@@ -135,8 +123,16 @@ def _around(calls: _Calls, softmax: int, products: Rows) -> WrittenOutAttention 
     if len(scores) < 2 or scores[-1] < _FEWEST_KEYS:
         return None
     position = int(np.searchsorted(calls.start[products], calls.start[softmax]))
-    before = [row for row in products[max(position - _NEAREST, 0) : position].tolist() if _makes(calls, row, scores)]
-    after = [row for row in products[position : position + _NEAREST].tolist() if _takes(calls, row, scores)]
+    before = [
+        row
+        for row in products[max(position - _NEAREST, 0) : position].tolist()
+        if (pair := _matrices(calls, row)) and pair[0][-2:-1] + pair[1][-1:] == scores[-2:]
+    ]
+    after = [
+        row
+        for row in products[position : position + _NEAREST].tolist()
+        if (pair := _matrices(calls, row)) and pair[0][-2:] == scores[-2:]
+    ]
     if not before or not after:
         return None
     first, second = calls.wrapped(before[-1]), calls.wrapped(after[0])
@@ -169,16 +165,6 @@ def _matrices(calls: _Calls, row: int) -> tuple[Shape, Shape] | None:
     return (wanted[0], wanted[1]) if len(wanted) == 2 and wanted[0][-1] == wanted[1][-2] else None
 
 
-def _makes(calls: _Calls, row: int, scores: Shape) -> bool:
-    factors = _matrices(calls, row)
-    return factors is not None and (factors[0][-2], factors[1][-1]) == scores[-2:]
-
-
-def _takes(calls: _Calls, row: int, scores: Shape) -> bool:
-    factors = _matrices(calls, row)
-    return factors is not None and factors[0][-2:] == scores[-2:]
-
-
 def _on_scores(calls: _Calls, first: int, second: int, scores: Shape) -> Rows:
     """The outermost calls between two products of a thread whose first input is as large as the scores."""
     begin, end = np.searchsorted(calls.start, [calls.end[first], calls.start[second]])
@@ -204,22 +190,15 @@ _FARTHEST: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class LogitsLoss:
-    """One loss over (positions, classes) scores.
+    """One loss over (positions, classes) scores."""
 
-    Attributes:
-        positions, classes: of the scores.
-        projection: row of `operators` that computed them, -1 where it was not found.
-        operators: rows of what works on the scores between the projection and the loss, and of the loss, nested or not.
-        log_softmax: row of the normalisation.
-        score_bytes: of one tensor of scores as the loss takes them; 0 where their type is unknown.
-    """
-
-    positions: int
-    classes: int
-    projection: int
+    positions: int  # of the scores
+    classes: int  # of the scores
+    projection: int  # row of `operators` that computed them, -1 where it was not found
+    # rows of what works on the scores between the projection and the loss, and of the loss, nested or not
     operators: Rows
-    log_softmax: int
-    score_bytes: int
+    log_softmax: int  # row of the normalisation
+    score_bytes: int  # of one tensor of scores as the loss takes them; 0 where their type is unknown
 
 
 def logits_losses(trace: Trace, rows: Rows, fewest_classes: int) -> list[LogitsLoss]:
@@ -231,7 +210,7 @@ def logits_losses(trace: Trace, rows: Rows, fewest_classes: int) -> list[LogitsL
     for _, mine in calls.group_by("lane", maintain_order=True):
         names, shapes = mine["name"].to_list(), mine["input_shapes"].to_list()
         for place in np.flatnonzero((mine["name"] == _LOG_SOFTMAX).to_numpy()).tolist():
-            scores = next(iter(shapes_of(shapes[place])), ())
+            scores = first_shape(shapes[place])
             if len(scores) < 2 or scores[-1] < fewest_classes:
                 continue
             loss = _loss(mine, names, shapes, place, scores)
@@ -281,19 +260,12 @@ def _made(shapes: tuple[Shape, ...]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class DenseTable:
-    """An embedding table whose gradient is a whole table.
+    """An embedding table whose gradient is a whole table."""
 
-    Attributes:
-        shape: (rows, width) of the table.
-        lookups: rows of `operators`.
-        indices: how many rows were looked up in the mean call, repetitions counted.
-        whole: rows of `operators` on tensors of the table's shape that are not the lookups themselves.
-    """
-
-    shape: Shape
-    lookups: Rows
-    indices: float
-    whole: Rows
+    shape: Shape  # (rows, width) of the table
+    lookups: Rows  # rows of `operators`
+    indices: float  # how many rows were looked up in the mean call, repetitions counted
+    whole: Rows  # rows of `operators` on tensors of the table's shape that are not the lookups themselves
 
 
 def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]:
@@ -306,12 +278,12 @@ def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]
     names, texts, numbers = calls["name"].to_list(), calls["input_shapes"].to_list(), calls["row"].to_numpy()
     lookups: dict[Shape, list[int]] = {}
     for place, name in enumerate(names):
-        table = next(iter(shapes_of(texts[place])), ()) if name in _TABLES else ()
+        table = first_shape(texts[place]) if name in _TABLES else ()
         if len(table) == 2 and table[0] >= fewest_rows:
             lookups.setdefault(table, []).append(place)
     if not lookups:
         return []
-    firsts = [next(iter(shapes_of(text)), ()) for text in texts]
+    firsts = [first_shape(text) for text in texts]
     found = []
     for table, places in lookups.items():
         multiplied = any(
@@ -334,21 +306,13 @@ FUSIBLE: Final = PLAIN | ARITHMETIC | REDUCTIONS | {"rand_like", "bernoulli", "s
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Operators that one fused kernel could replace.
+    """Operators that one fused kernel could replace."""
 
-    Attributes:
-        names: of the operators, as `base_name` gives them; views on the way are left out.
-        in_place: whether each of them overwrites its first input.
-        operators: rows of `operators`, in order.
-        traffic: what each moves.
-        place: file and function of the user's line, or Nones.
-    """
-
-    names: tuple[str, ...]
-    in_place: tuple[bool, ...]
-    operators: tuple[int, ...]
-    traffic: tuple[Traffic, ...]
-    place: tuple[str | None, str | None]
+    names: tuple[str, ...]  # of the operators, as `base_name` gives them; views on the way are left out
+    in_place: tuple[bool, ...]  # whether each of them overwrites its first input
+    operators: tuple[int, ...]  # rows of `operators`, in order
+    traffic: tuple[Traffic, ...]  # what each moves
+    place: tuple[str | None, str | None]  # file and function of the user's line, or Nones
 
     @property
     def elements(self) -> int:
@@ -416,7 +380,7 @@ class _Growing:
     def __init__(self, place: tuple[str | None, str | None]) -> None:
         self.place = place
         self._rows: list[tuple[str, bool, int, Traffic]] = []
-        self._shapes: set[TrafficShape] = set()
+        self._shapes: set[Shape] = set()
 
     def takes(self, moved: Traffic | None, place: tuple[str | None, str | None]) -> bool:
         """Whether an operator goes on with what the chain made, in the same function."""

@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.trace.model import Trace
 from stepscope.trace.nesting import depths, parents
-from stepscope.trace.window import Window, union
+from stepscope.trace.window import IntervalSet, Window, union
 
 MAXIMUM_THREADS: Final = 12
 MAXIMUM_QUEUES: Final = 32
@@ -39,39 +39,26 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PictureLane:
-    """A host thread or a device's queue.
+    """A host thread or a device's queue."""
 
-    Attributes:
-        label: its name for the user.
-        device: of a queue; "" for a host thread.
-        rows: depth of the deepest slice that is kept, plus one.
-        around: Python frames that were open during the whole window, outermost first; they are not drawn.
-    """
-
-    label: str
+    label: str  # its name for the user
     kind: Literal["host", "queue"]
-    device: str
-    rows: int
+    device: str  # of a queue; "" for a host thread
+    rows: int  # depth of the deepest slice that is kept, plus one
+    # Python frames that were open during the whole window, outermost first; they are not drawn
     around: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PictureSlice:
-    """Something that happened.
+    """Something that happened."""
 
-    Attributes:
-        lane: position in the picture's lanes.
-        depth: number of slices around it on its lane.
-        start_ns: from the start of the window.
-        kind: "annotation", "frame", "operator", "launch", or a kind of device work.
-    """
-
-    lane: int
-    depth: int
-    start_ns: int
+    lane: int  # position in the picture's lanes
+    depth: int  # number of slices around it on its lane
+    start_ns: int  # from the start of the window
     duration_ns: int
     name: str
-    kind: str
+    kind: str  # "annotation", "frame", "operator", "launch", or a kind of device work
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,65 +74,39 @@ class PictureGap:
 
 @dataclass(frozen=True, slots=True)
 class PathPiece:
-    """What the step waited for meanwhile; `start_ns` is from the start of the window.
-
-    Attributes:
-        kind: "host", "launch_latency", "compute", "communication", "copy" or "wait".
-        cause: of host time; else None.
-        name: of the work, or of what the host was doing.
-    """
+    """What the step waited for meanwhile; `start_ns` is from the start of the window."""
 
     start_ns: int
     duration_ns: int
-    kind: str
-    cause: str | None
-    name: str
+    kind: str  # "host", "launch_latency", "compute", "communication", "copy" or "wait"
+    cause: str | None  # of host time; else None
+    name: str  # of the work, or of what the host was doing
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How much of something is drawn.
+    """How much of something is drawn."""
 
-    Attributes:
-        kept: how many are drawn.
-        total: how many there are in the window.
-        shortest_ns: duration of the shortest one drawn; 0 where there is none.
-    """
-
-    kept: int
-    total: int
-    shortest_ns: int = 0
+    kept: int  # how many are drawn
+    total: int  # how many there are in the window
+    shortest_ns: int = 0  # duration of the shortest one drawn; 0 where there is none
 
 
 @dataclass(frozen=True, slots=True)
 class StepPicture:
-    """What happened in a window, ready to draw.
+    """What happened in a window, ready to draw."""
 
-    Attributes:
-        start_ns: of the window, from the start of the trace.
-        duration_ns: of the window.
-        lanes: host threads, the busiest first, then queues, device by device.
-        slices: by lane, then start, outer ones first.
-        gaps: every idle stretch, device by device; none is ever left out.
-        host_slices: how many slices of the drawn threads are drawn.
-        device_slices: how many slices of the drawn queues are drawn.
-        threads: how many of the threads with slices are drawn.
-        queues: how many of the queues with work are drawn.
-        path: the critical path in the window, in order of time.
-        path_pieces: how many of its pieces are drawn.
-    """
-
-    start_ns: int
-    duration_ns: int
-    lanes: tuple[PictureLane, ...]
-    slices: tuple[PictureSlice, ...]
-    gaps: tuple[PictureGap, ...]
-    host_slices: Shown
-    device_slices: Shown
-    threads: Shown
-    queues: Shown
-    path: tuple[PathPiece, ...] = ()
-    path_pieces: Shown = Shown(0, 0)
+    start_ns: int  # of the window, from the start of the trace
+    duration_ns: int  # of the window
+    lanes: tuple[PictureLane, ...]  # host threads, the busiest first, then queues, device by device
+    slices: tuple[PictureSlice, ...]  # by lane, then start, outer ones first
+    gaps: tuple[PictureGap, ...]  # every idle stretch, device by device; none is ever left out
+    host_slices: Shown  # how many slices of the drawn threads are drawn
+    device_slices: Shown  # how many slices of the drawn queues are drawn
+    threads: Shown  # how many of the threads with slices are drawn
+    queues: Shown  # how many of the queues with work are drawn
+    path: tuple[PathPiece, ...] = ()  # the critical path in the window, in order of time
+    path_pieces: Shown = Shown(0, 0)  # how many of its pieces are drawn
 
     @property
     def dropped(self) -> int:
@@ -355,7 +316,6 @@ def _runs(pieces: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
 
 def _gaps(idle: pl.DataFrame, window: Window) -> tuple[PictureGap, ...]:
     """The idle stretches in the window; touching ones with the same cause and trigger are one."""
-    gaps: list[PictureGap] = []
     start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
     inside = (
         idle.select(
@@ -364,19 +324,13 @@ def _gaps(idle: pl.DataFrame, window: Window) -> tuple[PictureGap, ...]:
         .filter(pl.col("end_ns") > start)
         .sort("device", "start_ns")
     )
-    for device, begins, ends, cause, trigger in inside.iter_rows():
-        first, length = begins - window.start_ns, ends - begins
-        if gaps:
-            last = gaps[-1]
-            same = (last.device, last.cause, last.trigger) == (device, cause, trigger)
-            if same and last.start_ns + last.duration_ns == first:
-                gaps.pop()
-                first, length = last.start_ns, last.duration_ns + length
-        gaps.append(PictureGap(device, first, length, cause, trigger))
-    return tuple(gaps)
-
-
-Numbers = npt.NDArray[np.float64]
+    keys = ["device", "cause", "trigger"]
+    breaks = (start != pl.col("end_ns").shift()).fill_null(False).cum_sum()
+    runs = inside.with_columns(run=pl.struct(keys).rle_id(), piece=breaks)
+    whole = runs.group_by("run", "piece", *keys, maintain_order=True).agg(start.min(), pl.col("end_ns").max())
+    length = (pl.col("end_ns") - start).alias("duration_ns")
+    columns = whole.select("device", start - window.start_ns, length, "cause", "trigger")
+    return tuple(PictureGap(*row) for row in columns.iter_rows())
 
 
 def typical_step(steps: pl.DataFrame, causes: pl.DataFrame) -> Window | None:
@@ -391,24 +345,12 @@ def typical_step(steps: pl.DataFrame, causes: pl.DataFrame) -> Window | None:
     steps = (steps.filter(pl.col("complete")) if steps["complete"].any() else steps).sort("start_ns")
     if steps.is_empty():
         return None
-    starts = steps["start_ns"].to_numpy()
-    lengths = steps["duration_ns"].to_numpy().astype(np.float64)
-    times = [lengths]
-    for _, stretches in causes.group_by("device", "cause", maintain_order=True):
-        times.append(
-            _step_covered(stretches, starts + steps["duration_ns"].to_numpy()) - _step_covered(stretches, starts)
-        )
+    starts, lengths = steps["start_ns"].to_numpy(), steps["duration_ns"].to_numpy()
+    times = [lengths.astype(np.float64)]
+    for _, stretches in causes.sort("start_ns").group_by("device", "cause", maintain_order=True):
+        begin = stretches["start_ns"].to_numpy()
+        spent = IntervalSet(begin, begin + stretches["duration_ns"].to_numpy()).overlap_of(starts, starts + lengths)
+        times.append(spent.astype(np.float64))
     distance = np.sum([np.abs(each - np.median(each)) for each in times], axis=0)
     nearest = int(distance.argmin())
     return Window(int(starts[nearest]), int(starts[nearest]) + max(int(lengths[nearest]), 1))
-
-
-def _step_covered(stretches: pl.DataFrame, until_ns: npt.NDArray[np.int64]) -> Numbers:
-    """Nanoseconds of the stretches before each moment."""
-    stretches = stretches.sort("start_ns")
-    starts, lengths = stretches["start_ns"].to_numpy(), stretches["duration_ns"].to_numpy()
-    before = np.concatenate([[0], np.cumsum(lengths)])
-    last = np.searchsorted(starts, until_ns, side="right") - 1  # the stretch that began last
-    known = np.maximum(last, 0)
-    inside = np.minimum(until_ns - starts[known], lengths[known])
-    return np.where(last < 0, 0, before[known] + inside).astype(np.float64)

@@ -15,7 +15,7 @@ from stepscope.analysis.idle import idle_time
 from stepscope.analysis.module_paths import OTHER, PHASES
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.rows import at, row_numbers
-from stepscope.analysis.steps import step_table
+from stepscope.analysis.steps import span_of, step_table
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows
 
@@ -78,18 +78,13 @@ def place_costs(
     """The costs of the complete steps, or of everything where there are none.
 
     Args:
-        attribution: as `attribute` gives it, if it was computed already.
         window: another stretch than the steps'.
-        idle: as `idle_time` gives it, likewise.
     """
     attribution = attribute(trace) if attribution is None else attribution
     steps = 0
     if window is None:
         complete = step_table(trace).filter(pl.col("complete"))
-        steps = complete.height
-        ends = (complete["start_ns"] + complete["duration_ns"]).to_numpy()
-        starts = complete["start_ns"].to_numpy()
-        window = Window(int(starts.min()), int(ends.max())) if steps else _EVER
+        steps, window = complete.height, span_of(complete) or _EVER
     basis: Literal["device", "host"] = "device" if trace.device_work.height else "host"
     parts = [pl.DataFrame(schema=dict(_RECORDS)), _operators(trace, attribution, window, count_time=basis == "host")]
     if basis == "device":
@@ -117,11 +112,7 @@ def cost_sums(costs: PlaceCosts, by: str) -> pl.DataFrame:
 
 def _records(place: Rows, module: Rows, **columns: Rows) -> pl.DataFrame:
     return pl.DataFrame(
-        {
-            "place": place,
-            "module": module,
-            **{name: values.astype(np.int64) for name, values in columns.items()},
-        }
+        {"place": place, "module": module, **{name: values.astype(np.int64) for name, values in columns.items()}}
     )
 
 
@@ -129,12 +120,8 @@ def _work(trace: Trace, attribution: Attribution, window: Window) -> pl.DataFram
     work = trace.device_work
     launched = trace.launches["start_ns"].gather(work["launch"])
     start = pl.select(pl.coalesce(launched, work["start_ns"])).to_series().to_numpy()
-    rows = _records(
-        attribution.work_place,
-        attribution.work_module,
-        phase=attribution.work_phase.astype(np.int64),
-        ns=work["duration_ns"].to_numpy(),
-    )
+    columns = {"phase": attribution.work_phase, "ns": work["duration_ns"].to_numpy()}
+    rows = _records(attribution.work_place, attribution.work_module, **columns)
     return rows.filter(pl.Series((start >= window.start_ns) & (start < window.end_ns)))
 
 
@@ -142,7 +129,7 @@ def _operators(trace: Trace, attribution: Attribution, window: Window, *, count_
     costs = operator_costs(trace)
     slices = attribution.operator_slices
     own = costs["host_self_ns"].to_numpy()
-    phase = np.where(slices >= 0, at(attribution.phase.astype(np.int64), slices), OTHER)
+    phase = np.where(slices >= 0, at(attribution.phase, slices), OTHER)
     rows = _records(
         at(attribution.place, slices),
         at(attribution.module, slices),
@@ -204,18 +191,14 @@ LINE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
-def line_table(trace: Trace, *, costs: PlaceCosts | None = None, window: Window | None = None) -> pl.DataFrame:
+def line_table(trace: Trace, *, costs: PlaceCosts | None = None) -> pl.DataFrame:
     """The lines of the user's code that anything was attributed to, the costliest first.
-
-    Args:
-        costs: as `place_costs` gives them, if they were computed already.
-        window: another stretch than the complete steps.
 
     Returns:
         Columns as in LINE_SCHEMA, sums over the steps. The times of all rows add up to all device time, or, where the
         trace has no device, to the operators' own time. `calls` are the operators that the line called itself.
     """
-    costs = place_costs(trace, window=window) if costs is None else costs
+    costs = place_costs(trace) if costs is None else costs
     sums = cost_sums(costs, "place")
     places = pl.DataFrame(
         [(number, *place) for number, place in enumerate(costs.attribution.places)],
@@ -247,23 +230,18 @@ class _Node:
     """A module: its own costs, and once summed those of the modules inside as well."""
 
     path: str
-    name: str
     costs: dict[str, Any]
     self_ns: int
     calls: int | None
     inside: list[_Node] = field(default_factory=list)
 
 
-def module_table(
-    trace: Trace, *, costs: PlaceCosts | None = None, window: Window | None = None, depth: int | None = None
-) -> pl.DataFrame:
+def module_table(trace: Trace, *, costs: PlaceCosts | None = None, depth: int | None = None) -> pl.DataFrame:
     """The modules as a tree, row by row from its top, the costliest of each level first.
 
     A module that costs nothing itself and holds only one other is drawn as one with it.
 
     Args:
-        costs: as `place_costs` gives them, if they were computed already.
-        window: another stretch than the complete steps.
         depth: levels to keep, all by default; what is deeper counts in the row around it.
 
     Returns:
@@ -271,7 +249,7 @@ def module_table(
         that only holds others. The rows' `self_ns` add up to all device time, or, where the trace has no device, to the
         operators' own time, unless `depth` leaves rows out.
     """
-    costs = place_costs(trace, window=window) if costs is None else costs
+    costs = place_costs(trace) if costs is None else costs
     if not costs.attribution.modules:
         return pl.DataFrame(schema=dict(MODULE_SCHEMA))
     roots, outside = _tree(trace, costs)
@@ -292,7 +270,7 @@ def _tree(trace: Trace, costs: PlaceCosts) -> tuple[list[_Node], dict[str, Any] 
     nodes = []
     for number, path in enumerate(attribution.modules):
         mine = dict(own.get(number, nothing))
-        nodes.append(_Node(path, path, mine, mine["total_ns"], calls.get(number)))
+        nodes.append(_Node(path, mine, mine["total_ns"], calls.get(number)))
     roots = []
     for number in reversed(range(len(nodes))):  # a module comes after those around it
         node, around = nodes[number], int(attribution.module_parents[number])
@@ -329,14 +307,8 @@ def _rows(node: _Node, around: str, depth: int, deepest: int | None) -> Iterator
             break  # it costs something else, such as idle time
         node = node.inside[0]
     name = node.path[len(around) :].removeprefix(".")
-    yield {
-        "module": node.path,
-        "name": name,
-        "depth": depth,
-        **node.costs,
-        "calls": node.calls,
-        "self_ns": node.self_ns,
-    }
+    more = {"module": node.path, "name": name, "depth": depth, "calls": node.calls, "self_ns": node.self_ns}
+    yield {**node.costs, **more}
     if deepest is None or depth + 1 < deepest:
         for inner in _in_order(node.inside):
             yield from _rows(inner, node.path, depth + 1, deepest)
@@ -351,20 +323,14 @@ _LONGEST_PATH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the user's code and what it cost.
-
-    Attributes:
-        exact_line: whether `line` is the statement's; otherwise it is the function's definition.
-        ns: cost that stands under it.
-        call_path: the user's frames that lead there, outermost first, as "file:line function".
-    """
+    """A place in the user's code and what it cost."""
 
     file: str
     line: int
     function: str
-    exact_line: bool
-    ns: int
-    call_path: tuple[str, ...]
+    exact_line: bool  # whether `line` is the statement's; otherwise it is the function's definition
+    ns: int  # cost that stands under it
+    call_path: tuple[str, ...]  # the user's frames that lead there, outermost first, as "file:line function"
 
 
 def places(attribution: Attribution, slices: Rows, ns: Rows, top: int = 3) -> list[Place]:
@@ -395,23 +361,17 @@ def places(attribution: Attribution, slices: Rows, ns: Rows, top: int = 3) -> li
 
 def call_path(attribution: Attribution, row: int) -> tuple[str, ...]:
     """The user's frames around the place of a slice, outermost first, as "file:line function"."""
-    stack = int(attribution.stack[row])
+    stack, activity = int(attribution.stack[row]), attribution.activity
     if stack >= 0:
-        return _path_of_stack(attribution, stack)
+        table = attribution.trace.table(TABLES[activity.table[stack]])
+        entries = user_entries(table["call_stack"][int(activity.row[stack])], activity.user_code)
+        return tuple("{}:{} {}".format(*(parse(entry) or (entry, 0, ""))) for entry in reversed(entries[1:]))
     place, frame = attribution.places[attribution.place[row]], int(attribution.frame[row])
     frames = attribution.trace.frames
     around = parse(frames["name"][frame]) if frame >= 0 else None
     if around is None or around[2] != place.function:  # the frame of another function leads elsewhere
         return ()
-    return _path_of_frame(frames, frame, attribution.activity)
-
-
-def _path_of_stack(attribution: Attribution, stack: int) -> tuple[str, ...]:
-    activity = attribution.activity
-    table = attribution.trace.table(TABLES[activity.table[stack]])
-    entries = user_entries(table["call_stack"][int(activity.row[stack])], activity.user_code)
-    outer = map(_parsed, reversed(entries[1:]))
-    return tuple(f"{file}:{line} {function}" for file, line, function in outer)
+    return _path_of_frame(frames, frame, activity)
 
 
 def _path_of_frame(frames: pl.DataFrame, frame: int, activity: HostActivity) -> tuple[str, ...]:
@@ -423,10 +383,6 @@ def _path_of_frame(frames: pl.DataFrame, frame: int, activity: HostActivity) -> 
             path.append("{}:{} {}".format(*outer))
         above = frames["parent"][above]
     return tuple(reversed(path))
-
-
-def _parsed(name: str) -> tuple[str, int, str]:
-    return parse(name) or (name, 0, "")
 
 
 def line_places(trace: Trace, activity: HostActivity, pieces: pl.DataFrame) -> list[Place]:

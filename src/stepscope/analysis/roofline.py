@@ -10,13 +10,12 @@ import re
 from functools import lru_cache
 from typing import Final
 
-import numpy as np
 import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
+from stepscope.analysis.rows import beginning_in, conformed
 from stepscope.analysis.work_formulas import work_of_operators
-from stepscope.machine.devices import find_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, find_device
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import Device
 
@@ -61,12 +60,12 @@ TABLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "kernel": pl.String,  # the costliest
 }
 
-_FEWER_OPERATIONS: Final = re.compile(r"winograd|_fft|fft_|fft2d", re.IGNORECASE)
+_FEWER_OPERATIONS: Final = r"(?i)winograd|_fft|fft_|fft2d"
 """Algorithms that need fewer operations than the count says: no share of a peak can be told."""
 
 
 def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
-    """What this device of the trace can do at best; None where neither the table nor the trace tells it.
+    """What this device of the trace can do at best; None if neither the table of devices nor the trace has it.
 
     A program that sees a part of a machine's devices may number them otherwise than the profiler; where all are alike
     that does not matter.
@@ -77,11 +76,11 @@ def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
         mine = described[0]
     if mine is None:
         return None
-    return find_device(mine) or _told_peaks(mine)
+    return find_device(mine) or _recorded_peaks(mine)
 
 
-def _told_peaks(device: Device) -> DevicePeaks | None:
-    """The peaks that the trace itself tells of a device; XLA tells them of TPUs, in bf16."""
+def _recorded_peaks(device: Device) -> DevicePeaks | None:
+    """A device's peaks as the trace records them; XLA does so for TPUs, in bf16."""
     if device.peak_flops_s is None or device.bandwidth_bytes_s is None:
         return None
     return DevicePeaks(
@@ -111,27 +110,20 @@ def roofline_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFram
     operators = trace.operators.select(
         "start_ns", operator="name", input_shapes="input_shapes", input_types="input_types"
     ).with_columns(work_of_operators(trace))
-    calls = calls.join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
-    if window is not None:
-        calls = calls.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    operators = operators.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    calls = calls.join(operators, on="row", how="left", maintain_order="left")
+    calls = beginning_in(calls, window)
     is_fp32 = (pl.col("number_type") == "fp32") & (pl.col("flops") > 0)
     calls = calls.with_columns(
         number_type=pl.when(is_fp32 & pl.col("is_tf32")).then(pl.lit("tf32")).otherwise("number_type")
     )
     peaks = {device: device_peaks(trace, device) for device in calls["device"].unique().to_list()}
     calls = calls.with_columns(_limits(calls, peaks))
-    return calls.select(pl.col(name).cast(kind) for name, kind in CALL_SCHEMA.items())
+    return conformed(calls, CALL_SCHEMA)
 
 
 def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """Operators by shapes: what they reached and what limits them, the costliest on the device first.
-
-    Args:
-        window: as in `roofline_calls`.
-
-    Returns:
-        Columns as in TABLE_SCHEMA.
-    """
+    """Operators by shapes, costliest first: what they reached and what limits them; columns as in TABLE_SCHEMA."""
     calls = roofline_calls(trace, window=window)
     keys = [
         "operator", "input_shapes", "input_types", "device", "work_kind", "number_type", "flops", "bytes", "limit"
@@ -150,59 +142,61 @@ def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFram
         share=pl.when(pl.col("limit").is_not_null()).then(pl.col("attainable_ns") / time),
     )
     table = _from_cache(trace, table).sort(["device_ns", *keys], descending=[True, *[False] * len(keys)])
-    return table.select(pl.col(name).cast(kind) for name, kind in TABLE_SCHEMA.items())
+    return conformed(table, TABLE_SCHEMA)
+
+
+def described_work(trace: Trace) -> pl.DataFrame:
+    """The work of devices, with the operator that launched each and what the kernel's name tells.
+
+    Returns:
+        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns; row (in operators),
+        operator, input_shapes, input_types, is_eligible (as `is_eligible`), null without one; those of `Arithmetic`.
+    """
+    operators = trace.operators.select(operator="name", input_shapes="input_shapes", input_types="input_types")
+    launching = trace.launches.select(row="operator").with_row_index("launch")
+    work = (
+        trace.device_work.select("name", "device", "queue", "kind", "launch", "start_ns", "duration_ns")
+        .with_row_index("work")
+        .join(launching, on="launch", how="left", maintain_order="left")
+        .join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
+        .with_columns(pl.col("row").cast(pl.Int64))
+    )
+    told = pl.DataFrame(
+        [(name, *arithmetic(name)) for name in work["name"].unique().to_list()],
+        schema={"name": pl.String, "precision": pl.String, "tensor_cores": pl.Boolean, "is_matrix": pl.Boolean},
+        orient="row",
+    )
+    eligible = [name for name in work["operator"].drop_nulls().unique().to_list() if is_eligible(name)]
+    return work.join(told, on="name", how="left", maintain_order="left").with_columns(
+        is_eligible=pl.col("operator").is_in(eligible)
+    )
 
 
 def _measured(trace: Trace) -> pl.DataFrame:
     """For each operator and device the time of the work that it launched itself, and what its kernels' names tell."""
-    launching = trace.launches.select(row="operator").with_row_index("launch")
-    work = (
-        trace.device_work.filter(pl.col("kind").is_in(WORK_KINDS))
-        .select("name", "device", "launch", "duration_ns")
-        .join(launching, on="launch", how="inner", maintain_order="left")
-        .filter(pl.col("row").is_not_null())
-    )
-    names = work["name"].unique().to_list()
-    told = pl.DataFrame(
-        [(name, _is_tf32(name), _FEWER_OPERATIONS.search(name) is not None) for name in names],
-        schema={"name": pl.String, "is_tf32": pl.Boolean, "fewer": pl.Boolean},
-        orient="row",
-    )
-    calls = (
-        work.join(told, on="name", how="left", maintain_order="left")
-        .group_by("row", "device", maintain_order=True)
-        .agg(
-            device_ns=pl.col("duration_ns").sum(),
-            works=pl.len().cast(pl.Int64),
-            kernel=pl.col("name").sort_by("duration_ns", "name", descending=[True, False]).first(),
-            is_tf32=pl.col("is_tf32").any(),
-            fewer=pl.col("fewer").any(),
-        )
+    work = described_work(trace).filter(pl.col("kind").is_in(WORK_KINDS) & pl.col("row").is_not_null())
+    calls = work.group_by("row", "device", maintain_order=True).agg(
+        device_ns=pl.col("duration_ns").sum(),
+        works=pl.len().cast(pl.Int64),
+        kernel=pl.col("name").sort_by("duration_ns", "name", descending=[True, False]).first(),
+        is_tf32=(pl.col("is_matrix") & (pl.col("precision") == "tf32").fill_null(False)).any(),
+        fewer=pl.col("name").str.contains(_FEWER_OPERATIONS).any(),
     )
     return calls.sort("row", "device")
 
 
-@lru_cache(maxsize=65536)
-def _is_tf32(kernel: str) -> bool:
-    """Whether a kernel multiplies 32-bit numbers as TF32, by its name."""
-    told = arithmetic(kernel)
-    return told.is_matrix and told.precision == "tf32"
-
-
-def _limits(calls: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> list[pl.Series]:
+def _limits(calls: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> pl.DataFrame:
     """The columns limit and attainable_ns."""
-    flops, moved = calls["flops"].to_list(), calls["bytes"].to_list()
-    kinds, devices, fewer = calls["number_type"].to_list(), calls["device"].to_list(), calls["fewer"].to_list()
-    limit: list[str | None] = []
-    attainable: list[float | None] = []
-    for operations, size, kind, device, is_fewer in zip(flops, moved, kinds, devices, fewer, strict=True):
+    rows: list[tuple[str | None, float | None]] = []
+    for flops, moved, kind, device, fewer in calls.select(
+        "flops", "bytes", "number_type", "device", "fewer"
+    ).iter_rows():
         peak = peaks[device]
-        name, time_ns = None, None
-        if peak is not None and operations is not None and not is_fewer:
-            name, time_ns = _limit(operations, size, peak.flops_s.get(kind or ""), peak.bandwidth_bytes_s)
-        limit.append(name)
-        attainable.append(time_ns)
-    return [pl.Series("limit", limit, pl.String), pl.Series("attainable_ns", attainable, pl.Float64)]
+        if peak is None or flops is None or fewer:
+            rows.append((None, None))
+        else:
+            rows.append(_limit(flops, moved, peak.flops_s.get(kind or ""), peak.bandwidth_bytes_s))
+    return pl.DataFrame(rows, {"limit": pl.String, "attainable_ns": pl.Float64}, orient="row")
 
 
 def _limit(flops: int, moved: int | None, peak: float | None, bandwidth: float) -> tuple[str | None, float | None]:
@@ -217,20 +211,13 @@ def _limit(flops: int, moved: int | None, peak: float | None, bandwidth: float) 
 
 def _from_cache(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
     """Rows whose tensors came faster than memory can, and may have come from the cache, named so, without a share."""
-    caches = {}
-    for device in table["device"].unique().to_list():
-        peak = device_peaks(trace, device)
-        caches[device] = 0 if peak is None or peak.cache_bytes is None else peak.cache_bytes
-    cache = np.array([caches[device] for device in table["device"]], np.float64)
-    moved = table["bytes"].fill_null(0).to_numpy().astype(np.float64)
-    share = table["share"].fill_null(0.0).to_numpy()
-    rest = np.where(moved > 0, np.maximum(moved - cache, 0) / np.maximum(moved, 1), 0.0)
-    from_cache = (
-        (table["limit"] == "memory").fill_null(False).to_numpy() & (share > 1) & (share * rest <= MEASURED_WRONG)
-    )
+    peaks = {device: device_peaks(trace, device) for device in table["device"].unique().to_list()}
+    caches = [0 if peak is None else peak.cache_bytes or 0 for peak in map(peaks.get, table["device"])]
+    moved, share = pl.col("bytes").fill_null(0).cast(pl.Float64), pl.col("share").fill_null(0.0)
+    beyond = (moved - pl.Series(caches, dtype=pl.Float64)).clip(0) / moved.clip(1)  # what the cache cannot hold
+    from_cache = (pl.col("limit") == "memory").fill_null(False) & (share > 1) & (share * beyond <= MEASURED_WRONG)
     return table.with_columns(
-        limit=pl.when(pl.Series(from_cache)).then(pl.lit("cache")).otherwise("limit"),
-        share=pl.when(~pl.Series(from_cache)).then("share"),
+        limit=pl.when(from_cache).then(pl.lit("cache")).otherwise("limit"), share=pl.when(~from_cache).then("share")
     )
 
 
@@ -252,7 +239,7 @@ TENSOR_CORE_CALLS: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
     "start_ns": pl.Int64,  # of the first work
     "device_ns": pl.Int64,  # all computation that it launched itself
-    "matrix_ns": pl.Int64,  # of it, kernels whose names say matrix product, convolution or attention
+    "matrix_ns": pl.Int64,  # the part in kernels whose names say matrix product, convolution or attention
     "tensor_core_ns": pl.Int64,  # of these, kernels whose names say tensor cores
     "precision": pl.String,  # number type of the longest matrix kernel, as its name tells it
     "kernel": pl.String,  # name of the longest matrix kernel, or else of the longest
@@ -292,38 +279,26 @@ def eligible_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFram
     Returns:
         Columns as in CALL_SCHEMA, in order of time.
     """
-    calls = (
-        _matrix_work(trace)
-        .group_by("call")
-        .agg(
-            *(pl.col(name).first() for name in ("row", "operator", "input_shapes", "input_types", "device")),
-            start_ns=pl.col("start_ns").min(),
-            device_ns=pl.col("duration_ns").sum(),
-            matrix_ns=pl.col("duration_ns").filter("is_matrix").sum(),
-            tensor_core_ns=pl.col("duration_ns").filter(pl.col("tensor_cores").fill_null(False)).sum(),
-            precision=_of_longest("precision"),
-            kernel=_of_longest("name"),
-            used=_used(),
-        )
+    wanted = pl.col("is_eligible") | (pl.col("operator").is_null() & pl.col("is_matrix"))
+    work = described_work(trace).filter((pl.col("kind") == "compute") & wanted.fill_null(False))
+    calls = work.group_by(call=pl.coalesce("row", -1 - pl.col("work").cast(pl.Int64))).agg(
+        *(pl.col(name).first() for name in ("row", "operator", "input_shapes", "input_types", "device")),
+        start_ns=pl.col("start_ns").min(),
+        device_ns=pl.col("duration_ns").sum(),
+        matrix_ns=pl.col("duration_ns").filter("is_matrix").sum(),
+        tensor_core_ns=pl.col("duration_ns").filter(pl.col("tensor_cores").fill_null(False)).sum(),
+        precision=_of_longest("precision"),
+        kernel=_of_longest("name"),
+        used=_used(),
     )
-    if window is not None:
-        calls = calls.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
-    columns = [pl.col(name).cast(kind) for name, kind in TENSOR_CORE_CALLS.items()]
-    return calls.sort("start_ns", "call").select(columns)
+    return conformed(beginning_in(calls, window).sort("start_ns", "call"), TENSOR_CORE_CALLS)
 
 
-def tensor_core_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """Operators that tensor cores can work for, by type and shape, and whether they used them; the costliest first.
-
-    Args:
-        window: as in `eligible_calls`.
-
-    Returns:
-        Columns as in TABLE_SCHEMA.
-    """
+def tensor_core_table(trace: Trace) -> pl.DataFrame:
+    """Operators that tensor cores can work for, and whether they used them, costliest first; as TENSOR_CORE_TABLE."""
     keys = ["operator", "input_shapes", "input_types", "precision", "used"]
     table = (
-        eligible_calls(trace, window=window)
+        eligible_calls(trace)
         .group_by(keys)
         .agg(
             calls=pl.len().cast(pl.Int64),
@@ -339,34 +314,8 @@ def tensor_core_table(trace: Trace, *, window: Window | None = None) -> pl.DataF
     return table.sort(["device_ns", *keys], descending=descending).select(list(TENSOR_CORE_TABLE))
 
 
-def _matrix_work(trace: Trace) -> pl.DataFrame:
-    """Computation of eligible operators, and matrix kernels of none, with what their names tell; `call` groups them."""
-    operators = trace.operators.select(operator="name", input_shapes="input_shapes", input_types="input_types")
-    launching = trace.launches.select(row="operator").with_row_index("launch")
-    work = (
-        trace.device_work.filter(pl.col("kind") == "compute")
-        .select("name", "device", "launch", "start_ns", "duration_ns")
-        .with_row_index("work")
-        .join(launching, on="launch", how="left", maintain_order="left")
-        .join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
-    )
-    names = work["name"].unique().to_list()
-    told = pl.DataFrame(
-        [(name, *arithmetic(name)) for name in names],
-        schema={"name": pl.String, "precision": pl.String, "tensor_cores": pl.Boolean, "is_matrix": pl.Boolean},
-        orient="row",
-    )
-    eligible = [name for name in work["operator"].drop_nulls().unique().to_list() if is_eligible(name)]
-    work = work.join(told, on="name", how="left", maintain_order="left")
-    wanted = pl.col("operator").is_in(eligible) | (pl.col("operator").is_null() & pl.col("is_matrix"))
-    alone = -1 - pl.col("work").cast(pl.Int64)
-    return work.filter(wanted.fill_null(False)).with_columns(
-        pl.col("row").cast(pl.Int64), call=pl.coalesce(pl.col("row").cast(pl.Int64), alone)
-    )
-
-
 def _of_longest(column: str) -> pl.Expr:
-    """Of a call's works the value of the longest, among those that are matrix kernels if any is."""
+    """The value of a call's longest work, or of its longest matrix kernel if it has one."""
     order = pl.col(column).sort_by("is_matrix", "duration_ns", "work", descending=[True, True, False])
     return order.first() if column == "name" else order.filter(pl.col("is_matrix").sort(descending=True)).first()
 

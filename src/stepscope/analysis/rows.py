@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.trace.nesting import Rows
+from stepscope.trace.window import Window
 
 _T = TypeVar("_T")
 
@@ -53,6 +54,13 @@ def by_value(table: pl.DataFrame | pl.Series, number_of: Callable[..., int]) -> 
 def conformed(table: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
     """The schema's columns of a table, in its order and with its types."""
     return table.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+
+
+def beginning_in(table: pl.DataFrame, window: Window | None) -> pl.DataFrame:
+    """The rows that start in a stretch of time; all without one."""
+    if window is None:
+        return table
+    return table.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
 
 
 class Numbering(Generic[_T]):

@@ -10,7 +10,7 @@ from stepscope.analysis.attribution import Attribution, attribute
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.host import HostActivity, host_activity, host_window, main_lane
 from stepscope.analysis.idle import device_window
-from stepscope.analysis.steps import step_table
+from stepscope.analysis.steps import span_of, step_table
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 
@@ -74,9 +74,9 @@ class StepView:
     @cached_property
     def span(self) -> Window:
         """The stretch that counts: all complete steps, or else the whole device or host window."""
-        if self.complete_steps.height:
-            start = self.complete_steps["start_ns"]
-            return Window(int(start.min()), int((start + self.complete_steps["duration_ns"]).max()))  # type: ignore[arg-type]
+        steps = span_of(self.complete_steps)
+        if steps is not None:
+            return steps
         if self.device is not None:
             return device_window(self.trace, self.device)
         window = host_window(self.trace, self.activity)

@@ -35,23 +35,15 @@ _CANDIDATES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """The steps of a trace in one line.
+    """The steps of a trace in one line."""
 
-    Attributes:
-        source: where the steps come from: "annotation", "inferred" or "none".
-        count: number of complete steps.
-        median_ns, shortest_ns, longest_ns: of the complete steps; 0 if there are none.
-        mean_ns: of the complete steps.
-        spread: standard deviation over mean, 0 if there are none.
-    """
-
-    source: str
-    count: int
-    median_ns: int
-    shortest_ns: int
-    longest_ns: int
-    mean_ns: float
-    spread: float
+    source: str  # where the steps come from: "annotation", "inferred" or "none"
+    count: int  # number of complete steps
+    median_ns: int  # of the complete steps; 0 if there are none
+    shortest_ns: int  # of the complete steps; 0 if there are none
+    longest_ns: int  # of the complete steps; 0 if there are none
+    mean_ns: float  # of the complete steps
+    spread: float  # standard deviation over mean, 0 if there are none
 
 
 def step_table(trace: Trace) -> pl.DataFrame:
@@ -66,6 +58,14 @@ def step_table(trace: Trace) -> pl.DataFrame:
         if steps.is_empty():
             steps = find(trace)
     return _with_complete(steps.sort("start_ns"), trace.metadata.window)
+
+
+def span_of(steps: pl.DataFrame) -> Window | None:
+    """From the first start to the last end of these steps; None without any."""
+    if steps.is_empty():
+        return None
+    starts = steps["start_ns"].to_numpy()
+    return Window(int(starts.min()), int((starts + steps["duration_ns"].to_numpy()).max()))
 
 
 def are_of_a_device(trace: Trace, steps: pl.DataFrame) -> bool:

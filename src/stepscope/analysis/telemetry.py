@@ -73,9 +73,7 @@ def summary_table(telemetry: Telemetry) -> pl.DataFrame:
     )
     table = summed.join(reasons, on=key, how="full", coalesce=True, nulls_equal=True, maintain_order="left_right")
     counts = ("samples", "not_finite", "nulls")
-    return table.with_columns(pl.col(counts).fill_null(0)).select(
-        pl.col(name).cast(dtype) for name, dtype in SUMMARY_SCHEMA.items()
-    )
+    return conformed(table.with_columns(pl.col(counts).fill_null(0)), SUMMARY_SCHEMA)
 
 
 def timed_table(telemetry: Telemetry, origin_unix_ns: int, steps: pl.DataFrame) -> pl.DataFrame:
@@ -185,21 +183,14 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class TelemetryPicture:
-    """What a report shows of one rank's telemetry.
+    """What a report shows of one rank's telemetry."""
 
-    Attributes:
-        duration_s: from the first sample to the last.
-        recorded_s: when the trace was recorded, on the same clock; None where there is none or its time is not known.
-        plots: in the order to draw them.
-        plots_left_out: how many more there would be.
-        notes: sentences: how devices were slowed down, and what could not be measured.
-    """
-
-    duration_s: float
+    duration_s: float  # from the first sample to the last
+    # when the trace was recorded, on the same clock; None where there is none or its time is not known
     recorded_s: tuple[float, float] | None
-    plots: tuple[Plot, ...]
-    plots_left_out: int
-    notes: tuple[str, ...]
+    plots: tuple[Plot, ...]  # in the order to draw them
+    plots_left_out: int  # how many more there would be
+    notes: tuple[str, ...]  # sentences: how devices were slowed down, and what could not be measured
 
 
 def telemetry_picture(telemetry: Telemetry, recorded_unix_ns: tuple[int, int] | None = None) -> TelemetryPicture | None:

@@ -17,51 +17,50 @@ _LONGEST: Final = 100_000
 """Characters; what is longer describes lists of thousands of tensors and is not read."""
 
 
+def _parsed(text: str | None) -> list[Any]:
+    """A list in JSON; empty for anything else."""
+    if not text or len(text) > _LONGEST:
+        return []
+    try:
+        return msgspec.json.decode(text, type=list[Any])
+    except (msgspec.DecodeError, RecursionError):
+        return []
+
+
+def _shape(value: Any) -> Shape | None:
+    is_shape = isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+    return tuple(value) if is_shape else None
+
+
 @lru_cache(maxsize=65536)
 def shapes_of(text: str | None) -> tuple[Shape, ...]:
     """The shape of each input, () for one that is no tensor or a list of them; none where `text` is no such JSON."""
-    parsed = _parsed(text)
-    return tuple(_shape(each) for each in parsed) if isinstance(parsed, list) else ()
+    return tuple(_shape(each) or () for each in _parsed(text))
+
+
+def first_shape(text: str | None) -> Shape:
+    """The shape of the first input; () where that is no tensor or not known."""
+    return next(iter(shapes_of(text)), ())
 
 
 @lru_cache(maxsize=65536)
 def types_of(text: str | None) -> tuple[str, ...]:
     """The type of each input, such as "float" or "c10::Half", "" where it has none; none where this is no such JSON."""
-    parsed = _parsed(text)
-    return tuple(each if isinstance(each, str) else "" for each in parsed) if isinstance(parsed, list) else ()
+    return tuple(each if isinstance(each, str) else "" for each in _parsed(text))
 
 
 @lru_cache(maxsize=65536)
 def listed_shapes(text: str | None) -> tuple[Shape, ...]:
     """The shapes of the tensors in the first input that is a list of tensors."""
-    parsed = _parsed(text)
-    for each in parsed if isinstance(parsed, list) else []:
+    for each in _parsed(text):
         if isinstance(each, list) and each and all(isinstance(inner, list) for inner in each):
-            return tuple(_shape(inner) for inner in each)
+            return tuple(_shape(inner) or () for inner in each)
     return ()
 
 
 def elements(shape: Shape) -> int:
     """How many numbers a tensor of this shape holds; 1 for a scalar."""
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
-def _parsed(text: str | None) -> Any:
-    if not text or len(text) > _LONGEST:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _shape(value: Any) -> Shape:
-    if not isinstance(value, list) or not all(type(each) is int and each >= 0 for each in value):
-        return ()
-    return tuple(value)
+    return prod(shape)
 
 
 ELEMENT_BYTES: Final[Mapping[str, int]] = {
@@ -82,20 +81,14 @@ LARGEST: Final = 2**62
 
 
 class Work(NamedTuple):
-    """What one call needs.
+    """What one call needs."""
 
-    Attributes:
-        kind: "matrix", "convolution", "attention", "normalisation", "softmax", "elementwise", "reduction", "embedding"
-            or "copy".
-        flops: floating-point operations; None where shapes do not tell.
-        bytes: least memory traffic; None where shapes or types do not tell.
-        number_type: of the arithmetic, such as "bf16"; None where it is none of `NUMBER_TYPES`.
-    """
-
+    # "matrix", "convolution", "attention", "normalisation", "softmax", "elementwise", "reduction", "embedding" or
+    # "copy"
     kind: str
-    flops: int | None
-    bytes: int | None
-    number_type: str | None
+    flops: int | None  # floating-point operations; None where shapes do not tell
+    bytes: int | None  # least memory traffic; None where shapes or types do not tell
+    number_type: str | None  # of the arithmetic, such as "bf16"; None for others than NUMBER_TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +100,17 @@ class Call:
     values: tuple[str, ...]
 
     def shape(self, index: int) -> Shape | None:
-        """Of the input at this place, None where there is no tensor."""
+        """The shape of the input at this place, None if it is no tensor."""
         if index >= len(self.shapes) or self.type(index) not in ELEMENT_BYTES:
             return None
         return self.shapes[index]
 
     def type(self, index: int) -> str:
-        """Of the input at this place, "" where none is known."""
+        """The type of the input at this place, "" if unknown."""
         return self.types[index] if index < len(self.types) else ""
 
     def bytes(self, index: int) -> int:
-        """Of the tensor at this place, 0 where there is none. A number that was made a tensor takes none either."""
+        """Size of the tensor at this place; 0 without one, and for a number that was made a tensor."""
         shape = self.shape(index)
         return prod(shape) * ELEMENT_BYTES[self.type(index)] if shape else 0
 
@@ -178,8 +171,6 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
     return tuple(reversed(result))
 
 
-TrafficShape = tuple[int, ...]
-
 # fmt: off
 PLAIN: Final = frozenset({
     "add", "sub", "rsub", "mul", "div", "neg", "abs", "square", "reciprocal", "sqrt", "rsqrt", "clamp", "clamp_min",
@@ -207,17 +198,11 @@ VIEWS: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one element-wise operator moves.
+    """What one element-wise operator moves."""
 
-    Attributes:
-        inputs: shapes of its tensors, scalars left out.
-        output: shape of its result, if it is that of its broadcast inputs.
-        elements: numbers read and written.
-    """
-
-    inputs: tuple[TrafficShape, ...]
-    output: TrafficShape
-    elements: int
+    inputs: tuple[Shape, ...]  # shapes of its tensors, scalars left out
+    output: Shape  # shape of its result, if it is that of its broadcast inputs
+    elements: int  # numbers read and written
 
 
 def base_name(name: str) -> str:
@@ -226,36 +211,17 @@ def base_name(name: str) -> str:
 
 
 @lru_cache(maxsize=65536)
-def traffic_shapes_of(input_shapes: str | None) -> tuple[TrafficShape, ...]:
-    """Shapes of the tensors among an operator's inputs; lists of tensors count as their tensors.
-
-    Args:
-        input_shapes: JSON, as in the table `operators`.
-    """
-    if input_shapes is None:
-        return ()
-    try:
-        value = msgspec.json.decode(input_shapes)
-    except (msgspec.DecodeError, RecursionError):
-        return ()
-    if not isinstance(value, list):
-        return ()
-    return tuple(_tensors(value))
+def tensor_shapes_of(input_shapes: str | None) -> tuple[Shape, ...]:
+    """Shapes of the tensors among an operator's inputs, scalars left out; lists of tensors count as their tensors."""
+    found: list[Shape] = []
+    for item in _parsed(input_shapes):
+        tensors = [item] if _is_shape(item) else item if isinstance(item, list) else []
+        found += [tuple(each) for each in tensors if _is_shape(each)]
+    return tuple(found)
 
 
-def _tensors(value: list[object]) -> list[TrafficShape]:
-    found: list[TrafficShape] = []
-    for item in value:
-        if isinstance(item, list) and item:
-            if all(isinstance(size, int) for size in item):
-                found.append(tuple(item))
-            else:
-                found.extend(
-                    tuple(inner)
-                    for inner in item
-                    if isinstance(inner, list) and inner and all(isinstance(size, int) for size in inner)
-                )
-    return found
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(size, int) for size in value)
 
 
 @lru_cache(maxsize=65536)
@@ -265,14 +231,10 @@ def traffic(input_shapes: str | None, *, reduces: bool = False) -> Traffic | Non
     Args:
         reduces: whether its result is too small to count.
     """
-    shapes = traffic_shapes_of(input_shapes)
+    shapes = tensor_shapes_of(input_shapes)
     if not shapes:
         return None
-    output = _broadcast(shapes)
-    return Traffic(shapes, output, sum(map(prod, shapes)) + (0 if reduces else prod(output)))
-
-
-def _broadcast(shapes: tuple[TrafficShape, ...]) -> TrafficShape:
     length = max(map(len, shapes))
     padded = [(1,) * (length - len(shape)) + shape for shape in shapes]
-    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    output = tuple(max(sizes) for sizes in zip(*padded, strict=True))
+    return Traffic(shapes, output, sum(map(prod, shapes)) + (0 if reduces else prod(output)))

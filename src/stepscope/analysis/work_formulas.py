@@ -293,12 +293,6 @@ def _softmax(call: Call) -> Work | None:
     return Work("softmax", 0, call.bytes(0) + written, NUMBER_TYPES.get(call.type(0)))
 
 
-def _softmax_backward(call: Call) -> Work | None:
-    return (
-        Work("softmax", 0, 2 * call.bytes(0) + call.bytes(1), NUMBER_TYPES.get(call.type(0))) if call.shape(0) else None
-    )
-
-
 _COMPARISONS: Final = (
     "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf",
     "isfinite",
@@ -320,15 +314,11 @@ _REDUCTIONS: Final = (
     "var_mean", "logsumexp", "all", "any", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "avg_pool2d", "max_pool2d",
     "max_pool2d_with_indices", "count_nonzero",
 )  # fmt: skip
+_BATCH_NORMS: Final = ("native", "cudnn", "miopen")
 
 _FORMULAS: Final[Mapping[str, Callable[[Call], Work | None]]] = {
-    "mm": product(0, 1),
-    "bmm": product(0, 1),
-    "_int_mm": product(0, 1),
-    "_scaled_mm": product(0, 1),
-    "addmm": product(1, 2, 0),
-    "_addmm_activation": product(1, 2, 0),
-    "baddbmm": product(1, 2, 0),
+    **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm"), product(0, 1)),
+    **dict.fromkeys(("addmm", "_addmm_activation", "baddbmm"), product(1, 2, 0)),
     "mv": vector_product(0, 1),
     "addmv": vector_product(1, 2),
     "linear": linear,
@@ -346,28 +336,18 @@ _FORMULAS: Final[Mapping[str, Callable[[Call], Work | None]]] = {
     "_scaled_dot_product_efficient_attention_backward": attention(11, 1, backward=True),
     "_scaled_dot_product_cudnn_attention_backward": attention(14, 1, backward=True),
     "_efficient_attention_backward": attention(14, 1, heads_first=False, backward=True, lengths=6),
-    "native_layer_norm": _moving("normalisation", (0, 2, 3)),
-    "layer_norm": _moving("normalisation", (0, 2, 3)),
-    "rms_norm": _moving("normalisation", (0, 2)),
-    "_fused_rms_norm": _moving("normalisation", (0, 2)),
+    **dict.fromkeys(("native_layer_norm", "layer_norm"), _moving("normalisation", (0, 2, 3))),
+    **dict.fromkeys(("rms_norm", "_fused_rms_norm"), _moving("normalisation", (0, 2))),
     "native_group_norm": _moving("normalisation", (0, 1, 2)),
-    "native_batch_norm": _moving("normalisation", (0, 1, 2, 3, 4)),
-    "cudnn_batch_norm": _moving("normalisation", (0, 1, 2, 3, 4)),
-    "miopen_batch_norm": _moving("normalisation", (0, 1, 2, 3, 4)),
+    **{f"{library}_batch_norm": _moving("normalisation", (0, 1, 2, 3, 4)) for library in _BATCH_NORMS},
+    **{f"{library}_batch_norm_backward": _moving("normalisation", (0, 1)) for library in _BATCH_NORMS},
     "native_layer_norm_backward": _moving("normalisation", (0, 1)),
-    "native_batch_norm_backward": _moving("normalisation", (0, 1)),
-    "cudnn_batch_norm_backward": _moving("normalisation", (0, 1)),
-    "miopen_batch_norm_backward": _moving("normalisation", (0, 1)),
-    "_softmax": _softmax,
-    "_log_softmax": _softmax,
-    "softmax": _moving("softmax", (0,)),
-    "log_softmax": _moving("softmax", (0,)),
-    "_softmax_backward_data": _softmax_backward,
-    "_log_softmax_backward_data": _softmax_backward,
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    **dict.fromkeys(("softmax", "log_softmax"), _moving("softmax", (0,))),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _moving("softmax", (0, 0, 1), ())),
     "cumsum": _moving("reduction", (0,)),
     "copy": _moving("copy", (1,)),
-    "fill": _moving("elementwise", ()),
-    "zero": _moving("elementwise", ()),
+    **dict.fromkeys(("fill", "zero"), _moving("elementwise", ())),
     "embedding": _embedding,
     **{name: _elementwise(tensors=1) for name in _OF_ONE},
     **{name: _elementwise(tensors=2) for name in _OF_TWO},
@@ -396,33 +376,23 @@ def work_of_operators(trace: Trace) -> pl.DataFrame:
     output's size is that of the gradients that convolutions of the same shapes meet in their backward pass.
     """
     found = distinct_calls(trace)
+    unknown = (None,) * len(WORK_SCHEMA)
     rows = [
-        None if call is None else work_of(name, call, output)
+        unknown if call is None else work_of(name, call, output) or unknown
         for name, call, output in zip(found.names, found.calls, found.outputs, strict=True)
     ]
-    known = pl.DataFrame(
-        [(None, None, None, None) if row is None else tuple(row) for row in rows], dict(WORK_SCHEMA), orient="row"
-    )
-    return found.spread(known)
+    return found.spread(pl.DataFrame(rows, dict(WORK_SCHEMA), orient="row"))
 
 
 @dataclass(frozen=True, slots=True)
 class DistinctCalls:
-    """The calls of a trace that differ in name or inputs, those without recorded shapes left out.
+    """The calls of a trace that differ in name or inputs, those without recorded shapes left out."""
 
-    Attributes:
-        names: of the operators, such as "aten::mm".
-        calls: their inputs; None where those are damaged.
-        outputs: spatial size of a convolution's output where other calls tell it.
-        texts: the names with the inputs as the trace has them, columns as in `inputs`.
-        inputs: the same for each row of `operators`.
-    """
-
-    names: list[str]
-    calls: list[Call | None]
-    outputs: list[Shape | None]
-    texts: pl.DataFrame
-    inputs: pl.DataFrame
+    names: list[str]  # of the operators, such as "aten::mm"
+    calls: list[Call | None]  # their inputs; None where those are damaged
+    outputs: list[Shape | None]  # spatial size of a convolution's output where other calls tell it
+    texts: pl.DataFrame  # the names with the inputs as the trace has them, columns as in `inputs`
+    inputs: pl.DataFrame  # the same for each row of `operators`
 
     def spread(self, known: pl.DataFrame) -> pl.DataFrame:
         """For each row of `operators` what is known of its distinct call, null for calls that are not among these."""

@@ -62,8 +62,7 @@ class LoadMeter:
 
 Stop: TypeAlias = Literal["precision", "rounds", "budget", "interrupted", "failed"]
 
-FEWEST_ROUNDS: Final = 2
-"""So that each command comes first once."""
+FEWEST_ROUNDS: Final = 2  # so that each command comes first once
 FEWEST_STEPS: Final = 2
 CONFIDENCE: Final = 0.95
 LOG: Final = "output.log"
@@ -74,24 +73,18 @@ class BenchSettings:
     """How long and how carefully to measure.
 
     Attributes:
-        steps: steps to time in a run, including its warm-up; the program is ended after them.
         precision: half the width of each change's interval, as a share of the first command's step, that is enough.
-        budget_s: seconds after which no further round begins; the first two always do.
-        rounds: the most rounds; None leaves that to the budget.
-        quiet: keep each rank to its own cores, and collect no garbage.
-        seed: for the random generators of a quiet machine; None leaves them alone.
-        show_output: let the programs write to standard error instead of logs.
         losses: also keep the losses, and fix the random generators by `seed` where it is given, from the import of
             torch on (`stepscope.record.bench_steps`).
     """
 
-    steps: int = 50
+    steps: int = 50  # steps to time in a run, including its warm-up; the program is ended after them
     precision: float = 0.01
-    budget_s: float = 600.0
-    rounds: int | None = None
-    quiet: bool = False
-    seed: int | None = None
-    show_output: bool = False
+    budget_s: float = 600.0  # seconds after which no further round begins; the first two always do
+    rounds: int | None = None  # the most rounds; None leaves that to the budget
+    quiet: bool = False  # keep each rank to its own cores, and collect no garbage
+    seed: int | None = None  # for the random generators of a quiet machine; None leaves them alone
+    show_output: bool = False  # let the programs write to standard error instead of logs
     losses: bool = False
 
     def confidence(self, commands: int) -> float:
@@ -104,38 +97,25 @@ class BenchRun:
     """One run of one command.
 
     Attributes:
-        round: from 1.
-        folder: the run's own.
         step_ns: every timed step, in order; with several ranks, from the last rank's end of a step to the last rank's
             end of the next.
-        warm_up: how many of them do not count.
-        source: what marks the end of a step: "explicit", "optimizer", "loader" or "forward".
-        clock: "device" where the times are those at which an accelerator reached the end of each step, else "host".
-        ranks: processes whose steps these are.
-        complete: whether it took as many steps as requested.
-        seconds: from the start of the program to its end.
-        other_cores: cores that others kept busy meanwhile; None where unknown.
-        own_profiler: whether the program used torch.profiler itself.
-        said: about the quiet machine, a sentence each.
-        losses: of the first rank, one for each backward pass, if they were asked for.
-        applied: the outcome of each remedy that was to be applied.
     """
 
     label: str
-    round: int
-    folder: Path
+    round: int  # from 1
+    folder: Path  # the run's own
     step_ns: tuple[int, ...]
-    warm_up: WarmUp
-    source: str
-    clock: str
-    ranks: int
-    complete: bool
-    seconds: float
-    other_cores: float | None = None
-    own_profiler: bool = False
-    said: tuple[str, ...] = ()
-    losses: tuple[float, ...] = ()
-    applied: tuple[Outcome, ...] = ()
+    warm_up: WarmUp  # how many of them do not count
+    source: str  # what marks the end of a step: "explicit", "optimizer", "loader" or "forward"
+    clock: str  # "device" where the times are those at which an accelerator reached the end of each step, else "host"
+    ranks: int  # processes whose steps these are
+    complete: bool  # whether it took as many steps as requested
+    seconds: float  # from the start of the program to its end
+    other_cores: float | None = None  # cores that others kept busy meanwhile; None where unknown
+    own_profiler: bool = False  # whether the program used torch.profiler itself
+    said: tuple[str, ...] = ()  # about the quiet machine, a sentence each
+    losses: tuple[float, ...] = ()  # of the first rank, one for each backward pass, if they were asked for
+    applied: tuple[Outcome, ...] = ()  # the outcome of each remedy that was to be applied
 
     @property
     def steady_ns(self) -> tuple[int, ...]:
@@ -155,23 +135,15 @@ class BenchFailure:
 
 @dataclass
 class Bench:
-    """What was measured so far.
+    """What was measured so far."""
 
-    Attributes:
-        commands: the first is the one that the others are compared with.
-        runs: in the order in which they ran.
-        stop: why no more were made; None while it goes on.
-        failure: of the command that failed, if one did.
-        seconds: since the beginning.
-    """
-
-    commands: tuple[BenchCommand, ...]
+    commands: tuple[BenchCommand, ...]  # the first is the one that the others are compared with
     settings: BenchSettings
     folder: Path
-    runs: list[BenchRun] = field(default_factory=list)
-    stop: Stop | None = None
-    failure: BenchFailure | None = None
-    seconds: float = 0.0
+    runs: list[BenchRun] = field(default_factory=list)  # in the order in which they ran
+    stop: Stop | None = None  # why no more were made; None while it goes on
+    failure: BenchFailure | None = None  # of the command that failed, if one did
+    seconds: float = 0.0  # since the beginning
 
     @property
     def rounds(self) -> int:

@@ -28,13 +28,10 @@ from stepscope.record.run_process import RUN
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024
-_POLL_S: Final = 1.0
-"""How often to look whether the steps are taken; seldom, so that looking does not disturb them."""
+_POLL_S: Final = 1.0  # how often to look whether the steps are taken; seldom, so that looking does not disturb them
 _ENDED_POLL_S: Final = 0.02
-_LEAVING_S: Final = 1.0
-"""How long what a program started may outlive it before it is ended."""
-GRACE_S: Final = 30.0
-"""How long a program whose steps are all taken may need to end."""
+_LEAVING_S: Final = 1.0  # how long what a program started may outlive it before it is ended
+GRACE_S: Final = 30.0  # how long a program whose steps are all taken may need to end
 _ENDING: Final = (("SIGINT", 5.0), ("SIGTERM", 10.0), ("SIGKILL", 10.0))
 """Signals that end a program, and the seconds each is given; a launcher passes the first two on to its workers."""
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
@@ -42,21 +39,13 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class BenchCommand:
-    """One of the commands that are compared.
+    """One of the commands that are compared."""
 
-    Attributes:
-        label: "A", "B" and so on.
-        text: as the user wrote it.
-        words: what is started.
-        variables: its environment, as in "OMP_NUM_THREADS=1 python train.py".
-        apply: remedies to apply to it; see `stepscope.record.apply`.
-    """
-
-    label: str
-    text: str
-    words: tuple[str, ...]
-    variables: Mapping[str, str]
-    apply: tuple[str, ...] = ()
+    label: str  # "A", "B" and so on
+    text: str  # as the user wrote it
+    words: tuple[str, ...]  # what is started
+    variables: Mapping[str, str]  # its environment, as in "OMP_NUM_THREADS=1 python train.py"
+    apply: tuple[str, ...] = ()  # remedies to apply to it; see `stepscope.record.apply`
 
     @classmethod
     def parse(cls, label: str, text: str) -> BenchCommand:
@@ -91,15 +80,11 @@ class BenchCommand:
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a program ended: `exit_code` is 128 + N for signal N.
-
-    Attributes:
-        was_ended: stepscope ended it: it took too long, or did not end by itself after its steps.
-    """
+    """How a program ended: `exit_code` is 128 + N for signal N."""
 
     exit_code: int
     seconds: float
-    was_ended: bool
+    was_ended: bool  # stepscope ended it: it took too long, or did not end by itself after its steps
 
 
 def run_logged(

@@ -343,7 +343,7 @@ def _matched_tables(
 
 
 def _per_step(table: pl.DataFrame, sums: Sequence[str], counts: tuple[int, int], step_ns: float) -> pl.DataFrame:
-    """With totals over all steps, and figures per step; the largest difference first, then by name."""
+    """Totals over all steps, and figures per step; the largest difference first, then by name."""
     sides = dict(zip(("before", "after"), counts, strict=True))
     keys = pl.exclude([f"{side}_{name}" for side in sides for name in sums])
     names = [name for name in table.select(keys).columns if name != "match"]

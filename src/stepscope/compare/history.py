@@ -28,12 +28,10 @@ SOURCES: Final[tuple[Source, ...]] = ("unprofiled", "profiled")
 
 PENALTY: Final = 4.0
 CONFIDENCE: Final = 0.99
-FEWEST_RUNS: Final = 4
-"""Runs needed to see a change: two before and two after."""
+FEWEST_RUNS: Final = 4  # runs needed to see a change: two before and two after
 _FEWEST_A_SIDE: Final = 2
 _SMALLEST_NOISE: Final = 1e-4
-_PROPOSED: Final = 50
-"""The most places that are examined."""
+_PROPOSED: Final = 50  # the most places that are examined
 _RESAMPLES: Final = 999
 _NORMAL_MEDIAN: Final = 0.6745
 
@@ -43,40 +41,29 @@ class TimedRun:
     """A run as its folder describes it.
 
     Attributes:
-        series: name of the series it belongs to.
-        place: the folder it ran in; "" where unknown.
-        started_unix_s: wall-clock time.
         steps_ns: by source, the nanoseconds of its consecutive steps, including the first ones.
-        settings: what it ran with and on, by name.
-        problem: why it has no step times; None where it has.
     """
 
     name: str
-    series: str
-    place: str
-    started_unix_s: float
+    series: str  # name of the series it belongs to
+    place: str  # the folder it ran in; "" where unknown
+    started_unix_s: float  # wall-clock time
     steps_ns: Mapping[Source, Sequence[float]]
-    settings: Mapping[str, str]
-    problem: str | None = None
+    settings: Mapping[str, str]  # what it ran with and on, by name
+    problem: str | None = None  # why it has no step times; None where it has
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedRun:
-    """A run of a series.
-
-    Attributes:
-        step_ns: its mean step after the warm-up, in nanoseconds.
-        low_ns, high_ns: the mean's interval; None with fewer than two steps.
-        steps, dropped: how many steps were counted, and how many of the warm-up were not.
-    """
+    """A run of a series."""
 
     name: str
     started_unix_s: float
-    step_ns: float
+    step_ns: float  # its mean step after the warm-up, in nanoseconds
     low_ns: float | None
-    high_ns: float | None
+    high_ns: float | None  # with low_ns: the mean's interval; None with fewer than two steps
     steps: int
-    dropped: int
+    dropped: int  # with steps: how many steps were counted, and how many of the warm-up were not
     settings: Mapping[str, str]
 
 
@@ -85,12 +72,11 @@ class Change:
     """A place where the step time changed.
 
     Attributes:
-        position: of the first run after it in the series.
         comparison: of the runs since the previous change with those up to the next one; confidence CONFIDENCE.
         differences: settings that differ between the run before and the run after: name, before, after.
     """
 
-    position: int
+    position: int  # of the first run after it in the series
     comparison: SampleComparison
     differences: tuple[tuple[str, str, str], ...]
 
@@ -108,25 +94,20 @@ class RunSeries:
     """Runs of the same program, the earliest first.
 
     Attributes:
-        source: where all its step times come from.
-        runs: at least one.
-        changes: in order of time.
-        doubtful: places that looked like a change but were not shown to be one.
         smallest_detectable: the smallest change in the middle of the series that these runs could have shown, as a
             share; None where there are too few, or where a change was shown.
         latest: the latest run compared with those since the last change, where they differ; one run is no change.
-        left_out: runs of the series without such step times.
     """
 
     name: str
     place: str
-    source: Source
-    runs: tuple[PlacedRun, ...]
-    changes: tuple[Change, ...]
-    doubtful: int
+    source: Source  # where all its step times come from
+    runs: tuple[PlacedRun, ...]  # at least one
+    changes: tuple[Change, ...]  # in order of time
+    doubtful: int  # places that looked like a change but were not shown to be one
     smallest_detectable: float | None
     latest: SampleComparison | None
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[LeftOut, ...]  # runs of the series without such step times
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +178,6 @@ def _series(runs: Sequence[TimedRun], source: Source, left_out: Sequence[LeftOut
 
 
 def _placed(run: TimedRun, source: Source) -> tuple[PlacedRun, Sequence[float]]:
-    """The run in its series, and its steady steps."""
     steps = run.steps_ns[source]
     dropped = warm_up(steps).dropped if source == "unprofiled" else 0  # recordings begin when the program is warm
     steady = steps[dropped:]
@@ -279,7 +259,6 @@ def best_places(signal: npt.NDArray[np.float64], penalty: float, parts: int | No
 
 
 def _differences(runs: Sequence[PlacedRun], place: int) -> tuple[tuple[str, str, str], ...]:
-    """Settings that the run before the place and the one after it do not share."""
     before, after = runs[place - 1].settings, runs[place].settings
     values = {name: (before.get(name, ""), after.get(name, "")) for name in dict.fromkeys([*before, *after])}
     return tuple(

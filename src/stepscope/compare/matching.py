@@ -213,10 +213,8 @@ def _number(row: _Row) -> int:
     return number if isinstance(number, int) else 0
 
 
-_LONGEST: Final = 2_000
-"""Longer names are kept as they are; no compiler makes such."""
-_FEWEST_DIGITS: Final = 4
-"""Digits among the letters of a hash; a word has fewer."""
+_LONGEST: Final = 2_000  # longer names are kept as they are; no compiler makes such
+_FEWEST_DIGITS: Final = 4  # digits among the letters of a hash; a word has fewer
 _COUNTER: Final = re.compile(r"_\d{1,9}(?:_\d[\dcde]{0,200})?$")  # with the kinds of arguments, as Triton 2 had them
 _HASH: Final = re.compile(r"(?<![0-9A-Za-z])[0-9a-z]{24,}(?![0-9A-Za-z])")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{6,16}")

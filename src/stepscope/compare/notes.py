@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from stepscope.compare.record import Edge, LeftOut
 
 
-_NOTICEABLE: Final = 0.005
-"""Two means of the same steps that differ by more than this share are told apart."""
+_NOTICEABLE: Final = 0.005  # two means of the same steps that differ by more than this share are told apart
 _MOST_WARNINGS: Final = 3
 _MILLISECOND: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
@@ -77,7 +76,6 @@ def _about_side(word: str, side: SideSummary) -> Iterator[str]:
 
 
 def _of_one_side(ours: SideSummary, theirs: SideSummary, unknown: Collection[str]) -> Iterator[str]:
-    """What only one side's recording kept."""
     for name, what in (("input_shapes", "input shapes"), ("module", "modules")):
         if name in unknown:
             yield f"Only one side's recording kept {what}: operators are matched without them."
@@ -194,25 +192,17 @@ StepEnergies: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
 @dataclass(frozen=True, slots=True)
 class EnergyComparison:
-    """The energy of steps before and after.
+    """The energy of steps before and after."""
 
-    Attributes:
-        kind: "gpu", "cpu" or "dram".
-        before_j, after_j: mean joules per step.
-        change: after_j / before_j - 1.
-        change_low, change_high: its interval; None where chance cannot be estimated.
-        before_windows, after_windows: how many were measured.
-    """
-
-    kind: str
+    kind: str  # "gpu", "cpu" or "dram"
     before_j: float
-    after_j: float
-    change: float
+    after_j: float  # with before_j: mean joules per step
+    change: float  # after_j / before_j - 1
     change_low: float | None
-    change_high: float | None
+    change_high: float | None  # with change_low: its interval; None where chance cannot be estimated
     confidence: float
     before_windows: int
-    after_windows: int
+    after_windows: int  # with before_windows: how many were measured
 
 
 def compared_energies(

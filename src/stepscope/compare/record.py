@@ -62,59 +62,41 @@ class TraceRecord:
     """One trace's steps.
 
     Attributes:
-        basis: "device" where times are the device's, "host" where they are the main thread's.
-        device: the device looked at, if any.
-        total_ns: length of the steps together: what `stepscope diagnose` divides by their number.
-        step_count: of complete steps; 1 where there are none and everything recorded counts as one.
-        step_source: "annotation", "inferred" or "none".
         steps: the length of each complete step by its number, until the next one starts; their sum is `total_ns`.
-        left_out: complete steps that count in nothing here.
-        tables: those of SCHEMAS, sums over the steps.
-        settings: the program's settings that the trace knows.
     """
 
     metadata: Metadata
-    basis: Basis
-    device: str | None
-    total_ns: int
-    step_count: int
-    step_source: str
+    basis: Basis  # "device" where times are the device's, "host" where they are the main thread's
+    device: str | None  # the device looked at, if any
+    total_ns: int  # length of the steps together: what `stepscope diagnose` divides by their number
+    step_count: int  # of complete steps; 1 where there are none and everything recorded counts as one
+    step_source: str  # "annotation", "inferred" or "none"
     steps: Mapping[int, int]
-    left_out: tuple[LeftOut, ...]
-    tables: Mapping[str, pl.DataFrame]
-    settings: Mapping[str, str]
+    left_out: tuple[LeftOut, ...]  # complete steps that count in nothing here
+    tables: Mapping[str, pl.DataFrame]  # those of SCHEMAS, sums over the steps
+    settings: Mapping[str, str]  # the program's settings that the trace knows
     warnings: tuple[TraceWarning, ...]
 
 
 Edge: TypeAlias = Literal["first", "last"]
 
-FEWEST_BETWEEN: Final = 3
-"""With fewer steps between the first and the last, no step is left out."""
-FARTHEST: Final = 8.0
-"""Standard deviations from the median beyond which the first or the last step is left out."""
-FARTHEST_OF_THREE: Final = 24.0
-"""The same with only three steps between, which say little about the scatter."""
+FEWEST_BETWEEN: Final = 3  # with fewer steps between the first and the last, no step is left out
+FARTHEST: Final = 8.0  # standard deviations from the median beyond which the first or the last step is left out
+FARTHEST_OF_THREE: Final = 24.0  # the same with only three steps between, which say little about the scatter
 LEAST_SHARE: Final = 0.2
 _TO_STANDARD_DEVIATION: Final = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A step of a recording that does not count.
+    """A step of a recording that does not count."""
 
-    Attributes:
-        trace: which of its side's traces it is in, from 0.
-        index: the step's number.
-        edge: whether it is the recording's first or its last.
-        shortest_ns, longest_ns: of the steps between the first and the last.
-    """
-
-    trace: int
-    index: int
-    edge: Edge
+    trace: int  # which of its side's traces it is in, from 0
+    index: int  # the step's number
+    edge: Edge  # whether it is the recording's first or its last
     duration_ns: int
     shortest_ns: int
-    longest_ns: int
+    longest_ns: int  # with shortest_ns: of the steps between the first and the last
 
 
 def far_edges(step_ns: Sequence[float]) -> tuple[Edge, ...]:
@@ -189,14 +171,10 @@ def trace_record(
         step_source=view.summary.source if view.complete_steps.height else "none",
         steps=_steps(view, window),
         left_out=gone,
-        tables={name: _conformed(name, table) for name, table in tables.items()},
+        tables={name: tables[name].select(*schema).cast(pl.Schema(schema)) for name, schema in SCHEMAS.items()},
         settings=settings_of_trace(trace.metadata),
         warnings=trace.warnings,
     )
-
-
-def _conformed(name: str, table: pl.DataFrame) -> pl.DataFrame:
-    return table.select([pl.col(column).cast(dtype) for column, dtype in SCHEMAS[name].items()])
 
 
 def _window(view: View) -> Window:
@@ -238,7 +216,7 @@ def _causes(view: View, window: Window) -> pl.DataFrame:
 
 
 def _idle(view: View, window: Window) -> pl.DataFrame:
-    """The device's idle pieces. Where no work follows, such as after the last, the main thread tells what it did."""
+    """The device's idle pieces; the main thread's, where no work follows, such as after the last."""
     pieces = idle_time(view.trace, window=window, activity=view.activity).filter(pl.col("device") == view.device)
     is_open = pl.col("next_work").is_null()
     parts = [pieces.filter(~is_open)]
@@ -336,7 +314,6 @@ def _modules(places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
 
 
 def _with_waits(costs: PlaceCosts, waits: pl.DataFrame, by: str) -> pl.DataFrame:
-    """`by`, ns (with the idle time), idle_ns and calls."""
     sums = costs.records.group_by(by).agg(pl.col("ns", "calls").sum())
     idle = waits.group_by(by).agg(pl.col("idle_ns").sum())
     table = sums.join(idle, on=by, how="full", coalesce=True)

@@ -33,8 +33,7 @@ from stepscope.record.step_times import Stretch, are_durations
 from stepscope.trace import Trace
 
 KEPT: Final = "trace-steps.json"
-FEWEST_STEPS: Final = 3
-"""A run of which fewer steps were timed does not count."""
+FEWEST_STEPS: Final = 3  # A run of which fewer steps were timed does not count
 _BENCH_FILES: Final = "steps-*.json"
 _NUMBER: Final = re.compile(r"[-_.+=@]([0-9]+|(?=[a-f]*[0-9])[0-9a-f]{7,40})$", re.ASCII)
 """What tells the runs of a series apart: a number, a date and time, or a commit at the end of the name."""
@@ -119,7 +118,6 @@ def _flat(options: object) -> dict[str, Any]:
 
 
 def _step_times(folder: RunFolder, manifest: RunManifest) -> dict[Source, list[float]]:
-    """Of the first rank that has any."""
     if (folder.path / BATCH_SIZES).exists():
         raise UsageError("it ran its program once for each of several batch sizes")
     recordings = manifest.recordings or tuple(folder.recordings())
@@ -135,7 +133,7 @@ def _step_times(folder: RunFolder, manifest: RunManifest) -> dict[Source, list[f
 
 
 def _stretches_of_first_rank(recordings: tuple[Any, ...]) -> list[Stretch]:
-    """Of the first rank's process that has most steps: one that only evaluates, say, has fewer."""
+    """The first rank's process with most steps counts: one that only evaluates, say, has fewer."""
     by_rank: dict[int, list[list[Stretch]]] = {}
     for one in recordings:
         times = one.get("step_times") if isinstance(one, Mapping) else None
@@ -148,7 +146,6 @@ def _stretches_of_first_rank(recordings: tuple[Any, ...]) -> list[Stretch]:
 
 
 def _bench_times(folder: RunFolder) -> list[float]:
-    """What `stepscope bench` noted in the first rank's folder."""
     for rank in folder.ranks():
         paths = sorted((folder.path / f"rank{rank}").glob(_BENCH_FILES))
         if longest := max(map(_between_ends, paths), key=len, default=[]):

@@ -24,13 +24,10 @@ Verdict: TypeAlias = Literal["faster", "slower", "no difference shown"]
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Interval: TypeAlias = tuple[float, float]
 
-POWER: Final = 0.8
-"""The probability of detecting a difference as large as `smallest_detectable`."""
-FEWEST_BLOCKS: Final = 20
-"""Blocks of steps, or runs, that each side needs for resampling."""
+POWER: Final = 0.8  # the probability of detecting a difference as large as `smallest_detectable`
+FEWEST_BLOCKS: Final = 20  # blocks of steps, or runs, that each side needs for resampling
 MOST_BLOCKS: Final = 200
-BLOCK_LENGTH: Final = 2.0
-"""Length of a block, in steps that carry as much information as one independent step."""
+BLOCK_LENGTH: Final = 2.0  # length of a block, in steps that carry as much information as one independent step
 SHORT_SERIES: Final = 10
 """Below this many steps the correlation cannot be estimated; it is then assumed to be higher than it looks."""
 FEW_STEPS: Final = 20
@@ -83,20 +80,14 @@ class SampleComparison:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One program's steps.
-
-    Attributes:
-        independent: for each run, how many independent steps it is worth.
-        error, freedom: standard error of `mean` in nanoseconds, and its degrees of freedom.
-        units: what is resampled: the run means, or the block means of the only run.
-    """
+    """One program's steps."""
 
     runs: tuple[Numbers, ...]
     means: Numbers
-    independent: tuple[float, ...]
+    independent: tuple[float, ...]  # for each run, how many independent steps it is worth
     error: float
-    freedom: float
-    units: Numbers
+    freedom: float  # with error: standard error of `mean` in nanoseconds, and its degrees of freedom
+    units: Numbers  # what is resampled: the run means, or the block means of the only run
 
     @property
     def mean(self) -> float:
@@ -248,7 +239,6 @@ class _Intervals:
     def of_change(
         self, before: _Side, after: _Side, change: float | None
     ) -> tuple[float, float, float] | tuple[None, None, None]:
-        """The interval of the change, and the smallest change that such data show."""
         if change is None or min(before.steps, after.steps) < 2:
             return None, None, None
         error, freedom = _error_of_change((before, after))
@@ -360,10 +350,8 @@ def _caveats_of(name: str, side: _Side) -> list[str]:
 
 NAME: Final = "MSER-5"
 _BATCH: Final = 5
-_FEWEST_BATCHES: Final = 10
-"""With fewer steps than make this many batches of five, smaller batches are used."""
-_FEWEST_TO_JUDGE: Final = 10
-"""Remaining steps needed to judge whether they still change."""
+_FEWEST_BATCHES: Final = 10  # with fewer steps than make this many batches of five, smaller batches are used
+_FEWEST_TO_JUDGE: Final = 10  # remaining steps needed to judge whether they still change
 _UNLIKELY: Final = 0.01
 _NOTICEABLE: Final = 0.02
 """A smaller change from the first to the second half of the remaining steps, as a share, does not count."""
@@ -371,17 +359,11 @@ _NOTICEABLE: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What MSER-5 says about the steps of one run.
+    """What MSER-5 says about the steps of one run."""
 
-    Attributes:
-        dropped: how many steps at the beginning do not count.
-        batch: steps per batch mean; 5, or fewer for less than 50 steps.
-        steady: False where the remaining steps still become faster or slower; at most half may be dropped.
-    """
-
-    dropped: int
-    batch: int
-    steady: bool
+    dropped: int  # how many steps at the beginning do not count
+    batch: int  # steps per batch mean; 5, or fewer for less than 50 steps
+    steady: bool  # False where the remaining steps still become faster or slower; at most half may be dropped
 
 
 def warm_up(step_ns: Sequence[float]) -> WarmUp:
@@ -392,14 +374,10 @@ def warm_up(step_ns: Sequence[float]) -> WarmUp:
         return WarmUp(0, batch, True)
     batches = count // batch
     means = np.asarray(step_ns[: batches * batch], float).reshape(batches, batch).mean(axis=1)
-    errors = [_squared_error(means[first:]) for first in range(batches // 2 + 1)]
+    rests = [means[first:] for first in range(batches // 2 + 1)]
+    errors = [((rest - rest.mean()) ** 2).sum() / len(rest) ** 2 for rest in rests]  # squared, of their means
     dropped = int(np.argmin(errors)) * batch  # the first of equals, so that steps without spread all count
     return WarmUp(dropped, batch, _is_steady(step_ns[dropped:]))
-
-
-def _squared_error(values: Numbers) -> float:
-    """The square of the standard error of the mean, as the rule defines it."""
-    return float(((values - values.mean()) ** 2).sum() / len(values) ** 2)
 
 
 def _is_steady(step_ns: Sequence[float]) -> bool:

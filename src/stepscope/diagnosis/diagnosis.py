@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -194,7 +195,7 @@ def diagnose_view(
     Raises:
         UsageError: an unknown rule.
     """
-    findings, questions = asked(view, _chosen(rules))
+    findings, questions = asked(view, RULES if rules is None else [rule_by_id(identifier) for identifier in rules])
     findings = without_replaced(findings)
     findings.sort(key=lambda finding: finding.rank)
     shown: list[Finding] = []
@@ -203,10 +204,11 @@ def diagnose_view(
         is_worth_it = finding.saving_share >= minimum_share or finding.ends_run_in_ns is not None
         (shown if is_worth_it or finding.severity == "note" else hidden).append(finding)
     diagnosis = _diagnosis(view, tuple(shown), len(hidden), questions, top)
-    first = [finding for finding in _replayed(shown) if finding.saving_ns_per_step > 0]
+    first = [finding for finding in shown if finding.change is not None and finding.saving_ns_per_step > 0]
+    small = [finding for finding in hidden if finding.change is not None]
     both = _together(view, first)
     before = both.saving_ns_per_step if both is not None else sum(each.saving_ns_per_step for each in first)
-    return replace(diagnosis, together=both, afterwards=_afterwards(view, first, before, _replayed(hidden)))
+    return replace(diagnosis, together=both, afterwards=_afterwards(view, first, before, small))
 
 
 def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAnswered]]:
@@ -238,6 +240,8 @@ def _diagnosis(
     kernels = kernel_table(trace, steps=view.steps)
     windows = {name: device_window(trace, name) for name in trace.working_devices}
     main_thread = host_time(trace, activity=view.activity)
+    names = {device.device: device.name for device in trace.metadata.devices}
+    times = view.device_time.sort("device")
     return Diagnosis(
         metadata=trace.metadata,
         warnings=trace.warnings,
@@ -245,7 +249,7 @@ def _diagnosis(
         steps=view.steps.select("index", "start_ns", "duration_ns", "complete"),
         step_ns=view.step_ns,
         step_count=view.step_count,
-        devices=_devices(view),
+        devices=tuple(DeviceSummary(name=names.get(row["device"]), **row) for row in times.iter_rows(named=True)),
         idle=idle_summary(view.idle, windows),
         host=host_summary(main_thread),
         operators=operators.head(top) if top else operators,
@@ -259,10 +263,6 @@ def _diagnosis(
         host_use=host_use(main_thread),
         engine_uses=engine_uses(trace),
     )
-
-
-def _replayed(findings: Sequence[Finding]) -> list[Finding]:
-    return [finding for finding in findings if finding.change is not None]
 
 
 def _saved_ns(view: View, findings: Sequence[Finding]) -> int:
@@ -300,19 +300,18 @@ def _afterwards(view: View, first: Sequence[Finding], before: int, small: Sequen
 
 
 def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings without those that others tell more precisely.
+    """The findings without those that others explain more precisely.
 
     The finding of a rule that others replace goes where these explain at least EXPLAINED of its saving; notes stay.
     """
-    precise: dict[str, int] = {}
+    precise: Counter[str] = Counter()
     replaces = {rule.id: rule.replaces for rule in RULES}
     for finding in findings:
-        for general in replaces.get(finding.rule, ()):
-            precise[general] = precise.get(general, 0) + finding.saving_ns_per_step
+        precise.update(dict.fromkeys(replaces.get(finding.rule, ()), finding.saving_ns_per_step))
     return [
         finding
         for finding in findings
-        if finding.severity == "note" or precise.get(finding.rule, 0) < max(EXPLAINED * finding.saving_ns_per_step, 1)
+        if finding.severity == "note" or precise[finding.rule] < max(EXPLAINED * finding.saving_ns_per_step, 1)
     ]
 
 
@@ -330,10 +329,6 @@ def rule_by_id(identifier: str) -> Rule:
     return known[identifier]
 
 
-def _chosen(rules: Sequence[str] | None) -> tuple[Rule, ...]:
-    return RULES if rules is None else tuple(rule_by_id(identifier) for identifier in rules)
-
-
 def _check_settings(settings: Mapping[str, float]) -> None:
     for key in settings:
         identifier, dot, name = key.partition(".")
@@ -341,9 +336,3 @@ def _check_settings(settings: Mapping[str, float]) -> None:
         if not dot or name not in rule.thresholds:
             known = ", ".join(f"{identifier}.{threshold}" for threshold in rule.thresholds)
             raise UsageError(f"there is no threshold {key!r}; this rule has {known}")
-
-
-def _devices(view: View) -> tuple[DeviceSummary, ...]:
-    names = {device.device: device.name for device in view.trace.metadata.devices}
-    rows = view.device_time.sort("device")
-    return tuple(DeviceSummary(name=names.get(row["device"]), **row) for row in rows.iter_rows(named=True))

@@ -16,7 +16,7 @@ from stepscope.diagnosis.finding import Finding, Location, Remedy
 from stepscope.remedies.rewrites import REWRITES, Kind, Rewrite, rewrites_of, unified_diff
 
 MOST_REWRITES: Final = 20
-"""Of one finding: a diff that nobody reads is no help."""
+"""Rewrites that one finding gets at most: a diff that nobody reads is no help."""
 _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "workers": ("num_workers", ""),
     "prefetch": ("prefetch_factor", ""),

@@ -91,11 +91,11 @@ class Finding:
         saving_ns_per_step: time a step would lose if the cause were gone; 0 for a note. Never more than the step.
         saving_share: the same as a share of the step, 0 to 1.
         saving_basis: how the saving was obtained, in words.
-        where: places in the user's code, the costliest first; empty when the trace cannot tell.
+        where: places in the user's code, the costliest first; empty when the trace does not show them.
         ends_run_in_ns: how long the run goes on before the cause ends it, as a leak does; 0 where it has ended; None
             where it goes on. Such findings stand before all savings.
         saving_from: how the saving was obtained.
-        change: what would be different without the cause, for replays; None where a replay cannot tell.
+        change: what would be different without the cause, for replays; None where no replay can show it.
     """
 
     rule: str

@@ -19,14 +19,15 @@ from stepscope.whatif.changes import scaled_cause, together
 
 PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(wait=1, warmup=2, active=5, repeat=1))"
 _RECORDED_BY_TORCH: Final = "record the program with stepscope run, or with torch.profiler"
-_NOT_IN_JAX: Final = (
-    "these rules know PyTorch's operators; what XLA compiled is told by `stepscope operators` and `kernels`"
-)
+_NOT_IN_JAX: Final = "these rules know PyTorch's operators; `stepscope operators` and `kernels` show what XLA compiled"
 _NVTX_STEP: Final = 'torch.cuda.nvtx.range_push(f"step {i}") ... torch.cuda.nvtx.range_pop()'
 _JAX_STEP: Final = 'mark each iteration: with jax.profiler.StepTraceAnnotation("train", step_num=i)'
 _JAX_LINES: Final = (
     "let the Python tracer record frames: options = jax.profiler.ProfileOptions(); options.python_tracer_level = 1"
 )
+_JAX_MEMORY: Final = "jax.profiler.save_device_memory_profile(FILE) shows in pprof what holds memory"
+_XLA_GRIDS: Final = "XLA records grids of GPUs only, not of TPUs"
+_XLA_HOSTS: Final = "record every host of the job, and diagnose the profile's folder"
 _TORCH_XLA_LINES: Final = "run with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1, so that compiled work knows its lines"
 
 
@@ -35,7 +36,7 @@ class Part:
     """Something that a recording may hold or lack.
 
     Attributes:
-        question: what nobody can tell without it.
+        question: what stays open without it.
         why: how that is said.
         is_missing: whether a trace lacks it.
         how: reader's name, or framework that the program uses -> how to record it with that profiler, or what to record
@@ -52,20 +53,14 @@ class Part:
         return how_to_record(self.how, trace_format, framework)
 
 
-def _has(table: str, *columns: str) -> Callable[[Trace], bool]:
-    """Whether any row of the table has one of the columns."""
-
-    def has(trace: Trace) -> bool:
-        frame = trace.table(table)
-        return any(frame[column].null_count() < frame.height for column in columns)
-
-    return has
+def _has(table: pl.DataFrame, *columns: str) -> bool:
+    """Whether any row has one of the columns."""
+    return any(table[column].null_count() < table.height for column in columns)
 
 
 def _no_lines(trace: Trace) -> bool:
-    return (
-        trace.frames.is_empty() and trace.lines.is_empty() and not _has("operators", "call_stack", "source_line")(trace)
-    )
+    in_operators = _has(trace.operators, "call_stack", "source_line")
+    return trace.frames.is_empty() and trace.lines.is_empty() and not in_operators
 
 
 def _no_operators(trace: Trace) -> bool:
@@ -76,19 +71,15 @@ def _no_messages(trace: Trace) -> bool:
     work = trace.device_work.filter(pl.col("kind") == "communication")
     if work.is_empty() or work["message_elements"].null_count() < work.height:
         return False
-    told = trace.operators.filter(pl.col("name").str.contains(r"^c10d::|^record_param_comms$"))
-    return told["input_shapes"].null_count() == told.height
-
-
-def _no_grids(trace: Trace) -> bool:
-    return trace.device_work.height > 0 and not _has("device_work", "grid")(trace)
+    calls = trace.operators.filter(pl.col("name").str.contains(r"^c10d::|^record_param_comms$"))
+    return calls["input_shapes"].null_count() == calls.height
 
 
 PARTS: Final[dict[PartName, Part]] = {
     "steps": Part(
         "How long is a step, and what varies between steps?",
         "the trace has no step annotations, and nothing repeats regularly enough to infer steps",
-        lambda trace: False,  # whether steps can be inferred is the view's to tell
+        lambda trace: False,  # the view knows whether steps can be inferred
         {
             "": "call profiler.step() once per iteration",
             "nsight_systems": f"mark each iteration: {_NVTX_STEP}",
@@ -104,8 +95,8 @@ PARTS: Final[dict[PartName, Part]] = {
         _no_lines,
         {
             "": f"record with {PROFILE.format('with_stack=True')}",
-            "nsight_systems": f"Nsight Systems tells no lines of Python here: {_RECORDED_BY_TORCH} and with_stack=True",
-            "rocprof": f"rocprofv3 tells no lines of Python: {_RECORDED_BY_TORCH} and with_stack=True",
+            "nsight_systems": f"Nsight Systems records no Python lines here: {_RECORDED_BY_TORCH} and with_stack=True",
+            "rocprof": f"rocprofv3 records no lines of Python: {_RECORDED_BY_TORCH} and with_stack=True",
             "xplane": _JAX_LINES,
             "xla_json": _JAX_LINES,
             "torch_xla": _TORCH_XLA_LINES,
@@ -128,7 +119,7 @@ PARTS: Final[dict[PartName, Part]] = {
     "shapes": Part(
         "Which sizes of tensors are slow?",
         "the trace holds no input shapes",
-        lambda trace: not _has("operators", "input_shapes")(trace),
+        lambda trace: not _has(trace.operators, "input_shapes"),
         {
             "": f"record with {PROFILE.format('record_shapes=True')}, or stepscope run --shapes",
             "nsight_systems": "nsys profile --pytorch=autograd-shapes-nvtx ..., or "
@@ -141,21 +132,21 @@ PARTS: Final[dict[PartName, Part]] = {
     "types": Part(
         "Which sizes of tensors are slow for the type of their numbers?",
         "the trace holds input shapes, but no types of inputs",
-        lambda trace: _has("operators", "input_shapes")(trace) and not _has("operators", "input_types")(trace),
+        lambda trace: _has(trace.operators, "input_shapes") and not _has(trace.operators, "input_types"),
         {
             "": f"record with {PROFILE.format('record_shapes=True')}",
-            "nsight_systems": f"emit_nvtx tells shapes without types: {_RECORDED_BY_TORCH} and record_shapes=True",
-            "rocprof": f"emit_nvtx tells shapes without types: {_RECORDED_BY_TORCH} and record_shapes=True",
+            "nsight_systems": f"emit_nvtx records shapes without types: {_RECORDED_BY_TORCH} and record_shapes=True",
+            "rocprof": f"emit_nvtx records shapes without types: {_RECORDED_BY_TORCH} and record_shapes=True",
         },
     ),
     "messages": Part(
         "Do ranks wait in collectives for one that comes late?",
-        "the trace does not tell how much data collectives exchange",
+        "the trace does not show how much data collectives exchange",
         _no_messages,
         {
             "": f"{_RECORDED_BY_TORCH} and record_shapes=True; or record every rank, and diagnose them together",
-            "xplane": "record every host of the job, and diagnose the profile's folder",
-            "xla_json": "record every host of the job, and diagnose the profile's folder",
+            "xplane": _XLA_HOSTS,
+            "xla_json": _XLA_HOSTS,
         },
     ),
     "memory": Part(
@@ -166,24 +157,24 @@ PARTS: Final[dict[PartName, Part]] = {
             "": f"record with {PROFILE.format('profile_memory=True')}, or take a snapshot: docs/memory.md",
             "nsight_systems": "nsys profile --cuda-memory-usage=true ..., or take a snapshot of torch's allocator",
             "rocprof": f"{_RECORDED_BY_TORCH} and profile_memory=True, or take a snapshot of torch's allocator",
-            "xplane": "jax.profiler.save_device_memory_profile(FILE) tells what holds memory, which pprof reads",
-            "xla_json": "jax.profiler.save_device_memory_profile(FILE) tells what holds memory, which pprof reads",
-            "torch_xla": "torch_xla.core.xla_model.get_memory_info(device) tells how much is used, not what for",
+            "xplane": _JAX_MEMORY,
+            "xla_json": _JAX_MEMORY,
+            "torch_xla": "torch_xla.core.xla_model.get_memory_info(device) gives how much is used, not what for",
         },
     ),
     "grids": Part(
         "Do the kernels have enough thread blocks to fill the device?",
         "the trace holds no grids of kernels",
-        _no_grids,
+        lambda trace: trace.device_work.height > 0 and not _has(trace.device_work, "grid"),
         {
             "": f"{_RECORDED_BY_TORCH}, on a device of NVIDIA or AMD",
-            "gaudi": "Gaudi's engines have none; `stepscope kernels --group-by queue` tells how long each worked",
-            "xplane": "XLA's trace tells grids only of GPUs, not of TPUs",
-            "xla_json": "XLA's trace tells grids only of GPUs, not of TPUs",
+            "gaudi": "Gaudi's engines have none; `stepscope kernels --group-by queue` shows how long each worked",
+            "xplane": _XLA_GRIDS,
+            "xla_json": _XLA_GRIDS,
         },
     ),
 }
-"""Part -> what it is, in the order in which what is missing is told. A rule `needs` the parts without which
+"""Part -> what it is, in the order in which reports name what is missing. A rule `needs` the parts without which
 it cannot look at all."""
 LAUNCHES: Final[Mapping[str, str]] = {
     "": "record CPU activities too, with warm-up steps before the recorded ones",
@@ -205,7 +196,7 @@ HOST: Final[Mapping[str, str]] = {
 
 
 def how_to_record(what: Mapping[str, str], trace_format: str, framework: str | None = None) -> str:
-    """Of LAUNCHES, HOST or a part's `how` what fits the framework, or else the profiler that writes this format."""
+    """The entry of LAUNCHES, HOST or a part's `how` for the framework, or else for the profiler of this format."""
     return next(what[key] for key in (framework, trace_format, "") if key is not None and key in what)
 
 
@@ -238,9 +229,8 @@ class HostCounts:
 
     def total(self, figure: Callable[[StepFacts], int | None]) -> int | None:
         """A figure's sum; None where a step does not have it."""
-        values = [figure(step) for step in self.steps]
-        known = [value for value in values if value is not None]
-        return sum(known) if known and len(known) == len(values) else None
+        known = [value for step in self.steps if (value := figure(step)) is not None]
+        return sum(known) if known and len(known) == len(self.steps) else None
 
     def per_step(self, figure: Callable[[StepFacts], int | None]) -> float | None:
         """Its mean."""
@@ -261,14 +251,12 @@ def host_counts(view: View) -> HostCounts | None:
 
 def host_work_ns(view: View) -> int:
     """Time in the span that the step spent on the launching thread's own work: with a device, its idle time for it."""
-    pieces = view.pieces
-    return int(pieces.filter(pieces["cause"].is_in(HOST_WORK))["duration_ns"].sum())
+    return int(view.pieces_of(*HOST_WORK)["duration_ns"].sum())
 
 
 def scaled_host_work(factor: float) -> Change:
-    """The threads' own work takes so many times as long."""
-    causes = (cause for cause in HOST_WORK if cause != "compute")  # which is dispatch, on a machine without a device
-    return together(*(scaled_cause(cause, factor) for cause in causes))
+    """The threads' own work takes so many times as long; "compute" is dispatch, on a machine without a device."""
+    return together(*(scaled_cause(cause, factor) for cause in HOST_WORK if cause != "compute"))
 
 
 def whole(view: View, name: str) -> int | None:

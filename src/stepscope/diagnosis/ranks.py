@@ -1,4 +1,4 @@
-"""What several ranks' traces tell together: which rank the others wait for, and how fast data moves between them."""
+"""What several ranks' traces show together: which rank the others wait for, and how fast data moves between them."""
 
 from __future__ import annotations
 

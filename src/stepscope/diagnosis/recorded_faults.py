@@ -31,7 +31,7 @@ def without_recorded_faults(experiment: Experiment) -> Change | None:
     """The steps without the pages that only the recording made them map; None where that is not known, or is nothing.
 
     How many pages those are, and what one takes, the operating system counted, in recorded steps and in those before.
-    Where they were mapped the addresses of the allocations tell: in operators that took memory which none had before.
+    Where they were mapped the addresses of the allocations show: in operators that took memory none had before.
     Only without a device, which hides the host's time.
     """
     trace = experiment.trace
@@ -75,7 +75,7 @@ def faults_before(program: ProgramFacts, step_ns: float) -> float | None:
 def whole_figure(program: ProgramFacts, name: str) -> int | None:
     """A whole number among the process's figures."""
     value = program.process.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    return value if type(value) is int else None
 
 
 def _recorded_only(program: ProgramFacts, indexes: set[int]) -> tuple[float, float]:
@@ -116,7 +116,7 @@ def _fresh_pages(trace: Trace) -> tuple[Rows, npt.NDArray[np.float64]]:
 
 
 def fresh_bytes(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Of each block, in order of time, the bytes at addresses that no block before it had; shape of `sizes`."""
+    """How many bytes of each block, in order of time, no block before it had; shape of `sizes`."""
     begins: list[int] = []  # of what blocks had so far, as intervals that neither touch nor overlap
     ends: list[int] = []
     found = np.zeros(len(sizes))

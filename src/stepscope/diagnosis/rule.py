@@ -21,14 +21,17 @@ from stepscope.diagnosis.finding import (
     Severity,
 )
 from stepscope.diagnosis.view import Framework, View, clipped, rows_of, tally_figures
+from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 
 __all__ = [
     "Answers",
+    "Change",
     "Figure",
     "Found",
     "Limits",
     "Remedy",
+    "Rows",
     "Rule",
     "Threshold",
     "View",
@@ -131,7 +134,7 @@ class Rule:
     Attributes:
         check: yields what is found in a view and what cannot be answered.
         needs: parts of a recording without which the rule cannot look.
-        replaces: rules whose cause this one tells more precisely.
+        replaces: rules whose cause this one explains more precisely.
         remedies: what to do in other frameworks than PyTorch on a GPU, instead of what `check` prescribes.
     """
 

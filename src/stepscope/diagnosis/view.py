@@ -24,12 +24,11 @@ from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
 from stepscope.trace import Trace, Window
-from stepscope.trace.evidence import Evidence as RunEvidence
-from stepscope.trace.evidence import Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.run_counts import RunCounts, Tally, Trigger
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
 
@@ -73,9 +72,9 @@ class View(StepView):
         return self.trace.metadata.program or ProgramFacts()
 
     @cached_property
-    def evidence(self) -> RunEvidence:
+    def evidence(self) -> RunCounts:
         """What other files of the run say where some were given; otherwise nothing."""
-        return self.trace.metadata.evidence or RunEvidence()
+        return self.trace.metadata.evidence or RunCounts()
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -109,7 +108,7 @@ class View(StepView):
 
     @cached_property
     def torch_device(self) -> str:
-        """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and where nothing tells, else torch.accelerator.
+        """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and where nothing shows, else torch.accelerator.
 
         The latter has the same functions for every accelerator (PyTorch 2.9 and later).
         """
@@ -128,7 +127,7 @@ class View(StepView):
 
     @cached_property
     def framework(self) -> Framework | None:
-        """What the program uses, by what only it records; None for PyTorch on a GPU or CPU and where nothing tells."""
+        """What the program uses, by what only it records; None for PyTorch on a GPU or CPU and where nothing shows."""
         return framework_of(self.trace)
 
     @property
@@ -373,9 +372,10 @@ class View(StepView):
         return self.activity.slices_of("operators")[rows]
 
     def slices_of_launches(self, launches: pl.Series) -> Rows:
-        """Indices of the slices of these rows of `launches`."""
-        slices: Rows = self.activity.slices_of("launches")[launches.to_numpy().astype(np.int64)]
-        return slices
+        """Indices of the slices of these rows of `launches`, -1 for null."""
+        slices = np.append(self.activity.slices_of("launches"), -1)
+        found: Rows = slices[launches.cast(pl.Int64).fill_null(-1).to_numpy()]
+        return found
 
     def longest(self, pieces: pl.DataFrame, what: str, count: int = 3) -> tuple[Interval, ...]:
         """The longest gaps among idle pieces, as examples."""

@@ -1,38 +1,203 @@
-"""What accelerators can do, found by what a trace or a user calls them."""
+"""What accelerators can do: the shipped table and the user's own devices, found by what a trace or a user calls them.
+
+The user's devices stand in TOML files, one table `[[device]]` for each.
+"""
 
 from __future__ import annotations
 
 import csv
 import difflib
+import json
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final, Literal, Protocol, get_args
+
+import msgspec
 
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import (
-    NUMBER_TYPES,
-    USUAL_BEST_SHARE,
-    Described,
-    DevicePeaks,
-    plain,
-    read_devices,
-    users_files,
-)
+from stepscope.files import read_small
 
-__all__ = [
-    "NUMBER_TYPES",
-    "USUAL_BEST_SHARE",
-    "Described",
-    "DevicePeaks",
-    "device_table",
-    "find_device",
-    "forget_devices",
-    "named_device",
+NumberType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
+NUMBER_TYPES: Final[tuple[str, ...]] = get_args(NumberType)
+USUAL_BEST_SHARE: Final = 0.85
+"""Share of the peak that the best matrix products reach where nobody measured it for the device."""
+
+
+class Described(Protocol):
+    """What a trace says about a device: as `stepscope.trace.model.Device`."""
+
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def memory_bytes(self) -> int | None: ...
+    @property
+    def compute_capability(self) -> str | None: ...
+    @property
+    def multiprocessors(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeaks:
+    """One accelerator; null where its maker does not say.
+
+    Attributes:
+        matches: pattern of the names that drivers give it.
+        capability: compute capability, for AMD as PyTorch reports it.
+        multiprocessors: or compute units.
+        bandwidth_bytes_s: of its memory, bytes per second.
+        cache_bytes: last-level cache of the whole device.
+        flops_s: operations per second by number type, one of NUMBER_TYPES.
+        power_w: what it may draw, watts.
+        best_bf16_flops_s: the most that anyone measured for a bf16 matrix product.
+        source: addresses of where the maker's figures stand, a space between them.
+        vendor: its maker.
+        architecture: the generation it belongs to, such as "Ampere"; devices of one are alike in how they work.
+        sustained_flops_s: operations per second that large matrix products reached where someone measured, by number
+            type.
+        sustained_bandwidth_bytes_s: bytes per second that large copies in its memory reached where someone measured.
+        launch_ns: the least time from one small kernel's start to the next one's, where someone measured.
+        idle_power_w: what it draws without work, where someone measured.
+        host_link_bytes_s: between host and device, one direction, bytes per second.
+        peer_link_bytes_s: from one device of a machine to the others together, one direction, bytes per second; that of
+            `host_link_bytes_s` where there is no other link.
+        aliases: other names that users may type.
+        measured_source: addresses of where measured figures stand.
+    """
+
+    name: str
+    matches: str
+    capability: str | None
+    multiprocessors: int | None
+    clock_mhz: int | None
+    memory_bytes: int | None
+    bandwidth_bytes_s: int
+    cache_bytes: int | None
+    flops_s: dict[str, float] = field(hash=False)
+    power_w: int | None = None
+    best_bf16_flops_s: float | None = None
+    source: str = ""
+    vendor: str = ""
+    architecture: str = ""
+    sustained_flops_s: dict[str, float] = field(default_factory=dict, hash=False)
+    sustained_bandwidth_bytes_s: float | None = None
+    launch_ns: float | None = None
+    idle_power_w: float | None = None
+    host_link_bytes_s: float | None = None
+    peer_link_bytes_s: float | None = None
+    aliases: tuple[str, ...] = ()
+    measured_source: str = ""
+
+    @property
+    def best_share(self) -> float:
+        """Share of the peak that the best matrix products really reach, 0 to 1."""
+        peak = self.flops_s.get("bf16")
+        if peak is None or self.best_bf16_flops_s is None:
+            return USUAL_BEST_SHARE
+        return self.best_bf16_flops_s / peak
+
+
+def plain(name: str) -> str:
+    """A name without case and punctuation, for comparing."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_LONGEST_TEXT: Final = 1000
+_LARGEST_MIB: Final = 1
+_MOST_DEVICES: Final = 1000
+_Text = Annotated[str, msgspec.Meta(max_length=_LONGEST_TEXT)]
+_Texts = Annotated[
+    list[Annotated[str, msgspec.Meta(min_length=1, max_length=_LONGEST_TEXT)]], msgspec.Meta(max_length=100)
 ]
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class DeviceTable(msgspec.Struct, forbid_unknown_fields=True):
+    """One table [[device]]; docs/devices.md says what each key means."""
+
+    name: _Text = ""
+    aliases: _Texts = []
+    driver_names: _Texts = []
+    vendor: _Text = ""
+    architecture: _Text = ""
+    capability: _Text = ""
+    multiprocessors: _Positive | None = None
+    clock_mhz: _Positive | None = None
+    memory_gb: _Positive | None = None
+    bandwidth_gb_s: _Positive | None = None
+    cache_mib: _Positive | None = None
+    power_w: _Positive | None = None
+    host_link_gb_s: _Positive | None = None
+    peer_link_gb_s: _Positive | None = None
+    peak_tflop_s: dict[NumberType, _Positive] = {}
+    best_bf16_tflop_s: _Positive | None = None
+    measured_bandwidth_gb_s: _Positive | None = None
+    measured_tflop_s: dict[NumberType, _Positive] = {}
+    launch_us: _Positive | None = None
+    idle_w: _Positive | None = None
+    source: _Text = ""
+    measured_source: _Text = ""
+
+
+KEYS: Final = DeviceTable.__struct_fields__
+_UNITS: Final = {
+    "memory_gb": ("memory_bytes", 1e9),
+    "bandwidth_gb_s": ("bandwidth_bytes_s", 1e9),
+    "cache_mib": ("cache_bytes", 2**20),
+    "host_link_gb_s": ("host_link_bytes_s", 1e9),
+    "peer_link_gb_s": ("peer_link_bytes_s", 1e9),
+    "best_bf16_tflop_s": ("best_bf16_flops_s", 1e12),
+    "measured_bandwidth_gb_s": ("sustained_bandwidth_bytes_s", 1e9),
+    "launch_us": ("launch_ns", 1e3),
+    "idle_w": ("idle_power_w", 1),
+    "peak_tflop_s": ("flops_s", 1e12),
+    "measured_tflop_s": ("sustained_flops_s", 1e12),
+}
+"""For each key of a table with a unit: the attribute of `DevicePeaks` and what one unit stands for."""
+_TERMS: Final = {
+    " | null": "",
+    "`float": "`number",
+    "`number`": "a number",
+    "`str`": "text",
+    "`array`": "a list",
+    "`object`": "a table",
+    "> 0.0": "above 0",
+}
+"""msgspec's terms in words."""
+_WHOLE_KEYS: Final = ("multiprocessors", "clock_mhz", "power_w")
+
+
+def _peaks(table: DeviceTable, *, matches: str, source: str) -> DevicePeaks:
+    """The table in base units; what was measured stands in for what no maker says."""
+    values: dict[str, Any] = {}
+    for key, (attribute, unit) in _UNITS.items():
+        value = getattr(table, key)
+        if isinstance(value, dict):
+            values[attribute] = {kind: value[kind] * unit for kind in NUMBER_TYPES if kind in value}
+        else:
+            values[attribute] = None if value is None else value * unit
+    for attribute in ("memory_bytes", "cache_bytes"):
+        values[attribute] = None if values[attribute] is None else round(values[attribute])
+    values["bandwidth_bytes_s"] = round(values["bandwidth_bytes_s"] or values["sustained_bandwidth_bytes_s"] or 0)
+    for key in _WHOLE_KEYS:
+        value = getattr(table, key)
+        values[key] = None if value is None else int(value)
+    return DevicePeaks(
+        name=table.name,
+        matches=matches,
+        capability=table.capability or None,
+        source=source,
+        vendor=table.vendor,
+        architecture=table.architecture,
+        aliases=tuple(table.aliases),
+        measured_source=table.measured_source,
+        **values,
+    )
 
 
 def device_table() -> tuple[DevicePeaks, ...]:
@@ -51,61 +216,192 @@ def forget_devices() -> None:
 
 @lru_cache(maxsize=4)
 def _with(paths: tuple[Path, ...]) -> tuple[DevicePeaks, ...]:
-    own: dict[str, DevicePeaks] = {}
+    users: dict[str, DevicePeaks] = {}
     drivers = {plain(row.name): row.matches for row in _shipped()}
     for path in paths:  # what is named for this run goes before what is kept
         for row in read_devices(path):
             # What replaces a shipped row is still what drivers call that.
             matches = "|".join(filter(None, (row.matches, drivers.get(plain(row.name)))))
-            own.setdefault(plain(row.name), replace(row, matches=matches))
-    return (*own.values(), *(row for row in _shipped() if plain(row.name) not in own))
+            users.setdefault(plain(row.name), replace(row, matches=matches))
+    return (*users.values(), *(row for row in _shipped() if plain(row.name) not in users))
 
 
 @lru_cache(maxsize=1)
 def _shipped() -> tuple[DevicePeaks, ...]:
     text = files("stepscope").joinpath("data/devices.csv").read_text(encoding="utf-8")
-    return tuple(_row(values) for values in csv.DictReader(text.splitlines()))
+    return tuple(_shipped_row(values) for values in csv.DictReader(text.splitlines()))
 
 
-def _row(values: dict[str, str]) -> DevicePeaks:
-    memory, cache = _scaled(values["memory_gb"], 1e9), _scaled(values["cache_mib"], 2**20)
-    return DevicePeaks(
-        name=values["name"],
-        matches=values["matches"],
-        capability=values["capability"] or None,
-        multiprocessors=_whole(values["multiprocessors"]),
-        clock_mhz=_whole(values["clock_mhz"]),
-        memory_bytes=None if memory is None else int(memory),
-        bandwidth_bytes_s=int(float(values["bandwidth_gb_s"]) * 1e9),
-        cache_bytes=None if cache is None else int(cache),
-        flops_s=_rates(values, ""),
-        power_w=_whole(values["power_w"]),
-        best_bf16_flops_s=_scaled(values["best_bf16"], 1e12),
-        source=values["source"],
-        vendor=values["vendor"],
-        architecture=values["architecture"],
-        sustained_flops_s=_rates(values, "measured_"),
-        sustained_bandwidth_bytes_s=_scaled(values["measured_bandwidth_gb_s"], 1e9),
-        launch_ns=_scaled(values["launch_us"], 1e3),
-        idle_power_w=_scaled(values["idle_w"], 1),
-        host_link_bytes_s=_scaled(values["host_link_gb_s"], 1e9),
-        peer_link_bytes_s=_scaled(values["peer_link_gb_s"], 1e9),
-        aliases=tuple(name for name in values["aliases"].split("|") if name),
-        measured_source=values["measured_source"],
-    )
+def _shipped_row(values: dict[str, str]) -> DevicePeaks:
+    table: dict[str, Any] = {key: values[key] for key in KEYS if values.get(key)}
+    table["aliases"] = [name for name in values["aliases"].split("|") if name]
+    for key, prefix in (("peak_tflop_s", ""), ("measured_tflop_s", "measured_")):
+        table[key] = {kind: values[prefix + kind] for kind in NUMBER_TYPES if values[prefix + kind]}
+    table["best_bf16_tflop_s"] = values["best_bf16"] or None
+    return _peaks(msgspec.convert(table, DeviceTable, strict=False), matches=values["matches"], source=values["source"])
 
 
-def _rates(values: dict[str, str], prefix: str) -> dict[str, float]:
-    """Operations per second by number type, from columns of tera-operations per second."""
-    return {kind: float(values[prefix + kind]) * 1e12 for kind in NUMBER_TYPES if values[prefix + kind]}
+FILE_VARIABLE: Final = "STEPSCOPE_DEVICES"
+"""Names a further file of devices, such as a project's."""
+FOLDER_VARIABLE: Final = "STEPSCOPE_CONFIG_DIR"
 
 
-def _scaled(text: str, unit: float) -> float | None:
-    return float(text) * unit if text else None
+def kept_file() -> Path:
+    """Where `stepscope devices --add` keeps the user's devices; it need not be there."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        import platformdirs
+
+        folder = platformdirs.user_config_dir("stepscope", appauthor=False)
+    return Path(folder) / "devices.toml"
 
 
-def _whole(text: str) -> int | None:
-    return int(text) if text else None
+def users_files() -> tuple[Path, ...]:
+    """The files of the user's devices, what is named for this run before what is kept."""
+    named, kept = os.environ.get(FILE_VARIABLE), kept_file()
+    return (*([Path(named)] if named else []), *([kept] if kept.exists() else []))
+
+
+def read_devices(path: Path) -> tuple[DevicePeaks, ...]:
+    """The devices of a TOML file.
+
+    Raises:
+        UsageError: the file cannot be read or holds something else; the message names the key and what it should be.
+    """
+    return tuple(device for _, device in _read(path))
+
+
+def read_tables(path: Path) -> list[dict[str, Any]]:
+    """The same devices as the tables that stand in the file, none where it is not there.
+
+    Raises:
+        UsageError: as `read_devices`.
+    """
+    return [table for table, _ in _read(path)] if path.exists() else []
+
+
+def _read(path: Path) -> list[tuple[dict[str, Any], DevicePeaks]]:
+    read: dict[str, tuple[dict[str, Any], DevicePeaks]] = {}
+    for number, table in enumerate(_tables(path), 1):
+        device = _device(table, number, path)
+        if plain(device.name) in read:
+            raise UsageError(f"{path}: the device {device.name!r} stands there twice")
+        read[plain(device.name)] = table, device
+    return list(read.values())
+
+
+def _tables(path: Path) -> list[Any]:
+    content = _read_toml(path)
+    for key in content:
+        if key != "device":
+            raise UsageError(f"{path}: {key!r} means nothing there; each device is a table [[device]]")
+    tables = content.get("device")
+    if not isinstance(tables, list) or not tables:
+        raise UsageError(f"{path} names no device; each is a table [[device]]")
+    if len(tables) > _MOST_DEVICES:
+        raise UsageError(f"{path} has {len(tables):,} devices, more than {_MOST_DEVICES:,}")
+    return tables
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    data = read_small(path, _LARGEST_MIB, ", more than a file of devices has")
+    try:
+        content: dict[str, Any] = tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no TOML file: it is not UTF-8 text") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no TOML file: {' '.join(str(error).split())}") from error
+    return content
+
+
+def _device(content: Any, number: int, path: Path) -> DevicePeaks:
+    name = content.get("name") if isinstance(content, dict) else None
+    is_named = isinstance(name, str) and len(name) <= _LONGEST_TEXT
+    where = f"{path}: {name!r}" if is_named else f"{path}: device {number}"
+    if not isinstance(content, dict):
+        raise UsageError(f"{where} is no table [[device]]")
+    try:
+        table = msgspec.convert(content, DeviceTable)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{where}: {_what_is_wrong(str(error))}") from error
+    for key in _WHOLE_KEYS:
+        if not float(getattr(table, key) or 0).is_integer():
+            raise UsageError(f"{where}: {key!r} should be a whole number, not {getattr(table, key)}")
+    if not plain(table.name):
+        raise UsageError(f"{where}: 'name' is missing, or has no letter or digit")
+    if table.bandwidth_gb_s is None and table.measured_bandwidth_gb_s is None:
+        raise UsageError(f"{where}: 'bandwidth_gb_s' or 'measured_bandwidth_gb_s' is missing, a number of GB/s")
+    if not table.peak_tflop_s and not table.measured_tflop_s:
+        raise UsageError(f"{where}: 'peak_tflop_s' or 'measured_tflop_s' is missing, such as {{ bf16 = 312 }}")
+    matches = "|".join(f"^{re.escape(known)}$" for known in table.driver_names)
+    peaks = _peaks(table, matches=matches, source=table.source or str(path))
+    return replace(peaks, flops_s=peaks.sustained_flops_s | peaks.flops_s)
+
+
+def _what_is_wrong(message: str) -> str:
+    """msgspec's message with the key first and in words: "'idle_w' is wrong: expected a number, got text"."""
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
+    if unknown:
+        return f"{unknown[1]!r} is no key of a device; they are {', '.join(KEYS)}"
+    problem, _, place = message.rpartition(" - at `")
+    key = re.sub(r"^key in |\$\.?|\[.*?\]", "", place.replace("`", ""))
+    for term, words in _TERMS.items():
+        problem = problem.replace(term, words)
+    types = f"; number types are {', '.join(NUMBER_TYPES)}" if "enum value" in problem else ""
+    return f"{key!r} is wrong: {problem[:1].lower()}{problem[1:]}{types}"
+
+
+def devices_toml(tables: Iterable[Mapping[str, Any]], *, comments: Iterable[str] = ()) -> bytes:
+    """A TOML file with these devices, which `read_tables` reads back as they are.
+
+    Args:
+        tables: with keys out of KEYS.
+        comments: lines to stand at the beginning.
+    """
+    lines = [f"# {' '.join(comment.split())}".rstrip() for comment in comments]
+    for table in tables:
+        lines += ["", "[[device]]", *(f"{key} = {_written(table[key])}" for key in KEYS if key in table)]
+    return ("\n".join(lines).lstrip("\n") + "\n").encode()
+
+
+def _written(value: object) -> str:
+    """A value as TOML: strings, numbers, lists of strings, tables of numbers."""
+    match value:
+        case str():
+            return json.dumps(value)  # TOML's basic strings take JSON's escapes
+        case dict():
+            return "{ " + ", ".join(f"{key} = {_written(one)}" for key, one in value.items()) + " }"
+        case list() | tuple():
+            return "[" + ", ".join(_written(one) for one in value) + "]"
+    return str(value)
+
+
+def figures_of(row: DevicePeaks) -> dict[str, Any]:
+    """What a row says of a device as a table of a TOML file, without the names that drivers give it."""
+    table: dict[str, Any] = {}
+    for key in KEYS:
+        attribute, unit = _UNITS.get(key, (key, None))
+        value = getattr(row, attribute, None)
+        if isinstance(value, dict):
+            value = {kind: _over(rate, unit or 1) for kind, rate in value.items()}
+        elif unit is not None and value is not None:
+            value = _over(value, unit)
+        elif isinstance(value, tuple):
+            value = list(value)
+        if value not in (None, "", [], {}):
+            table[key] = value
+    return table
+
+
+def _over(value: float, unit: float) -> float:
+    """In a file's unit, to nine digits, which hides the rounding of binary numbers."""
+    number = float(f"{value / unit:.9g}")
+    return int(number) if number.is_integer() else number
 
 
 _MEMORY_TOLERANCE: Final = 0.05

@@ -2,10 +2,10 @@
 
 Activations begin with the batch: [batch, channels, ...], [batch, tokens, features], and, where a layer works on all
 tokens of all samples alike, [batch * tokens, features]. Weights do not. So the batch is the size that nearly all inputs
-of convolutions, linear layers, attention and embeddings begin with; and with another one, every size that is the batch,
-or the batch times further leading sizes of an activation, becomes so many times as large. Of a product of matrices
-either the rows are the batch's (forward, and for the gradient of the input), or the inner dimension (for the gradient
-of the weight, whose shape the result has).
+of convolutions, linear layers, attention and embeddings begin with; with another one, every size that is the batch, or
+the batch times further leading sizes of an activation, becomes so many times as large. In a product of matrices either
+the rows are the batch's (forward, and for the gradient of the input), or the inner dimension (for the gradient of the
+weight, whose shape the result has).
 """
 
 from __future__ import annotations
@@ -22,20 +22,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.attribution import operator_places
 from stepscope.analysis.batch_size import batch_size_of
 from stepscope.analysis.work import Shape, base_name, call_of
 from stepscope.analysis.work_formulas import CONVOLUTIONS, SIZES_FROM_PARENT
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times
-from stepscope.predict.operations import Numbers, Operations
-from stepscope.predict.precision import in_precision, types_on
-from stepscope.predict.trace_operations import WorkKinds
+from stepscope.predict.operations import Numbers, in_precision, types_on
+from stepscope.predict.trace_operations import CalledOperations, in_optimizer, launching_operators
 from stepscope.trace import Trace, Window
 
-AGREEING: Final = 0.9
-"""Share of the layers' calls that must begin with the same size for it to be the batch."""
+AGREEING: Final = 0.9  # share of the layers' calls that must begin with the same size for it to be the batch
 LARGEST: Final = 10**9
 _WEIGHT_OF: Final = {
     "linear": 1, "embedding": 0,
@@ -52,28 +49,23 @@ _Shapes = list[Shape | None]
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """Another batch size.
-
-    Attributes:
-        recorded, wanted: samples of a step.
-    """
+    """Another batch size."""
 
     recorded: int
     wanted: int
 
     @property
     def factor(self) -> float:
-        """How many times as large the batch is."""
         return self.wanted / self.recorded
 
 
 def recorded_batch(trace: Trace) -> int | None:
-    """The batch size of the recorded steps: of the loaders, else of the layers' inputs; None where neither tells."""
+    """The batch size of the recorded steps, by the loaders or else the layers' inputs; None where unknown."""
     return batch_size_of(trace) or _leading_size(trace)
 
 
 def passes_of_a_step(trace: Trace, steps: int, span: Window) -> float | None:
-    """How often a step goes through the model, from the layer that is called least often; None where no layer is seen.
+    """How often a step goes through the model, by the least called layer; None where no layer is seen.
 
     Args:
         steps: how many there are in the span.
@@ -89,10 +81,10 @@ def batch_change(trace: Trace, wanted: int, recorded: int | None = None) -> Batc
     """From the recorded batch size to another one.
 
     Args:
-        recorded: where the user says it.
+        recorded: the user's figure.
 
     Raises:
-        UsageError: the recorded one is not known, or no layer of the trace works on such a batch.
+        UsageError: the recorded one is unknown, or no layer of the trace works on such a batch.
     """
     known = recorded or recorded_batch(trace)
     if known is None:
@@ -109,7 +101,7 @@ def batch_change(trace: Trace, wanted: int, recorded: int | None = None) -> Batc
 
 
 def with_batch(trace: Trace, change: BatchChange) -> Trace:
-    """The trace with the shapes that its operators would have; times and everything else stay as they were."""
+    """The trace with the shapes that its operators would have; times and everything else stay."""
     sizes = _BatchSizes(trace, change)
     columns = ["name", "input_shapes", "input_types"]
     distinct = trace.operators.select(columns).filter(pl.col("input_shapes").is_not_null()).unique(maintain_order=True)
@@ -122,7 +114,6 @@ def with_batch(trace: Trace, change: BatchChange) -> Trace:
 
 
 def _leading_sizes(trace: Trace) -> Counter[int]:
-    """How often layers' inputs begin with each size."""
     names = [f"aten::{name}" for name in _ANCHORS]
     calls = trace.operators.filter(pl.col("name").is_in(names) & pl.col("input_shapes").is_not_null())
     found: Counter[int] = Counter()
@@ -170,14 +161,12 @@ class _BatchSizes:
         found = {recorded, *(size for size in self._leading if size % recorded == 0)}
         for _, shapes, types in self._distinct.iter_rows():
             call = call_of(shapes, types, None)
-            for index in range(0 if call is None else len(call.shapes)):
-                shape = call.shape(index) if call is not None else None
+            for shape in map(call.shape, range(len(call.shapes))) if call is not None else ():
                 if shape and len(shape) > 2 and shape[0] == recorded and shape not in self._weights:
                     found.update(_prefixes(shape))
         return frozenset(found)
 
     def rescaled(self, name: str, shapes: str, types: str | None) -> str:
-        """The shapes of a call, as JSON, with the other batch."""
         call = call_of(shapes, types, None)
         if call is None:
             return shapes
@@ -194,7 +183,7 @@ class _BatchSizes:
         return json.dumps([self._written(before, new) for before, new in zip(parsed, changed, strict=True)])
 
     def _written(self, before: Any, new: Shape | None) -> Any:
-        """A changed shape; of a list of tensors, which a call has no shape of, every one; else what was there."""
+        """A changed shape; every one of a list of tensors, which has no shape of its own; else what was there."""
         if new is not None:
             return list(new)
         if isinstance(before, list) and before and all(isinstance(one, list) for one in before):
@@ -204,14 +193,13 @@ class _BatchSizes:
     def _of_layer(self, shape: Shape | None, layer: str, place: int) -> Shape | None:
         """A layer's input by its place, which tells it from a weight of the same shape."""
         is_bias = shape is not None and len(shape) < 2 and layer != "embedding"
-        if not shape or is_bias or place == _WEIGHT_OF[layer] or shape[0] not in self._sizes:
-            return shape
-        return (self._scaled(shape[0]), *shape[1:])
+        return shape if not shape or is_bias or place == _WEIGHT_OF[layer] else self._grown(shape)
 
     def _activation(self, shape: Shape | None) -> Shape | None:
-        if not shape or shape in self._weights or shape[0] not in self._sizes:
-            return shape
-        return (self._scaled(shape[0]), *shape[1:])
+        return shape if not shape or shape in self._weights else self._grown(shape)
+
+    def _grown(self, shape: Shape) -> Shape:
+        return (self._scaled(shape[0]), *shape[1:]) if shape[0] in self._sizes else shape
 
     def _product(self, shapes: _Shapes, first: int, second: int) -> _Shapes:
         """A product of two matrices: the batch is in its rows, or in its inner dimension."""
@@ -233,44 +221,38 @@ def _shape(sizes: list[Any]) -> Shape | None:
 
 
 def _prefixes(shape: Shape) -> Iterable[int]:
-    """Products of leading sizes, the last dimension left out."""
     return (prod(shape[:end]) for end in range(1, len(shape)) if prod(shape[:end]) < LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How many times as long works take; arrays as the rows of `device_work`.
-
-    Attributes:
-        expected, low, high: the factor, and the band in which it lies.
-        is_known: whether shapes or the work's kind tell.
-    """
+    """How many times as long works take; arrays as the rows of `device_work`."""
 
     expected: Numbers
     low: Numbers
     high: Numbers
-    is_known: npt.NDArray[np.bool_]
+    is_known: npt.NDArray[np.bool_]  # whether shapes or the work's kind tell
 
 
 class BatchGrowth:
     """What another batch size makes of a trace's device work.
 
     Args:
-        kinds: the trace's, as recorded.
+        recorded: the calls of the trace.
     """
 
-    def __init__(self, trace: Trace, kinds: WorkKinds, change: BatchChange) -> None:
-        self._trace, self._kinds, self._change = trace, kinds, change
+    def __init__(self, trace: Trace, recorded: CalledOperations, change: BatchChange) -> None:
+        self._trace, self._recorded, self._change = trace, recorded, change
         self.grown_trace = with_batch(trace, change)
-        self._grown = WorkKinds(self.grown_trace)
+        self._grown = CalledOperations(self.grown_trace)
 
     def on(self, target: DevicePeaks, precision: str | None) -> Growth:
-        """How much longer works take on a device."""
         work, factor = self._trace.device_work, self._change.factor
         kind = work["kind"].fill_null("other").to_numpy()
         expected = np.where(kind == "copy_in", factor, np.ones(len(kind)))
         low, high = expected.copy(), expected.copy()
-        stays = self._in_optimizer | np.isin(kind, ("communication", "copy_out"))
+        in_optimizers = np.append(in_optimizer(self._trace), False)[launching_operators(self._trace)]
+        stays = in_optimizers | np.isin(kind, ("communication", "copy_out"))
         known = stays | (kind == "copy_in")
         ratios = self._ratios(target, precision)
         mine = ~known & np.isfinite(ratios[0])
@@ -285,35 +267,23 @@ class BatchGrowth:
         return Growth(expected, low, high, known)
 
     def _ratios(self, target: DevicePeaks, precision: str | None) -> tuple[Numbers, Numbers, Numbers]:
-        """Of works whose operators are known, grown time over recorded; expected, low and high."""
-        call = self._kinds.call
-        if not len(self._kinds.operations):
+        """Grown time over recorded of works whose operators are known; expected, low and high."""
+        call = self._recorded.of_work
+        if not len(self._recorded.operations):
             nothing = np.full(len(call), np.nan)
             return nothing, nothing, nothing
-        before = operation_times(_as_run(self._kinds.operations, target, precision), target)
-        after = operation_times(_as_run(self._grown.operations, target, precision), target)
+        before, after = (
+            operation_times(types_on(in_precision(each.operations, precision).operations, target), target)
+            for each in (self._recorded, self._grown)
+        )
         # A batch r times as large is at most as many batches of the recorded size, one after the other, as r is rounded
         # up; within that the ratio may be as wrong as the model is.
         ends = min(1.0, 1 / np.ceil(1 / self._change.factor)), max(1.0, np.ceil(self._change.factor))
         ratio = np.clip(after.ns / before.ns, *ends)
         low = np.clip(ratio * after.low_ns / after.ns, *ends)
         high = np.clip(ratio * after.high_ns / after.ns, *ends)
-        same = self._grown.operations.bytes == self._kinds.operations.bytes
+        same = self._grown.operations.bytes == self._recorded.operations.bytes
         low, high = np.where(same, ratio, np.minimum(low, ratio)), np.where(same, ratio, np.maximum(high, ratio))
         place = np.maximum(call, 0)
         found = tuple(np.where(call >= 0, one[place], np.nan) for one in (ratio, low, high))
         return found[0], found[1], found[2]
-
-    @cached_property
-    def _in_optimizer(self) -> npt.NDArray[np.bool_]:
-        """Which works operators in an optimizer's step launched."""
-        launch = self._trace.device_work["launch"].cast(pl.Int64)
-        operator = self._trace.launches["operator"].cast(pl.Int64).gather(launch).fill_null(-1).to_numpy()
-        phases = operator_places(self._trace)["phase"]
-        inside = np.append((phases == "optimizer").fill_null(False).to_numpy(), False)
-        result: npt.NDArray[np.bool_] = inside[operator]
-        return result
-
-
-def _as_run(operations: Operations, device: DevicePeaks, precision: str | None) -> Operations:
-    return types_on(in_precision(operations, precision).operations, device)

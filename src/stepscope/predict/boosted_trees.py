@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from stepscope.errors import StepscopeError
 
-_AT_ONCE: Final = 1 << 15
-"""Rows times trees that are walked down together: what stays in a processor's cache."""
+_AT_ONCE: Final = 1 << 15  # rows times trees that are walked down together: what stays in a processor's cache
 _BROKEN: Final = (
     "a model in stepscope/data is not of this version; install stepscope anew, or fit it by scripts/predictor"
 )
@@ -24,35 +23,29 @@ _BROKEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BoostedTrees:
-    """Trees whose values are summed; the nodes of all stand one after another.
+    """Trees whose values are summed; the nodes of all are concatenated.
 
     Attributes:
-        baseline: what the sum starts with.
-        roots: index of each tree's first node, shape (trees,), int32.
-        features: which feature a node looks at, shape (nodes,), int16; 0 in a leaf.
         thresholds: up to which value a row goes left, shape (nodes,), float64; infinity in a leaf.
         left: the node to the left, shape (nodes,), int32; the one to the right follows it. A leaf names itself.
-        values: what a leaf adds, shape (nodes,), float64.
-        depth: the most steps from a root to a leaf.
-        width: how many features a row has.
     """
 
-    baseline: float
-    roots: npt.NDArray[np.int32]
-    features: npt.NDArray[np.int16]
+    baseline: float  # what the sum starts with
+    roots: npt.NDArray[np.int32]  # index of each tree's first node, shape (trees,), int32
+    features: npt.NDArray[np.int16]  # which feature a node looks at, shape (nodes,), int16; 0 in a leaf
     thresholds: npt.NDArray[np.float64]
     left: npt.NDArray[np.int32]
-    values: npt.NDArray[np.float64]
-    depth: int
-    width: int
+    values: npt.NDArray[np.float64]  # what a leaf adds, shape (nodes,), float64
+    depth: int  # the most steps from a root to a leaf
+    width: int  # how many features a row has
 
     def predict(self, features: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The sum of the trees for each row of features, shape (n, width): float64 of shape (n,).
 
-        Not-a-number for rows in which a feature is not-a-number.
+        Not-a-number for rows with a feature that is not-a-number.
 
         Raises:
-            StepscopeError: the trees were fitted to another number of features than rows are given with.
+            StepscopeError: the trees were fitted to another number of features.
         """
         if features.shape[1] != self.width:
             raise StepscopeError(
@@ -60,21 +53,17 @@ class BoostedTrees:
             )
         rows = len(features)
         total = np.full(rows, self.baseline)
-        if rows == 0 or len(self.roots) == 0:
-            return np.where(np.isnan(features).any(axis=1), np.nan, total)
-        rows_at_once = min(rows, _AT_ONCE)
+        rows_at_once = max(1, min(rows, _AT_ONCE))
         trees_at_once = max(1, _AT_ONCE // rows_at_once)
         for start in range(0, rows, rows_at_once):
             part = np.ascontiguousarray(features[start : start + rows_at_once], np.float64)
             for first in range(0, len(self.roots), trees_at_once):
-                leaves = self._leaves(part, self.roots[first : first + trees_at_once])
                 # One tree after another, as they were fitted: a sum in another order differs in its last digits.
-                for of_tree in leaves:
-                    total[start : start + rows_at_once] += self.values[of_tree]
+                for leaves in self._leaves(part, self.roots[first : first + trees_at_once]):
+                    total[start : start + rows_at_once] += self.values[leaves]
         return np.where(np.isnan(features).any(axis=1), np.nan, total)
 
     def _leaves(self, features: npt.NDArray[np.float64], roots: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """The leaf of each tree that each row ends in, shape (trees, rows)."""
         flat = features.ravel()
         offsets = np.arange(len(features), dtype=np.int64) * self.width
         nodes = np.repeat(roots.astype(np.int64)[:, None], len(features), axis=1)
@@ -83,20 +72,9 @@ class BoostedTrees:
             nodes = self.left[nodes] + goes_right
         return nodes
 
-    def to_arrays(self, prefix: str = "") -> dict[str, npt.NDArray[Any]]:
-        """Arrays to keep in an npz file, their names beginning with the prefix."""
-        return {
-            f"{prefix}head": np.array([self.baseline, self.depth, self.width], np.float64),
-            f"{prefix}roots": self.roots,
-            f"{prefix}features": self.features,
-            f"{prefix}thresholds": self.thresholds,
-            f"{prefix}left": self.left,
-            f"{prefix}values": self.values,
-        }
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> BoostedTrees:
-        """Those that `to_arrays` gave, from a dictionary or a file opened by `numpy.load`.
+        """The trees kept under names that begin with the prefix, in a dictionary or a file opened by `numpy.load`.
 
         Raises:
             StepscopeError: a tree looks at a feature that rows do not have.
@@ -107,10 +85,8 @@ class BoostedTrees:
         )
         looked_at = int(features.max(initial=-1)) + 1
         if looked_at > width:
-            which = f" {prefix.rstrip('._')}" if prefix else ""
-            raise StepscopeError(
-                f"the trees{which} look at {looked_at} features of rows that have {width:g}: {_BROKEN}"
-            )
+            which = f"trees {prefix.rstrip('._')}".rstrip()
+            raise StepscopeError(f"the {which} look at {looked_at} features of rows that have {width:g}: {_BROKEN}")
         return cls(baseline, roots, features, thresholds, left, values, int(depth), int(width))
 
 

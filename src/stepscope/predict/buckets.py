@@ -1,15 +1,15 @@
 """A step's gradients, and the buckets in which data-parallel training would send them.
 
 A gradient is there when autograd adds it up (`AccumulateGrad`, whose input is the gradient). PyTorch's
-DistributedDataParallel fills buckets in the order in which gradients are there, each number type its own; a bucket is
-full when it holds its limit or more, which is 1 MiB for the first and 25 MiB for the others (`bucket_cap_mb` and
+DistributedDataParallel fills buckets in the order in which gradients are there, one set per number type; a bucket is
+full at its limit, which is 1 MiB for the first and 25 MiB for the others (`bucket_cap_mb` and
 `_DEFAULT_FIRST_BUCKET_BYTES` of torch; Li et al., "PyTorch Distributed", VLDB 2020).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -18,70 +18,50 @@ import polars as pl
 
 from stepscope.analysis.work import ELEMENT_BYTES, elements, listed_shapes, shapes_of, types_of
 from stepscope.errors import UsageError
-from stepscope.predict.links import Link
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
 from stepscope.whatif.experiment import Experiment
+from stepscope.whatif.graph import Graph, Stretches
 
 FIRST_BUCKET_BYTES: Final = 1 << 20
 BUCKET_BYTES: Final = 25 << 20
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
-_FUSED: Final = r"^aten::_fused_(?:adam|adamw|sgd|adagrad)_$"
-"""Optimizers that take all parameters in one call."""
-_USUAL_BYTES: Final = 4
-"""Of a parameter in such a list, whose type the profiler does not note."""
+_FUSED: Final = r"^aten::_fused_(?:adam|adamw|sgd|adagrad)_$"  # optimizers that take all parameters in one call
+_USUAL_BYTES: Final = 4  # of a parameter in such a list, whose type the profiler does not note
 _MOST_PIECES: Final = 1 << 20
-_MOST_BYTES: Final = 1 << 40
-"""Of one gradient: more is nonsense, and sums of it would not fit into 64 bits."""
+_MOST_BYTES: Final = 1 << 40  # of one gradient: more is nonsense, and sums of it would not fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Gradients of complete steps in the order in which they are there; arrays of shape (n,).
+    """Gradients of complete steps in the order in which they are there; arrays of shape (n,)."""
 
-    Attributes:
-        step: place of the step among the complete ones; 0 where the trace has none.
-        lane: the thread that has them.
-        begin, time: when the host begins to add them up, and when they are there, nanoseconds.
-        bytes: their size.
-        number_type: as the profiler names it, such as "float".
-        accumulated: how many backward passes a step has; the gradients are those of the last one.
-        at_once: whether only their sum is known, and taken to be there when the last one is.
-    """
-
-    step: Rows
-    lane: npt.NDArray[np.int32]
+    step: Rows  # place of the step among the complete ones; 0 where the trace has none
+    lane: npt.NDArray[np.int32]  # the thread that has them
     begin: Times
-    time: Times
-    bytes: Rows
-    number_type: npt.NDArray[np.str_]
-    accumulated: int = 1
-    at_once: bool = False
+    time: Times  # with begin: when the host begins to add them up, and when they are there, nanoseconds
+    bytes: Rows  # their size
+    number_type: npt.NDArray[np.str_]  # as the profiler names it, such as "float"
+    accumulated: int = 1  # how many backward passes a step has; the gradients are those of the last one
+    at_once: bool = False  # whether only their sum is known, and taken to be there when the last one is
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """What is sent at once; arrays of shape (n,), sorted by step and time.
-
-    Attributes:
-        step, lane: as of gradients.
-        ready: when the last of its gradients is there on the host, nanoseconds.
-        bytes: of all of them.
-        gradients: how many.
-    """
+    """What is sent at once; arrays of shape (n,), sorted by step and time."""
 
     step: Rows
-    lane: npt.NDArray[np.int32]
-    ready: Times
-    bytes: Rows
-    gradients: Rows
+    lane: npt.NDArray[np.int32]  # with step: as of gradients
+    ready: Times  # when the last of its gradients is there on the host, nanoseconds
+    bytes: Rows  # of all of them
+    gradients: Rows  # how many
 
 
 def gradients_of(experiment: Experiment) -> Gradients:
     """The gradients of the complete steps.
 
     Raises:
-        UsageError: the trace does not tell them, or not how large they are.
+        UsageError: the trace does not have them, or not their size.
     """
     rows = experiment.trace.operators.filter(pl.col("name") == ACCUMULATE).sort("start_ns")
     if rows.is_empty():
@@ -109,17 +89,18 @@ def gradients_of(experiment: Experiment) -> Gradients:
         )
     kinds = np.array([each[1] for each in sized], np.str_)
     passes = _passes(step[kept], size[kept])
-    if passes > 1 and int(size[kept].sum()) == (_told(experiment) or 0) * len(np.unique(step[kept])):
+    if passes > 1 and int(size[kept].sum()) == (_gradient_bytes(experiment) or 0) * len(np.unique(step[kept])):
         passes = 1  # equal blocks of layers
     if passes > 1:
-        kept = np.concatenate([_last_pass(kept[step[kept] == each], passes) for each in np.unique(step[kept])])
+        by_step = [kept[step[kept] == each] for each in np.unique(step[kept])]
+        kept = np.concatenate([rows[len(rows) - len(rows) // passes :] for rows in by_step])
     kept = kept[size[kept] > 0]
     lane = rows["lane"].to_numpy()
     return Gradients(step[kept], lane[kept], begin[kept], time[kept], size[kept], kinds[kept], passes)
 
 
 def _at_once(experiment: Experiment, times: Times, lanes: npt.NDArray[np.int32], *, last: bool) -> Gradients | None:
-    """All gradients of a step at the first or last of these moments in it; None where nothing tells their sum."""
+    """All gradients of a step at the first or last of these moments in it; None where their sum is unknown."""
     total, step = _sum_of_gradients(experiment), place_of_step(experiment, times - int(last))
     kept = np.flatnonzero(step >= 0)
     if not 0 < total < _MOST_BYTES or not len(kept):
@@ -137,24 +118,23 @@ def _at_once(experiment: Experiment, times: Times, lanes: npt.NDArray[np.int32],
 
 
 def _sum_of_gradients(experiment: Experiment) -> int:
-    """Bytes of a step's gradients, from the tensors of a fused optimizer or what the program told; 0 if unknown."""
+    """Bytes of a step's gradients, from the program's facts or the tensors of a fused optimizer; 0 if unknown."""
     calls = experiment.trace.operators.filter(pl.col("name").str.contains(_FUSED))
     steps = place_of_step(experiment, calls["start_ns"].to_numpy())
     found = 0
     for shapes, step in zip(calls["input_shapes"].to_list(), steps.tolist(), strict=True):
         if step == steps.max(initial=0):
             found += sum(elements(shape) for shape in listed_shapes(shapes)) * _USUAL_BYTES
-    return _told(experiment) or found
+    return _gradient_bytes(experiment) or found
 
 
-def _told(experiment: Experiment) -> int | None:
-    """Bytes of all gradients, as the program told; None where it did not."""
+def _gradient_bytes(experiment: Experiment) -> int | None:
     program = experiment.trace.metadata.program
     return program.model.gradient_bytes if program is not None and program.model is not None else None
 
 
 def place_of_step(experiment: Experiment, times: Times) -> Rows:
-    """The place of the complete step that each moment is in, -1 for none; 0 where the trace has no steps."""
+    """The place of the complete step at each moment, -1 for none; 0 where the trace has no steps."""
     steps = experiment.steps.sort("start_ns")
     if steps.is_empty():
         return np.zeros(len(times), np.int64)
@@ -189,10 +169,6 @@ def _repetitions(sizes: Rows) -> int:
     return 1
 
 
-def _last_pass(rows: Rows, passes: int) -> Rows:
-    return rows[len(rows) - len(rows) // passes :]
-
-
 def buckets_of(
     gradients: Gradients, *, bucket_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BUCKET_BYTES
 ) -> Buckets:
@@ -215,64 +191,82 @@ def buckets_of(
     return Buckets(table[:, 0], table[:, 1].astype(np.int32), table[:, 2], table[:, 3], table[:, 4])
 
 
-SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)
-"""Sizes that are tried, MiB."""
+class CutExperiment(Experiment):
+    """A trace whose graph has further borders; its replay without a change is the same.
 
-
-@dataclass(frozen=True, slots=True)
-class BucketSize:
-    """What a size of buckets means for the mean step.
-
-    Attributes:
-        megabytes: MiB; None for torch's own, 1 for the first bucket and 25 for the others.
-        messages: buckets of a step.
-        communication_ns: how long they take.
-        exposed_ns: how much of that is left when the backward pass has ended.
+    Args:
+        experiment: the same trace.
+        lanes, times: threads and moments of the borders; shape (n,).
     """
 
-    megabytes: int | None
-    messages: float
-    communication_ns: float
-    exposed_ns: float
+    def __init__(self, experiment: Experiment, lanes: npt.NDArray[np.int32], times: Times) -> None:
+        super().__init__(experiment.view)
+        self._uncut = experiment
+        self._borders = lanes, times
+
+    @cached_property
+    def graph(self) -> Graph:
+        """What waited for what, as measured."""
+        return with_borders(self._uncut.graph, *self._borders)
 
 
-def bucket_sizes(
-    experiment: Experiment, gradients: Gradients, link: Link, ranks: int, sizes: Sequence[int] = SIZES_MB
-) -> tuple[BucketSize, ...]:
-    """Torch's own sizes, and then each of these."""
-    there = on_device(experiment, gradients)
-    return tuple(_size(there, link, ranks, megabytes) for megabytes in (None, *sizes))
+def with_borders(graph: Graph, lanes: npt.NDArray[np.int32], times: Times) -> Graph:
+    """The graph in which stretches of these threads that go on at these moments are two; shape (n,)."""
+    old = graph.stretches
+    if not len(old.start) or not len(times):
+        return graph
+    inside = old.at(lanes, times)
+    index = np.maximum(inside, 0)
+    fits = (inside >= 0) & (old.start[index] < times) & (times < old.end[index])
+    cuts = np.unique(np.column_stack([inside[fits], times[fits]]), axis=0)
+    if not len(cuts):
+        return graph
+    stretches, first = _cut(old, cuts[:, 0], cuts[:, 1])
+
+    def at(stretch: Rows, time: Times) -> Rows:
+        """The piece of these old stretches in which the moment lies."""
+        lane = old.lane[np.maximum(stretch, 0)]
+        found = stretches.at(lane, np.maximum(time, old.start[np.maximum(stretch, 0)]))
+        return np.where(stretch >= 0, found, -1)
+
+    works, hands, hosts = graph.works, graph.handovers, graph.host_waits
+    return replace(
+        graph,
+        stretches=stretches,
+        works=replace(works, stretch=at(works.stretch, np.where(works.stretch >= 0, works.launched, 0))),
+        host_waits=replace(hosts, target=first[hosts.target]),
+        handovers=replace(hands, source=at(hands.source, hands.time), target=first[hands.target]),
+    )
 
 
-def _size(gradients: Gradients, link: Link, ranks: int, megabytes: int | None) -> BucketSize:
-    limit = BUCKET_BYTES if megabytes is None else megabytes << 20
-    first = FIRST_BUCKET_BYTES if megabytes is None else limit
-    buckets = buckets_of(gradients, bucket_bytes=limit, first_bytes=first)
-    transfers = np.array([link.transfer_ns("all_reduce", size, ranks) for size in buckets.bytes.tolist()])
-    steps = np.unique(buckets.step)
-    exposed = 0.0
-    for step in steps:
-        mine = buckets.step == step
-        ready, end = buckets.ready[mine], float("-inf")
-        for moment, transfer in zip(ready.tolist(), transfers[mine].tolist(), strict=True):
-            end = max(moment, end) + transfer
-        exposed += end - float(np.max(ready))
-    return BucketSize(megabytes, len(transfers) / len(steps), float(transfers.sum()) / len(steps), exposed / len(steps))
+def _cut(old: Stretches, stretch: Rows, time: Times) -> tuple[Stretches, Rows]:
+    """The stretches with borders, sorted as before; and for each old one the place of its first piece.
 
-
-def on_device(experiment: Experiment, gradients: Gradients) -> Gradients:
-    """The gradients with the moments at which the device has computed them: all that was launched before is done.
-
-    Without a device, or where no launches are known, those of the host stay.
+    Args:
+        stretch, time: sorted; moments inside of stretches.
     """
-    if experiment.device is None:
-        return gradients
-    calls = experiment.trace.launches.select(launched="start_ns").with_row_index("launch")
-    work = experiment.trace.device_work.filter((pl.col("device") == experiment.device) & (pl.col("kind") == "compute"))
-    work = work.join(calls, on="launch", how="inner").sort("launched")
-    if work.is_empty():
-        return gradients
-    ends = np.maximum.accumulate((work["start_ns"] + work["duration_ns"]).to_numpy())
-    before = np.searchsorted(work["launched"].to_numpy(), gradients.time, side="right") - 1
-    time = np.where(before >= 0, np.maximum(ends[np.maximum(before, 0)], gradients.time), gradients.time)
-    return replace(gradients, time=time)
+    count = len(old.start)
+    before = np.searchsorted(stretch, np.arange(count), side="left")
+    first = np.arange(count) + before
+    pieces = np.searchsorted(stretch, np.arange(count), side="right") - before
+    last = first + pieces
+    origin = np.repeat(np.arange(count), pieces + 1)
+    added = np.ones(len(origin), np.bool_)
+    added[first] = False
+    start, end = old.start[origin].copy(), old.end[origin].copy()
+    start[added] = time
+    end[np.flatnonzero(added) - 1] = time
+    previous = np.where(old.previous >= 0, last[np.maximum(old.previous, 0)], -1)[origin]
+    previous[added] = np.flatnonzero(added) - 1
+    return (
+        Stretches(
+            lane=old.lane[origin],
+            start=start,
+            end=end,
+            previous=previous,
+            own_ns=np.where(added, 0, old.own_ns[origin]),
+            launch=np.where(added, -1, old.launch[origin]),
+            is_given=np.where(added, False, old.is_given[origin]),
+        ),
+        first,
+    )

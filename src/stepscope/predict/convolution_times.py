@@ -1,7 +1,7 @@
 """How long convolutions take: the roofline over a utilization learned from their shape in FP32.
 
 The utilization may exceed one: algorithms such as Winograd's need fewer operations than the count says. Which one cuDNN
-takes is not known beforehand, and its choice is most of the error (docs/prediction-model.md).
+chooses is unknown beforehand, and its choice is most of the error (docs/prediction-model.md).
 """
 
 from __future__ import annotations
@@ -14,57 +14,42 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
 from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of
-from stepscope.predict.operations import Numbers, Operations, OperationTimes, roofline_times
+from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, by_type, roofline_times
 
 CONVOLUTION_KINDS: Final = ("convolution",)
-NOT_LEARNED: Final = 1.5
-"""How much wider the band is either way for gradients, generations and shapes that the timings do not hold."""
-MOST_ROWS: Final = 8192.0
-"""Of the matrix products in the timings; longer ones take as much longer as they have more rows."""
+NOT_LEARNED: Final = 1.5  # how much wider the band is either way for gradients, generations and shapes without timings
+MOST_ROWS: Final = 8192.0  # of the matrix products in the timings; longer ones take proportionally longer
 SHORT_TYPES: Final = ("fp16", "bf16", "fp8", "int8")
 SHORT_FACTOR: Final = 2.0
 SHORT_WIDER: Final = 5.0
-"""Over the product, what convolutions of such numbers take, and how much wider their band is: nothing was timed, and
-those of public H100 and MI300X traces took between 2 and 20 times as long, for their layouts and small sizes."""
-_NUMBER_BYTES: Final[Mapping[str, float]] = {"fp64": 8.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
+"""What convolutions of short numbers take over the equivalent product, and how much wider their band is: without
+timings of them; those of public H100 and MI300X traces took between 2 and 20 times as long, for layouts and small
+sizes."""
 SEARCHED: Final = 0.4
-"""Of the prediction, what the fastest algorithm took that cuDNN searched for (cudnn.benchmark) in a public V100 trace;
-the timings took what its heuristics chose."""
+"""Share of the prediction that the fastest algorithm took which cudnn.benchmark found in a public V100 trace; the
+timings have what cuDNN's heuristics chose."""
 LEARNED_GENERATIONS: Final = ("Pascal", "Volta", "Turing")
 MOST_UTILIZATION: Final = 2.25
 """What Winograd's algorithm for tiles of 2 x 2 saves of a convolution with 3 x 3 weights (Lavin and Gray, 2015)."""
 _USES: Final = (8.0, 10.0)
 """Between these many rows of the product each number of the input is used where weights are 3 x 3."""
-_TILE: Final = (128, 64)
-"""Output points and channels of a usual block."""
+_TILE: Final = (128, 64)  # output points and channels of a usual block
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionModel:
-    """What was learned.
+    """What was learned."""
 
-    Attributes:
-        trees: logarithm of the time over the roofline's, from `features`.
-        lowest, highest: of each feature in the timings, shape (features,).
-        band: factors that hold nine of ten timings of GPUs not learned from, shape (2,).
-    """
-
-    trees: BoostedTrees
+    trees: BoostedTrees  # logarithm of the time over the roofline's, from `features`
     lowest: Numbers
-    highest: Numbers
-    band: Numbers
-
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays to keep in an npz file."""
-        rest = {"range": np.stack([self.lowest, self.highest]), "band": self.band}
-        return {**self.trees.to_arrays("trees_"), **rest}
+    highest: Numbers  # with lowest: of each feature in the timings, shape (features,)
+    band: Numbers  # factors that hold nine of ten timings of GPUs not learned from, shape (2,)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ConvolutionModel:
-        """What `to_arrays` gave."""
         lowest, highest = arrays["range"]
         trees = BoostedTrees.from_arrays(arrays, "trees_")
         return cls(trees, lowest, highest, arrays["band"])
@@ -72,16 +57,15 @@ class ConvolutionModel:
 
 @lru_cache(maxsize=1)
 def shipped_model() -> ConvolutionModel:
-    """The one that comes with the package."""
     return ConvolutionModel.from_arrays(shipped_arrays("convolution_times"))
 
 
 def convolution_times(
     operations: Operations, device: DevicePeaks, model: ConvolutionModel | None = None
 ) -> OperationTimes:
-    """Predict convolutions from the dimensions of the product that each is alike.
+    """Predict convolutions from the dimensions of the product that each is equivalent to.
 
-    Those of 3 x 3 weights in FP32 are learned. Others count as the product that they are alike, in a wider band.
+    Those of 3 x 3 weights in FP32 are learned. Others take the time of that product, in a wider band.
     """
     learned = np.zeros(len(operations), np.bool_)
     if unit_of(device, "fp32") is not None:
@@ -97,13 +81,13 @@ def convolution_times(
 
 
 def _product_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
-    """Those of the products that convolutions are alike; where there are more rows than in the timings, of a part."""
+    """Times of the equivalent products; with more rows than in the timings, in proportion to a part of them."""
     with np.errstate(invalid="ignore"):
         parts = np.maximum(operations.rows / MOST_ROWS, 1.0)
     rows = operations.rows / parts
     # Kernels unfold the input on the way, so each of its numbers comes as often as it is used, if from the cache.
     numbers = rows * operations.inner + operations.inner * operations.columns + rows * operations.columns
-    size = np.array([_NUMBER_BYTES.get(kind, 4.0) for kind in operations.number_type.tolist()])
+    size = by_type(operations.number_type, BYTES, 4.0)
     part = replace(
         operations,
         flops=operations.flops / parts,
@@ -121,7 +105,7 @@ def _product_times(operations: Operations, device: DevicePeaks) -> OperationTime
 def _is_like_timed(operations: Operations) -> npt.NDArray[np.bool_]:
     """Whether weights are 3 x 3 and go over each point, as in the timings: others have fewer algorithms to choose from.
 
-    Each number of the input is then used in nine rows of the product; of gradients only the sum's length tells.
+    Each number of the input is then used in nine rows of the product; gradients are recognised by the sum's length.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         read = operations.bytes - 4 * operations.columns * (operations.rows + operations.inner)
@@ -144,7 +128,7 @@ def _learned_times(
 
 
 def features(operations: Operations, device: DevicePeaks) -> Numbers:
-    """What the trees look at, shape (n, 9); a row of not-a-number where a device or shape does not tell it.
+    """The trees' features, shape (n, 9); a row of not-a-number where the device or shape does not tell.
 
     Logarithms of output points, channels and the sum's length; of blocks per multiprocessor, and how full the last wave
     is; of arithmetic over traffic time and of traffic over the cache; how full the last block of channels is; and the
@@ -171,7 +155,7 @@ def features(operations: Operations, device: DevicePeaks) -> Numbers:
 
 
 def base_ns(operations: Operations, device: DevicePeaks) -> Numbers:
-    """The roofline's nanoseconds at the rate that the device's power carries for as long as a convolution takes."""
+    """The roofline's nanoseconds at the rate that the device's power sustains for as long as a convolution takes."""
     return np.asarray(np.maximum(_arithmetic_ns(operations.flops, device), _traffic_ns(operations.bytes, device)))
 
 

@@ -1,7 +1,7 @@
 """What a step that was recorded on a processor alone would give an accelerator to do, from its operators' shapes.
 
-The host's time of each operator is cut in two: what a call costs that has next to nothing to do, which stays when the
-work goes to a device, and the rest, which is arithmetic and goes away.
+The host's time of each operator is split: the cost of a call that has next to nothing to do stays when the work goes to
+a device; the rest is arithmetic and goes away.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from stepscope.analysis.attribution import operator_places
 from stepscope.analysis.host import host_time
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.work import VIEWS, base_name
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.limits import ON_HOST, Limit
-from stepscope.predict.operation_times import is_nvidia, operation_times
-from stepscope.predict.operations import Operations
-from stepscope.predict.precision import NO_TF32, Cast, Tf32, in_precision, tf32_of, types_on
+from stepscope.predict.operation_times import operation_times
+from stepscope.predict.operations import NO_TF32, Cast, Operations, Tf32, in_precision, is_nvidia, tf32_of, types_on
 from stepscope.predict.step_replay import Numbers, StepReplays, joint_band
 from stepscope.predict.trace_operations import SIDES, described, different_calls, sides_of
 from stepscope.trace import Trace, Window
@@ -53,7 +52,7 @@ _AROUND_OTHERS: Final = frozenset({
     "reshape", "dropout", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "zeros", "ones", "full", "zeros_like",
     "ones_like", "full_like", "einsum", "mean", "var", "std",
 })  # fmt: skip
-"""Operators that are other operators; where they are not, they count themselves."""
+"""Operators that call others; where they do not, they count themselves."""
 _WITHOUT_WORK: Final = VIEWS | frozenset({
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "as_strided", "_reshape_alias", "select",
     "slice", "narrow", "unbind", "unfold", "diagonal", "set", "resize", "resize_as", "item", "_local_scalar_dense",
@@ -63,41 +62,29 @@ _WITHOUT_WORK: Final = VIEWS | frozenset({
     "_version", "record_param_comms", "retain_grad", "isnan", "detach", "unsafe_chunk", "unsafe_split", "real",
 })  # fmt: skip
 """Operators that make views, allocate or read a number, and start no work on a device."""
-_OVERHEAD_QUANTILE: Final = 0.05
-"""Quantile of the lengths of small operators that counts as the cost of a call."""
+_OVERHEAD_QUANTILE: Final = 0.05  # quantile of the lengths of small operators that is the cost of a call
 _COMPUTES_ITSELF: Final = 20
-"""Times the cost of a call, beside the operators inside: what takes longer is more than handing on."""
-_LEAST_OVERHEAD_NS: Final = 1_000.0
-"""Of a call, where the recording's clock is too coarse to tell."""
+"""An operator that takes this many times the cost of a call, besides those inside it, computes something itself."""
+_LEAST_OVERHEAD_NS: Final = 1_000.0  # the cost of a call, where the recording's clock is too coarse
 _WORTH_SAYING: Final = 0.01
-_MANY_TENSORS: Final = 10
-"""Operators of an optimizer, from which on it matters that they run one by one."""
+_MANY_TENSORS: Final = 10  # with more operators of an optimizer it matters that they run one by one
 
 
 @dataclass(frozen=True, slots=True)
 class CpuOperationTimes:
-    """Operators that would launch work on an accelerator.
+    """Operators that would launch work on an accelerator."""
 
-    Attributes:
-        table: one row a call, in order of `row`; columns as in CPU_SCHEMA.
-        uncovered: operators that compute and whose work is not known, by name, the costliest first; columns as in
-            UNCOVERED_SCHEMA.
-        covered_share: of the host's time in operators that compute, that of those in `table` with a device's time.
-        overhead_ns: what a call costs that has next to nothing to do.
-        notes: what the user should know of it, one sentence each.
-    """
-
-    table: pl.DataFrame
+    table: pl.DataFrame  # one row a call, in order of `row`; columns as in CPU_SCHEMA
     uncovered: pl.DataFrame
-    covered_share: float
-    overhead_ns: float
-    notes: tuple[str, ...] = ()
+    covered_share: float  # of the host's time in operators that compute, that of those in `table` with a device's time
+    overhead_ns: float  # what a call costs that has next to nothing to do
+    notes: tuple[str, ...] = ()  # what the user should know of it, one sentence each
 
 
 def cpu_operation_times(
     trace: Trace, target: DevicePeaks, *, precision: str | None = None, window: Window | None = None
 ) -> CpuOperationTimes:
-    """How long a device would take for the operators of a trace in which none works.
+    """How long a device would take for the operators of a trace without device work.
 
     What loads data stays on the host and is left out; so is device time that a kernel's launch itself takes.
 
@@ -117,10 +104,12 @@ def cpu_operation_times(
     operations = described(trace, np.arange(operators.height))
     is_known = np.isfinite(operations.flops) & np.isfinite(operations.bytes) & (operations.kind != "")
     is_around = np.isin(operations.name, list(_AROUND_OTHERS)) & _has_inner(parent)
-    rows = np.flatnonzero(_outermost(is_known & ~is_around, parent) & asked)
+    chosen = is_known & ~is_around
+    rows = np.flatnonzero(chosen & (_nearest_above(chosen, parent) < 0) & asked)
     own = operations.select(rows)
     duration = operators["duration_ns"].to_numpy().astype(np.float64)
-    overhead = _overhead_ns(duration, is_known & ~_has_inner(parent))
+    small = duration[is_known & ~_has_inner(parent)]
+    overhead = float(np.quantile(small, _OVERHEAD_QUANTILE)) if len(small) else 0.0
     counted = _counted_inside(parent, rows, len(parent))
     dispatch = np.minimum(duration[rows], overhead * counted)
     if (trace.launches["kind"] == "launch").any():  # a device computed, though nothing was recorded of it
@@ -177,15 +166,9 @@ def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) ->
 
 
 def _has_inner(parent: Rows) -> npt.NDArray[np.bool_]:
-    """Whether operators run inside each."""
     result = np.zeros(len(parent), np.bool_)
     result[parent[parent >= 0]] = True
     return result
-
-
-def _outermost(chosen: npt.NDArray[np.bool_], parent: Rows) -> npt.NDArray[np.bool_]:
-    """Those chosen that run inside no other chosen one."""
-    return chosen & (_nearest_above(chosen, parent) < 0)
 
 
 def _nearest_above(chosen: npt.NDArray[np.bool_], parent: Rows) -> Rows:
@@ -202,15 +185,13 @@ def _counted_inside(parent: Rows, rows: Rows, count: int) -> Rows:
     return np.bincount(group[group >= 0], minlength=len(rows)).astype(np.int64)
 
 
-def _overhead_ns(duration: npt.NDArray[np.float64], small: npt.NDArray[np.bool_]) -> float:
-    return float(np.quantile(duration[small], _OVERHEAD_QUANTILE)) if small.any() else 0.0
-
-
 def _uncovered(
     trace: Trace, parent: Rows, rows: Rows, asked: npt.NDArray[np.bool_], overhead_ns: float
 ) -> pl.DataFrame:
-    """Operators that compute, by name, outside of those that are covered: the innermost ones, and what others did that
-    took far longer than a call costs beside the operators inside them; views and allocations are none.
+    """Operators that compute, by name, outside of those that are covered.
+
+    These are the innermost ones, and others that took far longer than a call costs besides the operators inside them;
+    views and allocations do not count.
     """
     covered = np.zeros(len(parent), np.bool_)
     covered[rows] = True
@@ -227,35 +208,25 @@ def _uncovered(
 
 
 LAUNCH_CALL_NS: Final = (3_300.0, 6_500.0, 11_000.0)
-"""Least, median and most of the median times that the host's call that launches a kernel takes in ten public traces of
-NVIDIA's GPUs, from an H100's host to that of four V100s, all of them recorded by a profiler."""
+"""The least, median and largest of the median times of the host's launch calls in ten public traces of NVIDIA's GPUs,
+from an H100's host to that of four V100s, all recorded by a profiler."""
 _ALONE_MANY_TENSORS: Final = r"_foreach_|_fused_"
 """Operators that take many tensors at a time, as optimizers do by default on devices but not on a CPU."""
-LEAST_COVERED: Final = 0.75
-"""Share of the time in operators that compute, below which no step time is given."""
+LEAST_COVERED: Final = 0.75  # share of the time of computing operators below which no step time is given
 
 
 @dataclass(frozen=True, slots=True)
 class ShapesStep:
-    """A step from shapes alone; nanoseconds, None where too little is known.
-
-    Attributes:
-        step_ns, low_ns, high_ns: what is expected, and the range.
-        device_ns: in which the device works.
-        host_ns: what the host needs.
-        limit: what limits it.
-        covered_share: of the host's time in operators that compute, that of operators with a predicted time.
-        notes: what the user should know of it, in sentences.
-    """
+    """A step from shapes alone; nanoseconds, None where too little is known."""
 
     step_ns: float | None
     low_ns: float | None
     high_ns: float | None
-    device_ns: float | None
-    host_ns: float | None
-    limit: Limit | None
-    covered_share: float
-    notes: tuple[str, ...]
+    device_ns: float | None  # in which the device works
+    host_ns: float | None  # what the host needs
+    limit: Limit | None  # what limits it
+    covered_share: float  # of the host's time in operators that compute, that of operators with a predicted time
+    notes: tuple[str, ...]  # what the user should know of it, in sentences
 
 
 def step_from_shapes(
@@ -270,29 +241,25 @@ def step_from_shapes(
         UsageError: an unknown number type.
     """
     experiment = replays.experiment
-    trace = grown or experiment.trace
+    trace, count = grown or experiment.trace, experiment.step_count
     times = cpu_operation_times(trace, target, precision=precision, window=experiment.span)
     if times.covered_share < LEAST_COVERED:
-        return ShapesStep(
-            None, None, None, None, None, None, times.covered_share, (*times.notes, _refusal(experiment, times, target))
-        )
+        notes = (*times.notes, _refusal(experiment, times, target))
+        return ShapesStep(None, None, None, None, None, None, times.covered_share, notes)
     table = times.table.filter(times.table["device_ns"].is_not_null())
     rows: Rows = table["row"].to_numpy()
     operations = described(trace, rows)
     expected, low, high = (table[name].to_numpy() for name in ("device_ns", "low_ns", "high_ns"))
     low, high = joint_band(expected, low, high, operations.kind, different_calls(operations), np.arange(len(rows)))
-    count = experiment.step_count
     device = [float(each.sum()) / count for each in (low, expected, high)]
     measured, dispatch = table["host_ns"].to_numpy(), table["dispatch_ns"].to_numpy()
     factors = [(dispatch + launch) / np.maximum(measured, 1.0) for launch in LAUNCH_CALL_NS]
-    by_tensor = ~table["operator"].str.contains(_ALONE_MANY_TENSORS) & (table["phase"] == "optimizer")
-    factors[0][by_tensor.to_numpy()] = 0.0
-    host = [
-        _host_ns(replays, rows, each, without=("optimizer",) if not number and by_tensor.any() else ())
-        for number, each in enumerate(factors)
-    ]
+    by_tensor = (~table["operator"].str.contains(_ALONE_MANY_TENSORS) & (table["phase"] == "optimizer")).to_numpy()
+    factors[0][by_tensor] = 0.0
+    gone = ("optimizer",) if by_tensor.any() else ()
+    host = [_host_ns(replays, rows, each, without=gone if at == 0 else ()) for at, each in enumerate(factors)]
     note = "predicted from shapes alone: the range reaches from host and device side by side to one after the other"
-    note += ", and at its low end the host needs no time for the optimizer" if by_tensor.any() else ""
+    note += ", and at its low end the host needs no time for the optimizer" if gone else ""
     return ShapesStep(
         step_ns=max(host[1], device[1]),
         low_ns=max(host[0], device[0]),
@@ -306,21 +273,15 @@ def step_from_shapes(
 
 
 def _host_ns(replays: StepReplays, rows: Rows, factors: Numbers, *, without: tuple[str, ...]) -> float:
-    """The mean step in which these operators take so many times as long, with all that is inside them."""
-    operators = replays.experiment.trace.operators
-    lanes = operators["lane"].to_numpy()[rows].astype(np.int32)
-    starts = operators["start_ns"].to_numpy()[rows]
-    ends = starts + operators["duration_ns"].to_numpy()[rows]
-    return replays.with_host_time(lanes, starts, ends, factors, without=without)
+    """The mean step in which these operators take so many times as long, including everything inside them."""
+    called = replays.experiment.trace.operators[rows]
+    starts = called["start_ns"].to_numpy()
+    ends = starts + called["duration_ns"].to_numpy()
+    return replays.with_host_time(called["lane"].to_numpy().astype(np.int32), starts, ends, factors, without=without)
 
 
 def _limit(
-    replays: StepReplays,
-    host_ns: float,
-    device_ns: float,
-    times: Numbers,
-    operations: Operations,
-    target: DevicePeaks,
+    replays: StepReplays, host_ns: float, device_ns: float, times: Numbers, operations: Operations, target: DevicePeaks
 ) -> Limit:
     whole = host_ns + device_ns
     if host_ns < device_ns:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -12,20 +13,18 @@ import polars as pl
 from stepscope.analysis.communication import collectives
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
-from stepscope.predict.buckets import BUCKET_BYTES, SIZES_MB, BucketSize, Gradients, bucket_sizes, gradients_of
+from stepscope.predict.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Gradients, buckets_of, gradients_of
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange
-from stepscope.predict.links import FASTEST
+from stepscope.predict.links import FASTEST, Link
 from stepscope.remedies.parallel_settings import DataParallelSettings
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import DataParallelFacts
 from stepscope.whatif import Experiment
 
-WORTH: Final = 0.01
-"""Share of the step that another size of buckets must hide more than torch's own to be named."""
-MOST_OFF: Final = 0.5
-"""Share by which the messages may differ from latency and bandwidth in the median for these to mean something."""
+WORTH: Final = 0.01  # share of the step that another bucket size must hide more than torch's own to be recommended
+MOST_OFF: Final = 0.5  # median deviation of the messages from latency and bandwidth above which these mean nothing
 SEVERAL: Final = 2
-"""Times as large as the smallest message the largest must be to tell the price of a message from that of its bytes."""
+"""Ratio of the largest to the smallest message that separates the price of a message from that of its bytes."""
 COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 SEARCH: Final = "torch.distributed.ddp.reducer::search_unused_parameters"
 _OF_PYTORCH: Final = r"^DistributedDataParallel\.forward|^torch::autograd::AccumulateGrad$|ddp\.reducer::"
@@ -34,21 +33,69 @@ HOW_TO_RECORD: Final = (
 )
 
 
+SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)  # sizes that are tried, MiB
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSize:
+    """What a bucket size means for the mean step; None is torch's own: 1 MiB for the first bucket, 25 for others."""
+
+    megabytes: int | None  # MiB; None for torch's own, 1 for the first bucket and 25 for the others
+    messages: float  # buckets of a step
+    communication_ns: float  # how long they take
+    exposed_ns: float  # how much of that is left when the backward pass has ended
+
+
+def bucket_sizes(
+    experiment: Experiment, gradients: Gradients, link: Link, ranks: int, sizes: Sequence[int] = SIZES_MB
+) -> tuple[BucketSize, ...]:
+    """Torch's own sizes, and then each of these."""
+    there = on_device(experiment, gradients)
+    return tuple(_size(there, link, ranks, megabytes) for megabytes in (None, *sizes))
+
+
+def _size(gradients: Gradients, link: Link, ranks: int, megabytes: int | None) -> BucketSize:
+    limit = BUCKET_BYTES if megabytes is None else megabytes << 20
+    first = FIRST_BUCKET_BYTES if megabytes is None else limit
+    buckets = buckets_of(gradients, bucket_bytes=limit, first_bytes=first)
+    transfers = np.array([link.transfer_ns("all_reduce", size, ranks) for size in buckets.bytes.tolist()])
+    steps = np.unique(buckets.step)
+    exposed = 0.0
+    for step in steps:
+        mine = buckets.step == step
+        ready, end = buckets.ready[mine], float("-inf")
+        for moment, transfer in zip(ready.tolist(), transfers[mine].tolist(), strict=True):
+            end = max(moment, end) + transfer
+        exposed += end - float(np.max(ready))
+    return BucketSize(megabytes, len(transfers) / len(steps), float(transfers.sum()) / len(steps), exposed / len(steps))
+
+
+def on_device(experiment: Experiment, gradients: Gradients) -> Gradients:
+    """The gradients with the moments at which the device has computed them: when all work launched before is done.
+
+    Without a device or launches the moments of the host stay.
+    """
+    if experiment.device is None:
+        return gradients
+    calls = experiment.trace.launches.select(launched="start_ns").with_row_index("launch")
+    work = experiment.trace.device_work.filter((pl.col("device") == experiment.device) & (pl.col("kind") == "compute"))
+    work = work.join(calls, on="launch", how="inner").sort("launched")
+    if work.is_empty():
+        return gradients
+    ends = np.maximum.accumulate((work["start_ns"] + work["duration_ns"]).to_numpy())
+    before = np.searchsorted(work["launched"].to_numpy(), gradients.time, side="right") - 1
+    time = np.where(before >= 0, np.maximum(ends[np.maximum(before, 0)], gradients.time), gradients.time)
+    return replace(gradients, time=time)
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a setting is as it is.
+    """Why a setting is as it is."""
 
-    Attributes:
-        setting: its name.
-        value: what is recommended; None to leave it to torch.
-        why: what was measured, in a sentence.
-        known: whether the recording could tell; otherwise `why` says what is missing.
-    """
-
-    setting: str
-    value: float | bool | None
-    why: str
-    known: bool = True
+    setting: str  # its name
+    value: float | bool | None  # what is recommended; None to leave it to torch
+    why: str  # what was measured, in a sentence
+    known: bool = True  # whether the recording could tell; otherwise `why` says what is missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +103,17 @@ class SettingsFromTrace:
     """What a recording says about the settings.
 
     Attributes:
-        settings: to use.
-        reasons: one for each setting.
-        sizes: sizes of buckets that were tried, torch's own first; none where that could not be answered.
-        step_ns: the mean recorded step.
-        ranks: among how many messages were recorded; None where the trace does not tell.
-        recorded_ranks: of how many of them there is a trace.
-        latency_ns, bandwidth_bytes_s: of a message among these ranks and over each rank's link, as fitted; None
-            where they were not.
+        sizes: bucket sizes that were tried, torch's own first; empty where that could not be answered.
+        latency_ns, bandwidth_bytes_s: of a message among these ranks and over each rank's link, if they could be
+            fitted.
     """
 
-    settings: DataParallelSettings
-    reasons: tuple[Reason, ...]
+    settings: DataParallelSettings  # to use
+    reasons: tuple[Reason, ...]  # one for each setting
     sizes: tuple[BucketSize, ...]
-    step_ns: int
-    ranks: int | None = None
-    recorded_ranks: int = 1
+    step_ns: int  # the mean recorded step
+    ranks: int | None = None  # among how many messages were recorded; None where the trace does not tell
+    recorded_ranks: int = 1  # of how many of them there is a trace
     latency_ns: float | None = None
     bandwidth_bytes_s: float | None = None
 
@@ -81,7 +123,7 @@ def data_parallel_settings(view: View, others: Sequence[Experiment] = ()) -> Set
 
     Args:
         view: of one rank's trace.
-        others: the same steps of other ranks, which tell transfers from waiting.
+        others: the same steps of other ranks, which separate transfers from waiting.
 
     Raises:
         UsageError: the trace has no communication between ranks, or not of DistributedDataParallel; or `others` are
@@ -92,35 +134,33 @@ def data_parallel_settings(view: View, others: Sequence[Experiment] = ()) -> Set
         _check_trace(view)
     for other in others:
         _check_other(view.trace, other.trace)
-    experiment = view.experiment
-    exchange = recorded_exchange(experiment, others)
+    exchange = recorded_exchange(view.experiment, others)
     try:
-        gradients = gradients_of(experiment)
+        gradients: Gradients | None = gradients_of(view.experiment)
     except UsageError:
         gradients = None
-    sizes, bucket = _bucket(view, exchange, gradients, facts)
-    view_reason = _views(view, facts)
-    static, unused = _unused(view, facts, gradients)
+    sizes, bucket = _bucket(view, exchange, None if gradients is None or gradients.at_once else gradients, facts)
+    reasons = (bucket, _views(view, facts), *_unused(view, facts, gradients))
+    views, static, unused = (None if each.value is None else bool(each.value) for each in reasons[1:])
     link = exchange.link if exchange is not None else None
     return SettingsFromTrace(
         DataParallelSettings(
             bucket_cap_mb=None if bucket.value is None else float(bucket.value),
-            gradient_as_bucket_view=_flag(view_reason),
-            static_graph=_flag(static),
-            find_unused_parameters=_flag(unused),
+            gradient_as_bucket_view=views,
+            static_graph=static,
+            find_unused_parameters=unused,
         ),
-        (bucket, view_reason, static, unused),
+        reasons,
         sizes,
         view.step_ns,
         None if exchange is None else exchange.ranks,
         1 + len(others),
-        None if link is None or exchange is None else link.transfer_ns("all_reduce", 0, exchange.ranks),
+        link.transfer_ns("all_reduce", 0, exchange.ranks) if link is not None and exchange is not None else None,
         None if link is None else link.bandwidth_bytes_s,
     )
 
 
 def _check_trace(view: View) -> None:
-    """Whether the trace, which says nothing of the program, is of data-parallel training in PyTorch."""
     if collectives(view.trace).is_empty():
         raise UsageError(
             f"the trace has no communication between ranks, from which settings would follow: {HOW_TO_RECORD}"
@@ -133,47 +173,22 @@ def _check_trace(view: View) -> None:
 
 
 def _check_other(trace: Trace, other: Trace) -> None:
-    """Whether both can be ranks of one run."""
     ours, theirs = trace.metadata, other.metadata
     same = ours.rank is not None and ours.rank == theirs.rank
     if same or ours.world_size != theirs.world_size or collectives(other).is_empty():
         raise UsageError(f"{theirs.path} is no other rank of the run that {ours.path} is of: name ranks of one run")
 
 
-def _flag(reason: Reason) -> bool | None:
-    return None if reason.value is None else bool(reason.value)
-
-
 def _bucket(
     view: View, exchange: RecordedExchange | None, gradients: Gradients | None, facts: DataParallelFacts | None
 ) -> tuple[tuple[BucketSize, ...], Reason]:
-    """The size with the least exposed communication, if it is worth naming one."""
-    name = "bucket_cap_mb"
-    if exchange is None:
-        why = "the recording does not tell which collectives of several ranks its steps had"
-        return (), Reason(name, None, why, known=False)
-    if gradients is None or gradients.at_once:
-        why = "the recording does not tell how large each gradient is and when it is there: record shapes"
-        return (), Reason(name, None, why, known=False)
+    """The size with the least exposed communication, if it is worth recommending one."""
+    why = _why_no_bucket(exchange, gradients)
+    if why or exchange is None or gradients is None or exchange.link is None:
+        return (), Reason("bucket_cap_mb", None, why, known=False)
     link = exchange.link
-    if link is None:
-        why = "the recording does not tell how large the messages were: record shapes"
-        return (), Reason(name, None, why, known=False)
-    smallest, largest = _recorded_bytes(exchange)
-    if not link.has_latency and largest < SEVERAL * smallest:
-        why = (
-            "the recorded messages do not tell what each costs whatever its size: record some steps with another "
-            "bucket_cap_mb, so that there are messages of several sizes"
-        )
-        return (), Reason(name, None, why, known=False)
-    if link.error > MOST_OFF or link.bandwidth_bytes_s >= FASTEST:
-        why = (
-            "what the recorded messages took does not follow from their sizes, as where ranks wait for each other or "
-            "for processors, or messages wait in a queue: record every rank, on a machine that does nothing else, with "
-            "larger buckets"
-        )
-        return (), Reason(name, None, why, known=False)
     # Where no latency shows, it may show in smaller messages than the recorded ones.
+    smallest = _recorded_bytes(exchange)[0]
     tried = [each for each in SIZES_MB if link.has_latency or each << 20 >= smallest]
     sizes = bucket_sizes(view.experiment, gradients, link, exchange.ranks, tried)
     own, best = sizes[0], min(sizes, key=lambda each: each.exposed_ns)
@@ -182,16 +197,39 @@ def _bucket(
     size = min(near, key=lambda each: abs(np.log((each.megabytes or 1) / (BUCKET_BYTES >> 20))), default=own)
     if own.exposed_ns - size.exposed_ns <= worth:
         size = own
-    return sizes, Reason(name, size.megabytes, _why_size(view, sizes, size, facts))
+    return sizes, Reason("bucket_cap_mb", size.megabytes, _why_size(sizes, size, facts))
+
+
+def _why_no_bucket(exchange: RecordedExchange | None, gradients: Gradients | None) -> str:
+    """Why the recording cannot recommend a bucket size; "" where it can."""
+    if exchange is None:
+        return "the recording does not tell which collectives of several ranks its steps had"
+    if gradients is None:
+        return "the recording does not tell how large each gradient is and when it is there: record shapes"
+    link = exchange.link
+    if link is None:
+        return "the recording does not tell how large the messages were: record shapes"
+    smallest, largest = _recorded_bytes(exchange)
+    if not link.has_latency and largest < SEVERAL * smallest:
+        return (
+            "the recorded messages do not tell what each costs whatever its size: record some steps with another "
+            "bucket_cap_mb, so that there are messages of several sizes"
+        )
+    if link.error > MOST_OFF or link.bandwidth_bytes_s >= FASTEST:
+        return (
+            "what the recorded messages took does not follow from their sizes, as where ranks wait for each other or "
+            "for processors, or messages wait in a queue: record every rank, on a machine that does nothing else, with "
+            "larger buckets"
+        )
+    return ""
 
 
 def _recorded_bytes(exchange: RecordedExchange) -> tuple[int, int]:
-    """The smallest and the largest all-reduce of known size."""
     known = exchange.table.filter(pl.col("kind") == "all_reduce")["bytes"].drop_nulls().to_numpy()
     return int(known.min(initial=np.iinfo(np.int64).max)), int(known.max(initial=0))
 
 
-def _why_size(view: View, sizes: tuple[BucketSize, ...], size: BucketSize, facts: DataParallelFacts | None) -> str:
+def _why_size(sizes: tuple[BucketSize, ...], size: BucketSize, facts: DataParallelFacts | None) -> str:
     own, worst = sizes[0], max(sizes, key=lambda each: each.exposed_ns)
     if size is own:
         why = (
@@ -214,7 +252,6 @@ def _ms(size: BucketSize, *, whole: bool = False) -> str:
 
 
 def _views(view: View, facts: DataParallelFacts | None) -> Reason:
-    """Views where copies out of buckets were seen."""
     name = "gradient_as_bucket_view"
     if facts is not None and facts.gradient_as_bucket_view:
         return Reason(name, True, "the recorded program has it on already")
@@ -234,57 +271,46 @@ def _views(view: View, facts: DataParallelFacts | None) -> Reason:
 
 def _unused(view: View, facts: DataParallelFacts | None, gradients: Gradients | None) -> tuple[Reason, Reason]:
     """Whether the graph is the same in all steps, and whether unused parameters have to be looked for."""
-    static, unused = "static_graph", "find_unused_parameters"
-    looks = facts.find_unused_parameters if facts is not None else _searches(view)
+    names = view.operators["name"]
+    marks = bool((names == SEARCH).any()) if names.is_in([SEARCH, COPY]).any() else None
+    looks = facts.find_unused_parameters if facts is not None else marks
+    without = facts.unused_parameters if facts is not None else None
     if facts is not None and facts.static_graph:
         why = "the recorded program says that its graph stays the same"
-        return Reason(static, True, why), Reason(unused, False, f"{why}, so that nothing has to be looked for")
+        return _static(True, why), _search(False, f"{why}, so that nothing has to be looked for")
     if looks is None:
         why = "the recording does not say whether unused parameters are looked for: record with stepscope run"
-        return Reason(static, None, why, known=False), Reason(unused, None, why, known=False)
+        return _static(None, why, known=False), _search(None, why, known=False)
     if not looks:
         why = "unused parameters are not looked for"
-        return Reason(static, None, f"{why}: it would spare nothing"), Reason(unused, False, f"{why} already")
-    without = facts.unused_parameters if facts is not None else None
+        return _static(None, f"{why}: it would spare nothing"), _search(False, f"{why} already")
     if without is None:
         why = "the recording does not say which parameters got no gradient: record with stepscope run"
-        return Reason(static, None, why, known=False), Reason(unused, None, why, known=False)
+        return _static(None, why, known=False), _search(None, why, known=False)
     if without == 0:
         why = "they are looked for in every step, and every parameter had a gradient"
-        return Reason(static, None, "without looking for unused parameters it spares nothing"), Reason(
-            unused, False, why
-        )
-    return _static(view, without, gradients)
+        return _static(None, "without looking for unused parameters it spares nothing"), _search(False, why)
+    return _some_unused(without, gradients)
 
 
-def _static(view: View, without: int, gradients: Gradients | None) -> tuple[Reason, Reason]:
-    """Where some parameters are unused: whether they are the same in every step."""
-    static, unused = "static_graph", "find_unused_parameters"
+_static: Final = partial(Reason, "static_graph")
+_search: Final = partial(Reason, "find_unused_parameters")
+
+
+def _some_unused(without: int, gradients: Gradients | None) -> tuple[Reason, Reason]:
     some = f"{without:,} parameters got no gradient" if without > 1 else "1 parameter got no gradient"
-    if gradients is None or gradients.at_once or not _are_the_same(gradients):
+    if gradients is None or gradients.at_once:
+        why = f"{some}, and nothing tells whether it is the same in every step: record shapes"
+        return _static(False, why), _search(True, why)
+    by_step = [sorted(gradients.bytes[gradients.step == each].tolist()) for each in np.unique(gradients.step)]
+    if any(each != by_step[0] for each in by_step):
         why = f"{some}, and not the same gradients came in every recorded step"
-        if gradients is None or gradients.at_once:
-            why = f"{some}, and nothing tells whether it is the same in every step: record shapes"
-        return Reason(static, False, why), Reason(unused, True, why)
-    steps = len(np.unique(gradients.step))
-    why = (
-        f"{some}, and the same gradients came in all {steps} recorded steps: torch then notes what is unused in the "
-        "first step. Only where no step differs"
-    )
-    if steps < 2:
+        return _static(False, why), _search(True, why)
+    if len(by_step) < 2:
         why = f"{some}; one recorded step does not tell whether others are the same"
-        return Reason(static, None, why, known=False), Reason(unused, True, why)
-    return Reason(static, True, why), Reason(unused, False, "static_graph makes looking for them unnecessary")
-
-
-def _are_the_same(gradients: Gradients) -> bool:
-    sizes = [gradients.bytes[gradients.step == each].tolist() for each in np.unique(gradients.step)]
-    return all(sorted(each) == sorted(sizes[0]) for each in sizes)
-
-
-def _searches(view: View) -> bool | None:
-    """Whether unused parameters are looked for, by the reducer's own marks; None where it left none."""
-    names = view.operators["name"]
-    if (names == SEARCH).any():
-        return True
-    return False if (names == COPY).any() else None
+        return _static(None, why, known=False), _search(True, why)
+    why = (
+        f"{some}, and the same gradients came in all {len(by_step)} recorded steps: torch then notes what is unused in "
+        "the first step. Only where no step differs"
+    )
+    return _static(True, why), _search(False, "static_graph makes looking for them unnecessary")

@@ -1,4 +1,4 @@
-"""The dimensions of the loops in an operator's call, from the shapes of its inputs."""
+"""The loop dimensions and the work of an operator's call, from the shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class Dimensions(NamedTuple):
 
 
 UNKNOWN: Final = Dimensions()
+Formula: TypeAlias = Callable[[Call], Dimensions]
 
 
 def dimensions(name: str, call: Call, output: Shape | None = None) -> Dimensions:
-    """The dimensions of a call; what is neither a product nor works row by row is one row of the numbers it writes.
+    """The dimensions of a call; what is neither a product nor row-wise is one row of the numbers it writes.
 
     Args:
         name: such as "aten::mm".
@@ -34,11 +35,8 @@ def dimensions(name: str, call: Call, output: Shape | None = None) -> Dimensions
     short = base_name(name)
     if short in CONVOLUTIONS:
         return _convolution(CONVOLUTIONS[short], call, output)
-    formula = _FORMULAS.get(short)
-    return formula(call) if formula is not None else _written(call)
-
-
-def _written(call: Call) -> Dimensions:
+    if short in _FORMULAS:
+        return _FORMULAS[short](call)
     shapes = [shape for index in range(len(call.shapes)) if (shape := call.shape(index))]
     spread = broadcast(shapes) if shapes else None
     numbers = prod(spread) if spread is not None else max(map(prod, shapes), default=None)
@@ -48,18 +46,17 @@ def _written(call: Call) -> Dimensions:
 # Products
 
 
-def _product(first: int, second: int) -> Callable[[Call], Dimensions]:
+def _product(first: int, second: int) -> Formula:
     def formula(call: Call) -> Dimensions:
         left, right = call.shape(first), call.shape(second)
         if not left or not right or len(left) != len(right) or len(left) not in (2, 3):
             return UNKNOWN
-        batch = left[0] if len(left) == 3 else 1
-        return _floats(batch, left[-2], right[-1], left[-1])
+        return _floats(left[0] if len(left) == 3 else 1, left[-2], right[-1], left[-1])
 
     return formula
 
 
-def _vector_product(matrix: int) -> Callable[[Call], Dimensions]:
+def _vector_product(matrix: int) -> Formula:
     def formula(call: Call) -> Dimensions:
         left = call.shape(matrix)
         return _floats(1, left[0], 1, left[1]) if left and len(left) == 2 else UNKNOWN
@@ -87,7 +84,7 @@ def _matmul(call: Call) -> Dimensions:
 
 
 def _convolution(layout: Layout, call: Call, output: Shape | None) -> Dimensions:
-    """Those of the product that it is alike: output points x weight; a backward pass is as many as gradients wanted."""
+    """Those of the equivalent product, output points x weight; a backward pass has one per wanted gradient."""
     weight, given = call.shape(layout.weight), call.shape(layout.input)
     if not weight or not given or len(weight) != len(given) or len(weight) < 3:
         return UNKNOWN
@@ -109,7 +106,7 @@ def _convolution(layout: Layout, call: Call, output: Shape | None) -> Dimensions
     return _floats(products, points[0] * prod(points[2:]), weight[0], prod(weight[1:]))
 
 
-def _attention(query: int, *, heads_first: bool = True) -> Callable[[Call], Dimensions]:
+def _attention(query: int, *, heads_first: bool = True) -> Formula:
     """batch x heads times (queries x keys), over the size of a head."""
 
     def formula(call: Call) -> Dimensions:
@@ -125,32 +122,33 @@ def _attention(query: int, *, heads_first: bool = True) -> Callable[[Call], Dime
 # Row by row
 
 
-def _rows_of(size: int) -> Callable[[Call], Dimensions]:
-    """Formula for what works along the dimension whose place stands in input `size`, the last where it does not."""
+def _row_wise(columns: Callable[[Call, Shape], int]) -> Formula:
+    """Formula for row-wise work, from the length of a row."""
 
     def formula(call: Call) -> Dimensions:
         shape = call.shape(0)
         if not shape:
             return UNKNOWN
-        text = call.values[size] if size < len(call.values) else ""
-        place = int(text) if text.lstrip("-").isdecimal() and len(text) < 4 else -1
-        along = shape[place] if -len(shape) <= place < len(shape) else shape[-1]
+        along = columns(call, shape)
         return _floats(1, prod(shape) // along if along else 0, along, 1)
 
     return formula
 
 
-def _normalised_by(weight: int) -> Callable[[Call], Dimensions]:
-    """Formula for what normalises over as many last dimensions as the weight has."""
+def _along(place: int) -> Formula:
+    """Rows along the dimension whose number is input `place`, the last where that is none."""
 
-    def formula(call: Call) -> Dimensions:
-        shape, scale = call.shape(0), call.shape(weight)
-        if not shape:
-            return UNKNOWN
-        columns = prod(scale) if scale else shape[-1]
-        return _floats(1, prod(shape) // columns if columns else 0, columns, 1)
+    def columns(call: Call, shape: Shape) -> int:
+        text = call.values[place] if place < len(call.values) else ""
+        at = int(text) if text.lstrip("-").isdecimal() and len(text) < 4 else -1
+        return shape[at] if -len(shape) <= at < len(shape) else shape[-1]
 
-    return formula
+    return _row_wise(columns)
+
+
+def _normalised_by(weight: int) -> Formula:
+    """Rows of as many last dimensions as the weight has."""
+    return _row_wise(lambda call, shape: prod(call.shape(weight) or shape[-1:]))
 
 
 def _by_channel(call: Call) -> Dimensions:
@@ -178,41 +176,25 @@ def _floats(batch: int, rows: int, columns: int, inner: int) -> Dimensions:
     return Dimensions(float(batch), float(rows), float(columns), float(inner))
 
 
-_FORMULAS: Final[Mapping[str, Callable[[Call], Dimensions]]] = {
-    "mm": _product(0, 1),
-    "bmm": _product(0, 1),
-    "_int_mm": _product(0, 1),
-    "_scaled_mm": _product(0, 1),
-    "addmm": _product(1, 2),
-    "_addmm_activation": _product(1, 2),
-    "baddbmm": _product(1, 2),
+_FORMULAS: Final[Mapping[str, Formula]] = {
+    **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm"), _product(0, 1)),
+    **dict.fromkeys(("addmm", "_addmm_activation", "baddbmm"), _product(1, 2)),
     "mv": _vector_product(0),
     "addmv": _vector_product(1),
     "linear": _linear,
     "matmul": _matmul,
     "scaled_dot_product_attention": _attention(0),
-    "_scaled_dot_product_flash_attention": _attention(0),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(0),
-    "_scaled_dot_product_efficient_attention": _attention(0),
-    "_scaled_dot_product_cudnn_attention": _attention(0),
-    "_flash_attention_forward": _attention(0, heads_first=False),
-    "_efficient_attention_forward": _attention(0, heads_first=False),
-    "_scaled_dot_product_flash_attention_backward": _attention(1),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1),
+    **{
+        f"_scaled_dot_product_{kind}{direction}": _attention(place)
+        for place, direction in enumerate(("", "_backward"))
+        for kind in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    },
+    "_efficient_attention_backward": _attention(1),
+    **dict.fromkeys(("_flash_attention_forward", "_efficient_attention_forward"), _attention(0, heads_first=False)),
     "_flash_attention_backward": _attention(1, heads_first=False),
-    "_scaled_dot_product_efficient_attention_backward": _attention(1),
-    "_scaled_dot_product_cudnn_attention_backward": _attention(1),
-    "_efficient_attention_backward": _attention(1, heads_first=False),
-    "_softmax": _rows_of(1),
-    "_log_softmax": _rows_of(1),
-    "softmax": _rows_of(1),
-    "log_softmax": _rows_of(1),
-    "_softmax_backward_data": _rows_of(2),
-    "_log_softmax_backward_data": _rows_of(2),
-    "native_layer_norm": _normalised_by(2),
-    "layer_norm": _normalised_by(2),
-    "rms_norm": _normalised_by(2),
-    "_fused_rms_norm": _normalised_by(2),
+    **dict.fromkeys(("_softmax", "_log_softmax", "softmax", "log_softmax"), _along(1)),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _along(2)),
+    **dict.fromkeys(("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm"), _normalised_by(2)),
     "native_layer_norm_backward": _normalised_by(5),
     "_fused_rms_norm_backward": _normalised_by(4),
     "native_group_norm": _by_group,
@@ -224,15 +206,10 @@ _FORMULAS: Final[Mapping[str, Callable[[Call], Dimensions]]] = {
 }
 
 
-Lists: TypeAlias = list[int]
-"""Numbers in each list of tensors among the inputs."""
-
-_TENSOR_LIST_BYTES: Final = 4
-"""Profilers do not record the types of tensors in lists; what optimizers keep has 32 bits."""
+_TENSOR_LIST_BYTES: Final = 4  # profilers do not record the types of tensors in lists; what optimizers keep has 32 bits
 _OPTIMIZER: Final = re.compile(r"^_(?:foreach|fused_(?:adam|adamw|sgd|adagrad))_?")
 _COMPILED: Final = re.compile(r"^triton_(poi|red|per)_")
-_MOST_DIMENSIONS: Final = 64
-"""As many as a tensor of PyTorch can have."""
+_MOST_DIMENSIONS: Final = 64  # as many as a tensor of PyTorch can have
 _LONGEST: Final = 4_000_000
 """Characters of the shapes of one call; a list of a thousand parameters has some ten thousand."""
 
@@ -241,14 +218,14 @@ def further_work(name: str, shapes: str | None, call: Call) -> Work | None:
     """What a call of such an operator needs; None where it is none of these or the shapes do not tell.
 
     Args:
-        name: such as "aten::_foreach_add_".
         shapes: JSON, as in the table `operators`.
     """
     short = base_name(name)
     if _OPTIMIZER.match(short):
         found = _optimizer(short, _lists(shapes), in_place=name.endswith("_"))
     elif short == "cat":
-        found = _joined(_lists(shapes))
+        first = next(iter(_lists(shapes)), 0)
+        found = Work("copy", 0, 2 * first * _TENSOR_LIST_BYTES, None) if first else None
     elif _COMPILED.match(short):
         found = _compiled(short, call)
     else:
@@ -259,30 +236,27 @@ def further_work(name: str, shapes: str | None, call: Call) -> Work | None:
     return found
 
 
-def _lists(shapes: str | None) -> Lists:
+def _lists(shapes: str | None) -> list[int]:
+    """Numbers in each list of tensors among the inputs."""
     if not shapes or len(shapes) > _LONGEST:
         return []
     try:
         parsed = json.loads(shapes)
     except (ValueError, RecursionError):
         return []
-    return [_numbers(one) for one in parsed if _is_list(one)] if isinstance(parsed, list) else []
+    lists = [one for one in parsed if _is_list(one)] if isinstance(parsed, list) else []
+    return [min(sum(prod(one) for one in tensors if _is_shape(one)), LARGEST) for tensors in lists]
 
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(inner, list) for inner in value)
 
 
-def _numbers(tensors: list[list[Any]]) -> int:
-    total: int = sum(prod(one) for one in tensors if _is_shape(one))
-    return min(total, LARGEST)
-
-
 def _is_shape(value: list[Any]) -> bool:
     return len(value) <= _MOST_DIMENSIONS and all(type(size) is int and 0 <= size < LARGEST for size in value)
 
 
-def _optimizer(short: str, lists: Lists, *, in_place: bool) -> Work | None:
+def _optimizer(short: str, lists: list[int], *, in_place: bool) -> Work | None:
     """One step of an optimizer over lists of tensors, all read; the gradients, the second list, are not written."""
     if not lists:
         return None
@@ -299,17 +273,14 @@ def _optimizer(short: str, lists: Lists, *, in_place: bool) -> Work | None:
     return Work("optimizer", 0, (read + written) * _TENSOR_LIST_BYTES, "fp32")
 
 
-def _joined(lists: Lists) -> Work | None:
-    return Work("copy", 0, 2 * lists[0] * _TENSOR_LIST_BYTES, None) if lists and lists[0] else None
-
-
 def _compiled(short: str, call: Call) -> Work | None:
     """A kernel that torch.compile made of several operators: it takes each tensor once."""
-    moved = sum(map(call.bytes, range(len(call.shapes))))
-    types = [call.type(index) for index in range(len(call.shapes)) if call.shape(index)]
-    numbers = [NUMBER_TYPES[one] for one in types if one in NUMBER_TYPES]
+    places = range(len(call.shapes))
+    moved = sum(map(call.bytes, places))
+    known = (call.type(index) for index in places if call.shape(index))
+    types = (NUMBER_TYPES[one] for one in known if one in NUMBER_TYPES)
     kind = "elementwise" if short.startswith("triton_poi") else "reduction"
-    return Work(kind, 0, moved, numbers[0] if numbers else None) if moved else None
+    return Work(kind, 0, moved, next(types, None)) if moved else None
 
 
 def _moving(kind: str, places: tuple[int, ...], *, extra: int = 0) -> Callable[[Call], Work | None]:
@@ -348,28 +319,22 @@ def _embedding_backward(call: Call) -> Work | None:
     return Work("embedding", 0, call.bytes(0) + call.bytes(1) + table, NUMBER_TYPES.get(call.type(0)))
 
 
+_ONCE: Final = _moving("elementwise", (0,))
+_READ_AND_WRITTEN: Final = _moving("elementwise", (0, 0))
+_WITH_MASK: Final = _moving("elementwise", (0, 0), extra=1)
+_NORM_BACKWARD: Final = _moving("normalisation", (0, 0, 1))
 _WORK_FORMULAS: Final[Mapping[str, Callable[[Call], Work | None]]] = {
-    "native_dropout": _moving("elementwise", (0, 0), extra=1),
+    **dict.fromkeys(("native_dropout", "_fused_dropout"), _WITH_MASK),
     "native_dropout_backward": _moving("elementwise", (0, 0, 1)),
-    "_fused_dropout": _moving("elementwise", (0, 0), extra=1),
-    "bernoulli": _moving("elementwise", (0,)),
-    "normal": _moving("elementwise", (0,)),
-    "uniform": _moving("elementwise", (0,)),
-    "random": _moving("elementwise", (0,)),
-    "square": _moving("elementwise", (0, 0)),
-    "expm1": _moving("elementwise", (0, 0)),
-    "tril": _moving("elementwise", (0, 0)),
-    "triu": _moving("elementwise", (0, 0)),
-    "flip": _moving("copy", (0, 0)),
-    "roll": _moving("copy", (0, 0)),
+    **dict.fromkeys(("bernoulli", "normal", "uniform", "random"), _ONCE),
+    **dict.fromkeys(("square", "expm1", "tril", "triu"), _READ_AND_WRITTEN),
+    **dict.fromkeys(("flip", "roll"), _moving("copy", (0, 0))),
     "mse_loss": _moving("elementwise", (0, 1, 0)),
     "mse_loss_backward": _moving("elementwise", (1, 1, 2)),
-    "native_group_norm_backward": _moving("normalisation", (0, 0, 1)),
-    "_fused_rms_norm_backward": _moving("normalisation", (0, 0, 1)),
+    **dict.fromkeys(("native_group_norm_backward", "_fused_rms_norm_backward"), _NORM_BACKWARD),
     # The places of the greatest numbers have eight bytes each.
     "max_pool2d_with_indices_backward": _moving("reduction", (0, 1), extra=8),
-    "avg_pool2d_backward": _moving("reduction", (0, 1)),
-    "_adaptive_avg_pool2d_backward": _moving("reduction", (0, 1)),
+    **dict.fromkeys(("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _moving("reduction", (0, 1))),
     "index_select": _selected,
     "embedding_dense_backward": _embedding_backward,
     "nll_loss_forward": _moving("reduction", (1,)),

@@ -1,7 +1,7 @@
 """What ranks send each other in a step, as work in the dependency graph whose length can be chosen.
 
-Where a trace is of one rank of several, its own collectives; where it is of a single device, the buckets that
-data-parallel training would send, each from the moment on at which the last of its gradients is there.
+For a trace of one rank of several these are its own collectives; for one of a single device, the buckets that
+data-parallel training would send, each as soon as the last of its gradients is there.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ import polars as pl
 
 from stepscope.analysis.communication import bus_bytes, collectives, kind_of
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.buckets import Buckets, gradients_of, place_of_step
 from stepscope.predict.links import TABLE_ERROR, Link, fitted_link, link_of
 from stepscope.predict.work_times import WorkTimes
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import IntervalSet, union
 from stepscope.whatif.experiment import Experiment, Ranks
-from stepscope.whatif.graph import Edges, Graph, Works, concatenated
+from stepscope.whatif.graph import Edges, Graph, Works, concatenated, nothing
 
 Numbers = npt.NDArray[np.float64]
 BESIDE: Final = 0.9
-ALONE: Final = 0.01
-"""Of a kernel's time: from here on it ran beside messages, and up to here alone."""
+ALONE: Final = 0.01  # shares of a kernel's time from which on it ran beside messages, and up to which it ran alone
 LEAST_CALLS: Final = 2
-LEAST_KINDS: Final = 10
-"""So many calls of a kernel, either way, and so many kernels tell something."""
+LEAST_KINDS: Final = 10  # calls of a kernel either way, and kernels, that a comparison needs
 
 
 def slowdown_beside_messages(experiment: Experiment) -> float | None:
-    """How many times as long kernels took beside messages as alone, 1 or more; None where the trace does not tell.
+    """How many times as long kernels took beside messages as alone, 1 or more; None where the trace does not show it.
 
     Calls of one kernel are compared with one another: same name, grid, block and shared memory. With b and a the
     medians of a kernel's calls beside messages and alone, and n the number of those beside, it is the sum of n b over
@@ -46,7 +44,8 @@ def slowdown_beside_messages(experiment: Experiment) -> float | None:
         return None
     table = experiment.trace.device_work.filter(pl.col("device") == experiment.device)
     works = table.filter((pl.col("kind") == "compute") & pl.col("grid").is_not_null() & (pl.col("duration_ns") > 0))
-    messages = _spans(table.filter(pl.col("kind") == "communication"))
+    sent = table.filter(kind="communication")
+    messages = union(sent["start_ns"].to_numpy(), (sent["start_ns"] + sent["duration_ns"]).to_numpy())
     if works.is_empty() or not len(messages.starts):
         return None
     share = share_beside(works["start_ns"].to_numpy(), works["duration_ns"].to_numpy(), messages)
@@ -70,10 +69,6 @@ def share_beside(starts: Rows, lengths: Rows, messages: IntervalSet) -> Numbers:
     return shares
 
 
-def _spans(table: pl.DataFrame) -> IntervalSet:
-    return union(table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy())
-
-
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
 """Collectives that data parallelism needs; others, such as all-to-all, stay as recorded."""
 _NONE: Final = np.iinfo(np.int64).min
@@ -84,7 +79,7 @@ class Exchange(Protocol):
 
     Attributes:
         experiment: whose graph has them.
-        link: over which they went; None where the trace has none or does not tell it.
+        link: over which they went; None where there are none, or that is unknown.
         ranks: among how many devices they were recorded; 1 where they were not.
     """
 
@@ -97,11 +92,9 @@ class Exchange(Protocol):
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
         """How long each message takes among so many devices; over the recorded link if None."""
-        ...
 
     def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
         """The graph with messages of this length; none at all where all are 0."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,7 @@ class RecordedExchange:
         """As in `Exchange`.
 
         Raises:
-            UsageError: another link is asked for, and the sizes of messages are not known.
+            UsageError: another link is asked for, and the sizes of messages are unknown.
         """
         if devices < 2:
             return np.zeros(self.table.height)
@@ -155,9 +148,9 @@ class RecordedExchange:
         return transfers
 
     def by_link_of(self, device: DevicePeaks | None) -> RecordedExchange:
-        """With transfers that take no longer than their bytes over the device's own link: all else is waiting.
+        """With transfers that take no longer than their bytes over the device's own link: the rest is waiting.
 
-        Of messages of unknown size, or where no such link is known, the quickest counts as before.
+        Messages of unknown size, or without such a link, keep the quickest as before.
         """
         link = None if device is None else link_of(device)
         if link is None:
@@ -170,7 +163,7 @@ class RecordedExchange:
 
     @cached_property
     def slowdown(self) -> float | None:
-        """How many times as long computation took beside messages; None where the trace does not tell."""
+        """As `slowdown_beside_messages`."""
         return slowdown_beside_messages(self.experiment)
 
     def _without_sharing(self, base: Graph) -> Graph:
@@ -185,10 +178,7 @@ class RecordedExchange:
         return base.with_work(computing, 1 / (1 + share * (self.slowdown - 1)))
 
     def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
-        """As in `Exchange`; a rank waits for the others as long as recorded, unless there are no others.
-
-        Where there are none, computation is no slower beside messages.
-        """
+        """As in `Exchange`; a rank waits for the others as long as recorded, unless there are none."""
         rows = self.table["row"].to_numpy()
         if not transfers_ns.any():
             return self._without_sharing(base).with_work(rows, 0.0)
@@ -199,18 +189,12 @@ class RecordedExchange:
 
 @dataclass(frozen=True)
 class AddedExchange:
-    """The buckets that a single device would send if it were one of several.
-
-    Attributes:
-        buckets: in the order in which they are sent.
-        accumulated: backward passes of a step, of which the last one's gradients are sent.
-        at_once: whether only the sum of a step's gradients is known, and sent when the last one is there.
-    """
+    """The buckets that a single device would send if it were one of several."""
 
     experiment: Experiment
-    buckets: Buckets
-    accumulated: int = 1
-    at_once: bool = False
+    buckets: Buckets  # in the order in which they are sent
+    accumulated: int = 1  # backward passes of a step, of which the last one's gradients are sent
+    at_once: bool = False  # whether only the sum of a step's gradients is known, and sent when the last one is there
     link: Link | None = None
     ranks: int = 1
 
@@ -223,15 +207,14 @@ class AddedExchange:
         return np.array([link.transfer_ns("all_reduce", size, devices) for size in self.buckets.bytes.tolist()])
 
     def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
-        """As in `Exchange`."""
         return with_buckets(base, self.experiment, self.buckets, transfers_ns) if transfers_ns.any() else base
 
 
 def recorded_exchange(experiment: Experiment, others: Sequence[Experiment] = ()) -> RecordedExchange | None:
     """The collectives of the complete steps; None where the trace has none, or not of several ranks.
 
-    What a collective takes without waiting for others is told by the other ranks' traces, or else by the quickest of
-    its place in the steps.
+    The time of a collective without waiting follows from the other ranks' traces, or else from the quickest of its
+    place in the steps.
 
     Args:
         others: the same steps of other ranks.
@@ -263,7 +246,6 @@ def recorded_exchange(experiment: Experiment, others: Sequence[Experiment] = ())
 
 
 def _without_waiting(experiment: Experiment, others: Sequence[Experiment], found: pl.DataFrame) -> pl.DataFrame:
-    """The collectives with the transfers that the ranks' traces together tell, where they do."""
     if not others:
         return found
     rows, transfer = Ranks.of([experiment, *others]).meetings
@@ -300,30 +282,24 @@ def _with_sizes(experiment: Experiment, found: pl.DataFrame, ranks: int) -> pl.D
 
 
 def _host_works(experiment: Experiment, found: pl.DataFrame) -> pl.DataFrame:
-    """Collectives that the host runs, with the numbers and lengths of their works; none where they do not match."""
-    graph = experiment.graph
-    first = experiment.trace.device_work.height
-    names = experiment.trace.annotations["name"].gather(graph.on_host).to_list()
-    works = pl.DataFrame(
-        {
-            "kind": [kind_of(name) for name in names],
-            "row": np.arange(first, first + len(names)),
-            "duration_ns": graph.works.duration[first : first + len(names)],
-        },
-        schema={"kind": pl.String, "row": pl.Int64, "duration_ns": pl.Int64},
-    ).with_columns(order=pl.int_range(pl.len()).over("kind"), count=pl.len().over("kind"))
-    numbered = found.drop("row", "duration_ns").with_columns(
-        order=pl.int_range(pl.len()).over("kind"), count=pl.len().over("kind")
+    """Collectives that the host runs, with the numbers and lengths of their works; empty where they do not match."""
+    graph, first = experiment.graph, experiment.trace.device_work.height
+    kinds = [kind_of(name) for name in experiment.trace.annotations["name"].gather(graph.on_host)]
+    works = pl.DataFrame({"kind": kinds}, schema={"kind": pl.String}).with_columns(
+        row=first + pl.int_range(pl.len()),
+        duration_ns=pl.Series(graph.works.duration[first : first + len(kinds)], dtype=pl.Int64),
     )
-    return numbered.join(works, on=["kind", "order", "count"], how="inner", maintain_order="left")
+    place = {"order": pl.int_range(pl.len()).over("kind"), "count": pl.len().over("kind")}
+    numbered = found.drop("row", "duration_ns").with_columns(**place)
+    on = ["kind", "order", "count"]
+    return numbered.join(works.with_columns(**place), on=on, how="inner", maintain_order="left")
 
 
 def with_buckets(base: Graph, experiment: Experiment, buckets: Buckets, transfers_ns: Numbers) -> Graph:
     """The graph in which each bucket is sent: after its gradients and the bucket before it, and before the optimizer.
 
     On a device a gradient is there when the work launched before that moment is done, and what is launched after the
-    step's last gradient waits for all buckets. Without a device the main thread waits, where it goes on after that:
-    at a border of `host_borders`.
+    step's last gradient waits for all buckets. Without a device the main thread waits, where it goes on after that.
     """
     count, first = len(buckets.ready), len(base.works.start)
     stretch = base.stretches.at(buckets.lane, buckets.ready - 1)
@@ -353,8 +329,8 @@ def with_buckets(base: Graph, experiment: Experiment, buckets: Buckets, transfer
         work_scale=np.concatenate([base.work_scale, transfers_ns / duration]),
     )
     if experiment.device is None:
-        return _with_waits(graph, Edges.none(), _edges(after, waiting))
-    return _with_waits(graph, _edges(source, number).with_edges(_edges(after, waiting)), Edges.none())
+        return _with_waits(graph, nothing(Edges), _edges(after, waiting))
+    return _with_waits(graph, _edges(source, number).with_edges(_edges(after, waiting)), nothing(Edges))
 
 
 def _edges(source: Rows, target: Rows) -> Edges:
@@ -364,7 +340,7 @@ def _edges(source: Rows, target: Rows) -> Edges:
 
 
 def _with_waits(graph: Graph, queue: Edges, host: Edges) -> Graph:
-    """The graph with these waits, but for those on what comes later, where clocks disagree."""
+    """The graph with these waits, except on what comes later, where clocks disagree."""
     stretch, work = graph.places
     queue = queue.select(work[queue.source] < work[queue.target])
     host = host.select(work[host.source] < stretch[host.target])
@@ -372,10 +348,9 @@ def _with_waits(graph: Graph, queue: Edges, host: Edges) -> Graph:
 
 
 def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple[Rows, Rows]:
-    """For each bucket the work that makes its last gradient, and what first waits for the buckets of its step.
+    """For each bucket the work that makes its last gradient, and what first waits for the buckets of its step; else -1.
 
-    The latter is a work of the device, or where there is none the stretch of the host that begins then; -1 where
-    nothing does.
+    The latter is a work of the device, or without one the stretch of the host that begins then.
     """
     none = np.full(len(buckets.ready), -1, np.int64)
     ends = np.zeros(int(buckets.step.max()) + 1, np.int64)
@@ -404,7 +379,7 @@ def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple
 
 
 def with_transfers(times: WorkTimes, exchange: RecordedExchange, source: DevicePeaks, target: DevicePeaks) -> WorkTimes:
-    """The times with collectives over the target's link in place of all their time by the links' bandwidths.
+    """The times with collectives over the target's link, instead of scaling all their time by the links' bandwidths.
 
     Only works whose basis is "link" are changed.
     """
@@ -428,7 +403,6 @@ def with_transfers(times: WorkTimes, exchange: RecordedExchange, source: DeviceP
 
 
 def _transfers(exchange: RecordedExchange, source: DevicePeaks, target: DevicePeaks) -> tuple[Numbers, Numbers]:
-    """How long each collective's data are on the way over the source's link and over the target's."""
     links = link_of(source), link_of(target)
     slower = (source.peer_link_bytes_s or 1.0) / (target.peer_link_bytes_s or 1.0)
     factors = [

@@ -6,8 +6,7 @@
     compute            device work whose arithmetic takes longer than its traffic, at the target's peaks
     memory bandwidth   other device work
 
-The side of a work is told by its operator's arithmetic and traffic (Williams, Waterman and Patterson, 2009), see
-`work_kinds`.
+Arithmetic and traffic of an operator decide the side of its work (Williams, Waterman and Patterson, 2009).
 """
 
 from __future__ import annotations
@@ -21,18 +20,17 @@ import polars as pl
 from stepscope.analysis.blocks import memory_levels
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, alive_table, device_memories
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.step_replay import ReplayedStep
 from stepscope.predict.trace_operations import Labels
 from stepscope.trace import Trace
-from stepscope.trace.program_facts import ModelFacts, ProgramFacts
+from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.telemetry import Telemetry
 from stepscope.whatif.critical_path import critical_path
 from stepscope.whatif.experiment import Experiment
 
 LIMITS: Final = ("compute", "memory bandwidth", "host", "input", "communication")
-Parts: TypeAlias = dict[tuple[str, str], float]
-"""Nanoseconds by limit and cause."""
+Parts: TypeAlias = dict[tuple[str, str], float]  # nanoseconds by limit and cause
 
 _GROUP: Final = {
     "compute": "device", "memory bandwidth": "device", "host": "host", "input": "host",
@@ -48,24 +46,18 @@ _OF_WORK: Final = {"communication": "communication", "copy_in": "input", "copy_o
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What limits a step.
+    """What limits a step."""
 
-    Attributes:
-        name: one of LIMITS.
-        share: of the critical path, 0 to 1.
-        cause: of a limit on the host, the cause that most of its time has; None for others.
-    """
-
-    name: str
-    share: float
-    cause: str | None = None
+    name: str  # one of LIMITS
+    share: float  # of the critical path, 0 to 1
+    cause: str | None = None  # of a limit on the host, the cause that most of its time has; None for others
 
 
 def limit_of(experiment: Experiment, step: ReplayedStep, sides: Labels) -> Limit | None:
-    """What limits a step; None where that is what the trace does not show.
+    """What limits a step; None where the trace does not show it.
 
-    First it is decided between the host, the device and communication; on the host then for the input if nothing else
-    of the host's takes as long, and on the device for the longer side.
+    First the host, the device and communication are compared; then on the host the input, if nothing else there takes
+    as long, and on the device both sides.
 
     Args:
         step: as it was replayed, or else by its length and the device's busy time alone.
@@ -78,7 +70,6 @@ def limit_of(experiment: Experiment, step: ReplayedStep, sides: Labels) -> Limit
 
 
 def _largest(parts: Parts, total_ns: float) -> Limit | None:
-    """The limit among parts of a step, by name and cause."""
     groups: dict[str, float] = {}
     for (name, _), ns in parts.items():
         groups[_GROUP[name]] = groups.get(_GROUP[name], 0.0) + ns
@@ -98,7 +89,6 @@ def _largest(parts: Parts, total_ns: float) -> Limit | None:
 
 
 def _parts(experiment: Experiment, path: pl.DataFrame, sides: Labels) -> Parts:
-    """What the critical path consists of: nanoseconds by limit, and by cause where the limit is the host's."""
     kinds = experiment.trace.device_work["kind"].to_list()
     parts: Parts = {}
     for ns, kind, cause, table, row in path.select("duration_ns", "kind", "cause", "table", "row").iter_rows():
@@ -137,7 +127,6 @@ def _without_replay(experiment: Experiment, step: ReplayedStep, sides: Labels) -
 
 
 def _idle_causes(experiment: Experiment) -> dict[str, float]:
-    """Share of the device's idle time in the steps by cause."""
     idle = idle_time(experiment.trace, window=experiment.span, activity=experiment.activity)
     idle = idle.filter(pl.col("device") == experiment.device)
     sums = idle.group_by("cause").agg(pl.col("duration_ns").sum())
@@ -145,28 +134,21 @@ def _idle_causes(experiment: Experiment) -> dict[str, float]:
     return {cause: ns / total for cause, ns in sums.iter_rows()}
 
 
-KEPT_FREE: Final = 0.1
-"""Share of a device's memory that a step cannot have; as `stepscope batch-size` keeps free."""
+KEPT_FREE: Final = 0.1  # share of a device's memory that a step cannot have; as `stepscope batch-size` keeps free
 _STAY: Final = ("parameter", "gradient", "optimizer_state", "before")
 """Categories of memory that do not grow with the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What a step needs of a device's memory.
+    """What a step needs of a device's memory."""
 
-    Attributes:
-        bytes: the most that it has allocated at once; None where nothing tells.
-        at_least: whether it needs more than that, because what was allocated before the recording is not known.
-        note: where the figure comes from or why there is none, in a sentence.
-    """
-
-    bytes: int | None
-    at_least: bool
-    note: str
+    bytes: int | None  # the most that it has allocated at once; None where nothing tells
+    at_least: bool  # whether it needs more than that, because what was allocated before the recording is not known
+    note: str  # where the figure comes from or why there is none, in a sentence
 
     def fits(self, device: DevicePeaks) -> bool | None:
-        """Whether a device has as much, KEPT_FREE aside; None where that cannot be told."""
+        """Whether a device has as much, KEPT_FREE aside; None where unknown."""
         if self.bytes is None or device.memory_bytes is None:
             return None
         has_room = self.bytes <= device.memory_bytes * (1 - KEPT_FREE)
@@ -181,7 +163,7 @@ def memory_need(
     Args:
         device: the trace's, whose memory counts; None for a trace of a CPU.
         batch_factor: how many times as large the batch is.
-        sampled_bytes: as `sampled_memory` tells it, for a trace that has no allocations.
+        sampled_bytes: from `sampled_memory`, for a trace without allocations.
     """
     wanted = "cpu" if device is None else device
     levels = memory_levels(trace).filter(pl.col("device") == wanted)
@@ -193,7 +175,7 @@ def memory_need(
         how = ": record with profile_memory=True" if trace.metadata.format == "kineto" else ""
         return MemoryNeed(None, False, f"memory was not recorded{how}")
     if batch_factor == 1.0:
-        peak, constant = _most(levels), 0
+        peak, constant = int(levels["allocated_bytes"].to_numpy().max()), 0
     else:
         memory = next(each for each in device_memories(trace) if each.device == wanted)
         peak, constant = memory.peak_bytes, _constant_bytes(memory)
@@ -201,14 +183,16 @@ def memory_need(
     before = 0
     is_total = wanted != "cpu" and trace.memory.filter(device=wanted)["total_allocated"].null_count() == 0
     if not is_total and program.model is not None:
-        before = _held_before(program.model)
+        model = program.model
+        parts = (model.parameter_bytes, model.buffer_bytes, model.optimizer_state_bytes)
+        before = sum(part for part in parts if part is not None)
     needed = round((peak - constant) * batch_factor) + constant + before
     at_least = not is_total and not before
     return MemoryNeed(needed, at_least, _note(is_total, bool(before), batch_factor))
 
 
 def sampled_memory(telemetry: Telemetry, device: str | None) -> int | None:
-    """The most of a device's memory in use by a run's telemetry; None where it has no samples of that device, or many.
+    """The most of a device's memory in use by a run's telemetry; None without samples of that device alone.
 
     Args:
         device: as the trace calls it.
@@ -221,34 +205,20 @@ def sampled_memory(telemetry: Telemetry, device: str | None) -> int | None:
     return int(mine["value"].to_numpy().max())
 
 
-def _most(levels: pl.DataFrame) -> int:
-    return int(levels["allocated_bytes"].to_numpy().max())
-
-
 def _constant_bytes(memory: DeviceMemory) -> int:
-    """What was alive at the peak and does not grow with the batch; 0 where blocks were not told apart."""
-    alive = alive_table(memory, "category") if memory.blocks.height else None
-    if alive is None:
+    """What was alive at the peak and does not grow with the batch; 0 where blocks have no categories."""
+    if not memory.blocks.height:
         return 0
-    stays = alive.filter(pl.col("category").is_in(_STAY))["bytes"]
+    stays = alive_table(memory, "category").filter(pl.col("category").is_in(_STAY))["bytes"]
     return min(int(stays.sum()), memory.peak_bytes)
-
-
-def _held_before(model: ModelFacts) -> int:
-    """What the model and its optimizer held before the recording began."""
-    parts = (model.parameter_bytes, model.buffer_bytes, model.optimizer_state_bytes)
-    return sum(part for part in parts if part is not None)
 
 
 def _note(is_total: bool, with_model: bool, batch_factor: float) -> str:
     text = "the most that was allocated at once"
-    if not is_total:
-        text += " while recording"
-        text += (
-            ", with what the model and its optimizer hold"
-            if with_model
-            else "; what was held before is not known and comes on top"
-        )
+    if not is_total and with_model:
+        text += " while recording, with what the model and its optimizer hold"
+    elif not is_total:
+        text += " while recording; what was held before is not known and comes on top"
     if batch_factor != 1.0:
         text += "; with the batch everything grows but parameters, gradients and the optimizer's state"
     return text

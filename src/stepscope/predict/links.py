@@ -21,10 +21,11 @@ from importlib.resources import files
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analysis.communication import bus_bytes
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 
 TABLE_ERROR: Final = 0.25
 """Band of a transfer over a link of the table, as a share: `benchmarks/scaling_accuracy.py` shows how far from measured
@@ -34,19 +35,12 @@ MOST_DEVICES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """One way in which a library sends.
+    """One way in which a library sends."""
 
-    Attributes:
-        base_ns: of each collective.
-        hop_ns: of each hop of the ring.
-        share: of the link's bandwidth that carries data.
-        most_bytes_s: the most that it carries.
-    """
-
-    base_ns: float
-    hop_ns: float
-    share: float = 1.0
-    most_bytes_s: float = float("inf")
+    base_ns: float  # of each collective
+    hop_ns: float  # of each hop of the ring
+    share: float = 1.0  # of the link's bandwidth that carries data
+    most_bytes_s: float = float("inf")  # the most that it carries
 
 
 # NCCL 2.18, src/graph/tuning.cc (LL, LL128, Simple; ring): baseLat, hwLat, llMaxBws. LL128 only over NVLink.
@@ -65,31 +59,26 @@ class Link:
 
     Attributes:
         bandwidth_bytes_s: that collectives reach, one direction, bytes per second.
-        protocols: how messages are sent; the quickest counts.
-        peak_bytes_s: what the link could carry at best; None where it is not known.
         peers: where each pair of devices has a link of its own, how many a device has; a ring of fewer devices uses as
             many of them as there are other devices. None where all bandwidth goes to any device.
-        error: share by which a transfer may take more or less.
-        fitted: whether it was fitted to collectives of a recording.
-        source: where the figures stand.
     """
 
     name: str
-    bandwidth_bytes_s: float
-    protocols: tuple[Protocol, ...] = (Protocol(0.0, 0.0),)
-    peak_bytes_s: float | None = None
+    bandwidth_bytes_s: float  # that collectives reach, one direction, bytes per second
+    protocols: tuple[Protocol, ...] = (Protocol(0.0, 0.0),)  # how messages are sent; the quickest counts
+    peak_bytes_s: float | None = None  # what the link could carry at best; None where it is not known
     peers: int | None = None
-    error: float = TABLE_ERROR
-    fitted: bool = False
-    source: str = ""
+    error: float = TABLE_ERROR  # share by which a transfer may take more or less
+    fitted: bool = False  # whether it was fitted to collectives of a recording
+    source: str = ""  # where the figures stand
 
     @property
     def has_latency(self) -> bool:
-        """Whether a latency is known: of a bandwidth that a user typed it is not."""
+        """Whether a latency is known; a bandwidth typed by a user has none."""
         return any(each.base_ns or each.hop_ns for each in self.protocols)
 
     def transfer_ns(self, kind: str, message_bytes: float, devices: int) -> float:
-        """Nanoseconds of a collective among so many devices, from when the last has come to it; 0 for a single device.
+        """Nanoseconds of a collective among so many devices, from the last arrival on; 0 for a single device.
 
         Args:
             kind: one of `stepscope.analysis.communication.KINDS`.
@@ -143,17 +132,16 @@ _TYPED: Final = re.compile(
     r"(\d{1,15}(?:\.\d{1,9})?)([kMGT]?)(B|b|bit)(?:/s|ps)(?:\+(\d{1,9}(?:\.\d{1,9})?)(ns|us|ms))?"
 )
 _FACTORS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "ns": 1.0, "us": 1e3, "ms": 1e6}
-FASTEST: Final = 1e15
-"""More than any link carries: of one that is this fast the rate could not be told."""
+FASTEST: Final = 1e15  # more than any link carries: of one that is this fast the rate could not be told
 
 
 def named_link(text: str) -> Link:
-    """The link of this name, case and punctuation aside, or of this bandwidth: "nvlink4", "12GB/s", "100Gb/s+20us".
+    """The link of this name, ignoring case and punctuation, or of this bandwidth: "nvlink4", "12GB/s", "100Gb/s+20us".
 
-    B are bytes, b and bit are bits, and what is behind + is the latency of each hop.
+    B are bytes, b and bit are bits; + adds the latency of each hop.
 
     Raises:
-        UsageError: no link has that name; the message names those that there are.
+        UsageError: no link has that name; the message names those that exist.
     """
     wanted = re.sub(r"[^a-z0-9]", "", text.lower())
     for link in link_table():
@@ -174,18 +162,15 @@ def fitted_link(
 ) -> Link:
     """The link over which these collectives of so many devices took so long: latency and rate by least squares.
 
-    Neither is negative. Errors count relative to the time, so that small messages weigh as much as large ones. Where
-    all messages are of one size, the whole time is the rate's. The link's `error` is the median deviation, as a share,
-    and that of the table where fewer than three sizes leave nothing to tell it from.
+    Neither is negative. Errors count relative to the time, so that small messages weigh as much as large ones. If all
+    messages are of one size, the whole time is the rate's. The link's `error` is the median deviation, as a share, or
+    that of the table with fewer than three sizes.
 
     Raises:
         UsageError: fewer than two devices, or no collective that took time.
     """
-    known = [
-        (kind, size, time)
-        for kind, size, time in zip(kinds, message_bytes, transfer_ns, strict=True)
-        if size > 0 and time > 0
-    ]
+    rows = zip(kinds, message_bytes, transfer_ns, strict=True)
+    known = [(kind, size, time) for kind, size, time in rows if size > 0 and time > 0]
     if devices < 2 or not known:
         raise UsageError("a link can only be fitted to collectives of known size among two devices or more")
     time = np.array([each[2] for each in known], np.float64)
@@ -204,15 +189,13 @@ def fitted_link(
     )
 
 
-def _least_squares(
-    first: np.ndarray[tuple[int], np.dtype[np.float64]], second: np.ndarray[tuple[int], np.dtype[np.float64]]
-) -> tuple[float, float]:
+def _least_squares(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Coefficients, none below 0, with which the columns add up to 1 as nearly as they can."""
-    if np.ptp(first / second) <= 1e-9 * float(np.max(first / second)):
-        return 0.0, float(second.sum() / (second @ second))
-    solution = np.linalg.lstsq(np.column_stack([first, second]), np.ones(len(first)), rcond=None)[0]
-    if solution[1] <= 0:
+    ratio = first / second
+    alone = float(second.sum() / (second @ second))
+    if np.ptp(ratio) <= 1e-9 * float(ratio.max()):
+        return 0.0, alone
+    hop, byte = np.linalg.lstsq(np.column_stack([first, second]), np.ones(len(first)), rcond=None)[0].tolist()
+    if byte <= 0:
         return float(first.sum() / (first @ first)), 0.0
-    if solution[0] <= 0:
-        return 0.0, float(second.sum() / (second @ second))
-    return float(solution[0]), float(solution[1])
+    return (hop, byte) if hop > 0 else (0.0, alone)

@@ -1,10 +1,10 @@
-"""How long matrix products take: the roofline, divided by a share of it that boosted trees learned from timings.
+"""How long matrix products take: the roofline, divided by a utilization that boosted trees learned from timings.
 
-time = start + base / utilization, the base being the longer of arithmetic at the rate that power allows and of traffic
-at the bandwidth; the utilization, above 0 and at most 1, follows from features without a unit: how a product's tiles
-fill the multiprocessors, how it stands to ridge and cache, and its alignment. Products in FP32 are besides predicted
-by the tiles that cuBLAS probably chooses (`matrix_tiles`), and the geometric mean of both counts.
-docs/prediction-model.md has the formulas; `scripts/predictor/matrix.py` fits them.
+time = start + base / utilization, the base being the longer of arithmetic at the rate that power allows and traffic at
+the bandwidth; the utilization, above 0 and at most 1, follows from dimensionless features: how a product's tiles fill
+the multiprocessors, how it relates to ridge and cache, and its alignment. Products in FP32 are also predicted by the
+tiles that cuBLAS probably chooses, and the geometric mean of both counts. docs/prediction-model.md has the formulas;
+`scripts/predictor/matrix.py` fits them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
-from stepscope.predict.operations import Numbers, Operations, OperationTimes, roofline_times
+from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, roofline_times
 
 BEST_SHARE: Final = {"vector": 0.8, "tensor": 0.92}
-"""Of the peak, what large products reach on devices whose power suffices, by unit."""
+"""Share of the peak that large products reach on devices with enough power, by unit."""
 WARM_S: Final = {"vector": 1.5e-3, "tensor": 0.5e-3}
 """How long a product runs until half of what power takes from the peak is gone, seconds."""
 FLOPS_PER_JOULE: Final = ((8.0, 53e9), (8.5, 132e9), (8.8, 88e9), (100.0, 189e9))
@@ -31,13 +31,12 @@ FLOPS_PER_JOULE: Final = ((8.0, 53e9), (8.5, 132e9), (8.8, 88e9), (100.0, 189e9)
 N7 takes 0.4, 10 nm class (8N) 0.6 of the power of 16 nm, N5 class (4N) 0.7 of N7's, as their makers say."""
 CACHE_BYTES_PER_CLOCK: Final = 8.0
 """Of the last-level cache for each multiprocessor, where that is more than the memory's bandwidth: on the L40S."""
-USUAL_BANDWIDTH_SHARE: Final = 0.85
-"""Of the peak bandwidth, what is sustained where nobody measured it."""
+USUAL_BANDWIDTH_SHARE: Final = 0.85  # share of the peak bandwidth that is sustained, where nobody measured it
 _TENSOR_TYPES: Final = ("tf32", "fp16", "bf16", "fp8", "int8")
 
 
 def unit_of(device: DevicePeaks, kind: str) -> str | None:
-    """Whether a device's "vector" or "tensor" units multiply numbers of this type; None where that is not known."""
+    """Whether a device's "vector" or "tensor" units multiply numbers of this type; None where unknown."""
     capability = capability_of(device)
     if device.vendor != "NVIDIA" or kind not in device.flops_s or capability is None or not device.multiprocessors:
         return None
@@ -47,32 +46,22 @@ def unit_of(device: DevicePeaks, kind: str) -> str | None:
 
 
 def capability_of(device: DevicePeaks) -> float | None:
-    """The compute capability as a number; None where it is none, as users may write what they like."""
+    """The compute capability as a number; None where it is none, as users may write anything."""
     text = device.capability or ""
     return float(text) if re.fullmatch(r"[0-9]{1,2}\.[0-9]", text) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of one device and number type.
+    """Rates of one device and number type."""
 
-    Attributes:
-        peak: operations per second at the boost clock.
-        carried: share of the peak that its power carries for long, above 0.
-        warm_s: after which half of the rest is gone.
-        bandwidth: bytes per second that its memory sustains.
-        cache_bandwidth: bytes per second of its last-level cache.
-        cache_bytes: of its last-level cache.
-        is_sustained: whether a sustained rate was measured.
-    """
-
-    peak: float
-    carried: float
-    warm_s: float
+    peak: float  # operations per second at the boost clock
+    carried: float  # share of the peak that its power sustains, above 0
+    warm_s: float  # after which half of the rest is gone
     bandwidth: float
-    cache_bandwidth: float
-    cache_bytes: float
-    is_sustained: bool
+    cache_bandwidth: float  # with bandwidth: bytes per second that its memory sustains, and of its last-level cache
+    cache_bytes: float  # of its last-level cache
+    is_sustained: bool  # whether a sustained rate was measured
 
     def arithmetic_s(self, flops: Numbers) -> Numbers:
         """Seconds of the arithmetic alone; the longer, the more power counts."""
@@ -83,7 +72,8 @@ class Rates:
     def traffic_s(self, bytes_: Numbers, weights: Numbers) -> Numbers:
         """Seconds of the traffic alone.
 
-        Weights come from memory unless they are small beside the cache; the rest from the last-level cache if all fits.
+        Weights come from memory unless they are small compared with the cache; the rest from the last-level cache if it
+        fits.
         """
         size = max(self.cache_bytes, 1.0)
         return self._moved_s(weights, 1 - 12 * weights / size) + self._moved_s(
@@ -97,7 +87,6 @@ class Rates:
 
 
 def rates_of(device: DevicePeaks, kind: str) -> Rates:
-    """The rates of a device that has a peak in this number type and whose unit is known."""
     unit = unit_of(device, kind)
     assert unit is not None
     peak = device.flops_s[kind]
@@ -120,7 +109,7 @@ def rates_of(device: DevicePeaks, kind: str) -> Rates:
 
 
 def _sustained(device: DevicePeaks, kind: str, unit: str) -> float | None:
-    """Operations per second that were measured; of another type on tensor cores where only that one was, its share."""
+    """Measured operations per second; for tensor cores by the measured share of another type, if only that was."""
     kinds = (kind, "bf16", "fp16") if unit == "tensor" else (kind,)
     for other in kinds:
         if other in device.sustained_flops_s and other in device.flops_s:
@@ -129,7 +118,7 @@ def _sustained(device: DevicePeaks, kind: str, unit: str) -> float | None:
 
 
 def _carried_by_power(device: DevicePeaks, peak: float) -> float:
-    """Share of the FP32 peak that the power of the device allows; 1 where its power is not known."""
+    """Share of the FP32 peak that the device's power allows; 1 where its power is unknown."""
     if not device.power_w:
         return 1.0
     per_joule = next(rate for newest, rate in FLOPS_PER_JOULE if (capability_of(device) or 0.0) < newest)
@@ -143,8 +132,7 @@ TILES: Final = {
 """Parts of the result that one block of threads computes, as the names of cuBLAS' kernels tell."""
 _COUNTED: Final = ((128, 128), (64, 64))
 _STREAMED: Final = {"vector": (128, 64), "tensor": (128, 128)}
-_BLOCKS: Final = 2
-"""Blocks that a multiprocessor works on at a time."""
+_BLOCKS: Final = 2  # blocks that a multiprocessor works on at a time
 _LAUNCH_S: Final = 2e-6
 
 
@@ -181,14 +169,14 @@ def shape_features(operations: Operations, device: DevicePeaks, rates: Rates, un
 
 
 def number_bytes(operations: Operations) -> Numbers:
-    """Bytes of one number, as the traffic tells."""
+    """Bytes per number, from the traffic."""
     batch, rows, columns, inner = operations.batch, operations.rows, operations.columns, operations.inner
     # A weight that the whole batch shares counts once, so this is a little low for batches.
     return np.asarray(operations.bytes / (batch * (rows * columns + rows * inner + inner * columns)))
 
 
 def weight_bytes(operations: Operations) -> Numbers:
-    """Bytes of the second matrix where there is one: a layer's weight, which was long not used."""
+    """Bytes of the second matrix if there is one: a layer's weight, which has left the cache."""
     weight = operations.inner * operations.columns * number_bytes(operations)
     return np.where(operations.batch == 1, weight, 0.0)
 
@@ -196,8 +184,10 @@ def weight_bytes(operations: Operations) -> Numbers:
 def _tiling(
     batch: Numbers, rows: Numbers, columns: Numbers, tile: tuple[int, int], units: float
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """With the better way to lay tiles: the share of all waves' work that is the product's, that of the tiles' alone,
-    and the number of tiles."""
+    """The share of all waves' work that is the product's, that of the tiles' alone, and the number of tiles.
+
+    Tiles are laid the better way.
+    """
     one, other = (_laid(batch, rows, columns, tall, wide, units) for tall, wide in (tile, tile[::-1]))
     better = one[0] >= other[0]
     filled, padded, tiles = (np.where(better, mine, turned) for mine, turned in zip(one, other, strict=True))
@@ -213,7 +203,7 @@ def _laid(
 
 
 def _streamed(batch: Numbers, tall: Numbers, wide: Numbers, tile: tuple[int, int], at_once: float) -> Numbers:
-    """Numbers that are read for each step along the inner dimension when blocks start along `tall` first."""
+    """Numbers read for each step along the inner dimension when blocks start along `tall` first."""
     along, across = np.ceil(tall / tile[0]), np.ceil(wide / tile[1])
     lines = np.minimum(along, at_once) * tile[0] + np.minimum(across, np.ceil(at_once / along)) * tile[1]
     products = np.clip(at_once / (along * across), 1, batch)
@@ -230,27 +220,20 @@ def _alignment(length: Numbers) -> Numbers:
 CHOSEN: Final = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (64, 32), (32, 32))
 """Tiles of the timed kernels, by columns and rows of the result."""
 _SHAPES: Final = ((128, 128), (128, 64), (64, 64), (128, 32), (64, 32), (32, 32))
-_SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)
-"""Into how many parts the inner dimension of a single product may be cut."""
-_SECTOR: Final = 8
-"""Numbers in FP32 that memory gives at a time: lines of whole ones are read with nothing beside them."""
+_SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)  # into how many parts the inner dimension of a single product may be cut
+_SECTOR: Final = 8  # numbers in FP32 that memory gives at a time: lines of whole ones are read with nothing beside them
 CONSTANTS: Final = 2 * len(_SHAPES) + 9
 
 
 @dataclass(frozen=True, slots=True)
 class TileLaw:
-    """What was learned of tiles.
+    """What was learned about tiles."""
 
-    Attributes:
-        constants: of `tile_seconds`, shape (CONSTANTS,).
-        choices: the logarithm of how probable each of CHOSEN is, up to a common summand.
-    """
-
-    constants: Numbers
-    choices: tuple[BoostedTrees, ...]
+    constants: Numbers  # of `tile_seconds`, shape (CONSTANTS,)
+    choices: tuple[BoostedTrees, ...]  # the logarithm of the probability of each of CHOSEN, up to a common summand
 
     def seconds(self, operations: Operations, device: DevicePeaks, rates: Rates) -> Numbers:
-        """The geometric mean over all tiles, as probable as each is, at the best way to cut the inner dimension."""
+        """The geometric mean over all tiles, weighted by probability, with the inner dimension cut best."""
         features = choice_features(operations, device, rates)
         scores = np.stack([trees.predict(features) for trees in self.choices])
         weights = np.exp(scores - scores.max(axis=0))
@@ -260,16 +243,8 @@ class TileLaw:
             total += weight * np.log(best_seconds(self.constants, operations, device, rates, tile))
         return np.asarray(np.exp(total))
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays to keep in an npz file."""
-        arrays: dict[str, npt.NDArray[Any]] = {"tiles.constants": self.constants}
-        for place, trees in enumerate(self.choices):
-            arrays |= trees.to_arrays(f"tiles.{place}.")
-        return arrays
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TileLaw:
-        """Those that `to_arrays` gave."""
         choices = (BoostedTrees.from_arrays(arrays, f"tiles.{place}.") for place in range(len(CHOSEN)))
         return cls(arrays["tiles.constants"], tuple(choices))
 
@@ -277,7 +252,7 @@ class TileLaw:
 def best_seconds(
     constants: Numbers, operations: Operations, device: DevicePeaks, rates: Rates, tile: tuple[int, int]
 ) -> Numbers:
-    """Seconds with a tile; the inner dimension of a single product is cut as is best."""
+    """Seconds with a tile, the inner dimension of a single product cut best."""
     splits = best_splits(constants, operations, device, rates, tile)
     return tile_seconds(constants, operations, device, rates, tile, splits)
 
@@ -352,11 +327,10 @@ START_NS: Final = 1_500.0
 1.7 to 2.5 us."""
 UNITS: Final = ("vector", "tensor")
 """What multiplies: the vector units of FP32, or the tensor cores of the shorter number types."""
-SIZES_NS: Final = (10_000.0, 50_000.0, 1_000_000.0)
-"""Where the band changes."""
+SIZES_NS: Final = (10_000.0, 50_000.0, 1_000_000.0)  # where the band changes
 NOT_LEARNED: Final = 1.5
-"""How much wider the band is either way for each thing that no timing had: the number type, the generation, a
-dimension's length, or batches on tensor cores."""
+"""How much wider the band is either way for each thing without timings: the number type, the generation, a dimension's
+length, or batches on tensor cores."""
 LIKE: Final = {
     "fp32": "fp32",
     "bf16": "bf16",
@@ -366,23 +340,20 @@ LIKE: Final = {
     "tf32": "bf16",
     "int8": "fp8",
 }
-"""Of each number type, the one in the timings that it is most like."""
-NUMBER_BYTES: Final = {"tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
-"""Of the types that tensor cores multiply."""
+"""The most similar number type in the timings."""
 LEARNED_TYPES: Final = {"vector": ("fp32",), "tensor": ("bf16", "fp16", "fp8")}
 """Of the timings, by unit; tensor cores multiply fp16 at the rate of bf16."""
 SHORT_HIGH: Final = 2.0
 """Up to which factor the band of products below the first size reaches at least: the timings repeated one product with
 its operands in the cache; 515 such products of a public H100 trace took 1.1 to 1.6 times as long."""
 UNALIGNED: Final = 2.0
-"""Over the learned time, what products on tensor cores take whose lines are no multiple of 16 bytes: 1.3 to 2.7 in
-public H100 and A100 traces, where other kernels serve them; the timings have none."""
+"""Factor on products on tensor cores whose lines are no multiple of 16 bytes: 1.3 to 2.7 in public H100 and A100
+traces, where other kernels run them; the timings have none."""
 SLOWER_TYPES: Final = {"tf32": 1.4}
-"""Over the time learned of bf16, what 1,400 products of a public A100 trace took."""
-TILES_SHARE: Final = 0.5
-"""What the law of tiles counts beside the trees, in the logarithm."""
+"""Factor on the time learned for bf16: what 1,400 products of a public A100 trace took."""
+TILES_SHARE: Final = 0.5  # weight of the law of tiles against the trees, in the logarithm
 _ALIGNED_BYTES: Final = 16
-_RANGES: Final = ("shortest", "longest", "capabilities")
+MODEL_RANGES: Final = ("shortest", "longest", "capabilities")
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,34 +361,23 @@ class MatrixModel:
     """What was learned.
 
     Attributes:
-        trees: the logarithm of the utilization, by UNITS.
-        tiles: what products in FP32 take with the tiles that cuBLAS chooses; None for the trees alone.
         shortest, longest: dimensions (batch, rows, columns, inner) in the timings, shape (4,), by UNITS.
-        capabilities: the least and the greatest compute capability in the timings, by UNITS.
         bands: measured over predicted time that nine of ten products of GPUs not learned from lay between, shape
             (2, sizes, 2), by the number types of the timings; the first where a sustained rate is known.
+        tiles: what products in FP32 take with the tiles that cuBLAS chooses; None for the trees alone.
     """
 
-    trees: Mapping[str, BoostedTrees]
+    trees: Mapping[str, BoostedTrees]  # the logarithm of the utilization, by UNITS
     shortest: Mapping[str, Numbers]
     longest: Mapping[str, Numbers]
-    capabilities: Mapping[str, Numbers]
+    capabilities: Mapping[str, Numbers]  # the least and the greatest compute capability in the timings, by UNITS
     bands: Mapping[str, Numbers]
     tiles: TileLaw | None = None
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays to keep in an npz file."""
-        arrays: dict[str, npt.NDArray[Any]] = {f"bands.{kind}": band for kind, band in self.bands.items()}
-        for unit, trees in self.trees.items():
-            arrays |= trees.to_arrays(f"{unit}.")
-            arrays |= {f"{unit}.{name}": getattr(self, name)[unit] for name in _RANGES}
-        return arrays | (self.tiles.to_arrays() if self.tiles else {})
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MatrixModel:
-        """Those that `to_arrays` gave."""
         trees = {unit: BoostedTrees.from_arrays(arrays, f"{unit}.") for unit in UNITS}
-        shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in _RANGES)
+        shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in MODEL_RANGES)
         bands = {kind: arrays[f"bands.{kind}"] for kind in sorted(set(LIKE.values()))}
         tiles = TileLaw.from_arrays(arrays) if "tiles.constants" in arrays else None
         return cls(trees, shortest, longest, capabilities, bands, tiles)
@@ -425,7 +385,6 @@ class MatrixModel:
 
 @lru_cache(maxsize=1)
 def shipped_model() -> MatrixModel:
-    """The one that comes with the package."""
     return MatrixModel.from_arrays(shipped_arrays("matrix_times"))
 
 
@@ -434,8 +393,8 @@ def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel
 
     Args:
         operations: with flops, bytes and dimensions; where a dimension is unknown, the roofline answers.
-        device: its sustained rates count where someone measured them. Of devices other than NVIDIA's no product was
-            timed: the roofline answers.
+        device: with sustained rates if someone measured them. Products were timed on NVIDIA's devices alone: for others
+            the roofline answers.
         model: instead of the one that comes with the package.
     """
     times = roofline_times(operations, device)
@@ -448,16 +407,19 @@ def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel
 
 
 def _units(operations: Operations, device: DevicePeaks) -> list[tuple[str, str]]:
-    """Each number type of the products that the device has timings' units for."""
     kinds = np.unique(operations.number_type).tolist()
     found = [(unit_of(device, kind), kind) for kind in kinds]
     return [(unit, kind) for unit, kind in found if unit is not None]
 
 
 def _has_dimensions(operations: Operations) -> npt.NDArray[np.bool_]:
-    dimensions = np.stack([operations.batch, operations.rows, operations.columns, operations.inner])
-    known = (np.isfinite(dimensions) & (dimensions >= 1)).all(axis=0)
+    dimensions = _dimensions(operations)
+    known = (np.isfinite(dimensions) & (dimensions >= 1)).all(axis=1)
     return np.asarray(known & (operations.flops > 0) & (operations.bytes > 0))
+
+
+def _dimensions(operations: Operations) -> Numbers:
+    return np.stack([operations.batch, operations.rows, operations.columns, operations.inner], axis=1)
 
 
 def _learned_times(
@@ -480,7 +442,7 @@ def _learned_times(
 def kernels_ns(
     trees: BoostedTrees, tiles: TileLaw | None, operations: Operations, device: DevicePeaks, rates: Rates, unit: str
 ) -> Numbers:
-    """Nanoseconds by the trees; with a law of tiles the geometric mean of both, which err in other ways."""
+    """Nanoseconds by the trees; with a law of tiles the geometric mean of both, whose errors are independent."""
     base, features = base_and_features(operations, device, rates, unit)
     by_trees = START_NS + base * 1e9 / np.minimum(np.exp(trees.predict(features)), 1.0)
     if tiles is None:
@@ -490,12 +452,10 @@ def kernels_ns(
 
 
 def base_and_features(operations: Operations, device: DevicePeaks, rates: Rates, unit: str) -> tuple[Numbers, Numbers]:
-    """Seconds that an ideal product would take at these rates, shape (n,), and the features, shape (n, width)."""
-    arithmetic = rates.arithmetic_s(operations.flops)
+    """Seconds of an ideal product at these rates, shape (n,), and the features, shape (n, width)."""
     traffic = rates.traffic_s(operations.bytes, weight_bytes(operations))
-    base = np.maximum(arithmetic, traffic)
-    features = shape_features(operations, device, rates, unit)
-    return base, features
+    base = np.maximum(rates.arithmetic_s(operations.flops), traffic)
+    return base, shape_features(operations, device, rates, unit)
 
 
 def _is_unaligned(operations: Operations, kind: str, unit: str) -> npt.NDArray[np.bool_]:
@@ -503,15 +463,15 @@ def _is_unaligned(operations: Operations, kind: str, unit: str) -> npt.NDArray[n
     if unit != "tensor":
         return np.zeros(len(operations), np.bool_)
     lengths = np.stack([operations.columns, operations.inner])
-    return np.asarray((lengths * NUMBER_BYTES[kind] % _ALIGNED_BYTES != 0).any(axis=0))
+    return np.asarray((lengths * BYTES[kind] % _ALIGNED_BYTES != 0).any(axis=0))
 
 
 def _widening(operations: Operations, device: DevicePeaks, kind: str, unit: str, model: MatrixModel) -> Numbers:
-    """How much wider the band is for all that the timings did not have; shape (n,)."""
+    """How much wider the band is for everything that the timings lack; shape (n,)."""
     capability = capability_of(device) or 0.0
     oldest, newest = model.capabilities[unit].tolist()
     of_device = (kind not in LEARNED_TYPES[unit]) + (not oldest <= capability <= newest)
-    dimensions = np.stack([operations.batch, operations.rows, operations.columns, operations.inner], axis=1)
+    dimensions = _dimensions(operations)
     # A dimension half as long or twice as long as those that were timed is still like them.
     outside = (dimensions < model.shortest[unit] / 2) | (dimensions > model.longest[unit] * 2)
     return np.asarray(NOT_LEARNED ** (of_device + outside.any(axis=1).astype(np.float64)))

@@ -1,8 +1,8 @@
 """How long operations take whose time is memory traffic: element-wise, row by row, copies, embeddings, optimizers.
 
-A kernel's time is a floor and its traffic over the bandwidth that such devices sustain. What works row by row moves
-more where rows in flight outgrow the last-level cache, and its blocks take time of their own. Every constant was
-learned from published timings (`scripts/predictor/memory.py`; docs/prediction-model.md explains the formulas).
+A kernel's time is a floor and its traffic over the bandwidth that such devices sustain. Row-wise work moves more where
+rows in flight outgrow the last-level cache, and its blocks take time of their own. Every constant was learned from
+published timings (`scripts/predictor/memory.py`; docs/prediction-model.md explains the formulas).
 """
 
 from __future__ import annotations
@@ -15,35 +15,33 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import shipped_arrays
-from stepscope.predict.operations import WIDEST, Numbers, Operations, OperationTimes
+from stepscope.predict.operations import BYTES, WIDEST, Numbers, Operations, OperationTimes, by_type
 
 MEMORY_KINDS: Final = ("elementwise", "reduction", "softmax", "normalisation", "embedding", "optimizer", "copy")
 LEARNED_KINDS: Final = ("elementwise", "softmax", "normalisation", "optimizer", "copy")
-"""Those that the timings hold; copies and optimizers are element-wise to a memory. Of others the band is WIDEST."""
+"""Kinds with timings; copies and optimizers are element-wise to a memory. The band of others is WIDEST."""
 KERNEL_NS: Final = 2_000.0
-"""The least that a kernel takes where no device's is known: the shortest of public V100, A100 and H100 traces take 1 to
-4 us. A measured time from one start to the next that is longer tells of the host."""
+"""The least that a kernel takes where the device's is unknown: the shortest of public V100, A100 and H100 traces take
+1 to 4 us. A longer measured time from one start to the next is the host's."""
 SIZES_NS: Final = (5_000.0, 25_000.0, 100_000.0)
-"""Where the band changes; below the second the timings say little, for their hosts needed that long."""
+"""Where the band changes; below the second the timings say little, since their hosts needed that long."""
 SHORT_BANDS: Final = ((0.45, 4.5), (0.5, 3.0))
 """Factors of the band below the first and second size: what holds nine of ten of 14,000 element-wise kernels in public
 traces of V100, A100, H100 and MI300X. What stands in the cache goes faster, what is strided slower."""
 SHORT_ROWS_LOW: Final = 0.3
 """The lower of these for what works row by row: newer kernels of PyTorch take half of what the timed ones took."""
 USUAL_FACTORS: Final[Mapping[str, float]] = {"reduction": 2.0, "embedding": 2.5, "copy": 1.2}
-"""Over the time of their traffic, what kinds take that no timings hold: medians in V100, A100, H100 traces."""
+"""Factors on the traffic's time for kinds without timings: medians in V100, A100 and H100 traces."""
 NOT_LEARNED: Final = 1.5
-"""How much wider the band is either way for passes, number types and generations that the timings do not hold; and once
-more for what is more than twice as large as all that they hold."""
+"""How much wider the band is either way for passes, number types and generations without timings; and once more for
+what is more than twice as large as anything timed."""
 KNOWLEDGE: Final = ("sustained", "generation", "other")
 """What is known of a device's bandwidth: it was measured; one of its generation was; neither."""
 KERNELS: Final = ("flat", "warp softmax", "block softmax", "normalisation")
-_BLOCK_THREADS: Final = 128
-"""Of PyTorch's layer normalisation, four warps a row."""
-_WARP_COLUMNS: Final = 1024
-"""Up to which PyTorch's softmax keeps a row in a warp's registers."""
+_BLOCK_THREADS: Final = 128  # of PyTorch's layer normalisation, four warps a row
+_WARP_COLUMNS: Final = 1024  # up to which PyTorch's softmax keeps a row in a warp's registers
 _THREADS: Final[Mapping[str, int]] = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
 """Threads that one multiprocessor holds, by compute capability (CUDA programming guide); 2048 for the others."""
 
@@ -53,36 +51,21 @@ class MemoryModel:
     """Learned constants.
 
     Attributes:
-        generations: architectures whose sustained bandwidth is known.
-        shares: of the peak bandwidth, that each of them sustains, shape (generations,).
-        older, newer: share of an architecture not among them: up to Turing, and since.
-        rows: constants of each of KERNELS but the first, shape (3, 8); `row_ns` says what they are.
         bands: factors that hold nine of ten timings of GPUs not learned from, shape (knowledge, kernels, sizes, 2).
         largest: the most bytes and the longest row in the timings of each of KERNELS, shape (kernels, 2); infinity for
             the rows of the first, which has none.
     """
 
-    generations: tuple[str, ...]
-    shares: Numbers
+    generations: tuple[str, ...]  # architectures whose sustained bandwidth is known
+    shares: Numbers  # of the peak bandwidth, that each of them sustains, shape (generations,)
     older: float
-    newer: float
-    rows: Numbers
+    newer: float  # with older: share of an architecture not among them: up to Turing, and since
+    rows: Numbers  # constants of each of KERNELS but the first, shape (3, 8); see `row_ns`
     bands: Numbers
     largest: Numbers
 
-    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Arrays to keep in an npz file."""
-        return {
-            "generations": np.array(self.generations, np.str_),
-            "shares": np.append(self.shares, [self.older, self.newer]),
-            "rows": self.rows,
-            "bands": self.bands,
-            "largest": self.largest,
-        }
-
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MemoryModel:
-        """Those that `to_arrays` gave."""
         *_, older, newer = arrays["shares"].tolist()
         generations = tuple(arrays["generations"].tolist())
         return cls(generations, arrays["shares"][:-2], older, newer, arrays["rows"], arrays["bands"], arrays["largest"])
@@ -90,7 +73,6 @@ class MemoryModel:
 
 @lru_cache(maxsize=1)
 def shipped_model() -> MemoryModel:
-    """The one that comes with the package."""
     return MemoryModel.from_arrays(shipped_arrays("memory_times"))
 
 
@@ -98,8 +80,8 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
     """Predict operations of MEMORY_KINDS from their traffic and shape.
 
     Args:
-        operations: of other kinds the times are those of their traffic, as if they had no arithmetic.
-        device: its sustained bandwidth counts where someone measured it, else the share that its generation sustains.
+        operations: those of other kinds take the time of their traffic, as if they had no arithmetic.
+        device: with its sustained bandwidth if someone measured it, else the share that its generation sustains.
         model: instead of the one that comes with the package.
     """
     model = model or shipped_model()
@@ -112,19 +94,20 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
     timed = device.architecture in model.generations
     like = of_kind & _is_plain(operations) & timed
     wider = np.where(like, 1.0, np.where(of_kind, NOT_LEARNED, WIDEST))
-    wider *= np.where(_is_larger(operations, kernels, model), NOT_LEARNED, 1.0)
+    # More than twice as large, or rows more than twice as long, as in all timings.
+    most_bytes, longest = 2 * model.largest[kernels].T
+    wider *= np.where((operations.bytes > most_bytes) | (operations.columns > longest), NOT_LEARNED, 1.0)
     basis = np.where(of_kind & timed, "learned", "roofline")
     return OperationTimes(ns, ns * low / wider, ns * high * wider, np.where(np.isnan(ns), "unknown", basis))
 
 
 def bandwidth_of(device: DevicePeaks, model: MemoryModel) -> tuple[str, float]:
-    """Bytes per second that large copies reach, and which of KNOWLEDGE that stands on."""
+    """Bytes per second that large copies reach, and which of KNOWLEDGE that is based on."""
     if device.sustained_bandwidth_bytes_s:
         return "sustained", device.sustained_bandwidth_bytes_s
     if device.architecture in model.generations:
-        return "generation", device.bandwidth_bytes_s * float(
-            model.shares[model.generations.index(device.architecture)]
-        )
+        share = float(model.shares[model.generations.index(device.architecture)])
+        return "generation", device.bandwidth_bytes_s * share
     return "other", device.bandwidth_bytes_s * (model.older if is_older(device) else model.newer)
 
 
@@ -134,7 +117,7 @@ def is_older(device: DevicePeaks) -> bool:
 
 
 def kernel_of(operations: Operations, device: DevicePeaks) -> npt.NDArray[np.int64]:
-    """Index in KERNELS of what runs each operation; "flat" where nothing is known of its rows or the device's units."""
+    """Index in KERNELS of what runs each operation; "flat" where its rows or the device's units are unknown."""
     count = np.zeros(len(operations), np.int64)
     if not device.multiprocessors or not device.clock_mhz or not device.cache_bytes:
         return count
@@ -149,13 +132,8 @@ def kernel_of(operations: Operations, device: DevicePeaks) -> npt.NDArray[np.int
 
 
 def kernel_ns(
-    operations: Operations,
-    kernels: npt.NDArray[np.int64],
-    device: DevicePeaks,
-    bandwidth: float,
-    model: MemoryModel,
+    operations: Operations, kernels: npt.NDArray[np.int64], device: DevicePeaks, bandwidth: float, model: MemoryModel
 ) -> Numbers:
-    """Nanoseconds of each operation, as the device would show them."""
     factors = np.array([USUAL_FACTORS.get(kind, 1.0) for kind in operations.kind.tolist()])
     least = min(device.launch_ns or KERNEL_NS, KERNEL_NS)
     ns = (least + operations.bytes * _passes(operations) / bandwidth * 1e9) * factors
@@ -166,7 +144,7 @@ def kernel_ns(
 
 
 def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: float, constants: Numbers) -> Numbers:
-    """Nanoseconds of what works row by row, without the floor: (traffic^q + blocks^q)^(1/q) + the first block.
+    """Nanoseconds of row-wise work, without the floor: (traffic^q + blocks^q)^(1/q) + the first block.
 
     The constants are: traffic over the least; logarithms of a block's cycles for itself, for each of its warps and for
     each turn of its loop; q above 1 as a logarithm; share of the input read again where it left the cache; logarithm
@@ -175,7 +153,7 @@ def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: 
     assert device.multiprocessors is not None
     assert device.clock_mhz is not None
     over, itself, warp, turn, power, again, border, first = constants.tolist()
-    number = _number_bytes(operations)
+    number = by_type(operations.number_type, BYTES, 4.0)
     threads, columns_a_turn = _block(kernel, operations.columns, number)
     blocks_at_once = np.maximum(_THREADS.get(device.capability or "", 2048) / threads, 1)
     rows_a_block = 4 if kernel == 1 else 1
@@ -193,7 +171,7 @@ def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: 
 
 
 def _block(kernel: int, columns: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-    """Threads of a block, and columns that it handles in one turn of its loop, as PyTorch launches them."""
+    """Threads of a block, and columns that it handles per turn of its loop, as PyTorch launches them."""
     vector = 16 / number
     if kernel == 1:  # each of four warps has a row, an element a thread at a time
         return np.full(len(columns), 128.0), np.full(len(columns), 32.0)
@@ -205,38 +183,26 @@ def _block(kernel: int, columns: Numbers, number: Numbers) -> tuple[Numbers, Num
 
 
 def _left_cache(in_flight: Numbers, device: DevicePeaks, border: float) -> Numbers:
-    """Share of rows that is gone from the last-level cache when it is read again, 0 to 1."""
+    """Share of rows that has left the last-level cache when it is read again, 0 to 1."""
     assert device.cache_bytes is not None
     filled = np.maximum(in_flight, 1) / device.cache_bytes
     return np.asarray(1 / (1 + (np.exp(border) / filled) ** 3))
 
 
-def _number_bytes(operations: Operations) -> Numbers:
-    sizes = {"fp64": 8.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0}
-    return np.array([sizes.get(kind, 4.0) for kind in operations.number_type.tolist()], np.float64)
-
-
 def _passes(operations: Operations) -> Numbers:
-    """How often tensors are moved over the least: statistics of a batch take a pass of their own over what is read."""
+    """Traffic over the least: statistics of a batch take a pass of their own over what is read."""
     names = operations.name.tolist()
     batch = np.array(["batch_norm" in name or "group_norm" in name for name in names], np.bool_)
     return np.where(batch, np.where(operations.is_backward, 5 / 3, 3 / 2), 1.0)
 
 
 def _is_plain(operations: Operations) -> npt.NDArray[np.bool_]:
-    """What the timings hold the like of: a forward pass in FP32 over neighbouring numbers."""
+    """Whether the timings have the like: a forward pass in FP32 over contiguous numbers."""
     plain = ~operations.is_backward & (_passes(operations) == 1) & (operations.kind != "copy")
     return np.asarray(plain & np.isin(operations.number_type, ("fp32", "tf32", "")))
 
 
-def _is_larger(operations: Operations, kernels: npt.NDArray[np.int64], model: MemoryModel) -> npt.NDArray[np.bool_]:
-    """What is more than twice as large, or has rows more than twice as long, as all that the timings hold."""
-    most_bytes, longest = 2 * model.largest[kernels].T
-    return np.asarray((operations.bytes > most_bytes) | (operations.columns > longest))
-
-
 def _band(model: MemoryModel, known: int, kernels: npt.NDArray[np.int64], ns: Numbers) -> tuple[Numbers, Numbers]:
-    """Factors of the band's ends."""
     size = np.searchsorted(SIZES_NS, np.nan_to_num(ns), side="right")
     low, high = np.moveaxis(model.bands[known][kernels, size], -1, 0)
     return np.asarray(np.where((kernels > 0) & (size < len(SHORT_BANDS)), SHORT_ROWS_LOW, low)), high

@@ -13,25 +13,21 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.convolution_times import CONVOLUTION_KINDS, convolution_times
 from stepscope.predict.matrix_times import matrix_times
 from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, memory_times, shipped_model
-from stepscope.predict.operations import Numbers, Operations, OperationTimes, roofline_times
+from stepscope.predict.operations import Numbers, Operations, OperationTimes, is_nvidia, roofline_times
 
-_LEARNED: Final = (
-    (MEMORY_KINDS, memory_times),
-    (("matrix",), matrix_times),
-    (CONVOLUTION_KINDS, convolution_times),
-)
+_LEARNED: Final = ((MEMORY_KINDS, memory_times), (("matrix",), matrix_times), (CONVOLUTION_KINDS, convolution_times))
 """The kinds of operations that were learned, and what predicts them."""
 
 
 def operation_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
     """Predict each operation's time on a device.
 
-    Unknown are operations whose traffic or arithmetic is not a number, and those of a number type in which the device
-    has no peak; operations on nothing take what any kernel takes.
+    Unknown are operations whose traffic or arithmetic is not a number, and those of a number type without a peak on the
+    device; operations on nothing take what any kernel takes.
     """
     times = roofline_times(operations, device)
     for kinds, learned in _LEARNED:
@@ -43,25 +39,19 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
 
 START_NS: Final = 2_000.0
 """The most that counts as a kernel's start and end: about what the shortest kernels take on every device."""
-MATRIX_SHARE: Final = 0.25
-"""g of a matrix product without shapes: most of them are limited by arithmetic."""
-UNKNOWN_SHARE: Final = 0.5
-"""g of a kernel of which nothing tells what limits it: the middle of the band."""
+MATRIX_SHARE: Final = 0.25  # g of a matrix product without shapes: most of them are limited by arithmetic
+UNKNOWN_SHARE: Final = 0.5  # g of a kernel of which nothing tells what limits it: the middle of the band
 MEMORY_SPREAD: Final = 1.5
 """Factor either way that holds nine of ten kernels that memory limits, beyond 0.1 ms, among five GPUs."""
-OTHER_SPREAD: Final = 2.2
-"""The same of matrix products."""
+OTHER_SPREAD: Final = 2.2  # the same of matrix products
 LAUNCH_COLUMNS: Final = ("name", "grid", "block", "registers", "shared_memory_bytes")
 
 _WARP: Final = 32
 _REGISTERS: Final = 65_536
-_REGISTER_UNIT: Final = 256
-"""Registers are given to warps in pieces of so many."""
-_PARTITIONS: Final = 4
-"""Parts of a multiprocessor with registers of their own."""
+_REGISTER_UNIT: Final = 256  # registers are given to warps in pieces of so many
+_PARTITIONS: Final = 4  # parts of a multiprocessor with registers of their own
 _SHARED_UNIT: Final = 128
-_LARGEST: Final = 2**31
-"""The most blocks that a launch can have in one direction."""
+_LARGEST: Final = 2**31  # the most blocks that a launch can have in one direction
 
 _CASTABLE: Final = ("fp32", "tf32", "fp16", "bf16")
 _CAST_TO: Final = {"fp8": "bf16"}
@@ -84,8 +74,7 @@ class Multiprocessor:
     threads: int
     blocks: int
     shared_memory_bytes: int
-    shared_memory_reserved: int
-    """Bytes that every block takes beside its own."""
+    shared_memory_reserved: int  # bytes that every block takes beside its own
 
 
 _MULTIPROCESSORS: Final = {
@@ -105,7 +94,7 @@ _MULTIPROCESSORS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """By what each kernel's time is to be multiplied; arrays of shape (n,), not-a-number where nothing can be said."""
+    """Factors on the time of each kernel; arrays of shape (n,), not-a-number where unknown."""
 
     factor: Numbers
     low: Numbers
@@ -124,7 +113,7 @@ def wave_factors(
 
     Args:
         kernels: columns LAUNCH_COLUMNS of device_work.
-        precision: the number type that the step would compute in; None for that of the recording.
+        precision: the number type to compute in; None for that of the recording.
         traffic: the least and the most that it would move then, over what it moved.
     """
     names = kernels["name"].fill_null("").to_list()
@@ -143,27 +132,15 @@ def wave_factors(
 
 
 def scaled_ns(measured_ns: Numbers, factor: Numbers) -> Numbers:
-    """The measured times with all but their start and end multiplied by the factor; the start is the same anywhere."""
+    """The measured times multiplied by the factor except for start and end, which are the same anywhere."""
     start = np.minimum(measured_ns, START_NS)
     return start + (measured_ns - start) * factor
-
-
-def memory_share(intensity: Numbers, target: DevicePeaks, number_type: str) -> Numbers:
-    """Habitat's g, from operations per byte and the intensity R from which on the target's arithmetic limits.
-
-    `1 - 0.5 * intensity / R` below R, `0.5 * R / intensity` above it; not-a-number where R is unknown.
-    """
-    peak = target.flops_s.get(number_type)
-    if peak is None:
-        return np.full(len(intensity), np.nan)
-    ridge = peak / target.bandwidth_bytes_s
-    return np.where(intensity <= ridge, 1 - 0.5 * intensity / ridge, 0.5 * ridge / np.maximum(intensity, 1e-9))
 
 
 def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:
     """How many blocks of each kernel one multiprocessor of an NVIDIA device holds; shape (n,).
 
-    Not-a-number where the launch's size is not recorded, the device is no NVIDIA one or the kernel does not fit it.
+    Not-a-number where the launch's size was not recorded, the device is not NVIDIA's or the kernel does not fit it.
     """
     limits = _MULTIPROCESSORS.get(device.capability or "") if is_nvidia(device) else None
     if limits is None:
@@ -182,16 +159,9 @@ def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:
     return np.where(blocks >= 1, blocks, np.nan)
 
 
-def is_nvidia(device: DevicePeaks) -> bool:
-    """Whether a device is NVIDIA's: the table tells its maker, older rows only by what they are called."""
-    if device.vendor:
-        return device.vendor.upper() == "NVIDIA"
-    return device.capability is not None and not re.search(r"\bMI\d|Instinct|Gaudi|TPU", device.name)
-
-
 @lru_cache(maxsize=65536)
 def product_of(text: str | None) -> float:
-    """The number of blocks or threads of "x,y,z"; not-a-number where that is not recorded or no launch can have it."""
+    """The number of blocks or threads of "x,y,z"; not-a-number where unrecorded or impossible."""
     sizes = [float(number) for number in re.findall(r"\d{1,12}", text or "")[:3]]
     if not sizes or any(not 1 <= size <= _LARGEST for size in sizes):
         return np.nan
@@ -204,7 +174,7 @@ def sustained_bandwidth(device: DevicePeaks) -> float:
 
 
 def _fill_ratio(kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks) -> Numbers:
-    """By what blocks that do not fill a device change the ratio; 1 where it is unknown how many run at a time."""
+    """The ratio of the waves that blocks need on both devices; 1 where it is unknown how many run at a time."""
     blocks = np.array([product_of(text) for text in kernels["grid"].to_list()], np.float64)
     is_matrix = np.array([arithmetic(name or "").is_matrix for name in kernels["name"].to_list()], np.bool_)
     before, after = (np.maximum(_at_once(kernels, device, is_matrix) / blocks, 1.0) for device in (source, target))
@@ -213,13 +183,11 @@ def _fill_ratio(kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks)
 
 
 def _at_once(kernels: pl.DataFrame, device: DevicePeaks, is_matrix: npt.NDArray[np.bool_]) -> Numbers:
-    """How many blocks of each kernel keep the device busy."""
     multiprocessors = np.nan if device.multiprocessors is None else float(device.multiprocessors)
     return multiprocessors * np.where(is_matrix & is_nvidia(device), 1.0, resident_blocks(kernels, device))
 
 
 def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks, precision: str | None) -> float:
-    """Arithmetic of the source over that of the target."""
     told = arithmetic(name)
     if told.is_matrix:
         if precision is not None and told.precision in _CASTABLE:
@@ -234,7 +202,7 @@ def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks, precisio
 
 
 def _peak_ratio(kinds: Sequence[str], source: DevicePeaks, target: DevicePeaks) -> float:
-    """Of the first number type in which both devices have a peak, the rates that large products reach."""
+    """The ratio of the rates of large products, in the first number type in which both devices have a peak."""
     for kind in kinds:
         if source.flops_s.get(kind) and target.flops_s.get(kind):
             return _sustained(source, kind) / _sustained(target, kind)
@@ -246,7 +214,7 @@ def _sustained(device: DevicePeaks, kind: str) -> float:
 
 
 def _cast_ratio(before: str, after: str, source: DevicePeaks, target: DevicePeaks) -> float:
-    """Of products that ran in one number type on the source and would run in another on the target."""
+    """The same for products that ran in one number type on the source and would run in another on the target."""
     if after == "tf32" and before not in ("fp32", "tf32"):
         after = before  # TF32 is for 32-bit numbers alone
     if after == "tf32" and "tf32" not in target.flops_s:
@@ -259,7 +227,6 @@ def _cast_ratio(before: str, after: str, source: DevicePeaks, target: DevicePeak
 
 
 def _cycles(device: DevicePeaks) -> float | None:
-    """Cycles of all multiprocessors a second, in millions."""
     if device.multiprocessors is None or device.clock_mhz is None:
         return None
     return float(device.multiprocessors * device.clock_mhz)

@@ -1,9 +1,9 @@
 """How long the recorded steps would take on several devices that share the work as data-parallel training does.
 
 Each device works on a batch as large as the recorded one, and they add up their gradients (weak scaling). The messages
-stand in the dependency graph (`exchanges`), which is replayed: a message begins when its gradients are there and the
-one before it has ended, the rest of the backward pass goes on beside it, and the optimizer waits for all of them. To
-that comes waiting for the slowest device: the expected longest of n steps, drawn from the recorded ones.
+are in the dependency graph (`exchanges`), which is replayed: a message begins when its gradients are there and the
+previous one has ended, the rest of the backward pass goes on beside it, and the optimizer waits for all of them. To
+that is added waiting for the slowest device: the expected longest of n steps, drawn from the recorded ones.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ import numpy.typing as npt
 from stepscope.analysis.batch_size import batch_size_of
 from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
-from stepscope.predict.buckets import BUCKET_BYTES, buckets_of, gradients_of
+from stepscope.machine.devices import DevicePeaks
+from stepscope.predict.buckets import BUCKET_BYTES, CutExperiment, buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, Exchange, RecordedExchange, recorded_exchange
 from stepscope.predict.links import MOST_DEVICES, TABLE_ERROR, Link, named_link
 from stepscope.predict.prediction import StepPrediction
-from stepscope.predict.target_graph import CutExperiment, target_graph
+from stepscope.predict.step_replay import joint_band
+from stepscope.predict.trace_operations import CalledOperations
+from stepscope.predict.work_times import WorkTimes, work_times
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Experiment
 from stepscope.whatif.graph import Graph
 
 Numbers = npt.NDArray[np.float64]
 LEAST_STEPS: Final = 3
-"""So many recorded steps tell how much steps vary. Where there are two more, the first and the last do not count, which
-a cold start and the end of the recording make longer."""
+"""Recorded steps needed to see how much steps vary. With two more, the first and the last do not count, which a cold
+start and the end of the recording make longer."""
 _AT_ONCE: Final = (
     "only the sum of a step's gradients is known: they are sent after the backward pass, which hides none of it; at "
     "the lower end of the range all of it"
 )
 SLOWEST_BESIDE: Final = 1.6
-"""So many times as long computation takes beside messages at most: recordings of ranks on V100 and A100 show 1.25 and
-1.58 (`sharing`)."""
-NOTICEABLE: Final = 1.005
-"""A slowdown below this is not worth a note."""
+"""Computation beside messages takes at most this many times as long: recordings of ranks on V100 and A100 show 1.25 and
+1.58."""
+NOTICEABLE: Final = 1.005  # A slowdown below this is not worth a note
 _ONE: Final = (
     "one device was recorded: the host's own time for messages is not counted, and copies of gradients into buckets "
     "and computation that slows down beside messages only at the upper end of the range"
@@ -61,30 +62,22 @@ class ScaledStep:
     """The mean step on several devices.
 
     Attributes:
-        devices: how many; each works on a batch as large as the recorded one.
-        step_ns: how long it takes, waiting for the slowest device included.
         low_ns, high_ns: with quicker and slower transfers than expected; low without waiting for the slowest device,
             high with slower computation beside them and copies of gradients into buckets and back.
-        communication_ns: how long the messages of a step take, without waiting.
-        exposed_ns: by how much they make the step longer.
-        recorded_ranks: among how many the messages were recorded. From 2 on `exposed_ns` has waiting for late ranks and
-            slower computation beside messages in it, so that it can be more than `communication_ns`.
-        straggler_ns: waiting for the slowest device, as expected from how much the recorded steps vary.
-        efficiency: step of a single device over this step, 0 to 1; throughput rises by `devices` times as much.
-        samples_per_s: of all devices; None where the batch size is not known.
-        notes: what was not counted or is uncertain, in sentences.
+        recorded_ranks: among how many the messages were recorded. From 2 on `exposed_ns` includes waiting for late
+            ranks and slower computation beside messages, so that it can exceed `communication_ns`.
     """
 
-    devices: int
-    step_ns: float
+    devices: int  # how many; each works on a batch as large as the recorded one
+    step_ns: float  # how long it takes, waiting for the slowest device included
     low_ns: float
     high_ns: float
-    communication_ns: float
-    exposed_ns: float
-    efficiency: float
-    samples_per_s: float | None
-    notes: tuple[str, ...] = ()
-    straggler_ns: float = 0.0
+    communication_ns: float  # how long the messages of a step take, without waiting
+    exposed_ns: float  # by how much they make the step longer
+    efficiency: float  # step of a single device over this step, 0 to 1; throughput rises by `devices` times as much
+    samples_per_s: float | None  # of all devices; None where the batch size is not known
+    notes: tuple[str, ...] = ()  # what was not counted or is uncertain, in sentences
+    straggler_ns: float = 0.0  # waiting for the slowest device, as expected from how much the recorded steps vary
     recorded_ranks: int = 1
 
 
@@ -103,12 +96,12 @@ def data_parallel(
         link: what joins each device to the others, or its name as of `links.named_link`; None for the one that the
             trace's own collectives went over.
         target: on these devices instead of the recorded one.
-        others: traces of the same steps of other ranks, which tell transfers from waiting.
-        bucket_bytes: limit of the buckets that a trace of a single device is given.
+        others: traces of the same steps of other ranks, which separate transfers from waiting.
+        bucket_bytes: limit of the buckets for a trace of a single device.
 
     Raises:
-        UsageError: the trace does not tell its gradients; no link is given and none recorded; the target has no step
-            time; or a number of devices that is not possible.
+        UsageError: unknown gradients; no link is given and none recorded; the target has no step time; or an impossible
+            number of devices.
     """
     for count in devices:
         if not 1 <= count <= MOST_DEVICES:
@@ -126,7 +119,7 @@ def exchange_of(
     """What ranks exchange: as recorded, or the buckets that a single device would send.
 
     Raises:
-        UsageError: the trace does not tell its gradients.
+        UsageError: the trace does not have its gradients.
     """
     recorded = recorded_exchange(experiment, others)
     if recorded is not None:
@@ -143,7 +136,7 @@ def exchange_of(
 def over_link(device: DevicePeaks, link: Link | None, recorded: DevicePeaks | None = None) -> DevicePeaks:
     """The device, joined to others by this link; by that of the recorded device if None.
 
-    What a recording has of exchanges is then predicted over the link that is asked for.
+    Exchanges in the recording are then predicted over that link.
     """
     if link is not None:
         return replace(device, peer_link_bytes_s=link.peak_bytes_s or link.bandwidth_bytes_s)
@@ -153,10 +146,10 @@ def over_link(device: DevicePeaks, link: Link | None, recorded: DevicePeaks | No
 
 
 def expected_longest(lengths: npt.ArrayLike, draws: int) -> float:
-    """Expected maximum of so many draws, with replacement, from these values.
+    """Expected maximum of this many draws, with replacement, from these values.
 
     With x1 <= ... <= xk the values, it is the sum of xi ((i / k)^n - ((i - 1) / k)^n). It assumes no distribution, and
-    never is above the largest value.
+    is never above the largest value.
     """
     values = np.sort(np.asarray(lengths, np.float64))
     reached = (np.arange(len(values) + 1) / len(values)) ** draws
@@ -164,7 +157,6 @@ def expected_longest(lengths: npt.ArrayLike, draws: int) -> float:
 
 
 def _notes_of_ranks(exchange: RecordedExchange) -> list[str]:
-    """What a recording of several ranks has in its times whatever their number."""
     notes = [f"waiting for late ranks stays as recorded among {exchange.ranks}"]
     if exchange.slowdown is not None and exchange.slowdown >= NOTICEABLE:
         notes.append(
@@ -181,7 +173,7 @@ class _Scaling:
         self.target = target
         self.exchange = exchange
         if link is not None and isinstance(exchange, RecordedExchange):
-            self.exchange = exchange = exchange.by_link_of(self._recorded_device(exchange.experiment))
+            self.exchange = exchange = exchange.by_link_of(self._recorded)
         self.link, used = link, link or exchange.link
         self.error = TABLE_ERROR if used is None else used.error
         self.experiment = exchange.experiment
@@ -191,17 +183,18 @@ class _Scaling:
         self.messages = len(exchange.transfers_ns(link, 2))
         self.alone_ns = self._replayed(np.zeros(self.messages), 0.0)
 
-    def _recorded_device(self, experiment: Experiment) -> DevicePeaks | None:
-        """What was recorded on; None where its figures are not known."""
+    @cached_property
+    def _recorded(self) -> DevicePeaks | None:
         if self.target is not None and self.target.predictor is not None:
             return self.target.predictor.recorded_device
-        return None if experiment.device is None else device_peaks(experiment.trace, experiment.device)
+        device = self.exchange.experiment.device
+        return None if device is None else device_peaks(self.exchange.experiment.trace, device)
 
     def step(self, devices: int) -> ScaledStep:
-        transfers = self.exchange.transfers_ns(self.link, devices)
+        transfers, experiment = self.exchange.transfers_ns(self.link, devices), self.experiment
         others = self._others_factor
         expected, low, high = (
-            self._replayed(transfers * factor, 0.0 if devices == 1 else other)
+            self._replayed(transfers * factor, 0.0 if devices == 1 else other) * self.factor
             for factor, other in (
                 (1.0, others),
                 (max(1 - self.error, 0.0), min(others, 1.0)),
@@ -209,65 +202,46 @@ class _Scaling:
             )
         )
         straggler, notes = self._straggler_ns(devices)
-        factor = self.factor
-        return self._scaled(devices, transfers, expected * factor, low * factor, high * factor, straggler, notes)
-
-    def _scaled(
-        self,
-        devices: int,
-        transfers: Numbers,
-        expected: float,
-        low: float,
-        high: float,
-        straggler: float,
-        notes: tuple[str, ...],
-    ) -> ScaledStep:
         alone, step = self.alone_ns * self.factor, expected + straggler
-        narrow, wide = self._band()
-        samples = self._samples_per_step
         if isinstance(self.exchange, AddedExchange) and self.exchange.at_once:
             low = alone
-        low = min(low * narrow, step)
-        high = max((high + straggler + self._not_counted_ns(transfers, expected - alone)) * wide, step)
+        messages_ns = float(transfers.sum()) / experiment.step_count
         if devices == 1:
             low, high = self._alone(step)
-        notes += self._notes if devices > 1 else self._notes_alone
+        else:
+            narrow, wide = self._band
+            low = min(low * narrow, step)
+            high = max((high + straggler + self._not_counted_ns(messages_ns, expected - alone)) * wide, step)
+        samples = self._samples_per_step
         return ScaledStep(
             devices=devices,
             step_ns=step,
             low_ns=low,
             high_ns=high,
-            communication_ns=float(transfers.sum()) / self.experiment.step_count
-            + (self._others_ns if devices > 1 else 0.0),
+            communication_ns=messages_ns + (self._others_ns if devices > 1 else 0.0),
             exposed_ns=max(expected - alone, 0.0),
             efficiency=min(alone / step, 1.0),
             samples_per_s=None if samples is None else devices * samples / step * 1e9,
-            notes=notes,
+            notes=(*notes, *(self._notes if devices > 1 else (_ALONE,) if self._others_ns else ())),
             straggler_ns=straggler,
             recorded_ranks=self.exchange.ranks,
         )
 
-    def _not_counted_ns(self, transfers: Numbers, exposed: float) -> float:
-        """What a single device's trace cannot tell, at most: computation beside messages, copies of gradients."""
-        if not isinstance(self.exchange, AddedExchange) or not transfers.any():
+    def _not_counted_ns(self, messages_ns: float, exposed: float) -> float:
+        """What a single device's trace cannot show, at most: computation beside messages, copies of gradients."""
+        if not isinstance(self.exchange, AddedExchange) or not messages_ns:
             return 0.0
-        beside = max(float(transfers.sum()) / self.experiment.step_count - max(exposed, 0.0), 0.0)
-        return beside * (SLOWEST_BESIDE - 1) + self._copies_ns
+        beside = max(messages_ns - max(exposed, 0.0), 0.0)
+        return beside * (SLOWEST_BESIDE - 1) + self._copies_ns(self.exchange)
 
-    @cached_property
-    def _copies_ns(self) -> float:
+    def _copies_ns(self, exchange: AddedExchange) -> float:
         """Copies of a step's gradients into buckets and back, each read and written; 0 for an unknown device."""
-        device = self.experiment.device
-        if device is None and self.target is None:
-            return 0.0
-        peaks = self.target.device if self.target is not None else device_peaks(self.experiment.trace, device or "")
-        assert isinstance(self.exchange, AddedExchange)
-        moved = 4 * float(self.exchange.buckets.bytes.sum()) / self.experiment.step_count
+        peaks = self._recorded if self.target is None else self.target.device
+        moved = 4 * float(exchange.buckets.bytes.sum()) / self.experiment.step_count
         return 0.0 if peaks is None else moved / peaks.bandwidth_bytes_s * 1e9
 
     @cached_property
     def _notes(self) -> tuple[str, ...]:
-        """What is not counted on several devices."""
         exchange, experiment = self.exchange, self.experiment
         notes = [] if exchange.ranks > 1 else [_ONE]
         if experiment.device is None and self.target is None:
@@ -292,27 +266,22 @@ class _Scaling:
 
     @cached_property
     def _samples_per_step(self) -> float | None:
-        """Of one device: the target's batch, or the recorded one; None where it is not known."""
+        """Of one device: the target's batch, or the recorded one; None where unknown."""
         if self.target is not None:
             rate = self.target.samples_per_s
             return None if rate is None or self.target.step_ns is None else rate * self.target.step_ns / 1e9
         return batch_size_of(self.experiment.trace)
 
+    @cached_property
     def _band(self) -> tuple[float, float]:
-        """The target's own band, as factors on the step."""
         target = self.target
         if target is None or not target.step_ns:
             return 1.0, 1.0
         return (target.low_ns or target.step_ns) / target.step_ns, (target.high_ns or target.step_ns) / target.step_ns
 
     @cached_property
-    def _notes_alone(self) -> tuple[str, ...]:
-        """What is said about a single device."""
-        return (_ALONE,) if self._others_ns else ()
-
-    @cached_property
     def _others(self) -> Rows:
-        """Rows of the device's work that exchange something else than what `exchange` has."""
+        """Rows of the device's work that exchange something else than `exchange`."""
         table, device = self.experiment.trace.device_work, self.experiment.device
         if device is None:
             return np.zeros(0, np.int64)
@@ -324,39 +293,34 @@ class _Scaling:
 
     @cached_property
     def _others_ns(self) -> float:
-        """How long these take in a step, waiting included."""
         rows, graph = np.intersect1d(self._others, self.experiment.works), self.graphs.expected
         took = graph.works.duration[rows] * graph.work_scale[rows]
         return float(took.sum()) * self._others_factor / self.experiment.step_count
 
     @cached_property
     def _others_factor(self) -> float:
-        """How many times as long these take over the link that is asked for; a target's times have that in them."""
-        device = self.experiment.device
-        if self.link is None or self.target is not None or device is None:
-            return 1.0
-        peaks = device_peaks(self.experiment.trace, device)
-        if peaks is None or peaks.peer_link_bytes_s is None:
+        """How many times as long these take over the requested link; a target's times include that."""
+        peaks = self._recorded
+        if self.link is None or self.target is not None or peaks is None or peaks.peer_link_bytes_s is None:
             return 1.0
         return peaks.peer_link_bytes_s / (self.link.peak_bytes_s or self.link.bandwidth_bytes_s)
 
     def _alone(self, step: float) -> tuple[float, float]:
-        """The range of one device, which exchanges nothing: without what communication has in the target's band."""
+        """The range of one device, which exchanges nothing: without communication's part in the target's band."""
         if self.graphs.low is None or self.graphs.high is None:
-            narrow, wide = self._band()
-            return step * narrow, step * wide
+            return step * self._band[0], step * self._band[1]
         nothing = np.zeros(self.messages)
         low, high = (self._replayed(nothing, 0.0, graph) for graph in (self.graphs.low, self.graphs.high))
         return min(low * self.factor, step), max(high * self.factor, step)
 
     def _replayed(self, transfers: Numbers, others: float, graph: Graph | None = None) -> float:
-        """The step with messages of this length, and with other exchanges that take so many times as long."""
+        """The step with messages of this length, and with other exchanges taking so many times as long."""
         base = self.graphs.expected if graph is None else graph
         base = base.with_work(self._others, others) if len(self._others) else base
         return self.experiment.run(self.exchange.graph(base, transfers)).step_ns
 
     def _straggler_ns(self, devices: int) -> tuple[float, tuple[str, ...]]:
-        """Waiting for the slowest device; what the trace of several ranks shows is part of its messages already."""
+        """Waiting for the slowest device; the messages of a trace of several ranks include it already."""
         if devices < 2 or self.exchange.ranks > 1:
             return 0.0, ()
         if self.target is not None and self.experiment.device is None:
@@ -368,3 +332,72 @@ class _Scaling:
             )
         lengths = lengths[1:-1] if len(lengths) >= LEAST_STEPS + 2 else lengths
         return (expected_longest(lengths, devices) - float(np.mean(lengths))) * self.factor, ()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetGraph:
+    """The graph of the recorded device or of another one.
+
+    Attributes:
+        low, high: with all work but communication at the ends of its joint band; None where nothing was exchanged,
+            since then the step's own band includes it.
+    """
+
+    expected: Graph  # with its times
+    low: Graph | None = None
+    high: Graph | None = None
+    factor: float = 1.0  # the target's step over that of the graph in which messages take the target's times, too
+
+
+def target_graph(experiment: Experiment, target: StepPrediction | None, messages: Rows) -> TargetGraph:
+    """The graph with the target's times: of its works, or without a device of all host time.
+
+    Args:
+        target: with a step time; None for the recorded device.
+        messages: works that stay as they were recorded.
+    """
+    graph = experiment.graph
+    if target is None or target.step_ns is None:
+        return TargetGraph(graph)
+    if experiment.device is None:
+        slower = target.step_ns / (experiment.recorded_ns / experiment.step_count)
+        lanes = np.unique(graph.stretches.lane)
+        start = np.full(len(lanes), experiment.span.start_ns)
+        end = np.full(len(lanes), experiment.span.end_ns)
+        changed = graph.with_host_time(lanes, start, end, np.full(len(lanes), slower))
+        return TargetGraph(changed, factor=target.step_ns / experiment.run(changed).step_ns)
+    by = target.predictor
+    times = work_times(experiment.trace, target.device) if by is None else by.times_on(target.device)[0]
+    graph = graph if by is None else by.replays.graph
+    rows = np.arange(len(times.ns))
+    factors = _factors(times, times.ns)
+    whole = experiment.run(graph.with_work(rows, factors)).step_ns
+    stays = messages[messages < len(rows)]
+    factors[stays] = 1.0
+    expected, scale = graph.with_work(rows, factors), target.step_ns / whole
+    exchanged = (experiment.trace.device_work["kind"] == "communication").fill_null(False).to_numpy()
+    if not exchanged.any():
+        return TargetGraph(expected, factor=scale)
+    ends = [_factors(times, end) for end in _ends(experiment, times, exchanged)]
+    for end in ends:
+        end[stays] = 1.0
+    low, high = (graph.with_work(rows, end) for end in ends)
+    return TargetGraph(expected, low, high, scale)
+
+
+def _factors(times: WorkTimes, ns: Numbers) -> Numbers:
+    """How many times as long each work takes; unknown work changes as the rest does."""
+    known = np.isfinite(times.ns) & (times.measured_ns > 0)
+    factors = np.ones(len(ns))
+    if known.any():
+        factors[:] = float(ns[known].sum() / times.measured_ns[known].sum())
+        factors[known] = ns[known] / times.measured_ns[known]
+    return factors
+
+
+def _ends(experiment: Experiment, times: WorkTimes, exchanged: npt.NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
+    """The ends of the joint band of all work but communication, which stays at its estimate."""
+    known, kinds = np.isfinite(times.ns), CalledOperations(experiment.trace)
+    ns = np.where(known, times.ns, 0.0)
+    low, high = (np.where(known & ~exchanged, end, ns) for end in (times.low_ns, times.high_ns))
+    return joint_band(ns, low, high, kinds.kinds, kinds.calls, experiment.works)

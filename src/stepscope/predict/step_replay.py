@@ -1,11 +1,11 @@
 """The steps with other durations of device work: everything else stays as it was measured.
 
 Faster devices do not make Python faster. The steps are replayed through their dependency graph, in which each work of a
-device takes as long as another device needs for it: waits of the host for the device become shorter or longer with it,
-waits for batches do not, and where the host is what the device waits for, the step stays as long as it is.
+device takes as long as another device needs for it: the host's waits for the device change with it, waits for batches
+do not, and where the device waits for the host, the step stays as long as it is.
 
-Where replays promise nothing, two models of how host and device overlap stand at the ends of a bracket. With T the
-measured step, B the time in which the device worked in it and B' the same on the other device:
+Where replays promise nothing, two models of how host and device overlap are the ends of a bracket. With T the measured
+step, B the time in which the device worked in it and B' the same on the other device:
 
     nothing overlaps     T' = T - B + B'     the device's idle time stays as it is
     all of it overlaps   T' = max(T, B')     the host needs as long as the step took
@@ -33,10 +33,10 @@ _NEVER: Final = np.iinfo(np.int64).min
 
 PRODUCTS: Final = ("matrix", "convolution", "attention")
 COMMON: Final = 0.5
-"""Share of the variance of errors that different PRODUCTS of one kind have in common on a device; of other kinds all.
+"""Share of the variance of errors that different PRODUCTS of one kind have in common on a device; for other kinds all.
 
-Of products of all shapes it is 0.21 on GPUs that were held out, of element-wise work 0.78, of softmax 0.79 and of
-normalisation 0.30 (benchmarks/error_correlation.py). Products of one model are more alike than those of all shapes.
+It is 0.21 for products of all shapes on GPUs that were held out, 0.78 for element-wise work, 0.79 for softmax and 0.30
+for normalisation (benchmarks/error_correlation.py). Products of one model are more alike than those of all shapes.
 """
 LEAST_LAUNCHED: Final = 0.5
 """Share of the device's time in works that a recorded host thread launched, below which a replay promises nothing."""
@@ -45,37 +45,24 @@ HOST_WORK: Final = (
     "python", "dispatch", "untraced",
 )  # fmt: skip
 """Causes of host time that a processor works on, and a faster one works on for less long."""
-INPUT: Final = ("input", "host_to_device_copy")
-"""Causes of host time that grows with the batch."""
+INPUT: Final = ("input", "host_to_device_copy")  # causes of host time that grows with the batch
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """The mean step with other durations of device work.
+    """The mean step with other durations of device work; the replay is None where nothing was replayed."""
 
-    Attributes:
-        step_ns: how long it takes.
-        device_ns: in which the busiest device works.
-        factors: how many times as long each row of `device_work` takes.
-        replay: when everything happens; None where nothing was replayed.
-    """
-
-    step_ns: float
-    device_ns: float
-    factors: Numbers
-    replay: Replay | None = None
+    step_ns: float  # how long it takes
+    device_ns: float  # in which the busiest device works
+    factors: Numbers  # how many times as long each row of `device_work` takes
+    replay: Replay | None = None  # when everything happens; None where nothing was replayed
 
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """The mean step as it is expected, and where nine of ten are expected to lie.
+    """The mean step as expected, and the range in which nine of ten are expected to lie."""
 
-    Attributes:
-        expected: with the expected durations.
-        low_ns, high_ns: the band's ends.
-    """
-
-    expected: ReplayedStep
+    expected: ReplayedStep  # with the expected durations
     low_ns: float
     high_ns: float
 
@@ -134,15 +121,14 @@ class StepReplays:
     def shows_only_launches(self) -> bool:
         """Whether launches are all that was recorded of the host.
 
-        Then what lies between them may be its work, as it is taken for, or waiting that no call tells of: the range
-        begins with the device's idle time as it was measured.
+        What lies between them is taken for its work, but may be waiting that no call shows: the range then begins with
+        the device's idle time as measured.
         """
         trace = self.experiment.trace
         return self.why_not is None and trace.operators.is_empty() and trace.frames.is_empty()
 
     @property
     def measured_ns(self) -> float:
-        """The mean step as it was recorded."""
         return self.experiment.recorded_ns / self.experiment.step_count
 
     @cached_property
@@ -152,9 +138,9 @@ class StepReplays:
 
     @cached_property
     def host_ns(self) -> float | None:
-        """What the host alone needs: the mean step of a device that needs no time; None where replays promise nothing.
+        """The mean step of a device that needs no time; None where replays promise nothing.
 
-        What the host waits for beside the device, such as batches, is part of it.
+        It includes what the host waits for besides the device, such as batches.
         """
         if self.why_not is not None:
             return None
@@ -185,10 +171,9 @@ class StepReplays:
         *,
         without: tuple[str, ...] = (),
     ) -> float:
-        """The mean step in which these intervals of host threads take so many times as long.
+        """The mean step in which these intervals of host threads take so many times as long; arrays of shape (n,).
 
         Args:
-            lanes, starts, ends, factors: of each interval; shape (n,).
             without: causes of host time that are gone.
         """
         graph = self.graph
@@ -197,7 +182,7 @@ class StepReplays:
         return self._scaled(self.experiment.run(graph.with_host_time(lanes, starts, ends, factors)))
 
     def _scaled(self, outcome: Outcome) -> float:
-        """A replay's step on the scale of the measured one."""
+        """The step of a replay, relative to the measured one."""
         return self.measured_ns * (outcome.step_ns / outcome.measured_step_ns)
 
     def _replayed(self, factors: Numbers) -> ReplayedStep:
@@ -224,7 +209,6 @@ class StepReplays:
         return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))
 
     def _scale_of(self, factors: Numbers) -> float:
-        """How many times as long the busiest device works."""
         works = self.experiment.works
         durations = self.experiment.graph.works.duration[works].astype(np.float64)
         total = durations.sum()
@@ -239,15 +223,14 @@ def joint_band(
     """The band of each work, narrowed so that all together at an end is as rare as one of them at its own.
 
     Works of one call, the same operator on the same shapes, have one error, and so have works of one kind that is none
-    of PRODUCTS. Of the errors of different products of a kind a share of the variance, COMMON, is the same, and the
-    rest has nothing to do with each other; nor have errors of different kinds. With d the sum of a call's distances to
-    its end, every band is shortened to D / (sum of d) of its length, where D^2 is the sum over kinds of
-    COMMON * (sum of d)^2 + (1 - COMMON) * (sum of d^2).
+    of PRODUCTS. Errors of different products of a kind share a part of their variance, COMMON; the rest is independent,
+    as are errors of different kinds. With d the sum of a call's distances to its end, every band is shortened to
+    D / (sum of d) of its length, where D^2 is the sum over kinds of COMMON * (sum of d)^2 + (1 - COMMON) * (sum of
+    d^2).
 
     Args:
         expected, low, high: nanoseconds of each work; shape (n,).
-        kinds: what each work is; shape (n,).
-        calls: a number for each different call; shape (n,).
+        kinds, calls: what each work is, and a number for each different call; shape (n,).
         rows: the works that count.
     """
     below, above = expected - low, high - expected

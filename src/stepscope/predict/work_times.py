@@ -1,7 +1,7 @@
 """How long every piece of a trace's device work would take on another device.
 
-What was measured is scaled by how much longer or shorter the target takes than the source; what is predicted of both
-errs in the same direction, so that much of the error cancels. In order, the first that applies:
+What was measured is scaled by how much longer or shorter the target takes than the source; predictions of both err in
+the same direction, so that much of the error cancels. In order, the first that applies:
 
     same device     the target is the source, and the number type stays: as measured
     learned ratio   kernels of an operator whose shapes tell its work: about measured x predicted on the target /
@@ -12,9 +12,9 @@ errs in the same direction, so that much of the error cancels. In order, the fir
     bandwidth       copies, by the bandwidth of the memory or of the link to the host; the band of those over the link
                     reaches to no change, which is what memory sees that is not pinned
     link            communication, by the bandwidth between devices; the band reaches to no change, since waiting for
-                    other ranks does not get shorter (of a rank's collectives `transfers` tells data from waiting)
-    unchanged       copies and communication where a link's bandwidth is unknown: nothing tells of them, so the band
-                    begins with what a known link would need at least, else with nothing at all
+                    other ranks does not get shorter (`stepscope.predict.exchanges` separates data from waiting)
+    unchanged       copies and communication over a link of unknown bandwidth: the band begins with what the target's
+                    link would need at least if that is known, else with nothing
     unknown         everything else
 """
 
@@ -29,20 +29,24 @@ import polars as pl
 
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.roofline import device_peaks
-from stepscope.machine.own_devices import DevicePeaks
-from stepscope.predict.operation_times import is_nvidia, operation_times, scaled_ns, sustained_bandwidth, wave_factors
-from stepscope.predict.operations import Names, Numbers, OperationTimes
-from stepscope.predict.precision import (
+from stepscope.machine.devices import DevicePeaks
+from stepscope.predict.operation_times import operation_times, scaled_ns, sustained_bandwidth, wave_factors
+from stepscope.predict.operations import (
     NO_TF32,
     Cast,
+    Names,
+    Numbers,
+    OperationTimes,
     Tf32,
     changes_traffic,
     check_precision,
+    is_low,
+    is_nvidia,
     tf32_of,
     types_on,
 )
 from stepscope.predict.trace_operations import CalledOperations
-from stepscope.trace import Trace, Window
+from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -53,55 +57,40 @@ BASES: Final = (
 """How a time was found, as the module's docstring says."""
 
 NOT_CARRIED: Final = 0.5
-"""Share of what a call took longer than predicted that other devices do not take longer as well; what makes about the
+"""Share of a call's excess over its prediction that does not carry over to other devices; about the value with the
 least error on timings of the same calls on five GPUs (`benchmarks/wave_scaling_accuracy.py`)."""
 LEAST_SPREAD: Final = 1.15
 """Factor either way that holds nine of ten element-wise and row-wise calls of more than 0.1 ms among five GPUs."""
 IMPLAUSIBLE: Final = 20.0
-"""So many times as long as predicted of the target, and an unknown device did something else than shapes tell. Between
-the T4 and the H200, seven years apart, bandwidth of memory and peak of FP16 arithmetic differ 15 times."""
+"""At so many times the target's prediction, an unknown device did something else than the shapes say. Between the T4
+and the H200, seven years apart, memory bandwidth and the peak of FP16 arithmetic differ 15 times."""
 _HOST_COPIES: Final = ("copy_in", "copy_out")
 _DEVICE_MOVES: Final = ("copy_on_device", "set")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
-    """Nanoseconds of every row of `device_work`; arrays of shape (n,).
+    """Nanoseconds of every row of `device_work`; arrays of shape (n,)."""
 
-    Attributes:
-        measured_ns: as recorded.
-        ns: what is expected on the target; not-a-number where the basis is "unknown".
-        low_ns, high_ns: the band around it.
-        basis: one of BASES.
-        notes: what the user should know of it, one sentence each.
-    """
-
-    measured_ns: Numbers
-    ns: Numbers
+    measured_ns: Numbers  # as recorded
+    ns: Numbers  # what is expected on the target; not-a-number where the basis is "unknown"
     low_ns: Numbers
     high_ns: Numbers
-    basis: Names
-    notes: tuple[str, ...] = ()
+    basis: Names  # one of BASES
+    notes: tuple[str, ...] = ()  # what the user should know of it, one sentence each
 
     def __len__(self) -> int:
         return len(self.ns)
 
 
 def work_times(
-    trace: Trace,
-    target: DevicePeaks,
-    *,
-    precision: str | None = None,
-    source: DevicePeaks | None = None,
-    window: Window | None = None,
+    trace: Trace, target: DevicePeaks, *, precision: str | None = None, source: DevicePeaks | None = None
 ) -> WorkTimes:
     """Predict how long each piece of device work would take on the target.
 
     Args:
-        precision: the number type that the step would compute in, as `stepscope.predict.precision`; None for that of
-            the recording.
-        source: the device that the trace was recorded on, of which the table or the trace itself tells by default.
-        window: only work that starts in it is answered.
+        precision: the number type to compute in (`stepscope.predict.operations`); None for the recorded one.
+        source: the device that the trace was recorded on; by default from the table or the trace itself.
 
     Returns:
         Arrays over all rows of `trace.device_work`.
@@ -113,20 +102,16 @@ def work_times(
         check_precision(precision)
     work = trace.device_work
     times = _Times(np.maximum(work["duration_ns"].fill_null(0).to_numpy().astype(np.float64), 0.0))
-    asked: Mask = np.ones(work.height, np.bool_)
-    if window is not None:
-        inside = work["start_ns"].is_between(window.start_ns, window.end_ns, closed="left")
-        asked = inside.fill_null(False).to_numpy()
     calls = CalledOperations(trace, precision)
     for device in work["device"].unique(maintain_order=True).to_list():
-        mine = asked & (work["device"] == device).fill_null(False).to_numpy()
+        rows = (work["device"] == device).fill_null(False).to_numpy()
         known = source if source is not None else device_peaks(trace, device or "")
-        _Device(calls, times, known, target, precision).answer(mine)
+        _Device(calls, times, known, target, precision).answer(rows)
     return WorkTimes(times.measured, times.ns, times.low, times.high, times.basis, tuple(times.notes))
 
 
 class _Times:
-    """WorkTimes under construction: rows that no step has answered stay unknown."""
+    """WorkTimes under construction: rows without an answer stay unknown."""
 
     def __init__(self, measured: Numbers) -> None:
         self.measured = measured
@@ -136,24 +121,23 @@ class _Times:
         self.notes: dict[str, None] = {}
 
     def answer(self, rows: Rows, basis: str, ns: Numbers, low: Numbers, high: Numbers) -> None:
-        """Set those of these rows that were not answered and whose time is a number."""
+        """Set those of these rows that have no answer yet and whose time is a number."""
         new = (self.basis[rows] == "unknown") & np.isfinite(ns) & (ns >= 0)
-        mine, expected = rows[new], ns[new]
-        self.ns[mine], self.basis[mine] = expected, basis
-        self.low[mine] = np.clip(np.where(np.isfinite(low), low, ns)[new], 0, expected)
-        self.high[mine] = np.maximum(np.where(np.isfinite(high), high, ns)[new], expected)
+        at, expected = rows[new], ns[new]
+        self.ns[at], self.basis[at] = expected, basis
+        self.low[at] = np.clip(np.where(np.isfinite(low), low, ns)[new], 0, expected)
+        self.high[at] = np.maximum(np.where(np.isfinite(high), high, ns)[new], expected)
 
     def keep(self, rows: Rows, basis: str) -> None:
-        """Answer by what was measured."""
         self.answer(rows, basis, *(self.measured[rows],) * 3)
 
-    def scale(self, rows: Rows, basis: str, factor: Numbers, low: Numbers, high: Numbers) -> None:
-        """Answer by measured times whose start and end stay as they are, and the rest is multiplied."""
-        measured = self.measured[rows]
-        self.answer(rows, basis, *(scaled_ns(measured, one) for one in (factor, low, high)))
+    def scale(self, rows: Rows, basis: str, *factors: Numbers | float) -> None:
+        """Multiply measured times, except for a kernel's start and end, by the expected, low and high factor."""
+        ns, low, high = (scaled_ns(self.measured[rows], np.broadcast_to(one, len(rows))) for one in factors)
+        self.answer(rows, basis, ns, low, high)
 
     def open(self, which: Mask) -> Rows:
-        """Rows of the mask that nothing has answered and that may be."""
+        """Rows of the mask without an answer that may have one."""
         return np.flatnonzero(which & (self.basis == "unknown") & ~self.refused)
 
     def note(self, text: str) -> None:
@@ -162,7 +146,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _Device:
-    """The answers for the work of one of the trace's devices."""
+    """Predicts the work of one of the trace's devices."""
 
     calls: CalledOperations
     times: _Times
@@ -178,9 +162,11 @@ class _Device:
             if self.source is not None and self.source.peer_link_bytes_s != self.target.peer_link_bytes_s:
                 stays = stays & (kind != "communication")  # the same device, but joined to others in another way
             times.keep(times.open(stays), "same device")
-        self._answer_copies(times.open(mine & np.isin(kind, _HOST_COPIES)))
+        copies, messages = times.open(mine & np.isin(kind, _HOST_COPIES)), times.open(mine & (kind == "communication"))
+        what = "copies between host and device are"
+        self._answer_link(copies, "bandwidth", "host_link_bytes_s", what, known_bytes=True)
         self._answer_moves(times.open(mine & np.isin(kind, _DEVICE_MOVES)))
-        self._answer_communication(times.open(mine & (kind == "communication")))
+        self._answer_link(messages, "link", "peer_link_bytes_s", "communication is", known_bytes=False)
         computing = mine & (kind == "compute")
         if computing.any():
             self._answer_operators(times.open(computing & (self.calls.of_work >= 0)))
@@ -192,48 +178,28 @@ class _Device:
     def _is_same(self) -> bool:
         return self.source is not None and self.source.name == self.target.name
 
-    # Copies and communication
-
-    def _answer_copies(self, rows: Rows) -> None:
-        """Between host and device, by the link's bandwidth."""
-        before = None if self.source is None else self.source.host_link_bytes_s
-        after = self.target.host_link_bytes_s
+    def _answer_link(self, rows: Rows, basis: str, link: str, what: str, *, known_bytes: bool) -> None:
+        """By the bandwidth of a link, with a band that reaches to no change; as measured where that is unknown."""
+        before = None if self.source is None else getattr(self.source, link)
+        after = getattr(self.target, link)
         if before and after:
-            self._scale_towards_no_change(rows, "bandwidth", before / after)
-        elif rows.size:
-            self.times.note("copies between host and device are taken as measured: a link's bandwidth is unknown")
-            self._keep_unknown(rows, after)
-
-    def _keep_unknown(self, rows: Rows, link_bytes_s: float | None) -> None:
-        """As measured, with a band that reaches to what the target's link needs; from nothing where that is unknown."""
+            factor = before / after
+            self.times.scale(rows, basis, factor, min(factor, 1.0), max(factor, 1.0))
+            return
+        if not rows.size:
+            return
+        self.times.note(
+            f"{what} taken as measured: a link's bandwidth{'' if known_bytes else ' between devices'} is unknown"
+        )
         measured, least = self.times.measured[rows], np.zeros(len(rows))
-        if link_bytes_s:
-            moved = self.calls.trace.device_work["bytes"].gather(rows).fill_null(0).to_numpy()
-            least = moved / link_bytes_s * 1e9
+        if after and known_bytes:
+            least = self.calls.trace.device_work["bytes"].gather(rows).fill_null(0).to_numpy() / after * 1e9
         self.times.answer(rows, "unchanged", measured, np.minimum(least, measured), np.maximum(least, measured))
 
     def _answer_moves(self, rows: Rows) -> None:
-        """Within the device, by its memory's bandwidth."""
         if self.source is not None:
             factor = sustained_bandwidth(self.source) / sustained_bandwidth(self.target)
-            bounds = (factor, factor / LEAST_SPREAD, factor * LEAST_SPREAD)
-            self.times.scale(rows, "bandwidth", *(np.full(len(rows), one) for one in bounds))
-
-    def _scale_towards_no_change(self, rows: Rows, basis: str, factor: float) -> None:
-        """By a factor, with a band that reaches to no change."""
-        bounds = (factor, min(factor, 1.0), max(factor, 1.0))
-        self.times.scale(rows, basis, *(np.full(len(rows), one) for one in bounds))
-
-    def _answer_communication(self, rows: Rows) -> None:
-        before = None if self.source is None else self.source.peer_link_bytes_s
-        after = self.target.peer_link_bytes_s
-        if before and after:
-            self._scale_towards_no_change(rows, "link", before / after)
-        elif rows.size:
-            self.times.note("communication is taken as measured: a link's bandwidth between devices is unknown")
-            self._keep_unknown(rows, None)
-
-    # Operators of known work
+            self.times.scale(rows, "bandwidth", factor, factor / LEAST_SPREAD, factor * LEAST_SPREAD)
 
     def _answer_operators(self, rows: Rows) -> None:
         """Kernels of operators whose work is known; all kernels of a call by the same factor."""
@@ -255,10 +221,10 @@ class _Device:
         self._refuse(rows, place, after)
 
     def _answer_by_shapes(self, rows: Rows, place: Rows, after: OperationTimes) -> None:
-        """What is predicted of the target alone, but of calls that took too long for what shapes tell of them."""
-        times = self.times
+        """The predictions for the target alone, except for calls that took too long for what their shapes say."""
+        times, count = self.times, len(after.ns)
         measured = times.measured[rows]
-        total = np.bincount(place, measured, len(after.ns)).astype(np.float64)
+        total = np.bincount(place, measured, count).astype(np.float64)
         plausible = (~(total > IMPLAUSIBLE * after.ns))[place]
         if not plausible.all():
             times.refused[rows[~plausible]] = True
@@ -268,12 +234,13 @@ class _Device:
                 f"more than {IMPLAUSIBLE:.0f} times what shapes say of the {self.target.name}: they do not tell that "
                 "work"
             )
-        share = _shares(measured, place, len(after.ns))
+        # Each kernel's share of its call's measured time; equal shares where nothing was measured.
+        calls = np.bincount(place, minlength=count)[place]
+        share = np.where(total[place] > 0, measured / np.maximum(total[place], 1.0), 1.0 / calls)
         ends = (one[place] * share for one in (after.ns, after.low_ns, after.high_ns))
         times.answer(rows[plausible], "shapes", *(one[plausible] for one in ends))
 
     def _on_target(self, cast: Cast) -> OperationTimes:
-        """The times on the target, the band from the least traffic to the most."""
         added = self._added_tf32
         expected, least, most = (
             operation_times(types_on(one, self.target, added), self.target)
@@ -284,7 +251,7 @@ class _Device:
 
     @property
     def _added_tf32(self) -> Tf32:
-        """What the target would run in TF32 that the source, for want of it, could not."""
+        """What the target would run in TF32 that the source could not, for lack of it."""
         source, target = self.source, self.target
         if source is None or not is_nvidia(source) or not is_nvidia(target) or self.precision in ("fp32", "tf32"):
             return NO_TF32
@@ -297,7 +264,7 @@ class _Device:
         return added
 
     def _refuse(self, rows: Rows, place: Rows, after: OperationTimes) -> None:
-        """Nothing is said of products in a number type that the target has no units for: it might not run them."""
+        """Products in a number type that the target has no units for get no time: it might not run them."""
         operations = types_on(self.calls.cast.operations, self.target)
         types = operations.number_type
         has_units = np.isin(types, list(self.target.flops_s)) | (types == "")
@@ -306,14 +273,12 @@ class _Device:
         for kind in np.unique(types[place[refused]]).tolist():
             self.times.note(f"{self.target.name} has no units for {kind}, in which matrix products would run")
 
-    # Kernels that only their launch describes
-
     def _answer_waves(self, rows: Rows) -> None:
         if self.source is None or not rows.size:
             return
         work, traffic = self.calls.trace.device_work[rows], (1.0, 1.0)
         if self.precision is not None:
-            low = self.calls.is_low
+            low = is_low(self.calls.operations)
             if low is None:
                 low = _kernels_are_low(work)
             if changes_traffic(self.precision, is_low=low):
@@ -327,15 +292,14 @@ class _Device:
 
 def _kernels_are_low(work: pl.DataFrame) -> bool:
     """Whether products take most of their time in 16 bits or less, by the kernels' names."""
-    told = [arithmetic(name or "") for name in work["name"].to_list()]
-    ns = work["duration_ns"].fill_null(0).to_numpy()
-    products = np.array([one.is_matrix for one in told], np.bool_)
-    low = np.array([one.is_matrix and one.precision in ("fp16", "bf16", "fp8", "int8") for one in told], np.bool_)
-    return bool(ns[low].sum() > ns[products].sum() / 2)
+    by_name = [arithmetic(name or "") for name in work["name"].to_list()]
+    ns = work["duration_ns"].fill_null(0).to_numpy() * np.array([one.is_matrix for one in by_name], np.bool_)
+    low = np.array([one.precision in ("fp16", "bf16", "fp8", "int8") for one in by_name], np.bool_)
+    return bool(ns[low].sum() > ns.sum() / 2)
 
 
 def _are_alike(source: DevicePeaks, target: DevicePeaks) -> bool:
-    """Whether devices are of one compute capability, or one architecture where there is no such thing."""
+    """Whether devices have one compute capability, or one architecture where there is no such thing."""
     if source.capability is None or target.capability is None:
         return source.architecture == target.architecture != ""
     return (source.vendor, source.capability) == (target.vendor, target.capability)
@@ -344,11 +308,11 @@ def _are_alike(source: DevicePeaks, target: DevicePeaks) -> bool:
 def _factors(
     measured: Numbers, before: OperationTimes, after: OperationTimes, *, alike: bool
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """By what each call's kernels are to be multiplied, with the band.
+    """The factors on each call's kernels, with the band.
 
-    A call that took longer than predicted on the source will on the target too, but for the share of it that lies in
-    the source itself: NOT_CARRIED, of what its band explains, unless both devices run the same code. The band is the
-    root mean square of the two devices' own, no narrower than LEAST_SPREAD.
+    A call that took longer than predicted on the source will on the target too, except for a share that is the source's
+    own: NOT_CARRIED, of what its band explains, unless both devices run the same code. The band is the root mean square
+    of the two devices' own, no narrower than LEAST_SPREAD.
     """
     deviation = np.log(np.maximum(measured, 1.0) / before.ns)
     longest, shortest = np.log(before.high_ns / before.ns), np.log(before.low_ns / before.ns)
@@ -364,10 +328,3 @@ def _floored(measured: Numbers, factor: Numbers) -> Numbers:
     """Measured times scaled, but not below a kernel's start and end, which no device shortens."""
     least = scaled_ns(measured, np.zeros(len(measured)))
     return np.where(np.isfinite(factor), np.maximum(measured * factor, least), np.nan)
-
-
-def _shares(measured: Numbers, group: Rows, count: int) -> Numbers:
-    """What share of its group's measured time each row has; alike where nothing was measured."""
-    total = np.bincount(group, measured, count)[group]
-    rows = np.bincount(group, minlength=count)[group]
-    return np.where(total > 0, measured / np.maximum(total, 1.0), 1.0 / rows)

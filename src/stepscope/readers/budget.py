@@ -66,6 +66,10 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "rows": Limit("rows", lambda: 500e6, _plain),
     "values": Limit("lists, dictionaries and named values", lambda: 40e6, _plain),
     "strings": Limit("different texts", lambda: 50e6, _plain),
+    "names": Limit("names in the tables of an XLA profile", lambda: 4e6, _plain),
+    "lines": Limit(
+        "lines of events in an XLA profile", lambda: 50_000, _plain
+    ),  # one a thread and queue: some hundreds
     "depth": Limit("levels of nesting", lambda: 1000, _plain),
     "idle": Limit("seconds of reading in which nothing came of it", lambda: 60, _plain),
     "memory": Limit("of memory", memory_limit, _bytes),

@@ -52,35 +52,13 @@ class Gathering:
         self._spill = Spill(directory)
         self._lanes: dict[Hashable, dict[str, Any]] = {}
 
-    def lane(
-        self,
-        key: Hashable,
-        *,
-        kind: str,
-        process: str,
-        thread: str,
-        name: str,
-        process_name: str | None = None,
-        rank: int | None = None,
-        device: str | None = None,
-        queue: str | None = None,
-    ) -> int:
-        """The number of the lane known by `key`, made at its first mention; the columns are those of `lanes`."""
-        if kind not in LANE_KINDS:
-            raise ValueError(f"{kind!r} is none of {LANE_KINDS}")
+    def lane(self, key: Hashable, **columns: str | int | None) -> int:
+        """The number of the lane known by `key`, made at its first mention; `columns` are those of `lanes`."""
+        if columns["kind"] not in LANE_KINDS or not columns.keys() <= SCHEMAS["lanes"].keys():
+            raise ValueError(f"no columns of a lane: {columns}")
         row = self._lanes.get(key)
         if row is None:
-            row = self._lanes[key] = {
-                "lane": len(self._lanes),
-                "kind": kind,
-                "process": process,
-                "process_name": process_name,
-                "thread": thread,
-                "name": name,
-                "rank": rank,
-                "device": device,
-                "queue": queue,
-            }
+            row = self._lanes[key] = {"lane": len(self._lanes), **columns}
         return int(row["lane"])
 
     def add(self, table: str, frame: pl.DataFrame) -> None:

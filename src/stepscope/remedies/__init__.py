@@ -15,95 +15,69 @@ if TYPE_CHECKING:
     from stepscope.remedies.allocators import allocator_environment as allocator_environment
     from stepscope.remedies.allocators import find_allocator as find_allocator
     from stepscope.remedies.allocators import loaded_allocator as loaded_allocator
-    from stepscope.remedies.attention_fused import attention as attention
-    from stepscope.remedies.attention_fused import recompute_attention as recompute_attention
-    from stepscope.remedies.attention_fused import recompute_attention_enabled as recompute_attention_enabled
-    from stepscope.remedies.attention_fused import set_recompute_attention as set_recompute_attention
     from stepscope.remedies.deferred_numbers import DeferredNumber as DeferredNumber
     from stepscope.remedies.deferred_scalars import DeferredScalars as DeferredScalars
     from stepscope.remedies.deferred_scalars import every as every
-    from stepscope.remedies.device_prefetch import prefetch_to_device as prefetch_to_device
-    from stepscope.remedies.horizontal_trainer import HorizontalTrainer as HorizontalTrainer
+    from stepscope.remedies.fused_attention.kernels import attention as attention
+    from stepscope.remedies.fused_attention.kernels import recompute_attention as recompute_attention
+    from stepscope.remedies.fused_attention.kernels import recompute_attention_enabled as recompute_attention_enabled
+    from stepscope.remedies.fused_attention.kernels import set_recompute_attention as set_recompute_attention
+    from stepscope.remedies.graphs.capture import CapturedStep as CapturedStep
+    from stepscope.remedies.graphs.capture import capture_step as capture_step
+    from stepscope.remedies.graphs.capture import mark_step as mark_step
     from stepscope.remedies.host_settings import ThreadCounts as ThreadCounts
     from stepscope.remedies.host_settings import collect_garbage_at_steps as collect_garbage_at_steps
     from stepscope.remedies.host_settings import set_thread_counts as set_thread_counts
     from stepscope.remedies.host_settings import thread_counts as thread_counts
-    from stepscope.remedies.loader_trials import LoaderChoice as LoaderChoice
-    from stepscope.remedies.loader_trials import tune_loader as tune_loader
+    from stepscope.remedies.loading.padding import LengthBucketSampler as LengthBucketSampler
+    from stepscope.remedies.loading.padding import PadCollate as PadCollate
+    from stepscope.remedies.loading.padding import pad_dimension as pad_dimension
+    from stepscope.remedies.loading.padding import pad_to_lengths as pad_to_lengths
+    from stepscope.remedies.loading.padding import pad_vocabulary as pad_vocabulary
+    from stepscope.remedies.loading.padding import padded_size as padded_size
+    from stepscope.remedies.loading.prefetch import prefetch_to_device as prefetch_to_device
+    from stepscope.remedies.loading.trials import LoaderChoice as LoaderChoice
+    from stepscope.remedies.loading.trials import tune_loader as tune_loader
     from stepscope.remedies.losses import chunked_cross_entropy as chunked_cross_entropy
     from stepscope.remedies.losses import linear_cross_entropy as linear_cross_entropy
     from stepscope.remedies.mixed_precision_loops import MixedPrecision as MixedPrecision
     from stepscope.remedies.mixed_precision_loops import PrecisionDrift as PrecisionDrift
     from stepscope.remedies.mixed_precision_loops import allow_tf32 as allow_tf32
     from stepscope.remedies.mixed_precision_loops import mixed_precision as mixed_precision
-    from stepscope.remedies.optimizers import Fusion as Fusion
-    from stepscope.remedies.optimizers import fuse_optimizer as fuse_optimizer
-    from stepscope.remedies.padding import LengthBucketSampler as LengthBucketSampler
-    from stepscope.remedies.padding import PadCollate as PadCollate
-    from stepscope.remedies.padding import pad_dimension as pad_dimension
-    from stepscope.remedies.padding import pad_to_lengths as pad_to_lengths
-    from stepscope.remedies.padding import pad_vocabulary as pad_vocabulary
-    from stepscope.remedies.padding import padded_size as padded_size
+    from stepscope.remedies.optimizers.fused import Fusion as Fusion
+    from stepscope.remedies.optimizers.fused import fuse_optimizer as fuse_optimizer
+    from stepscope.remedies.optimizers.horizontal import HorizontalTrainer as HorizontalTrainer
+    from stepscope.remedies.optimizers.vendor import clip_grad_norm as clip_grad_norm
     from stepscope.remedies.parallel_settings import DataParallelSettings as DataParallelSettings
     from stepscope.remedies.rewrites import rewrites_of as rewrites_of
     from stepscope.remedies.rewrites import unified_diff as unified_diff
-    from stepscope.remedies.step_capture import CapturedStep as CapturedStep
-    from stepscope.remedies.step_capture import capture_step as capture_step
-    from stepscope.remedies.step_capture import mark_step as mark_step
     from stepscope.remedies.tied_weights import LoopConstants as LoopConstants
     from stepscope.remedies.tied_weights import check_tied as check_tied
     from stepscope.remedies.tied_weights import keeps_ties as keeps_ties
     from stepscope.remedies.tied_weights import tie_again as tie_again
     from stepscope.remedies.tied_weights import tied_parameters as tied_parameters
-    from stepscope.remedies.vendor_optimizers import clip_grad_norm as clip_grad_norm
 
-_HOMES: Final[dict[str, str]] = {
-    "CapturedStep": "step_capture",
-    "DataParallelSettings": "parallel_settings",
-    "DeferredNumber": "deferred_numbers",
-    "DeferredScalars": "deferred_scalars",
-    "Fusion": "optimizers",
-    "HorizontalTrainer": "horizontal_trainer",
-    "LengthBucketSampler": "padding",
-    "LoaderChoice": "loader_trials",
-    "LoopConstants": "tied_weights",
-    "MixedPrecision": "mixed_precision_loops",
-    "PadCollate": "padding",
-    "PrecisionDrift": "mixed_precision_loops",
-    "ThreadCounts": "host_settings",
-    "allocator_environment": "allocators",
-    "allow_tf32": "mixed_precision_loops",
-    "attention": "attention_fused",
-    "capture_step": "step_capture",
-    "check_tied": "tied_weights",
-    "chunked_cross_entropy": "losses",
-    "clip_grad_norm": "vendor_optimizers",
-    "collect_garbage_at_steps": "host_settings",
-    "every": "deferred_scalars",
-    "find_allocator": "allocators",
-    "fuse_optimizer": "optimizers",
-    "keeps_ties": "tied_weights",
-    "linear_cross_entropy": "losses",
-    "loaded_allocator": "allocators",
-    "mark_step": "step_capture",
-    "mixed_precision": "mixed_precision_loops",
-    "pad_dimension": "padding",
-    "pad_to_lengths": "padding",
-    "pad_vocabulary": "padding",
-    "padded_size": "padding",
-    "prefetch_to_device": "device_prefetch",
-    "recompute_attention": "attention_fused",
-    "recompute_attention_enabled": "attention_fused",
-    "rewrites_of": "rewrites",
-    "set_recompute_attention": "attention_fused",
-    "set_thread_counts": "host_settings",
-    "thread_counts": "host_settings",
-    "tie_again": "tied_weights",
-    "tied_parameters": "tied_weights",
-    "tune_loader": "loader_trials",
-    "unified_diff": "rewrites",
+_PUBLIC: Final = {
+    "allocators": "allocator_environment find_allocator loaded_allocator",
+    "deferred_numbers": "DeferredNumber",
+    "deferred_scalars": "DeferredScalars every",
+    "fused_attention.kernels": "attention recompute_attention recompute_attention_enabled set_recompute_attention",
+    "graphs.capture": "CapturedStep capture_step mark_step",
+    "host_settings": "ThreadCounts collect_garbage_at_steps set_thread_counts thread_counts",
+    "loading.padding": "LengthBucketSampler PadCollate pad_dimension pad_to_lengths pad_vocabulary padded_size",
+    "loading.prefetch": "prefetch_to_device",
+    "loading.trials": "LoaderChoice tune_loader",
+    "losses": "chunked_cross_entropy linear_cross_entropy",
+    "mixed_precision_loops": "MixedPrecision PrecisionDrift allow_tf32 mixed_precision",
+    "optimizers.fused": "Fusion fuse_optimizer",
+    "optimizers.horizontal": "HorizontalTrainer",
+    "optimizers.vendor": "clip_grad_norm",
+    "parallel_settings": "DataParallelSettings",
+    "rewrites": "rewrites_of unified_diff",
+    "tied_weights": "LoopConstants check_tied keeps_ties tie_again tied_parameters",
 }
-"""Public name -> the module of this folder that has it."""
+"""Module of this folder -> the public names that it has."""
+_HOMES: Final = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)
 

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -41,25 +42,15 @@ _SETTINGS: Final[dict[str, dict[str, str]]] = {
     "tcmalloc": {},
 }
 _PACKAGES: Final = {
-    "jemalloc": {
-        "apt-get": "apt install libjemalloc2",
-        "dnf": "dnf install jemalloc",
-        "zypper": "zypper install libjemalloc2",
-        "pacman": "pacman -S jemalloc",
-        "apk": "apk add jemalloc",
-        "brew": "brew install jemalloc",
-        "conda": "conda install -c conda-forge jemalloc",
-    },
-    "tcmalloc": {
-        "apt-get": "apt install libtcmalloc-minimal4",
-        "dnf": "dnf install gperftools-libs",
-        "zypper": "zypper install libtcmalloc4",
-        "pacman": "pacman -S gperftools",
-        "apk": "apk add gperftools",
-        "brew": "brew install gperftools",
-        "conda": "conda install -c conda-forge gperftools",
-    },
+    "apt-get": ("apt install", "libjemalloc2", "libtcmalloc-minimal4"),
+    "dnf": ("dnf install", "jemalloc", "gperftools-libs"),
+    "zypper": ("zypper install", "libjemalloc2", "libtcmalloc4"),
+    "pacman": ("pacman -S", "jemalloc", "gperftools"),
+    "apk": ("apk add", "jemalloc", "gperftools"),
+    "brew": ("brew install", "jemalloc", "gperftools"),
+    "conda": ("conda install -c conda-forge", "jemalloc", "gperftools"),
 }
+"""Package manager -> its command, and what it calls jemalloc and tcmalloc."""
 _USUAL: Final = ("apt-get", "dnf", "conda", "brew")
 _OTHERS: Final = re.compile(r"lib(?:jemalloc|tcmalloc|mimalloc|snmalloc|rpmalloc|hoard|scudo)", re.ASCII)
 """Libraries that replace malloc; two of them in one process contend for it."""
@@ -82,13 +73,9 @@ def find_allocator(name: str, folders: Iterable[str | os.PathLike[str]] | None =
     _check(name)
     files = (_MAC_FILES if sys.platform == "darwin" else _FILES)[name]
     places = _folders() if folders is None else map(Path, folders)
-    for folder in places:
-        for file in files:
-            if _loadable(folder / file):
-                return folder / file
-    if folders is None:
-        return next((path for path in _known_to_system(name, files) if _loadable(path)), None)
-    return None
+    paths = (folder / file for folder in places for file in files)
+    asked = _known_to_system(name, files) if folders is None else ()
+    return next((path for path in chain(paths, asked) if _loadable(path)), None)
 
 
 def allocator_environment(name: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -121,13 +108,13 @@ def allocator_environment(name: str, environ: Mapping[str, str]) -> dict[str, st
 
 
 def how_to_install(name: str) -> str:
-    """How the user gets an allocator's library, in words: by the package managers that are there, or else by the usual.
+    """How to install an allocator's library: by the package managers that are there, or else by the usual ones.
 
-    Raises:
-        ValueError: for another name than "jemalloc" and "tcmalloc".
+    Raises ValueError for another name than "jemalloc" and "tcmalloc".
     """
     _check(name)
-    commands = _PACKAGES[name]
+    place = 1 + ALLOCATORS.index(name)
+    commands = {manager: f"{words[0]} {words[place]}" for manager, words in _PACKAGES.items()}
     here = [command for manager, command in commands.items() if shutil.which(manager)]
     return f"install it, with {' or '.join(here or [commands[manager] for manager in _USUAL])}"
 

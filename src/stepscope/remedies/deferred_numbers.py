@@ -13,7 +13,7 @@ import math
 import numbers
 import operator
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 
@@ -23,23 +23,43 @@ _DEEPEST: Final = 64
 """Sums of sums that are put off: a host that is further ahead than this waits."""
 
 
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, DeferredNumber) else value
+
+
+_Binary: TypeAlias = Callable[[Any, Any], Any]
+
+
+def _put_off(compute: _Binary) -> tuple[_Binary, _Binary]:
+    """A method whose result is deferred as well, and its reflected form."""
+    return (lambda self, other: self._of(compute, self, other)), (lambda self, other: self._of(compute, other, self))
+
+
+def _read_now(compute: _Binary) -> tuple[_Binary, _Binary]:
+    """A method that waits for the number, and its reflected form."""
+    return (lambda self, other: compute(self.value, _plain(other))), (lambda self, other: compute(other, self.value))
+
+
+def _of_value(compute: Any) -> Callable[[Any], Any]:
+    return lambda self: compute(self.value)
+
+
 class DeferredNumber:
     """A number in a tensor of one element, whose copy to the host begins now and is waited for when it is used.
 
-    It can be used where a number can: `float()`, formatting, comparison, arithmetic, `math`, numpy and pickle read it.
-    Sums, differences and products with numbers are put off as well, and are what Python computes, in 64 bits.
-    It is no `float`, though: `isinstance(value, float)` and `json.dumps` want `float(value)`.
+    Use it where a number can be used: `float()`, formatting, comparison, arithmetic, `math`, numpy and pickle read it.
+    Sums, differences and products with numbers are deferred too, and are what Python computes, in 64 bits. It is no
+    `float`, though: `isinstance(value, float)` and `json.dumps` want `float(value)`.
 
     On CUDA and XPU the copy goes in the device's stream into pinned memory. On other accelerators the number is copied
     on the device, and reading it waits for what was launched by then. On the CPU there is nothing to put off.
 
     Args:
-        tensor: floating point, one element, on any device. What happens to it afterwards changes nothing. A number
-            stays what it is, since some code makes numbers by the type of others.
+        tensor: floating point, one element, on any device; later changes of it do not count. A number stays a number.
 
     Raises:
-        TypeError: it is no tensor of floating point numbers, and no number.
-        ValueError: it has not one element.
+        TypeError: it is neither a tensor of floating point numbers nor a number.
+        ValueError: it does not have exactly one element.
     """
 
     __slots__ = ("_copy", "_depth", "_event", "_parts", "_value")
@@ -54,7 +74,8 @@ class DeferredNumber:
             self._value = float(tensor)
             return
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            raise TypeError(f"a {_what(tensor)} cannot be deferred: give a tensor of floating point numbers")
+            what = f"tensor of {tensor.dtype}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise TypeError(f"a {what} cannot be deferred: give a tensor of floating point numbers")
         if tensor.numel() != 1:
             raise ValueError(f"the tensor has {tensor.numel()} elements: a number is one; take its mean first")
         single = tensor.detach().reshape(())
@@ -125,11 +146,10 @@ class DeferredNumber:
         for each in (left, right):
             if not isinstance(each, DeferredNumber | float | int):
                 return compute(_plain(left), _plain(right))
-        if all(each.is_there for each in (left, right) if isinstance(each, DeferredNumber)):
+        deferred = [each for each in (left, right) if isinstance(each, DeferredNumber)]
+        if all(each.is_there for each in deferred):
             return compute(_plain(left), _plain(right))
-        deepest = max(
-            (each for each in (left, right) if isinstance(each, DeferredNumber)), key=lambda each: each._depth
-        )
+        deepest = max(deferred, key=lambda each: each._depth)
         depth = deepest._depth + 1
         if depth > _DEEPEST:
             depth = deepest._settle_below(_DEEPEST // 2) + 1
@@ -138,113 +158,29 @@ class DeferredNumber:
         number._parts, number._depth = (compute, left, right), depth
         return number
 
-    def __add__(self, other: Any) -> Any:
-        return self._of(operator.add, self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return self._of(operator.add, other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._of(operator.sub, self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._of(operator.sub, other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._of(operator.mul, self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._of(operator.mul, other, self)
-
-    def __truediv__(self, other: Any) -> Any:  # a mean is most often taken to be shown
-        return self.value / _plain(other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return other / self.value
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self.value // _plain(other)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        return other // self.value
-
-    def __mod__(self, other: Any) -> Any:
-        return self.value % _plain(other)
-
-    def __rmod__(self, other: Any) -> Any:
-        return other % self.value
-
-    def __divmod__(self, other: Any) -> Any:
-        return divmod(self.value, _plain(other))
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return divmod(other, self.value)
-
-    def __pow__(self, other: Any) -> Any:
-        return self.value ** _plain(other)
-
-    def __rpow__(self, other: Any) -> Any:
-        return other**self.value
-
-    def __neg__(self) -> float:
-        return -self.value
-
-    def __pos__(self) -> float:
-        return self.value
-
-    def __abs__(self) -> float:
-        return abs(self.value)
+    __add__, __radd__ = _put_off(operator.add)
+    __sub__, __rsub__ = _put_off(operator.sub)
+    __mul__, __rmul__ = _put_off(operator.mul)
+    __truediv__, __rtruediv__ = _read_now(operator.truediv)  # a mean is most often taken to be shown
+    __floordiv__, __rfloordiv__ = _read_now(operator.floordiv)
+    __mod__, __rmod__ = _read_now(operator.mod)
+    __divmod__, __rdivmod__ = _read_now(divmod)
+    __pow__, __rpow__ = _read_now(operator.pow)
+    __lt__, __gt__ = _read_now(operator.lt)
+    __le__, __ge__ = _read_now(operator.le)
+    __neg__, __pos__, __abs__ = map(_of_value, (operator.neg, float, abs))
+    __trunc__, __floor__, __ceil__ = map(_of_value, (math.trunc, math.floor, math.ceil))
+    __float__, __int__, __bool__, __complex__ = map(_of_value, (float, int, bool, complex))
+    __hash__, __str__, __repr__ = map(_of_value, (hash, str, repr))
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.value, digits)
-
-    def __trunc__(self) -> int:
-        return math.trunc(self.value)
-
-    def __floor__(self) -> int:
-        return math.floor(self.value)
-
-    def __ceil__(self) -> int:
-        return math.ceil(self.value)
-
-    def __float__(self) -> float:
-        return self.value
-
-    def __int__(self) -> int:
-        return int(self.value)
-
-    def __bool__(self) -> bool:
-        return bool(self.value)
-
-    def __complex__(self) -> complex:
-        return complex(self.value)
 
     def __eq__(self, other: object) -> Any:
         return self.value == _plain(other)
 
     def __ne__(self, other: object) -> Any:
         return self.value != _plain(other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self.value < _plain(other)
-
-    def __le__(self, other: Any) -> Any:
-        return self.value <= _plain(other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self.value > _plain(other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self.value >= _plain(other)
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
 
     def __format__(self, form: str) -> str:
         return format(self.value, form)
@@ -261,14 +197,6 @@ class DeferredNumber:
         if name.startswith("__"):  # what is not above is no number's, such as a buffer or an index
             raise AttributeError(f"a deferred number has no {name}")
         return getattr(self.value, name)
-
-
-def _plain(value: Any) -> Any:
-    return value.value if isinstance(value, DeferredNumber) else value
-
-
-def _what(value: object) -> str:
-    return f"tensor of {value.dtype}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 numbers.Real.register(DeferredNumber)

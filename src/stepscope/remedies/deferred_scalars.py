@@ -21,7 +21,7 @@ from typing import Any, Final, cast, overload
 
 import torch
 
-from stepscope.remedies.host_settings import host_memory, streams_of
+from stepscope.remedies.host_settings import check_whole, host_memory, streams_of
 
 Write = Callable[[int, str, float], object]
 _MOST_UNREAD: Final = 4
@@ -57,10 +57,6 @@ class _Group:
             self.events.append(event)
         self.on_device.clear()
 
-    @property
-    def is_there(self) -> bool:
-        return all(event.query() for event in self.events)
-
     def give(self, write: Write, latest: dict[str, tuple[int, float]]) -> None:
         """Hand the values on in order; after an exception of `write`, from the one that it had not taken."""
         for event in self.events:
@@ -77,15 +73,12 @@ class _Group:
 class DeferredScalars:
     """Collects scalars that may still be computed on a device, and hands them on once they are there.
 
-    `add` copies each value on its device, so that what happens to the tensor afterwards changes nothing, and reads
-    nothing. Every `every` calls the collected values are copied to the host together; on CUDA (and XPU) in the stream,
-    and handed on at a later `add` when the copy has happened: the host does not wait, unless it is so far ahead that
-    the values of five copies are not there. On other accelerators reading waits, once every `every` calls. Numbers and
-    tensors on the CPU are handed on at once, but after all that was added before them: everything comes in the order in
-    which it was added. Values are not changed: what is given is `float(value)`.
-
-    Use it from one thread, and close it, or use it in a `with` statement: that hands on what is left, also after an
-    exception. What is not closed is handed on when the interpreter ends.
+    `add` copies each value on its device and reads nothing. Every `every` calls the collected values are copied to the
+    host together: on CUDA and XPU in the stream, handed on at a later `add`, so that the host waits only where it is
+    five copies ahead; on other accelerators reading waits, once every `every` calls. Everything is handed on as
+    `float(value)`, in the order in which it was added; numbers and tensors on the CPU at once, where nothing is before
+    them. Use it from one thread, in a `with` statement or with `close()`, which hands on what is left, also after an
+    exception; else that happens when the interpreter ends.
 
     Args:
         write: `write(step, name, value)`, such as `print`; or an object with `add_scalar` (TensorBoard's
@@ -101,9 +94,8 @@ class DeferredScalars:
     """
 
     def __init__(self, write: Write | Any, *, every: int = 50, most: int = 10_000) -> None:
-        for name, number in (("every", every), ("most", most)):
-            if not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} is {number!r}; it takes a whole number from 1 on")
+        check_whole("every", every)
+        check_whole("most", most)
         self.latest: dict[str, tuple[int, float]] = {}
         self._write, self._flush_written = _writer(write)
         self._every, self._most = every, most
@@ -177,7 +169,10 @@ class DeferredScalars:
             self._under_way.append(group)
 
     def _give_what_is_there(self) -> None:
-        while self._under_way and (len(self._under_way) > _MOST_UNREAD or self._under_way[0].is_there):
+        while self._under_way:
+            are_there = all(event.query() for event in self._under_way[0].events)
+            if not are_there and len(self._under_way) <= _MOST_UNREAD:
+                return
             self._give_oldest()
 
     def _give_oldest(self) -> None:
@@ -186,7 +181,6 @@ class DeferredScalars:
 
 
 def _scalar(name: str, value: Any) -> torch.Tensor | float:
-    """A number, or a copy on the device."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1 or value.is_complex():
             what = "is complex" if value.is_complex() else f"has {value.numel()} elements"
@@ -208,7 +202,7 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 def _writer(write: Any) -> tuple[Write, Callable[[], object]]:
     """As write(step, name, value), and what is called at the end of a flush."""
     if hasattr(write, "add_scalar"):
-        return (lambda step, name, value: write.add_scalar(name, value, step)), _nothing
+        return (lambda step, name, value: write.add_scalar(name, value, step)), lambda: None
     if not callable(write) and hasattr(write, "log"):
         steps = _WholeSteps(write.log)
         return steps.write, steps.flush
@@ -217,7 +211,7 @@ def _writer(write: Any) -> tuple[Write, Callable[[], object]]:
             f"{type(write).__name__} cannot be written to: give a function of step, name and value, or an object with "
             "add_scalar or log"
         )
-    return cast(Write, write), _nothing
+    return cast(Write, write), lambda: None
 
 
 class _WholeSteps:
@@ -240,21 +234,13 @@ class _WholeSteps:
             self._values.clear()
 
 
-def _nothing() -> None:
-    pass
-
-
 def every(steps: int | None = None, *, seconds: float | None = None) -> Every:
-    """Something that says when it is time: every so many steps, or every so many seconds.
+    """Something that says when it is time: every so many steps (from 1 on), or every so many seconds.
 
     Called with a step it says whether this is the first one, or another multiple of `steps` has been reached since;
     asked twice about the same step it says the same. Called with nothing it counts the calls: the first, and each
     `steps`-th after it. Called with a function it returns one that calls it only when it is time; called with a
     progress bar (something with `update`), one that draws only when it is time.
-
-    Args:
-        steps: from 1 on.
-        seconds: above 0; instead of steps.
 
     Raises:
         ValueError: both, neither, or a number that is too small.
@@ -294,7 +280,8 @@ class Every:
         if callable(getattr(what, "update", None)) and not isinstance(what, type):
             return SparseBar(what, self._again(), self._again())
         if callable(what):
-            return _sparse(what, self._again())
+            is_time = self._again()
+            return functools.wraps(what)(lambda *args, **named: what(*args, **named) if is_time() else None)
         raise TypeError(f"every takes a step, a function or a progress bar, not {type(what).__name__}")
 
     def _is_time(self, step: int) -> bool:
@@ -310,14 +297,6 @@ class Every:
 
     def _again(self) -> Every:
         return Every(self._steps, self._seconds)
-
-
-def _sparse(function: Callable[..., Any], is_time: Every) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        return function(*arguments, **named) if is_time() else None
-
-    return call
 
 
 class SparseBar:
@@ -392,8 +371,8 @@ class SparseBar:
     def _show_postfix(self) -> None:
         if self._postfix is not None:
             (values, refresh), self._postfix = self._postfix, None
-            self._bar.set_postfix({name: _read(value) for name, value in values.items()}, refresh)
-
-
-def _read(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+            numbers = {
+                name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+                for name, value in values.items()
+            }
+            self._bar.set_postfix(numbers, refresh)

@@ -12,7 +12,8 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,11 +31,7 @@ def allowed_processors() -> set[int]:
 
 
 def usable_processors(root: Path = Path("/")) -> int:
-    """Processors (hardware threads) that this process may keep busy: its affinity, or its quota if that is less; >= 1.
-
-    Args:
-        root: where /proc and /sys are.
-    """
+    """Processors (hardware threads) that this process may keep busy, 1 or more: its affinity, or its quota if less."""
     return _within_quota(len(allowed_processors()), root)
 
 
@@ -148,8 +145,8 @@ def thread_counts(
         ValueError: a number is below 1 (below 0 for workers).
     """
     for name, number, least in (("workers", workers, 0), ("ranks", ranks, 1), ("intra_op", intra_op, 1)):
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < least):
-            raise ValueError(f"{name} is {number!r}; it takes a whole number from {least} on")
+        if number is not None:
+            check_whole(name, number, least)
     if ranks is None:
         ranks = 1 if _has_its_own_processors() else _local_world_size(os.environ if environ is None else environ)
     processors, cores = usable_processors(root), usable_cores(root)
@@ -174,8 +171,7 @@ def set_thread_counts(
     Raises:
         ValueError: a number is below 1 (below 0 for workers).
     """
-    if not isinstance(inter_op, int) or isinstance(inter_op, bool) or inter_op < 1:
-        raise ValueError(f"inter_op is {inter_op!r}; it takes a whole number from 1 on")
+    check_whole("inter_op", inter_op)
     counts = thread_counts(workers=workers, ranks=ranks, intra_op=intra_op)
     torch.set_num_threads(counts.intra_op)
     not_set = []
@@ -189,15 +185,7 @@ def set_thread_counts(
                 "set_thread_counts earlier"
             )
     os.environ.update(counts.environment)
-    return ThreadCounts(
-        processors=counts.processors,
-        cores=counts.cores,
-        ranks=counts.ranks,
-        workers=counts.workers,
-        intra_op=counts.intra_op,
-        inter_op=torch.get_num_interop_threads(),
-        not_set=tuple(not_set),
-    )
+    return replace(counts, inter_op=torch.get_num_interop_threads(), not_set=tuple(not_set))
 
 
 def _local_world_size(environ: Mapping[str, str]) -> int:
@@ -239,8 +227,7 @@ def collect_garbage_at_steps(every: int = 50, *, generation: int = _OLDEST, free
     Raises:
         ValueError: an argument cannot be used.
     """
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ValueError(f"every is {every!r}; it takes a whole number of steps from 1 on")
+    check_whole("every", every)
     if generation not in (0, 1, 2):
         raise ValueError(f"generation is {generation!r}; it takes 0, 1 or 2")
     return GarbageAtSteps(every, generation, freeze)
@@ -271,7 +258,8 @@ class GarbageAtSteps:
             gc.freeze()
         gc.disable()
         self._started = True
-        _in_workers_too(self)
+        _ACTIVE.add(self)
+        _register_for_forks()
 
     def step(self) -> int:
         """Say that a step has ended; collects when it is time. Returns how many objects it freed."""
@@ -302,27 +290,35 @@ class GarbageAtSteps:
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    def _in_child(self) -> None:
-        """In a process that was forked meanwhile: nobody calls `step` there."""
-        if self._started and self._was_enabled:
-            gc.enable()
-
 
 _ACTIVE: Final[weakref.WeakSet[GarbageAtSteps]] = weakref.WeakSet()
-_REGISTERED: Final[list[bool]] = []
 
 
-def _in_workers_too(garbage: GarbageAtSteps) -> None:
-    """Have forked processes collect by themselves; what is registered for them cannot be taken back."""
-    _ACTIVE.add(garbage)
-    if hasattr(os, "register_at_fork") and not _REGISTERED:
-        _REGISTERED.append(True)
+@cache
+def _register_for_forks() -> None:
+    """Have forked processes collect by themselves, since nobody calls `step` there; it cannot be taken back."""
+    if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
 
 
 def _after_fork() -> None:
-    for garbage in list(_ACTIVE):
-        garbage._in_child()
+    if any(each._started and each._was_enabled for each in _ACTIVE):
+        gc.enable()
+
+
+def check_whole(name: str, number: object, least: int = 1) -> None:
+    """Raise ValueError where an argument is not a whole number from `least` on."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < least:
+        raise ValueError(f"{name} is {number!r}; it takes a whole number from {least} on")
+
+
+def autocast_type(kind: str) -> torch.dtype | None:
+    """What autocast computes products in on a kind of device, such as "cuda"; None where it is off."""
+    if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 and later
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if kind == "cpu":
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 def default_device() -> torch.device:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from stepscope.remedies.host_settings import autocast_type
+
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 
@@ -50,11 +52,7 @@ class LossSettings:
         return torch.where(target != self.ignore_index, losses, 0.0), logarithm
 
     def gradient_(self, scores: Tensor, target: Tensor, logarithm: Tensor, scale: Tensor) -> Tensor:
-        """Write the gradient over the scores, and return them.
-
-        Args:
-            scale: of shape (positions,), by which each position's gradient is multiplied; 0 where it is ignored.
-        """
+        """Write the gradient, times `scale` (positions,), which is 0 where one is ignored, over the scores."""
         hard = (1 - self.label_smoothing) * self.weights_of(target, scores.dtype)
         factor = hard
         smooth = self.label_smoothing / self.classes
@@ -121,11 +119,12 @@ def linear_loss(
 
 
 class _Block(NamedTuple):
+    """`scores` are of all rows of the weight, in the type the loss is computed in."""
+
     place: slice
     hidden: Tensor
     target: Tensor
     scores: Tensor
-    """Of all rows of the weight, in the type the loss is computed in."""
 
 
 def _blocks(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, rows: int) -> Iterator[_Block]:
@@ -146,11 +145,7 @@ class _Gradients:
         self.bias = torch.zeros_like(bias, dtype=wide) if bias is not None and wanted[2] else None
 
     def add(self, block: _Block, gradient: Tensor) -> None:
-        """Add what a block gives.
-
-        Args:
-            gradient: of its scores, in the type they are computed in.
-        """
+        """Add what a block gives, by the gradient of its scores in the type they are computed in."""
         narrow = gradient.to(block.hidden.dtype)
         if self.bias is not None:
             self.bias += gradient.sum(0)
@@ -162,11 +157,8 @@ class _Gradients:
             self.weight += narrow.t() @ block.hidden
 
     def all(self) -> tuple[Tensor | None, ...]:
-        """Of hidden, weight and bias, in their types."""
-        found = (self.hidden, self.weight, self.bias)
-        return tuple(
-            None if gradient is None else gradient.to(dtype) for gradient, dtype in zip(found, self._types, strict=True)
-        )
+        found = zip((self.hidden, self.weight, self.bias), self._types, strict=True)
+        return tuple(None if gradient is None else gradient.to(dtype) for gradient, dtype in found)
 
 
 def _gradient_of(block: _Block, logarithm: Tensor, scale: Tensor, settings: LossSettings) -> Tensor:
@@ -355,10 +347,10 @@ def linear_cross_entropy(
     target = _checked_target(target, hidden.shape[:-1], "hidden")
     _check_linear(hidden, weight, bias, classes)
     _check_chunk(chunk_size)
-    autocast_type = _autocast_type(hidden.device.type)
-    if autocast_type is not None:
-        hidden, weight = hidden.to(autocast_type), weight.to(autocast_type)
-        bias = None if bias is None else bias.to(autocast_type)
+    narrow = autocast_type(hidden.device.type)
+    if narrow is not None:
+        hidden, weight = hidden.to(narrow), weight.to(narrow)
+        bias = None if bias is None else bias.to(narrow)
     if len({tensor.dtype for tensor in (hidden, weight, bias) if tensor is not None}) > 1:
         raise ValueError(
             f"hidden is {hidden.dtype}, weight {weight.dtype}{f', bias {bias.dtype}' if bias is not None else ''}; "
@@ -413,11 +405,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _losses_blocks(rows: int, first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of at most so many positions of all tensors; copies nothing, however they lie in memory.
-
-    Args:
-        first: of shape (..., classes); all others have the same leading dimensions.
-    """
+    """Views of at most so many positions of all tensors, which have the leading dimensions of the first; no copies."""
     leading = first.dim() - 1
     if leading == 0:
         yield tuple(tensor.unsqueeze(0) for tensor in (first, *others))
@@ -515,15 +503,3 @@ def _check_classes(classes: int | None, size: int, name: str) -> None:
 def _check_chunk(chunk_size: int | None) -> None:
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size has to be 1 or more, not {chunk_size}")
-
-
-def _autocast_type(device: str) -> torch.dtype | None:
-    """What autocast computes products in on the device; None where it is off."""
-    try:
-        enabled = torch.is_autocast_enabled(device)
-    except TypeError:  # torch before 2.4 has a function for each device
-        enabled = torch.is_autocast_cpu_enabled() if device == "cpu" else torch.is_autocast_enabled()
-        return (
-            (torch.get_autocast_cpu_dtype() if device == "cpu" else torch.get_autocast_gpu_dtype()) if enabled else None
-        )
-    return torch.get_autocast_dtype(device) if enabled else None

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
@@ -21,10 +21,6 @@ class RandomState:
     """The random numbers of Python, NumPy where it is loaded, torch, and of the device."""
 
     def __init__(self, device: str) -> None:
-        """
-        Args:
-            device: the device's type, such as "cuda".
-        """
         self._python = random.getstate()
         self._numpy = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
         self._torch = torch.get_rng_state()
@@ -113,7 +109,6 @@ class PrecisionDrift:
 
     @property
     def verdict(self) -> Literal["not checked", "within", "exceeded"]:
-        """Whether all differences are within the tolerance."""
         if not self.full:
             return "not checked"
         return "within" if max(self.differences) <= self.tolerance else "exceeded"
@@ -121,11 +116,8 @@ class PrecisionDrift:
     def __str__(self) -> str:
         if not self.full:
             return f"losses in {self.dtype} were not compared with full precision"
-        losses = (
-            f"1 loss in {self.dtype} differs"
-            if len(self.full) == 1
-            else f"{len(self.full)} losses in {self.dtype} differ"
-        )
+        count = len(self.full)
+        losses = f"1 loss in {self.dtype} differs" if count == 1 else f"{count} losses in {self.dtype} differ"
         largest = max(self.differences)
         size = f"by {largest:.3%} at most"
         if largest == math.inf:
@@ -222,9 +214,7 @@ class MixedPrecision:
             with self._autocast():
                 result = function()
             low = _value(result)
-            self.drift = PrecisionDrift(
-                self.drift.dtype, self.drift.tolerance, (*self.drift.full, full), (*self.drift.low, low)
-            )
+            self.drift = replace(self.drift, full=(*self.drift.full, full), low=(*self.drift.low, low))
             if not self._agreed(self.drift.verdict == "exceeded"):
                 return result
             self._go_back()
@@ -333,7 +323,6 @@ def _scaler(device: str) -> Any:
 
 
 def _value(result: Any) -> float:
-    """The loss in what a function returned."""
     found = result
     if isinstance(found, tuple | list) and found:
         found = found[0]
@@ -366,7 +355,6 @@ class Tf32Setting:
         _allow(enabled, enabled)
 
     def restore(self) -> None:
-        """Set everything as it was before."""
         products, convolutions, exact = self._before
         _allow(products, convolutions)
         for holder, value in exact:
@@ -375,9 +363,7 @@ class Tf32Setting:
     def __enter__(self) -> Tf32Setting:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.restore()
 
 

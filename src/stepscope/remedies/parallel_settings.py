@@ -62,8 +62,7 @@ class DataParallelSettings:
     def ddp(self, model: torch.nn.Module, **others: Any) -> DistributedDataParallel:
         """The model in DistributedDataParallel with these settings and other arguments of it.
 
-        Raises:
-            ValueError: an argument that these settings give, too.
+        Raises ValueError where an argument that these settings give, too.
         """
         from torch.nn.parallel import DistributedDataParallel
 
@@ -83,13 +82,13 @@ class DataParallelSettings:
             ValueError: an argument that these settings give, too.
         """
         arguments = self._with(others)
-        if _is_installed("lightning_habana") and import_module("lightning_habana").HPU_AVAILABLE:
+        if find_spec("lightning_habana") and import_module("lightning_habana").HPU_AVAILABLE:
             strategies = import_module("lightning_habana.pytorch.strategies")
             # HPUParallelStrategy was the strategy itself before there was HPUDDPStrategy.
             strategy = getattr(strategies, "HPUDDPStrategy", None) or strategies.HPUParallelStrategy
             return strategy(**arguments)
         for package in ("lightning", "pytorch_lightning"):
-            if _is_installed(package):
+            if find_spec(package):
                 home = "lightning.pytorch.strategies" if package == "lightning" else "pytorch_lightning.strategies"
                 return import_module(home).DDPStrategy(**arguments)
         raise RuntimeError("neither lightning nor pytorch_lightning is installed: pip install lightning, or use ddp()")
@@ -106,8 +105,7 @@ class DataParallelSettings:
     def from_json(cls, text: str) -> DataParallelSettings:
         """The settings in the JSON of `to_json` or `stepscope data-parallel --json`; what else is in it does not count.
 
-        Raises:
-            ValueError: it is something else; the message says what was found.
+        Raises ValueError where it is something else; the message says what was found.
         """
         try:
             found = json.loads(text)
@@ -151,7 +149,3 @@ class DataParallelSettings:
         if twice is not None:
             raise ValueError(f"{twice} is given twice: by these settings ({own[twice]}) and as an argument")
         return {**own, **others}
-
-
-def _is_installed(package: str) -> bool:
-    return find_spec(package) is not None

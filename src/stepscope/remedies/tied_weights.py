@@ -235,8 +235,7 @@ class LoopConstants:
     def windows(self, size: int) -> Iterator[tuple[Tensor, ...]]:
         """Each value with the `size - 1` that follow it; as often as all of them exist.
 
-        Raises:
-            ValueError: the size is not 1 or more.
+        Raises ValueError where the size is not 1 or more.
         """
         if size < 1:
             raise ValueError(f"a window has one value or more, not {size}")

@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.machine.own_devices import NUMBER_TYPES, DevicePeaks
+from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks
 from stepscope.predict.cost.prices import Price
 from stepscope.report.format import printable
 

@@ -9,9 +9,8 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope import __version__
-from stepscope.predict.answer import PredictedSteps
 from stepscope.predict.links import Link
-from stepscope.predict.prediction import StepPrediction
+from stepscope.predict.prediction import PredictedSteps, StepPrediction
 from stepscope.predict.scaling import ScaledStep
 from stepscope.report.format import count, duration, filled, printable, share, size
 from stepscope.report.tables import showing, table_lines

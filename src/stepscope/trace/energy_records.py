@@ -1,44 +1,45 @@
-"""Energy that counters measured over stretches of steps, as a run's folder keeps it.
-
-Imports only the standard library: the recording process makes these records too.
-"""
+"""Energy that counters measured over stretches of steps, as a run's folder keeps it."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+
+import msgspec
 
 from stepscope.files import readable
 
 FORMAT: Final = 1
-_METHODS: Final = ("counter", "power samples")
 _MOST: Final = 10_000
-_LONGEST_TEXT: Final = 300
 
 Kind: TypeAlias = Literal["gpu", "cpu", "dram"]
 KINDS: Final[tuple[Kind, ...]] = ("gpu", "cpu", "dram")
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+_Whole = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+_Positive = Annotated[int, msgspec.Meta(gt=0, lt=2**62)]
+_Row = TypeVar("_Row")
 
 
-@dataclass(frozen=True, slots=True)
-class Counter:
+class Counter(msgspec.Struct, frozen=True):
     """What measured: a device, a processor package or the memory beside one.
 
     Attributes:
         kind: "gpu", "cpu" (a package) or "dram".
         device: its number, of a GPU as the process sees it.
         method: "counter" (of energy) or "power samples", which were integrated.
-        identity: the same for the same hardware whoever measures it; None where nothing tells.
+        identity: the same for the same hardware whoever measures it; None where it is not known.
         name: of the hardware.
     """
 
     kind: Kind
-    device: str
-    method: str
-    identity: str | None = None
-    name: str | None = None
+    device: _Text
+    method: Literal["counter", "power samples"]
+    identity: _Text | None = msgspec.field(default=None, name="id")
+    name: _Text | None = None
 
     @property
     def key(self) -> str:
@@ -51,12 +52,11 @@ class MissingCounter:
     """What gave no number, and why; `device` None where that holds for all of the kind."""
 
     kind: Kind
-    device: str | None
-    reason: str
+    device: _Text | None
+    reason: _Text
 
 
-@dataclass(slots=True)
-class EnergyWindow:
+class EnergyWindow(msgspec.Struct):
     """Steps that followed each other, between two readings of the counters.
 
     Attributes:
@@ -66,14 +66,13 @@ class EnergyWindow:
         joules: by the counters' keys.
     """
 
-    first_step: int
-    steps: int
-    ns: int
+    first_step: _Whole
+    steps: _Positive
+    ns: _Positive
     joules: dict[str, float]
 
 
-@dataclass(slots=True)
-class EnergyRecord:
+class EnergyRecord(msgspec.Struct):
     """What one process measured.
 
     Attributes:
@@ -81,9 +80,9 @@ class EnergyRecord:
     """
 
     machine: str | None = None
-    counters: list[Counter] = field(default_factory=list)
-    windows: list[EnergyWindow] = field(default_factory=list)
-    missing: list[MissingCounter] = field(default_factory=list)
+    counters: list[Counter] = []
+    windows: list[EnergyWindow] = []
+    missing: list[MissingCounter] = []
 
     @property
     def steps(self) -> int:
@@ -97,8 +96,7 @@ class EnergyRecord:
 
     def step_joules(self, key: str) -> float | None:
         """Joules per step of one counter over all windows; None where one has no number of it."""
-        found = self.window_joules(key)
-        if not found:
+        if not self.window_joules(key):
             return None
         return math.fsum(window.joules[key] for window in self.windows) / self.steps
 
@@ -110,19 +108,7 @@ class EnergyRecord:
 
     def to_json(self) -> dict[str, Any]:
         """For the run folder."""
-        return {
-            "format": FORMAT,
-            "machine": self.machine,
-            "counters": [
-                {"kind": one.kind, "device": one.device, "method": one.method, "id": one.identity, "name": one.name}
-                for one in self.counters
-            ],
-            "windows": [
-                {"first_step": one.first_step, "steps": one.steps, "ns": one.ns, "joules": one.joules}
-                for one in self.windows
-            ],
-            "missing": [{"kind": one.kind, "device": one.device, "reason": one.reason} for one in self.missing],
-        }
+        return {"format": FORMAT, **msgspec.to_builtins(self)}
 
     @classmethod
     def from_json(cls, content: object) -> EnergyRecord | None:
@@ -132,49 +118,33 @@ class EnergyRecord:
         """
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             return None
-        counters = [counter for each in _rows(content.get("counters")) if (counter := _counter(each))]
+        counters = list(dict.fromkeys(_rows(content.get("counters"), Counter)))
         known = {counter.key for counter in counters}
-        windows = [window for each in _rows(content.get("windows")) if (window := _window(each, known))]
-        missing = [lack for each in _rows(content.get("missing")) if (lack := _missing(each))]
-        return cls(_text(content.get("machine")), list(dict.fromkeys(counters)), windows, missing)
+        windows = [
+            {**row, "joules": _possible(row["joules"], known)}
+            for row in _rows(content.get("windows"), dict)
+            if isinstance(row.get("joules"), Mapping)
+        ]
+        machine = next(iter(_rows([content.get("machine")], str)), None)
+        missing = _rows(content.get("missing"), MissingCounter)
+        return cls(machine, counters, _rows(windows, EnergyWindow), missing)
 
 
-def _rows(value: object) -> list[Mapping[str, Any]]:
-    return [each for each in value[:_MOST] if isinstance(each, Mapping)] if isinstance(value, list) else []
+def _rows(value: object, kind: type[_Row]) -> list[_Row]:
+    """The rows of a list that are of a type."""
+    found: list[_Row] = []
+    for row in value[:_MOST] if isinstance(value, list) else ():
+        with contextlib.suppress(msgspec.ValidationError):
+            found.append(msgspec.convert(row, kind))
+    return found
 
 
-def _counter(row: Mapping[str, Any]) -> Counter | None:
-    kind, device, method = row.get("kind"), _text(row.get("device")), row.get("method")
-    if kind not in KINDS or device is None or method not in _METHODS:
-        return None
-    return Counter(kind, device, method, _text(row.get("id")), _text(row.get("name")))
-
-
-def _window(row: Mapping[str, Any], known: set[str]) -> EnergyWindow | None:
-    numbers = [row.get(name) for name in ("first_step", "steps", "ns")]
-    if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
-        return None
-    first, steps, ns = numbers
-    given = row.get("joules")
-    if not steps or not ns or not isinstance(given, Mapping):
-        return None
-    joules = {
+def _possible(joules: Mapping[str, Any], known: set[str]) -> dict[str, float]:
+    return {
         key: float(value)
-        for key, value in given.items()
-        if key in known and type(value) in (int, float) and math.isfinite(value) and 0 < value < 1e15
+        for key, value in joules.items()
+        if key in known and type(value) in (int, float) and 0 < value < 1e15
     }
-    return EnergyWindow(int(first or 0), int(steps), int(ns), joules)
-
-
-def _missing(row: Mapping[str, Any]) -> MissingCounter | None:
-    kind, reason = row.get("kind"), _text(row.get("reason"))
-    if kind not in KINDS or reason is None:
-        return None
-    return MissingCounter(kind, _text(row.get("device")), reason)
-
-
-def _text(value: object) -> str | None:
-    return value[:_LONGEST_TEXT] if isinstance(value, str) and value else None
 
 
 KEY: Final = "energy"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import polars as pl
 
 from stepscope.errors import InconsistentTraceError
-from stepscope.trace.evidence import Evidence
 from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.run_counts import RunCounts
 from stepscope.trace.tables import REFERENCES, SCHEMAS, SLICE_TABLES, VOCABULARY, conform, empty
 from stepscope.trace.window import Window
 
@@ -85,7 +85,17 @@ class Metadata:
     recorded: tuple[str, ...] | None = None
     window: Window | None = None
     program: ProgramFacts | None = None
-    evidence: Evidence | None = None
+    evidence: RunCounts | None = None
+
+
+class _Table:
+    """A table of a trace as an attribute, under its name."""
+
+    def __set_name__(self, owner: type[Trace], name: str) -> None:
+        self._name = name
+
+    def __get__(self, trace: Trace, owner: type[Trace]) -> pl.DataFrame:
+        return trace.table(self._name)
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,32 @@ class Trace:
     Attributes:
         metadata: where the trace comes from.
         warnings: what was skipped or repaired while reading it.
+        lanes: host threads and device queues.
+        operators: framework operators.
+        launches: host calls of a device's API.
+        device_work: what devices did.
+        frames: Python frames.
+        lines: where in the user's code threads were.
+        modules: calls of nn.Modules.
+        annotations: of the user, the framework and the profiler.
+        synchronisations: a device's own records of waits.
+        memory: allocations.
+        counters: sampled values.
+        links: slice to slice.
     """
+
+    lanes = _Table()
+    operators = _Table()
+    launches = _Table()
+    device_work = _Table()
+    frames = _Table()
+    lines = _Table()
+    modules = _Table()
+    annotations = _Table()
+    synchronisations = _Table()
+    memory = _Table()
+    counters = _Table()
+    links = _Table()
 
     metadata: Metadata
     warnings: tuple[TraceWarning, ...]
@@ -134,66 +169,6 @@ class Trace:
     def working_devices(self) -> list[str]:
         """The devices that did anything, sorted; work whose device a damaged file does not name belongs to none."""
         return sorted(self.device_work["device"].unique().drop_nulls().to_list())
-
-    @property
-    def lanes(self) -> pl.DataFrame:
-        """Host threads and device queues."""
-        return self.table("lanes")
-
-    @property
-    def operators(self) -> pl.DataFrame:
-        """Framework operators."""
-        return self.table("operators")
-
-    @property
-    def launches(self) -> pl.DataFrame:
-        """Host calls of a device's API."""
-        return self.table("launches")
-
-    @property
-    def device_work(self) -> pl.DataFrame:
-        """What devices did."""
-        return self.table("device_work")
-
-    @property
-    def frames(self) -> pl.DataFrame:
-        """Python frames."""
-        return self.table("frames")
-
-    @property
-    def lines(self) -> pl.DataFrame:
-        """Where in the user's code threads were."""
-        return self.table("lines")
-
-    @property
-    def modules(self) -> pl.DataFrame:
-        """Calls of nn.Modules."""
-        return self.table("modules")
-
-    @property
-    def annotations(self) -> pl.DataFrame:
-        """Annotations of the user, the framework and the profiler."""
-        return self.table("annotations")
-
-    @property
-    def synchronisations(self) -> pl.DataFrame:
-        """A device's own records of waits."""
-        return self.table("synchronisations")
-
-    @property
-    def memory(self) -> pl.DataFrame:
-        """Allocations."""
-        return self.table("memory")
-
-    @property
-    def counters(self) -> pl.DataFrame:
-        """Sampled values."""
-        return self.table("counters")
-
-    @property
-    def links(self) -> pl.DataFrame:
-        """Slice to slice."""
-        return self.table("links")
 
     def check(self) -> None:
         """Raise `InconsistentTraceError` unless every table keeps its promises; see `stepscope.trace.model`."""

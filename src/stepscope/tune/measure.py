@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -43,9 +43,7 @@ class Outcome:
 
     Attributes:
         measured: None where it failed.
-        reason: why it failed.
         runs: each with "side" (A is the reference), "round", "step_ns", "dropped" and "losses".
-        folder: of the runs and their logs.
         is_program: whether the program fails as it is, without anything changed.
     """
 
@@ -67,12 +65,9 @@ class BenchMeasure:
     """Measures with real runs of the program.
 
     Attributes:
-        command: the program with its arguments, as the user wrote it.
         words: what is started.
-        folder: for the runs; absolute.
         settings: steps, quiet machine, seed and precision of the proof.
         tolerance: of the losses; None for that of each kind of change.
-        say: is told of each run.
     """
 
     command: tuple[str, ...]
@@ -131,7 +126,6 @@ class BenchMeasure:
         return Bench(commands, settings, folder)
 
     def _limit_s(self, left_s: float) -> float:
-        """Seconds that one run may take."""
         if not self._longest_s:
             return max(left_s, _LONGEST_S)
         return max(min(left_s, _LONGEST_FACTOR * self._longest_s + _LONGEST_S), _LONGEST_FACTOR * self._longest_s)
@@ -224,7 +218,7 @@ def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
 
 
 def _outcome(bench: Bench, measured: Measured | None = None, reason: str = "", *, is_program: bool = False) -> Outcome:
-    runs: list[Mapping[str, Any]] = [
+    runs = tuple(
         {
             "side": run.label,
             "round": run.round,
@@ -233,5 +227,5 @@ def _outcome(bench: Bench, measured: Measured | None = None, reason: str = "", *
             "losses": list(run.losses),
         }
         for run in bench.runs
-    ]
-    return Outcome(measured, reason, tuple(map(dict, runs)), str(bench.folder), is_program)
+    )
+    return Outcome(measured, reason, runs, str(bench.folder), is_program)

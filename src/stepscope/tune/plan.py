@@ -22,7 +22,7 @@ from typing import Final, Literal, TypeAlias
 
 from stepscope.errors import UsageError
 from stepscope.record.apply import parse_applications
-from stepscope.tune.trials import LEAST_GAIN, Configuration, Proposal, Purpose, Space, Trial
+from stepscope.tune.trials import LEAST_GAIN, Configuration, Proposal, Space, Trial
 
 Phase: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof", "done"]
 
@@ -44,11 +44,9 @@ class Plan:
     """What is to be done.
 
     Attributes:
-        phase: of the search; "done" where there is nothing left.
         best: the configuration that is shown to help most so far; empty where none is.
         proposals: what nobody has measured or measures now, the most useful first; empty where others measure what
             the next step depends on, and in "refine", where a sampler makes them.
-        proof: of the best; None where it is not there yet.
     """
 
     phase: Phase
@@ -58,22 +56,24 @@ class Plan:
 
 
 class _Known:
-    """The trials by what they measured."""
-
     def __init__(self, trials: Sequence[Trial]) -> None:
         self.trials = sorted(trials, key=lambda trial: trial.number)
-        self._ended = {trial.proposal.key: trial for trial in self.trials if trial.state != "running"}
-        self._running = {trial.proposal.key for trial in self.trials if trial.state == "running"}
+        self._taken = {trial.proposal for trial in self.trials}
+        self._ended = {trial.proposal: trial for trial in self.trials if trial.state != "running"}
 
     def ended(self, proposal: Proposal) -> Trial | None:
-        return self._ended.get(proposal.key)
+        return self._ended.get(proposal)
+
+    def alone(self, name: str, value: str) -> Trial | None:
+        """A setting alone against the program as it is."""
+        return self.ended(Proposal("screen", Configuration(((name, value),))))
 
     def open(self, proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
         """Those that nobody has measured or measures."""
-        return tuple(each for each in proposals if each.key not in self._ended and each.key not in self._running)
+        return tuple(each for each in proposals if each not in self._taken)
 
-    def of(self, purpose: Purpose) -> list[Trial]:
-        return [trial for trial in self.trials if trial.proposal.purpose == purpose and trial.state != "running"]
+    def refinements(self) -> list[Trial]:
+        return [each for each in self.trials if each.proposal.purpose == "refine" and each.state != "running"]
 
 
 def plan(space: Space, trials: Sequence[Trial], *, hurry: bool = False) -> Plan:
@@ -158,7 +158,7 @@ def _hidden(space: Space, known: _Known, best_ns: float) -> Iterator[tuple[str, 
     """What showed no gain alone, but may have one beside a step that is much shorter than the one it was tried on."""
     for knob in space.knobs:
         for value in knob.values:
-            trial = known.ended(Proposal("screen", Configuration(((knob.name, value),))))
+            trial = known.alone(knob.name, value)
             if trial is None or trial.measured is None or trial.is_promising or not trial.keeps_losses:
                 continue
             before_ns, change_low = trial.measured.before_ns, trial.measured.change_low
@@ -170,12 +170,8 @@ def _hidden(space: Space, known: _Known, best_ns: float) -> Iterator[tuple[str, 
 
 def _by_gain(space: Space, known: _Known) -> list[tuple[str, str]]:
     """What may help alone, the most first."""
-    found = []
-    for knob in space.knobs:
-        for value in knob.values:
-            trial = known.ended(Proposal("screen", Configuration(((knob.name, value),))))
-            if trial is not None and trial.is_promising:
-                found.append((-(trial.gain or 0.0), knob.name, value))
+    settings = ((knob.name, value, known.alone(knob.name, value)) for knob in space.knobs for value in knob.values)
+    found = [(-(trial.gain or 0.0), name, value) for name, value, trial in settings if trial and trial.is_promising]
     return [(name, value) for _, name, value in sorted(found)]
 
 
@@ -186,14 +182,13 @@ def _usable(space: Space, known: _Known, name: str) -> tuple[str, ...]:
         return knob.values
     found = []
     for value in knob.values:
-        trial = known.ended(Proposal("screen", Configuration(((name, value),))))
+        trial = known.alone(name, value)
         if trial is not None and trial.keeps_losses and trial.gain is not None and trial.gain > _HARMFUL:
             found.append(value)
     return tuple(found)
 
 
 def _is_possible(space: Space, configuration: Configuration) -> bool:
-    """Whether the remedies can be applied together."""
     words = space.apply_words(configuration)
     try:
         return not words or bool(parse_applications(",".join(words)))
@@ -206,7 +201,7 @@ def _refined(best: Configuration, known: _Known) -> tuple[Configuration, Proposa
 
     Also what has to be measured to know whether all of the last one is needed; None where that is known.
     """
-    for trial in known.of("refine"):
+    for trial in known.refinements():
         if trial.is_shown and trial.proposal.reference == best:
             added = [name for name, value in trial.proposal.configuration.settings if best.value(name) != value]
             best = trial.proposal.configuration
@@ -222,7 +217,7 @@ def _refined(best: Configuration, known: _Known) -> tuple[Configuration, Proposa
 
 def _may_refine(space: Space, known: _Known, best: Configuration) -> bool:
     """Whether a sampler is to be asked: something helps, there is more to combine, and patience is left."""
-    tried = known.of("refine")
+    tried = known.refinements()
     if not best.settings or len(tried) >= MOST_REFINEMENTS:
         return False
     if len(tried) >= PATIENCE and not any(trial.is_shown for trial in tried[-PATIENCE:]):
@@ -233,14 +228,9 @@ def _may_refine(space: Space, known: _Known, best: Configuration) -> bool:
 def choices(space: Space, trials: Sequence[Trial], best: Configuration) -> dict[str, tuple[str, ...]]:
     """The knobs and values that refinements combine: those that are in the best, and those that did no harm alone."""
     known = _Known(trials)
-    found = {}
-    for knob in space.knobs:
-        values = _usable(space, known, knob.name)
-        if knob.needs and best.value(knob.needs) in (None, "0"):
-            continue
-        if values:
-            found[knob.name] = values
-    return found
+    served = [knob for knob in space.knobs if not knob.needs or best.value(knob.needs) not in (None, "0")]
+    usable = {knob.name: _usable(space, known, knob.name) for knob in served}
+    return {name: values for name, values in usable.items() if values}
 
 
 def is_new(space: Space, trials: Sequence[Trial], configuration: Configuration) -> bool:

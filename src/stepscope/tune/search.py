@@ -44,8 +44,7 @@ class TuneStudy(SharedStudy):
     def check_program(self, program: Mapping[str, Any]) -> None:
         """Keep what is tuned, or see that it is the same as before.
 
-        Raises:
-            UsageError: the study is about another program, or the program was changed.
+        Raises UsageError where the study is about another program, or the program was changed.
         """
         known, name = self.study.user_attrs.get(_PROGRAM), self.study.study_name
         if known is None:
@@ -180,14 +179,11 @@ class TuneStudy(SharedStudy):
         return None
 
     def _is_known(self, key: str, before: float = float("inf")) -> bool:
-        """Whether an earlier trial measures the same."""
         return any(trial.proposal.key == key and trial.number < before for trial in self.trials())
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a study keeps of a measured trial."""
-
     state: Literal["measured", "failed"]
     reason: str
     measured: Measured | None
@@ -263,10 +259,8 @@ class TuneResult:
     """What a search came to.
 
     Attributes:
-        space: what was searched.
         trials: in the order in which they were taken, those of other processes among them.
         best: the configuration that was shown to help most; empty where none was.
-        proof: the fresh measurement of the best; None where there is none yet.
         stop: why the search ended; "done" where nothing is left to try.
         seconds: of this process.
     """
@@ -289,12 +283,9 @@ class Search:
     """One process's part in a search.
 
     Attributes:
-        study: that it shares with others.
         measure: measures a proposal.
         lock: the file that keeps two processes of a machine from measuring at the same time.
         budget_s: seconds after which no further trial begins.
-        tell: is told of each trial, and of a proposal before it is measured.
-        waiting: called where another process of this machine measures.
         pause_s: seconds between two trials, in which another process may take its turn.
     """
 
@@ -311,8 +302,7 @@ class Search:
     def run(self) -> TuneResult:
         """Search until nothing is left to do, the budget is used up, or Ctrl-C comes.
 
-        Raises:
-            UsageError: the program fails as it is, or cannot be started.
+        Raises UsageError where the program fails as it is, or cannot be started.
         """
         begun_s = time.monotonic()
         self.study.set_unclear_proofs_aside()

@@ -137,8 +137,7 @@ def _listed(names: Sequence[str]) -> str:
 def chosen_space(space: Space, only: Sequence[str] | None, skip: Sequence[str]) -> Space:
     """The space with these names only; the user's own knobs always stay.
 
-    Raises:
-        UsageError: no knob has one of the names.
+    Raises UsageError where no knob has one of the names.
     """
     known = {flag.name for flag in all_flags()} | {knob.name for knob in space.knobs}
     for name in (*(only or ()), *skip):
@@ -200,23 +199,17 @@ not named here computes the same in another order at most."""
 
 def _standard(around: Surroundings) -> Iterator[tuple[Knob, str | None]]:
     """The standard knobs, and why one makes no sense here."""
-    for name, values, why_not in _STANDARD:
+    for name, values, needed in _STANDARD:
         losses, draws, needs = _NATURE.get(name, ("reordered", False, ""))
-        reason = why_not(around)
+        reason = next((why for need in needed for holds, why in [_NEEDED[need]] if not holds(around)), None)
         found = values(around)
         if reason is None and not found:
             reason = "nothing to choose from on this machine"
         yield Knob(name, found or (ON,), losses=losses, draws=draws, needs=needs, why="worth a try anywhere"), reason
 
 
-def _switch(around: Surroundings) -> tuple[str, ...]:
-    return (ON,)
-
-
 def _worker_counts(around: Surroundings) -> tuple[str, ...]:
-    """Powers of two up to the cores."""
-    cores = around.cores or 1
-    counts = [2**power for power in range(5) if 2**power <= min(cores, _MOST_WORKERS)]
+    counts = [2**power for power in range(5) if 2**power <= min(around.cores or 1, _MOST_WORKERS)]
     return tuple(map(str, counts[-4:]))
 
 
@@ -226,76 +219,50 @@ def _thread_counts(around: Surroundings) -> tuple[str, ...]:
     return tuple(map(str, dict.fromkeys([1, max(1, cores // 2), cores]))) if cores > 1 else ()
 
 
-def _always(around: Surroundings) -> str | None:
-    return None
+_NEEDED: Final[dict[str, tuple[Callable[[Surroundings], bool], str]]] = {
+    "loader": (lambda around: around.loader is not False, "the program iterates no DataLoader"),
+    "optimizer": (lambda around: around.optimizer is not False, "the program steps no optimizer of torch"),
+    "accelerator": (lambda around: bool(around.accelerator), "the program uses no accelerator"),
+    "cuda": (lambda around: bool(around.cuda), "the program uses no CUDA device"),
+    "tf32": (lambda around: bool(around.tf32), "the device has no TF32"),
+    "bf16": (lambda around: bool(around.half), "neither the device nor the processor multiplies bf16 in hardware"),
+    "no bf16": (lambda around: not around.half, "bf16 needs no scaling of the loss"),
+    "ranks": (lambda around: around.ranks > 1, "the program is one process"),
+    "allocators": (lambda around: bool(around.allocators), "neither jemalloc nor tcmalloc is installed"),
+}
+"""What a knob needs -> whether it is there, and what is said where it is not."""
 
 
-def _with_loader(around: Surroundings) -> str | None:
-    return "the program iterates no DataLoader" if around.loader is False else None
+def _only(*values: str) -> Callable[[Surroundings], tuple[str, ...]]:
+    return lambda around: values
 
 
-def _with_optimizer(around: Surroundings) -> str | None:
-    return "the program steps no optimizer of torch" if around.optimizer is False else None
-
-
-def _with_accelerator(around: Surroundings) -> str | None:
-    return None if around.accelerator else "the program uses no accelerator"
-
-
-def _with_accelerator_and_loader(around: Surroundings) -> str | None:
-    return _with_accelerator(around) or _with_loader(around)
-
-
-def _on_cuda(around: Surroundings) -> str | None:
-    return None if around.cuda else "the program uses no CUDA device"
-
-
-def _with_tf32(around: Surroundings) -> str | None:
-    return _on_cuda(around) or (None if around.tf32 else "the device has no TF32")
-
-
-def _with_half(around: Surroundings) -> str | None:
-    return None if around.half else "neither the device nor the processor multiplies bf16 in hardware"
-
-
-def _with_fp16(around: Surroundings) -> str | None:
-    return _on_cuda(around) or ("bf16 needs no scaling of the loss" if around.half else None)
-
-
-def _with_ranks(around: Surroundings) -> str | None:
-    return None if around.ranks > 1 else "the program is one process"
-
-
-def _with_allocators(around: Surroundings) -> str | None:
-    return None if around.allocators else "neither jemalloc nor tcmalloc is installed"
-
-
-_Values = Callable[[Surroundings], tuple[str, ...]]
-_WhyNot = Callable[[Surroundings], "str | None"]
-_STANDARD: Final[tuple[tuple[str, _Values, _WhyNot], ...]] = (
-    ("batched-loss", _switch, _always),
-    ("fuse-optimizer", _switch, _with_optimizer),
-    ("workers", _worker_counts, _with_loader),
-    ("bf16", _switch, _with_half),
-    ("tf32", _switch, _with_tf32),
-    ("fp16", _switch, _with_fp16),
-    ("compile", lambda around: (ON, "reduce-overhead") if around.cuda else (ON,), _always),
-    ("threads", _thread_counts, _always),
-    ("deferred-logging", _switch, _with_accelerator),
-    ("pin-memory", _switch, _with_accelerator_and_loader),
-    ("non-blocking", _switch, _with_accelerator),
-    ("channels-last", _switch, _on_cuda),
-    ("cudnn-benchmark", _switch, _on_cuda),
-    ("allocator", lambda around: around.allocators, _with_allocators),
-    ("garbage-at-steps", _switch, _always),
-    ("clip-in-one-pass", _switch, _with_optimizer),
-    ("zero-grad", _switch, _with_optimizer),
-    ("bucket-mb", lambda around: ("50", "100"), _with_ranks),
-    ("gradient-view", _switch, _with_ranks),
-    ("static-graph", _switch, _with_ranks),
-    ("prefetch", lambda around: ("4",), _with_loader),
-    ("persistent-workers", _switch, _with_loader),
+_SWITCH: Final = _only(ON)
+_STANDARD: Final[tuple[tuple[str, Callable[[Surroundings], tuple[str, ...]], tuple[str, ...]], ...]] = (
+    ("batched-loss", _SWITCH, ()),
+    ("fuse-optimizer", _SWITCH, ("optimizer",)),
+    ("workers", _worker_counts, ("loader",)),
+    ("bf16", _SWITCH, ("bf16",)),
+    ("tf32", _SWITCH, ("cuda", "tf32")),
+    ("fp16", _SWITCH, ("cuda", "no bf16")),
+    ("compile", lambda around: (ON, "reduce-overhead") if around.cuda else (ON,), ()),
+    ("threads", _thread_counts, ()),
+    ("deferred-logging", _SWITCH, ("accelerator",)),
+    ("pin-memory", _SWITCH, ("accelerator", "loader")),
+    ("non-blocking", _SWITCH, ("accelerator",)),
+    ("channels-last", _SWITCH, ("cuda",)),
+    ("cudnn-benchmark", _SWITCH, ("cuda",)),
+    ("allocator", lambda around: around.allocators, ("allocators",)),
+    ("garbage-at-steps", _SWITCH, ()),
+    ("clip-in-one-pass", _SWITCH, ("optimizer",)),
+    ("zero-grad", _SWITCH, ("optimizer",)),
+    ("bucket-mb", _only("50", "100"), ("ranks",)),
+    ("gradient-view", _SWITCH, ("ranks",)),
+    ("static-graph", _SWITCH, ("ranks",)),
+    ("prefetch", _only("4"), ("loader",)),
+    ("persistent-workers", _SWITCH, ("loader",)),
 )
+"""Knob, its values, and what it needs."""
 
 
 def program_hash(words: Sequence[str]) -> str:
@@ -308,14 +275,7 @@ def program_hash(words: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a profile of the program as it is tells.
-
-    Attributes:
-        trace: of the first rank; None where nothing was recorded.
-        findings: the largest saving first.
-        facts: what the program's process said of itself.
-        ranks: of the program.
-    """
+    """What a profile of the program as it is tells."""
 
     trace: Trace | None = None
     findings: tuple[Finding, ...] = ()

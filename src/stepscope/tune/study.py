@@ -93,11 +93,7 @@ _LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs
 
 
 def import_optuna() -> Any:
-    """The package optuna, which says nothing but warnings.
-
-    Raises:
-        UsageError: it is not installed.
-    """
+    """The package optuna, which says nothing but warnings. Raises UsageError where it is not installed."""
     try:
         import optuna
         import sqlalchemy  # noqa: F401
@@ -149,8 +145,7 @@ def open_study(
 def open_storage(place: str | Path) -> optuna.storages.RDBStorage:
     """The storage at that place, made where it is missing.
 
-    Raises:
-        UsageError: Optuna is missing, or the database cannot be opened or holds something else.
+    Raises UsageError where Optuna is missing, or the database cannot be opened or holds something else.
     """
     package = import_optuna()
     file = _file_of(place)
@@ -166,7 +161,6 @@ def open_storage(place: str | Path) -> optuna.storages.RDBStorage:
 
 
 def _file_of(place: str | Path) -> Path | None:
-    """The file of an SQLite database; None for the URL of another one."""
     text = str(place)
     if text.startswith(_SQLITE):
         return Path(os.path.abspath(text.removeprefix(_SQLITE)))
@@ -261,7 +255,6 @@ def _reason(error: Exception) -> str:
 
 
 def _shown(place: str | Path) -> str:
-    """The place without a password."""
     text = str(place)
     if "://" not in text:
         return text
@@ -270,18 +263,13 @@ def _shown(place: str | Path) -> str:
 
 
 class SharedStudy:
-    """A study whose trials several processes take.
-
-    Attributes:
-        study: Optuna's.
-    """
+    """A study whose trials several processes take."""
 
     def __init__(self, study: optuna.Study) -> None:
         self.study = study
         self.owner = process_name()
 
     def take(self, trial: optuna.Trial) -> None:
-        """Say that this process runs the trial."""
         self.note(trial, OWNER, self.owner)
         self.beat(trial)
 
@@ -290,7 +278,6 @@ class SharedStudy:
         self.note(trial, BEAT, time.time())
 
     def note(self, trial: optuna.Trial, key: str, value: Any) -> None:
-        """Keep something with the trial."""
         with quietly():
             trial.set_user_attr(key, value)
 
@@ -319,7 +306,6 @@ def process_name() -> dict[str, Any]:
 
 
 def is_alive(owner: Mapping[str, Any]) -> bool:
-    """Whether that process of this machine still runs."""
     process = owner.get("process")
     if type(process) is not int or process <= 0:
         return False

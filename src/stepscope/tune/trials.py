@@ -74,7 +74,6 @@ class Configuration:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> Configuration:
-        """The configuration with these settings."""
         return cls(tuple(sorted(settings.items())))
 
     def with_setting(self, name: str, value: str) -> Configuration:
@@ -82,7 +81,6 @@ class Configuration:
         return Configuration.of({**dict(self.settings), name: value})
 
     def without(self, name: str) -> Configuration:
-        """The same with one knob left as the program has it."""
         return Configuration(tuple(pair for pair in self.settings if pair[0] != name))
 
     def value(self, name: str) -> str | None:
@@ -103,21 +101,15 @@ class Space:
     said: tuple[str, ...] = ()
 
     def knob(self, name: str) -> Knob:
-        """The knob of that name.
-
-        Raises:
-            KeyError: there is none.
-        """
+        """The knob of that name. Raises KeyError where there is none."""
         return {knob.name: knob for knob in self.knobs}[name]
 
     def shown(self, configuration: Configuration) -> str:
-        """The settings of a configuration, for people."""
         known = {knob.name for knob in self.knobs}
         shown = (self.knob(name).shown(value) for name, value in configuration.settings if name in known)
         return ", ".join(shown) or "nothing"
 
     def apply_words(self, configuration: Configuration) -> tuple[str, ...]:
-        """What `stepscope run --apply` takes for it."""
         return self._words(configuration, "apply")
 
     def arguments(self, configuration: Configuration) -> tuple[str, ...]:
@@ -288,12 +280,7 @@ LEAST_GAIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One comparison that is to be measured.
-
-    Attributes:
-        configuration: what is to be tried.
-        reference: what it is compared with.
-    """
+    """One comparison that is to be measured."""
 
     purpose: Purpose
     configuration: Configuration
@@ -353,10 +340,7 @@ class Trial:
     Attributes:
         number: in the study.
         state: "failed" is a result too: it says why it cannot be had, in `reason`.
-        reason: why it failed.
         measured: None where it failed, or still runs.
-        machine: that measured it.
-        folder: of its runs and their logs.
     """
 
     number: int

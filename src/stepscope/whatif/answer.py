@@ -30,7 +30,7 @@ CAUSE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "saving_share": pl.Float64,
 }
 SMALLEST_SHARE: Final = 0.001
-"""Of the span: causes that took less of it, on the device and on the main thread, are not replayed, and those that
+"""Causes that took a smaller share of the span, on the device and on the main thread, are not replayed, and those that
 neither took nor would save as much are left out."""
 _WORK_OF: Final = {"communication": ("communication",), "host_to_device_copy": ("copy_in",)}
 """Device work that a cause stands for as well: without the cause it goes too."""
@@ -97,19 +97,12 @@ class NamedChange:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What a step would take with a change.
+    """What a step would take with a change."""
 
-    Attributes:
-        name: the words that asked for it.
-        step_ns: the mean step's length with the change.
-        saving_ns: what it loses; negative where it becomes longer.
-        saving_share: the same as a share of the measured step.
-    """
-
-    name: str
-    step_ns: float
-    saving_ns: float
-    saving_share: float
+    name: str  # the words that asked for it
+    step_ns: float  # the mean step's length with the change
+    saving_ns: float  # what it loses; negative where it becomes longer
+    saving_share: float  # the same as a share of the measured step
 
     @classmethod
     def of(cls, name: str, outcome: Outcome) -> Prospect:
@@ -119,32 +112,20 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class AsMeasured:
-    """The steps as they are, and how far a replay of them can be believed.
+    """The steps as they are, and how far a replay of them can be believed."""
 
-    Attributes:
-        path, format: of the trace.
-        stepped: whether there are steps; else the whole recording counts as one.
-        step_count: number of complete steps; 1 where there are none.
-        step_ns: the mean step's length in the trace.
-        replayed_step_ns: the same in the replay without a change.
-        device: the busiest device; None where the trace has none.
-        unexplained_share: of the steps' time, in which the device waited for what the trace does not show.
-        why_not: why replays promise nothing here, in one sentence; None where they do.
-        resources: what the critical path consists of, columns as in `critical_path.RESOURCE_SCHEMA`, of all steps.
-        warnings: what was skipped or repaired while reading the trace.
-    """
-
-    path: str
-    format: str
-    stepped: bool
-    step_count: int
-    step_ns: float
-    replayed_step_ns: float
-    device: str | None
-    unexplained_share: float
-    why_not: str | None
+    path: str  # of the trace
+    format: str  # of the trace
+    stepped: bool  # whether there are steps; else the whole recording counts as one
+    step_count: int  # number of complete steps; 1 where there are none
+    step_ns: float  # the mean step's length in the trace
+    replayed_step_ns: float  # the same in the replay without a change
+    device: str | None  # the busiest device; None where the trace has none
+    unexplained_share: float  # of the steps' time, in which the device waited for what the trace does not show
+    why_not: str | None  # why replays promise nothing here, in one sentence; None where they do
+    # what the critical path consists of, columns as in `critical_path.RESOURCE_SCHEMA`, of all steps
     resources: pl.DataFrame
-    warnings: tuple[TraceWarning, ...] = ()
+    warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,17 @@ from stepscope.analysis.rows import row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
-from stepscope.whatif.graph import Durations, Edges, Graph, HostScale, Stretches, Works, concatenated
+from stepscope.whatif.graph import (
+    Durations,
+    Edges,
+    Graph,
+    HostScale,
+    Stretches,
+    Works,
+    concatenated,
+    nothing,
+    previous_in,
+)
 from stepscope.whatif.host_waits import RETURN_NS, Handovers, Waits, device_waits, handovers, host_collectives
 
 _GIVEN: Final = -2
@@ -67,14 +77,14 @@ def cut_stretches(
 
 
 def _silences(given: Times, resumed: Times, start: Times, end: Times) -> Times:
-    """Pauses of a thread that waits for others: what of them is not the others' is its own."""
+    """Pauses of a thread that waits for others; the rest of a pause is the thread's own time."""
     order = np.lexsort((-end, resumed))
     first = np.unique(resumed[order], return_index=True)[1]
     chosen = order[first]
     given, resumed, start, end = given[chosen], resumed[chosen], start[chosen], end[chosen]
     own = np.maximum(resumed - given - (end - start), 0)
-    nothing = np.full(len(given), -1, np.int64)
-    return np.column_stack([given, resumed, own, nothing, nothing])
+    unset = np.full(len(given), -1, np.int64)
+    return np.column_stack([given, resumed, own, unset, unset])
 
 
 def _between(start: Times, end: Times) -> Times:
@@ -83,8 +93,8 @@ def _between(start: Times, end: Times) -> Times:
     reached = np.maximum.accumulate(end[order])[:-1] if len(end) > 1 else end[:0]
     begin = start[order][1:]
     apart = begin >= reached
-    nothing, given = np.full(int(apart.sum()), -1, np.int64), np.full(int(apart.sum()), _GIVEN, np.int64)
-    return np.column_stack([reached[apart], begin[apart], np.zeros(len(nothing), np.int64), given, nothing])
+    own, launch, wait = (np.full(int(apart.sum()), value, np.int64) for value in (0, _GIVEN, -1))
+    return np.column_stack([reached[apart], begin[apart], own, launch, wait])
 
 
 def _loader_calls(calls: pl.DataFrame, pauses: Times) -> Times:
@@ -93,8 +103,8 @@ def _loader_calls(calls: pl.DataFrame, pauses: Times) -> Times:
     begins, ends = np.sort(pauses[:, 0]), np.sort(pauses[:, 1])
     alone = np.searchsorted(begins, start + duration, side="left") == np.searchsorted(ends, start, side="right")
     start, duration = start[alone], duration[alone]
-    nothing = np.full(len(start), -1, np.int64)
-    return np.column_stack([start, start + duration, duration, nothing, nothing])
+    unset = np.full(len(start), -1, np.int64)
+    return np.column_stack([start, start + duration, duration, unset, unset])
 
 
 def _cut_lane(lane: int, first: int, last: int, pauses: Times) -> pl.DataFrame:
@@ -128,18 +138,15 @@ def queue_waits(trace: Trace, works: Works) -> Edges:
     mean the work that its thread launches next, which waits for what was launched last in each other queue.
     """
     if not len(works.start):
-        return Edges.none()
+        return nothing(Edges)
     recorded = _recorded(trace)
     calls = trace.launches.with_row_index("launch").filter(pl.col("kind") == "queue_wait")
     told = trace.synchronisations.filter(pl.col("kind") == "queue_wait")["correlation"].drop_nulls()
     untold = calls.filter(~pl.col("correlation").is_in(told.implode()).fill_null(False))
     inferred = _inferred(trace, works, untold)
     source, target = np.concatenate([recorded[0], inferred[0]]), np.concatenate([recorded[1], inferred[1]])
-    if not len(source):
-        return Edges.none()
     pairs = np.unique(np.column_stack([source, target]), axis=0)
-    nothing = np.zeros(len(pairs), np.int64)
-    return Edges(pairs[:, 0], pairs[:, 1], nothing, nothing)
+    return Edges.without_delay(pairs[:, 0], pairs[:, 1])
 
 
 def with_unseen_waits(trace: Trace, works: Works, waits: Edges, unexplained_ns: Durations) -> Edges:
@@ -162,9 +169,7 @@ def with_unseen_waits(trace: Trace, works: Works, waits: Edges, unexplained_ns: 
         fits &= (works.queue[source] != works.queue[mine]) & (works.launched[source] <= works.launched[mine])
         sources.append(source[fits])
         targets.append(mine[fits])
-    source, target = np.concatenate(sources), np.concatenate(targets)
-    nothing = np.zeros(len(source), np.int64)
-    return Edges(source, target, nothing, nothing)
+    return Edges.without_delay(np.concatenate(sources), np.concatenate(targets))
 
 
 def _recorded(trace: Trace) -> tuple[Rows, Rows]:
@@ -176,21 +181,15 @@ def _recorded(trace: Trace) -> tuple[Rows, Rows]:
     )
     calls = trace.launches.filter(pl.col("correlation").is_not_null()).unique("correlation", keep="first")
     at = calls.select("correlation", call="start_ns")
-    waits = waits.select("device", "queue", "waited_queue", "correlation", "waited_correlation").join(
-        at, on="correlation", how="inner"
-    )
-    waits = waits.join(
-        at.rename({"correlation": "waited_correlation", "call": "event"}), on="waited_correlation", how="inner"
-    )
+    event = at.rename({"correlation": "waited_correlation", "call": "event"})
+    waits = waits.select("device", "queue", "waited_queue", "correlation", "waited_correlation")
+    waits = waits.join(at, on="correlation", how="inner").join(event, on="waited_correlation", how="inner")
     launched = (
         trace.device_work.with_row_index("work")
         .join(trace.launches.with_row_index("launch").select("launch", time="start_ns"), on="launch", how="inner")
         .select("work", "device", "queue", "time")
         .sort("time", "work")
     )
-    if waits.is_empty() or launched.is_empty():
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing
     before = waits.sort("event").join_asof(
         launched.rename({"queue": "waited_queue", "work": "source"}),
         left_on="event",
@@ -214,13 +213,12 @@ def _recorded(trace: Trace) -> tuple[Rows, Rows]:
 
 def _inferred(trace: Trace, works: Works, calls: pl.DataFrame) -> tuple[Rows, Rows]:
     """For each call the work its thread launched next, and what was launched last before in each other queue."""
-    nothing = np.zeros(0, np.int64)
-    lanes = trace.launches["lane"].gather(trace.device_work["launch"])
-    lane = row_numbers(lanes)
+    none = np.zeros(0, np.int64)
+    lane = row_numbers(trace.launches["lane"].gather(trace.device_work["launch"]))
     device = trace.device_work["device"].rank("dense").to_numpy().astype(np.int64)
     known = np.flatnonzero(works.stretch >= 0)
     if calls.is_empty() or not len(known):
-        return nothing, nothing
+        return none, none
     order = known[np.argsort(works.launched[known], kind="stable")]
     call_lane, call_time = calls["lane"].cast(pl.Int64).to_numpy(), calls["start_ns"].to_numpy()
     target = np.full(len(call_time), -1, np.int64)
@@ -232,7 +230,7 @@ def _inferred(trace: Trace, works: Works, calls: pl.DataFrame) -> tuple[Rows, Ro
         target[its[inside]] = mine[position[inside]]
     has = target >= 0
     target, call_time = target[has], call_time[has]
-    sources, targets = [nothing], [nothing]
+    sources, targets = [none], [none]
     for queue in np.unique(works.queue).tolist():
         its = order[works.queue[order] == queue]
         if not len(its):
@@ -295,7 +293,7 @@ def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
         on_host=beside.row,
         unexplained_ns=unexplained,
         dropped=dropped,
-        host_scale=HostScale.none(),
+        host_scale=nothing(HostScale),
         work_scale=np.ones(len(works.start)),
     )
     return _in_order(graph)
@@ -343,13 +341,10 @@ def _works(trace: Trace, stretches: Stretches) -> Works:
     queue = work.select(pl.struct("device", "queue").rank("dense"))["device"].to_numpy().astype(np.int64)
     start, duration = work["start_ns"].to_numpy(), work["duration_ns"].to_numpy()
     order = np.lexsort((start + duration, start, queue))
-    previous = np.full(len(order), -1, np.int64)
-    same = queue[order][1:] == queue[order][:-1]
-    previous[order[1:][same]] = order[:-1][same]
     launched, lane = _launches(work, order, queue, start)
-    stretch = stretches.at(lane, launched)
     unknown = np.zeros(len(start), np.int64)
-    return Works(start, duration, queue, stretch, launched, unknown, previous, unknown)
+    previous = previous_in(queue, start, start + duration)
+    return Works(start, duration, queue, stretches.at(lane, launched), launched, unknown, previous, unknown)
 
 
 def _launches(work: pl.DataFrame, order: Rows, queue: Rows, start: Times) -> tuple[Times, npt.NDArray[np.int32]]:

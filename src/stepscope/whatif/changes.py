@@ -1,4 +1,8 @@
-"""What could be different in a step: each function gives a `Change` to apply to a dependency graph."""
+"""What could be different in a step: each function gives a `Change` to apply to a dependency graph.
+
+Intervals of threads' time are given by `lanes`, `starts` and `ends`: the thread of each, and nanoseconds; arrays of
+shape (n,).
+"""
 
 from __future__ import annotations
 
@@ -13,22 +17,18 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSES, DEVICE_CAUSES
-from stepscope.analysis.rows import row_numbers
+from stepscope.analysis.rows import at, row_numbers
 from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.window import Times, union
 from stepscope.whatif.experiment import Change, Experiment
-from stepscope.whatif.graph import Edges, Graph
+from stepscope.whatif.graph import Edges, Graph, nothing
 
 
 def without_waits_inside(graph: Graph, lanes: npt.NDArray[np.int32], starts: Times, ends: Times) -> Graph:
     """Without what the pauses that lie whole in these intervals of threads' time wait for.
 
     A thread that others give its work goes on waiting for that.
-
-    Args:
-        lanes: the thread of each interval; shape (n,).
-        starts, ends: nanoseconds; shape (n,). Intervals that touch count as one.
     """
     stretches = graph.stretches
     pauses = np.flatnonzero((stretches.previous >= 0) & ~stretches.is_given)
@@ -75,13 +75,7 @@ def together(*changes: Change) -> Change:
 
 
 def scaled_host_time(lanes: Lanes, starts: Times, ends: Times, factor: float | Factors) -> Change:
-    """Host time in these intervals takes so many times as long, all or each; with 0 waits inside them go too.
-
-    Args:
-        lanes: the thread of each interval; shape (n,).
-        starts, ends: nanoseconds; shape (n,).
-    """
-
+    """Host time in these intervals takes so many times as long, all or each; with 0 waits inside them go too."""
     factors = np.broadcast_to(np.asarray(factor, np.float64), starts.shape)
     gone = factors <= 0
 
@@ -113,14 +107,19 @@ def scaled_slices(slices: Rows, factor: float) -> Change:
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         activity, chosen = experiment.activity, np.unique(slices[slices >= 0])
         lanes, starts, ends = activity.lane[chosen], activity.start[chosen], activity.end[chosen]
-        for lane in np.unique(lanes).tolist():
-            mine = lanes == lane
-            whole = union(starts[mine], ends[mine])
-            its = np.full(len(whole.starts), lane, np.int32)
-            graph = scaled_host_time(its, whole.starts, whole.ends, factor)(experiment, graph)
-        return graph
+        return scaled_host_time(*joined(lanes, starts, ends), factor)(experiment, graph)
 
     return apply
+
+
+def joined(lanes: Lanes, starts: Times, ends: Times) -> tuple[Lanes, Times, Times]:
+    """Intervals of threads' time, of which those that overlap or touch are one."""
+    parts = [(lane, union(starts[lanes == lane], ends[lanes == lane])) for lane in np.unique(lanes).tolist()]
+    whole = [(np.full(len(each.starts), lane, np.int32), each.starts, each.ends) for lane, each in parts]
+    none = np.zeros(0, np.int64)
+    columns = zip((none.astype(np.int32), none, none), *whole, strict=True)
+    lane, start, end = (np.concatenate(column) for column in columns)
+    return lane, start, end
 
 
 def without_waits(launches: Rows) -> Change:
@@ -137,12 +136,7 @@ def without_waits(launches: Rows) -> Change:
 
 
 def moved_host_time(lanes: Lanes, starts: Times, ends: Times, moments: Times) -> Change:
-    """Host time in these intervals is spent later, at these moments of the same threads; waits inside go.
-
-    Args:
-        lanes: the thread of each interval; shape (n,).
-        starts, ends, moments: nanoseconds; shape (n,).
-    """
+    """Host time in these intervals is spent later, at these moments of the same threads; waits inside go."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         changed = scaled_host_time(lanes, starts, ends, 0.0)(experiment, graph)
@@ -192,11 +186,7 @@ def _work_under(experiment: Experiment, number: Rows) -> tuple[Rows, Rows]:
     """Rows of the work launched by operators that have a number, -1 for none, and its number."""
     operator = row_numbers(experiment.trace.launches["operator"])
     launch = row_numbers(experiment.trace.device_work["launch"])
-    if not len(operator) or not len(launch) or not len(number):
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing
-    its = np.where(launch >= 0, operator[np.maximum(launch, 0)], -1)
-    numbers = np.where(its >= 0, number[np.maximum(its, 0)], -1)
+    numbers = at(number, at(operator, launch))
     work = np.flatnonzero(numbers >= 0)
     return work, numbers[work]
 
@@ -223,7 +213,7 @@ def scaled_operators(rows: Rows, factor: float) -> Change:
 
 
 def _outermost_and_inside(chosen: npt.NDArray[np.bool_], parent: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """Of the chosen operators those in no other; and which operators are chosen or inside of one."""
+    """The chosen operators that are inside no other; and which operators are chosen or inside a chosen one."""
     inside = inherit(np.where(chosen, 0, -1), parent) >= 0
     around = np.append(inside, False)[parent]
     return np.flatnonzero(chosen & ~around), inside
@@ -254,14 +244,10 @@ def without_cause(cause: str) -> Change:
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         if cause == "dependency":
-            return replace(graph, queue_waits=Edges.none())
+            return replace(graph, queue_waits=nothing(Edges))
         if cause == "launch_latency":
-            works = graph.works
-            nothing = np.zeros(len(works.start), np.int64)
-            calm = replace(
-                works, latency_ns=np.minimum(works.latency_ns, nothing), gap_ns=np.minimum(works.gap_ns, nothing)
-            )
-            return replace(graph, works=calm)
+            latency, gap = np.minimum(graph.works.latency_ns, 0), np.minimum(graph.works.gap_ns, 0)
+            return replace(graph, works=replace(graph.works, latency_ns=latency, gap_ns=gap))
         if cause == "unknown":
             return _without_unexplained(graph)
         changed = _scaled_host_cause(experiment, graph, cause, 0.0)
@@ -425,12 +411,7 @@ def synchronise_every(steps: int) -> Change:
 
 
 def without_waits_in(lanes: Lanes, starts: Times, ends: Times) -> Change:
-    """Threads wait for nothing in these intervals; what they do there themselves stays.
-
-    Args:
-        lanes: the thread of each interval; shape (n,).
-        starts, ends: nanoseconds; shape (n,).
-    """
+    """Threads wait for nothing in these intervals; what they do there themselves stays."""
     return lambda _, graph: without_waits_inside(graph, lanes, starts, ends)
 
 
@@ -443,29 +424,25 @@ def scaled_stretches(lanes: Lanes, starts: Times, ends: Times, factor: float) ->
     """Host time in these intervals, and the device work launched there, takes so many times as long.
 
     With factor 0 waits inside go too.
-
-    Args:
-        lanes: the thread of each interval; shape (n,). Intervals of a thread that overlap count as one.
-        starts, ends: nanoseconds; shape (n,).
     """
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         calls = experiment.trace.launches
         launch = row_numbers(experiment.trace.device_work["launch"])
         calling, called = calls["lane"].to_numpy(), calls["start_ns"].to_numpy()
+        graph = scaled_host_time(*joined(lanes, starts, ends), factor)(experiment, graph)
+        inside = np.zeros(calls.height + 1, np.bool_)
         for lane in np.unique(lanes).tolist():
-            whole = union(starts[lanes == lane], ends[lanes == lane])
-            its = np.full(len(whole.starts), lane, np.int32)
-            graph = scaled_host_time(its, whole.starts, whole.ends, factor)(experiment, graph)
-            inside = (calling == lane) & (whole.overlap_of(called, called + 1) > 0)
-            graph = graph.with_work(np.flatnonzero((launch >= 0) & np.append(inside, False)[launch]), factor)
-        return graph
+            mine = np.flatnonzero(calling == lane)
+            covered = union(starts[lanes == lane], ends[lanes == lane])
+            inside[mine] = covered.overlap_of(called[mine], called[mine] + 1) > 0
+        return graph.with_work(np.flatnonzero((launch >= 0) & inside[launch]), factor)
 
     return apply
 
 
 def overlapped(rows: Rows) -> Change:
-    """Of these rows of `device_work` only what runs beside a computation of their device still takes time."""
+    """These rows of `device_work` take time only while their device computes beside them."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         table = experiment.trace.device_work

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import TABLES, slice_columns
-from stepscope.analysis.rows import at, conformed
+from stepscope.analysis.host import slice_columns
+from stepscope.analysis.rows import conformed, nullable
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
 from stepscope.whatif.experiment import Experiment
@@ -196,14 +196,10 @@ def critical_path(experiment: Experiment, done: Replay | None = None) -> pl.Data
         last one or of its device work, without holes; in a trace without steps over the device's window.
     """
     chain = walk_back(experiment, done or experiment.measured)
-    parts = [_work_rows(experiment, chain), _delay_rows(experiment, chain), _host_rows(experiment, chain)]
-    parts.append(_other_rows(experiment, chain))
-    path = pl.concat([pl.DataFrame(schema=dict(PATH_SCHEMA)), *parts])
-    path = path.with_columns(end=pl.col("start_ns") + pl.col("duration_ns")).with_columns(
-        start_ns=pl.max_horizontal("start_ns", pl.lit(chain.begin))
-    )
-    path = path.with_columns(duration_ns=pl.col("end") - pl.col("start_ns")).filter(pl.col("duration_ns") > 0)
-    path = path.sort("start_ns", "end").select(list(PATH_SCHEMA))
+    path = pl.concat([part(experiment, chain) for part in (_device_rows, _host_rows, _other_rows)])
+    start = pl.max_horizontal("start_ns", pl.lit(chain.begin))
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    path = path.with_columns(start_ns=start, duration_ns=end - start).filter(pl.col("duration_ns") > 0).sort("start_ns")
     if path.height and path["start_ns"][0] > chain.begin:  # what the earliest piece waited for is not in the trace
         unknown = pl.DataFrame({"start_ns": [chain.begin], "duration_ns": [path["start_ns"][0] - chain.begin]})
         path = pl.concat([_conform(unknown.with_columns(kind=pl.lit("wait"))), path])
@@ -219,71 +215,50 @@ def resources(path: pl.DataFrame) -> pl.DataFrame:
     return conformed(table, RESOURCE_SCHEMA)
 
 
-def _of_device(experiment: Experiment, taken: list[tuple[int, int, int]]) -> tuple[Rows, Times, Times]:
-    """Rows, starts and ends of what a device did."""
-    return _rows_from(taken, 0, experiment.trace.device_work.height)
+def _taken(rows: list[tuple[int, int, int]]) -> pl.DataFrame:
+    return pl.DataFrame(rows, {"row": pl.Int64, "start": pl.Int64, "end": pl.Int64}, orient="row")
 
 
-def _rows_from(taken: list[tuple[int, int, int]], first: int, end: int | None = None) -> tuple[Rows, Times, Times]:
-    """Of what was taken the works with these numbers: number, start and end."""
-    table = np.array(taken, np.int64).reshape(-1, 3)
-    inside = (table[:, 0] >= first) & ((table[:, 0] < end) if end is not None else True)
-    table = table[inside]
-    return table[:, 0], table[:, 1], table[:, 2]
+def _device_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
+    """What devices did, and what passed between what work waited for and its start.
+
+    That is latency, and the rest that nothing explains.
+    """
+    work = experiment.trace.device_work.with_row_index("row").select(
+        pl.col("row").cast(pl.Int64), "lane", "device", "queue", "name",
+        does=pl.col("kind").replace_strict(_OF_WORK, default="compute"),
+    )  # fmt: skip
+    unexplained = pl.Series(experiment.graph.unexplained_ns)
+    delays = _taken(chain.delays).filter(pl.col("row") < work.height)
+    late = unexplained.gather(delays["row"]).clip(upper_bound=(delays["end"] - delays["start"]).clip(0))
+    parts = [
+        _taken(chain.works).with_columns(kind=pl.lit(None, pl.String)),
+        delays.with_columns(end=pl.col("end") - late, kind=pl.lit("launch_latency")),
+        delays.with_columns(start=pl.col("end") - late, kind=pl.lit("wait")),
+    ]
+    rows = pl.concat(parts).join(work, on="row", how="inner")
+    duration = pl.col("end") - pl.col("start")
+    kind = pl.coalesce("kind", "does")
+    return _conform(rows.with_columns(kind=kind, start_ns="start", duration_ns=duration, table=pl.lit("device_work")))
 
 
 def _other_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
     """Collectives that the host runs, and batches that worker processes load in a changed replay; with their delays."""
     first, on_host = experiment.trace.device_work.height, chain.done.graph.on_host
-    rows, start, end = _rows_from(chain.works, first)
-    delayed, since, until = _rows_from(chain.delays, first)
-    rows, start, end = np.append(rows, delayed), np.append(start, since), np.append(end, until)
-    number = rows - first
-    collective = number < len(on_host)
-    row = on_host[number[collective]]
     annotations = experiment.trace.annotations
-    sent = pl.DataFrame({"start_ns": start[collective], "duration_ns": (end - start)[collective], "row": row})
+    taken = pl.concat([_taken(chain.works), _taken(chain.delays)]).filter(pl.col("row") >= first)
+    taken = taken.select(number=pl.col("row") - first, start_ns="start", duration_ns=pl.col("end") - pl.col("start"))
+    sent = taken.filter(pl.col("number") < len(on_host))
     sent = sent.with_columns(
+        row=pl.Series(on_host).gather(sent["number"]),
         kind=pl.lit("communication"),
         table=pl.lit("annotations"),
-        lane=annotations["lane"].gather(row),
-        name=annotations["name"].gather(row),
     )
-    loaded = pl.DataFrame({"start_ns": start[~collective], "duration_ns": (end - start)[~collective]}).with_columns(
+    named = [annotations[name].gather(sent["row"]) for name in ("lane", "name")]
+    loaded = taken.filter(pl.col("number") >= len(on_host)).with_columns(
         kind=pl.lit("host"), cause=pl.lit("input"), name=pl.lit("a batch loaded by a worker process")
     )
-    return pl.concat([_conform(sent), _conform(loaded)])
-
-
-def _work_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
-    rows, start, end = _of_device(experiment, chain.works)
-    table = experiment.trace.device_work[rows].select("kind", "lane", "device", "queue", "name")
-    return _conform(
-        table.with_columns(
-            pl.col("kind").replace_strict(_OF_WORK, default="compute"),
-            start_ns=start,
-            duration_ns=end - start,
-            table=pl.lit("device_work"),
-            row=rows,
-        )
-    )
-
-
-def _delay_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
-    """What passed between what work waited for and its start: latency, and the rest that nothing explains."""
-    rows, start, end = _of_device(experiment, chain.delays)
-    late = np.minimum(experiment.graph.unexplained_ns[rows], np.maximum(end - start, 0))
-    parts = []
-    for kind, since, until in (("launch_latency", start, end - late), ("wait", end - late, end)):
-        table = experiment.trace.device_work[rows].select("lane", "device", "queue", "name")
-        parts.append(
-            _conform(
-                table.with_columns(
-                    kind=pl.lit(kind), start_ns=since, duration_ns=until - since, table=pl.lit("device_work"), row=rows
-                )
-            )
-        )
-    return pl.concat(parts)
+    return pl.concat([_conform(sent.with_columns(named)), _conform(loaded)])
 
 
 def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
@@ -300,10 +275,10 @@ def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
         since = scale.length(lanes, mine[interval, 1], begins)
         until = scale.length(lanes, mine[interval, 1], ends)
         whole = scale.length(np.full(len(mine), lane, np.int32), mine[:, 1], mine[:, 2])
-        gone = (whole <= 0)[interval]  # time that is gone, and yet passes while the thread waits
-        since = np.where(gone, begins - mine[interval, 1], since)
-        until = np.where(gone, ends - mine[interval, 1], until)
-        whole = np.where(whole <= 0, np.maximum(mine[:, 2] - mine[:, 1], 1), whole)
+        gone = whole <= 0  # time that is gone, and yet passes while the thread waits
+        since = np.where(gone[interval], begins - mine[interval, 1], since)
+        until = np.where(gone[interval], ends - mine[interval, 1], until)
+        whole = np.where(gone, np.maximum(mine[:, 2] - mine[:, 1], 1), whole)
         stretched = ((mine[:, 4] - mine[:, 3]) / whole)[interval]
         begin = mine[interval, 3]
         start, end = (begin + np.rint(at * stretched).astype(np.int64) for at in (since, until))
@@ -321,31 +296,15 @@ def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
             columns[0].alias("table"),
             columns[1].alias("row"),
             kind=pl.lit("host"),
-            name=_names(experiment, cut["slice"].to_numpy()),
+            name=activity.name.gather(nullable(cut["slice"].to_numpy())),
         )
         parts.append(_conform(frame))
     return pl.concat(parts)
 
 
-def _names(experiment: Experiment, slices: Rows) -> pl.Series:
-    """The name of each slice, null for none."""
-    activity = experiment.activity
-    names = pl.repeat(None, len(slices), dtype=pl.String, eager=True).to_frame("name")["name"]
-    tables = at(activity.table, slices)
-    for code, table in enumerate(TABLES):
-        mine = np.flatnonzero(tables == code)
-        if len(mine):
-            names = names.scatter(mine, experiment.trace.table(table)["name"].gather(activity.row[slices[mine]]))
-    return names
-
-
 def _conform(table: pl.DataFrame) -> pl.DataFrame:
-    return table.select(
-        [
-            (pl.col(name) if name in table.columns else pl.lit(None)).cast(dtype).alias(name)
-            for name, dtype in PATH_SCHEMA.items()
-        ]
-    )
+    missing = [pl.lit(None).alias(name) for name in PATH_SCHEMA if name not in table.columns]
+    return conformed(table.with_columns(missing), PATH_SCHEMA)
 
 
 SLACK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -372,10 +331,7 @@ def slack_of_operators(experiment: Experiment) -> pl.DataFrame:
     operators = experiment.trace.operators.with_row_index("row")
     start = operators["start_ns"].to_numpy()
     rows = np.flatnonzero((start >= experiment.span.start_ns) & (start < experiment.span.end_ns))
-    lanes, ends = (
-        operators["lane"].to_numpy()[rows],
-        (operators["start_ns"] + operators["duration_ns"]).to_numpy()[rows],
-    )
+    lanes, ends = operators["lane"].to_numpy()[rows], (start + operators["duration_ns"].to_numpy())[rows]
     slack = np.minimum(host_late.at(lanes, ends), _end_of_span(experiment, done) - ends)
     calls = experiment.trace.launches["operator"].cast(pl.Int64)
     table = experiment.trace.device_work.select(
@@ -389,7 +345,7 @@ def slack_of_operators(experiment: Experiment) -> pl.DataFrame:
     result = result.with_columns(
         slack_ns=pl.min_horizontal("host", "slack").clip(lower_bound=0), device_ns=pl.col("device_ns").fill_null(0)
     )
-    return result.sort("start_ns", "row").select([pl.col(name).cast(dtype) for name, dtype in SLACK_SCHEMA.items()])
+    return conformed(result.sort("start_ns", "row"), SLACK_SCHEMA)
 
 
 def slack_by_name(slack: pl.DataFrame) -> pl.DataFrame:

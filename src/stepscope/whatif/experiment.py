@@ -20,7 +20,7 @@ from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times, union
 from stepscope.whatif.build import build_graph
-from stepscope.whatif.graph import Edges, Graph, Replay, concatenated, replay
+from stepscope.whatif.graph import Edges, Graph, Record, Replay, concatenated, replay
 from stepscope.whatif.host_waits import silent_wait_ns
 
 MOST_UNEXPLAINED: Final = 0.1
@@ -29,19 +29,12 @@ MOST_UNEXPLAINED: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a replay gives.
+    """What a replay gives."""
 
-    Attributes:
-        step_ns: the mean step's length with the change.
-        measured_step_ns: and without it.
-        step_count: number of steps; 1 where the trace has none and the whole stretch counts as one.
-        replay: when everything happens.
-    """
-
-    step_ns: float
-    measured_step_ns: float
-    step_count: int
-    replay: Replay
+    step_ns: float  # the mean step's length with the change
+    measured_step_ns: float  # and without it
+    step_count: int  # number of steps; 1 where the trace has none and the whole stretch counts as one
+    replay: Replay  # when everything happens
 
     @property
     def saving_ns(self) -> float:
@@ -197,7 +190,7 @@ class Experiment:
                 "not say so"
             )
         if self.steps.height and not len(self.graph.stretches.start):
-            return "no host thread was recorded, so that nothing tells what the steps waited for"
+            return "no host thread was recorded, so the trace does not show what the steps waited for"
         difference = abs(self.measured_ns - self.recorded_ns) / max(self.recorded_ns, 1)
         if difference > 0.01:
             return f"the replay without a change differs from the measured time by {difference:.1%}"
@@ -224,19 +217,12 @@ _MATCH = ("step", "kind", "group", "order")
 
 @dataclass(frozen=True, slots=True)
 class RankProspect:
-    """What a step of one rank would take.
+    """What a step of one rank would take."""
 
-    Attributes:
-        name: of the rank, such as "rank 3", or its file.
-        measured_step_ns: as recorded.
-        step_ns: with the changes on every rank, each waiting for the others in their collectives.
-        alone_step_ns: with the changes on this rank alone, the others as recorded.
-    """
-
-    name: str
-    measured_step_ns: float
-    step_ns: float
-    alone_step_ns: float
+    name: str  # of the rank, such as "rank 3", or its file
+    measured_step_ns: float  # as recorded
+    step_ns: float  # with the changes on every rank, each waiting for the others in their collectives
+    alone_step_ns: float  # with the changes on this rank alone, the others as recorded
 
 
 @dataclass(frozen=True)
@@ -246,13 +232,9 @@ class Ranks:
     Collectives match by step, kind, group and order in the step. Ranks' clocks differ: each is shifted by the median of
     what its collectives end later than the first rank's. A collective then has two parts: until the last rank of those
     that were recorded has come, and from there to its end on each rank, which is the transfer and waiting for ranks
-    that were not recorded. Where no device has any, collectives that the host runs, as gloo's, are matched.
+    that were not recorded. Where no device has any, collectives that the host runs, as gloo's, are matched."""
 
-    Attributes:
-        experiments: one a rank.
-    """
-
-    experiments: tuple[Experiment, ...]
+    experiments: tuple[Experiment, ...]  # one a rank
 
     @classmethod
     def of(cls, experiments: Sequence[Experiment]) -> Ranks:
@@ -288,7 +270,7 @@ class Ranks:
 
     @cached_property
     def meetings(self) -> tuple[Rows, Times]:
-        """Of collectives that all ranks wait in together: each rank's works, and each rank's transfer.
+        """The collectives in which all ranks wait together: each rank's works, and each rank's transfer.
 
         Both of shape (ranks, n). One that ends on a rank before another has come does not bring the two together.
         """
@@ -324,23 +306,14 @@ class Ranks:
 
     def _replayed(self, graphs: Sequence[Graph]) -> list[Replay]:
         done = replay(_joined(self._met(graphs), self.shifts_ns))
-        parts, stretch, work = [], 0, 0
-        for graph, shift in zip(graphs, self.shifts_ns, strict=True):
-            stretches, works = (
-                slice(stretch, stretch + len(graph.stretches.start)),
-                slice(work, work + len(graph.works.start)),
-            )
-            stretch, work = stretches.stop, works.stop
-            parts.append(
-                Replay(
-                    graph,
-                    done.stretch_start[stretches] + shift,
-                    done.stretch_end[stretches] + shift,
-                    done.work_start[works] + shift,
-                    done.work_end[works] + shift,
-                )
-            )
-        return parts
+        stretch = np.cumsum([len(graph.stretches.start) for graph in graphs])[:-1]
+        work = np.cumsum([len(graph.works.start) for graph in graphs])[:-1]
+        columns = [np.split(each, stretch) for each in (done.stretch_start, done.stretch_end)]
+        columns += [np.split(each, work) for each in (done.work_start, done.work_end)]
+        return [
+            Replay(graph, *(times + shift for times in part))
+            for graph, shift, *part in zip(graphs, self.shifts_ns, *columns, strict=True)
+        ]
 
     def _met(self, graphs: Sequence[Graph]) -> list[Graph]:
         """The graphs with the numbers of collectives, which last from the last arrival on."""
@@ -417,37 +390,22 @@ def _moved(graph: Graph, shift: int, stretch: int, work: int, queue: int, lane: 
     def behind(rows: Rows, first: int) -> Rows:
         return np.where(rows >= 0, rows + first, -1)
 
-    stretches, works, scale = graph.stretches, graph.works, graph.host_scale
+    stretches = _plus(graph.stretches, lane=lane, start=-shift, end=-shift)
+    works = _plus(graph.works, start=-shift, queue=queue)
+    launched = np.where(works.stretch >= 0, works.launched - shift, works.launched)
+    previous, launching = behind(works.previous, work), behind(works.stretch, stretch)
     return replace(
         graph,
-        stretches=replace(
-            stretches,
-            lane=(stretches.lane + lane).astype(np.int32),
-            start=stretches.start - shift,
-            end=stretches.end - shift,
-            previous=behind(stretches.previous, stretch),
-        ),
-        works=replace(
-            works,
-            start=works.start - shift,
-            queue=works.queue + queue,
-            stretch=behind(works.stretch, stretch),
-            launched=np.where(works.stretch >= 0, works.launched - shift, works.launched),
-            previous=behind(works.previous, work),
-        ),
-        queue_waits=replace(
-            graph.queue_waits, source=graph.queue_waits.source + work, target=graph.queue_waits.target + work
-        ),
-        host_waits=replace(
-            graph.host_waits, source=graph.host_waits.source + work, target=graph.host_waits.target + stretch
-        ),
-        handovers=replace(
-            graph.handovers,
-            source=graph.handovers.source + stretch,
-            target=graph.handovers.target + stretch,
-            time=graph.handovers.time - shift,
-        ),
-        host_scale=replace(
-            scale, lane=(scale.lane + lane).astype(np.int32), start=scale.start - shift, end=scale.end - shift
-        ),
+        stretches=replace(stretches, previous=behind(stretches.previous, stretch)),
+        works=replace(works, stretch=launching, launched=launched, previous=previous),
+        queue_waits=_plus(graph.queue_waits, source=work, target=work),
+        host_waits=_plus(graph.host_waits, source=work, target=stretch),
+        handovers=_plus(graph.handovers, source=stretch, target=stretch, time=-shift),
+        host_scale=_plus(graph.host_scale, lane=lane, start=-shift, end=-shift),
     )
+
+
+def _plus(record: Record, **amounts: int) -> Record:
+    """The record with these amounts added to its columns."""
+    columns = {name: getattr(record, name) + amount for name, amount in amounts.items()}
+    return replace(record, **columns)  # type: ignore[type-var]

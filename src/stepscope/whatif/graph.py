@@ -8,7 +8,6 @@ waits for has. Every dependency has a delay, chosen so that the replay of the gr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, TypeVar
@@ -23,26 +22,44 @@ from stepscope.trace.window import Times
 Floats = npt.NDArray[np.float64]
 
 
+Record = TypeVar("Record")
+"""A class whose slots are all arrays of shape (n,), such as `Edges`."""
+
+
+def nothing(kind: type[Record]) -> Record:
+    """A record of no rows."""
+    return kind(*(np.zeros(0, np.int64) for _ in kind.__slots__))  # type: ignore[attr-defined]
+
+
+def concatenated(first: Record, *others: Record) -> Record:
+    """Records of one class as one."""
+    names: tuple[str, ...] = type(first).__slots__  # type: ignore[attr-defined]
+    return type(first)(*(np.concatenate([getattr(part, name) for part in (first, *others)]) for name in names))
+
+
+def selected(record: Record, which: npt.NDArray[np.bool_] | Rows) -> Record:
+    """The rows of this mask or these positions."""
+    names: tuple[str, ...] = type(record).__slots__  # type: ignore[attr-defined]
+    return type(record)(*(getattr(record, name)[which] for name in names))
+
+
+def previous_in(queue: Rows, start: Times, end: Times) -> Rows:
+    """For each row the one before it in its queue, by start and then end; -1 for a queue's first. Shape (n,)."""
+    order = np.lexsort((end, start, queue))
+    previous = np.full(len(order), -1, np.int64)
+    same = queue[order][1:] == queue[order][:-1]
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
+
+
 @dataclass(frozen=True, slots=True)
 class HostScale:
-    """Factors on host time; arrays of shape (n,). Where intervals overlap their factors are multiplied.
+    """Factors on host time; arrays of shape (n,). Where intervals overlap their factors are multiplied."""
 
-    Attributes:
-        lane: the thread.
-        start, end: nanoseconds, measured.
-        factor: by which the time of the interval is multiplied, at least 0.
-    """
-
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    factor: Floats
-
-    @classmethod
-    def none(cls) -> HostScale:
-        """Everything as measured."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing.astype(np.int32), nothing, nothing, nothing.astype(np.float64))
+    lane: npt.NDArray[np.int32]  # the thread
+    start: Times  # nanoseconds, measured
+    end: Times  # nanoseconds, measured
+    factor: Floats  # by which the time of the interval is multiplied, at least 0
 
     def with_intervals(self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times, factors: Floats) -> HostScale:
         """These intervals in addition; empty ones are left out."""
@@ -94,16 +111,6 @@ class HostScale:
         return times.astype(np.float64), saved
 
 
-Record = TypeVar("Record")
-
-
-def concatenated(first: Record, *others: Record) -> Record:
-    """Records of a class whose slots are all arrays of shape (n,), such as `Edges`, as one."""
-    parts: Sequence[Record] = (first, *others)
-    names: tuple[str, ...] = type(first).__slots__  # type: ignore[attr-defined]
-    return type(first)(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-
-
 LONGEST_NS: Final = 2**61
 """What is longer, 73 years, is not replayed: sums of it would not fit into 64 bits."""
 Durations = npt.NDArray[np.int64]
@@ -112,24 +119,16 @@ Durations = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Where host threads went on without waiting; arrays of shape (n,), sorted by lane and start.
+    """Where host threads went on without waiting; arrays of shape (n,), sorted by lane and start."""
 
-    Attributes:
-        lane: the thread.
-        start, end: nanoseconds, measured.
-        previous: the stretch before on the same thread, -1 for a thread's first.
-        own_ns: the shortest time from the end of the stretch before to the start of this one, were nothing waited for.
-        launch: row in `launches` of the call that waited before it, -1 where there was none.
-        is_given: whether it begins with work that another thread gave it.
-    """
-
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    previous: Rows
+    lane: npt.NDArray[np.int32]  # the thread
+    start: Times  # nanoseconds, measured
+    end: Times  # nanoseconds, measured
+    previous: Rows  # the stretch before on the same thread, -1 for a thread's first
+    # the shortest time from the end of the stretch before to the start of this one, were nothing waited for
     own_ns: Durations
-    launch: Rows
-    is_given: npt.NDArray[np.bool_]
+    launch: Rows  # row in `launches` of the call that waited before it, -1 where there was none
+    is_given: npt.NDArray[np.bool_]  # whether it begins with work that another thread gave it
 
     def at(self, lanes: npt.NDArray[np.int32], times: Times) -> Rows:
         """For each moment the stretch of that thread that it falls in or after, -1 before the thread's first."""
@@ -144,87 +143,61 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True)
 class Works:
-    """What devices did; arrays of shape (n,), as in `device_work`.
+    """What devices did; arrays of shape (n,), as in `device_work`."""
 
-    Attributes:
-        start, duration: nanoseconds, measured.
-        queue: a number for each queue of each device.
-        stretch: the host stretch it was launched in, -1 where the launch is not in the trace.
-        launched: when it was launched, nanoseconds; undefined where `stretch` is -1.
-        latency_ns: the shortest time from launch to start.
-        previous: the work before it in its queue, -1 for a queue's first.
-        gap_ns: the shortest time from the end of the work before to its start.
-    """
-
-    start: Times
-    duration: Durations
-    queue: Rows
-    stretch: Rows
-    launched: Times
-    latency_ns: Durations
-    previous: Rows
-    gap_ns: Durations
+    start: Times  # nanoseconds, measured
+    duration: Durations  # nanoseconds, measured
+    queue: Rows  # a number for each queue of each device
+    stretch: Rows  # the host stretch it was launched in, -1 where the launch is not in the trace
+    launched: Times  # when it was launched, nanoseconds; undefined where `stretch` is -1
+    latency_ns: Durations  # the shortest time from launch to start
+    previous: Rows  # the work before it in its queue, -1 for a queue's first
+    gap_ns: Durations  # the shortest time from the end of the work before to its start
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Dependencies beside the order of threads and queues; arrays of shape (n,).
+    """Dependencies beside the order of threads and queues; arrays of shape (n,)."""
 
-    Attributes:
-        source, target: indices of works or stretches, by the kind of edge.
-        delay_ns: the shortest time from the end of the source to the start of the target.
-        time: for sources on a host thread the moment that counts, nanoseconds, measured; else undefined.
-    """
+    source: Rows  # indices of works or stretches, by the kind of edge
+    target: Rows  # indices of works or stretches, by the kind of edge
+    delay_ns: Durations  # the shortest time from the end of the source to the start of the target
+    time: Times  # for sources on a host thread the moment that counts, nanoseconds, measured; else undefined
 
-    source: Rows
-    target: Rows
-    delay_ns: Durations
-    time: Times
+    @classmethod
+    def without_delay(cls, source: Rows, target: Rows) -> Edges:
+        """Edges of works whose delay is 0 or not yet known."""
+        zero = np.zeros(len(source), np.int64)
+        return cls(source, target, zero, zero)
 
     def select(self, which: npt.NDArray[np.bool_]) -> Edges:
         """The edges of this mask."""
-        return Edges(self.source[which], self.target[which], self.delay_ns[which], self.time[which])
+        return selected(self, which)
 
     def with_edges(self, other: Edges) -> Edges:
         """These edges and others."""
         return concatenated(self, other)
 
-    @classmethod
-    def none(cls) -> Edges:
-        """No edges."""
-        nothing = np.zeros(0, np.int64)
-        return cls(nothing, nothing, nothing, nothing)
-
 
 @dataclass(frozen=True)
 class Graph:
-    """What waited for what.
-
-    Attributes:
-        queue_waits: work -> work of another queue.
-        host_waits: work -> the stretch that began when a thread was done waiting for it.
-        handovers: moment of one thread -> stretch of another.
-        rendezvous: for each work the number of the collective in which it meets other ranks' works, -1 for none; shape
-            (n,). All works of a collective end together; a work's duration is then what remains after the last arrived.
-        on_host: rows in `annotations` of collectives that the host runs; each is a work behind those of `device_work`,
-            in this order, and before any that a change adds.
-        unexplained_ns: time by which work began later than all its known dependencies allow; kept as a delay.
-        dropped: dependencies that the measured times contradict, which were left out.
-        host_scale: by how much host time is stretched where.
-        work_scale: factor on each work's duration, shape (n,).
-    """
+    """What waited for what."""
 
     stretches: Stretches
     works: Works
-    queue_waits: Edges
-    host_waits: Edges
-    handovers: Edges
+    queue_waits: Edges  # work -> work of another queue
+    host_waits: Edges  # work -> the stretch that began when a thread was done waiting for it
+    handovers: Edges  # moment of one thread -> stretch of another
+    # for each work the number of the collective in which it meets other ranks' works, -1 for none; shape (n,).
+    # All works of a collective end together; a work's duration is then what remains after the last arrived
     rendezvous: Rows
+    # rows in `annotations` of collectives that the host runs; each is a work behind those of `device_work`, in
+    # this order, and before any that a change adds
     on_host: Rows
-    unexplained_ns: Durations
-    dropped: int
-    host_scale: HostScale
-    work_scale: npt.NDArray[np.float64]
+    unexplained_ns: Durations  # time by which work began later than all its known dependencies allow; kept as a delay
+    dropped: int  # dependencies that the measured times contradict, which were left out
+    host_scale: HostScale  # by how much host time is stretched where
+    work_scale: npt.NDArray[np.float64]  # factor on each work's duration, shape (n,)
 
     def with_host_time(
         self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times, factors: npt.NDArray[np.float64]
@@ -286,19 +259,13 @@ class Graph:
 
 @dataclass(frozen=True)
 class Replay:
-    """When everything happens in a graph; arrays as in the graph's works and stretches.
+    """When everything happens in a graph; arrays as in the graph's works and stretches."""
 
-    Attributes:
-        graph: what was replayed.
-        stretch_start, stretch_end: nanoseconds.
-        work_start, work_end: nanoseconds.
-    """
-
-    graph: Graph
-    stretch_start: Times
-    stretch_end: Times
-    work_start: Times
-    work_end: Times
+    graph: Graph  # what was replayed
+    stretch_start: Times  # nanoseconds
+    stretch_end: Times  # nanoseconds
+    work_start: Times  # nanoseconds
+    work_end: Times  # nanoseconds
 
     def host_times(self, lanes: npt.NDArray[np.int32], times: Times) -> Times:
         """When each measured moment of a thread happens now; shape (n,).
@@ -347,7 +314,7 @@ def replay(graph: Graph) -> Replay:
     previous_stretch, own_ns, lengths = stretches.previous.tolist(), own.tolist(), length.tolist()
     queue_waits, host_waits = sources_by_target(graph.queue_waits), sources_by_target(graph.host_waits)
     handovers = handovers_by_target(graph)
-    meetings = _Meetings(graph)
+    meetings = _meetings(graph)
     for item in graph.order.tolist():
         if item >= count:
             work = item - count
@@ -368,8 +335,13 @@ def replay(graph: Graph) -> Replay:
                     time = max(time, work_end[other] + delay)
             work_start[work] = time
             work_end[work] = time + duration[work]
-            if work in meetings.number_of:
-                meetings.arrive(work, work_start, work_end)
+            if work in meetings:
+                missing, members = meetings[work]
+                missing.discard(work)
+                if not missing:
+                    last = max(work_start[member] for member in members)
+                    for member in members:
+                        work_end[member] = last + duration[member]
             continue
         before = previous_stretch[item]
         earliest = [] if before < 0 else [stretch_end[before] + own_ns[item]]
@@ -395,28 +367,17 @@ def _check_length(graph: Graph) -> None:
         raise UsageError("with these changes the steps would take longer than 70 years: take smaller factors")
 
 
-class _Meetings:
-    """Collectives that end when the last rank has arrived and the transfer is done."""
+def _meetings(graph: Graph) -> dict[int, tuple[set[int], list[int]]]:
+    """For each work of a collective of several ranks its works that have not begun, one set for all, and all of them.
 
-    def __init__(self, graph: Graph) -> None:
-        members = np.flatnonzero(graph.rendezvous >= 0)
-        numbers = graph.rendezvous[members]
-        self.number_of = dict(zip(members.tolist(), numbers.tolist(), strict=True))
-        self._members: dict[int, list[int]] = {}
-        for work, number in self.number_of.items():
-            self._members.setdefault(number, []).append(work)
-        self._arrived: dict[int, int] = {}
-        self._transfer = np.rint(graph.works.duration * graph.work_scale).astype(np.int64)
-
-    def arrive(self, work: int, work_start: list[int], work_end: list[int]) -> None:
-        """Note that a rank has arrived; when it is the last, all ends are known."""
-        number = self.number_of[work]
-        self._arrived[number] = self._arrived.get(number, 0) + 1
-        members = self._members[number]
-        if self._arrived[number] == len(members):
-            last = max(work_start[member] for member in members)
-            for member in members:
-                work_end[member] = last + int(self._transfer[member])
+    They all end when the last has begun and the transfer is done.
+    """
+    collectives: dict[int, list[int]] = {}
+    for work in np.flatnonzero(graph.rendezvous >= 0).tolist():
+        collectives.setdefault(int(graph.rendezvous[work]), []).append(work)
+    return {
+        work: shared for members in collectives.values() for shared in [(set(members), members)] for work in members
+    }
 
 
 def scaled_own(graph: Graph) -> Times:

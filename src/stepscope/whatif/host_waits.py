@@ -17,7 +17,7 @@ from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import HOST_BACKEND
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
-from stepscope.whatif.graph import Durations, Stretches, Works
+from stepscope.whatif.graph import Durations, Stretches, Works, concatenated, nothing, previous_in, selected
 
 RETURN_NS: Final = 5_000
 """A call that had nothing to wait for would come back at most so long after the device was done."""
@@ -30,47 +30,32 @@ LONG_LAUNCH_NS: Final = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Calls in which a thread waited for a device; arrays of shape (n,), sorted by lane and start.
+    """Calls in which a thread waited for a device; arrays of shape (n,), sorted by lane and start."""
 
-    Attributes:
-        launch: row in `launches`.
-        lane, start, end: of the call.
-        own_ns: how long it would last without waiting.
-        work: row in `device_work` that it waited for.
-    """
-
-    launch: Rows
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    own_ns: Times
-    work: Rows
+    launch: Rows  # row in `launches`
+    lane: npt.NDArray[np.int32]  # of the call
+    start: Times  # of the call
+    end: Times  # of the call
+    own_ns: Times  # how long it would last without waiting
+    work: Rows  # row in `device_work` that it waited for
 
 
 @dataclass(frozen=True, slots=True)
 class Handovers:
-    """Bursts of work on threads that another thread gave it to; arrays of shape (n,).
+    """Bursts of work on threads that another thread gave it to; arrays of shape (n,)."""
 
-    Attributes:
-        lane: the thread that works.
-        start, end: of the burst.
-        giver: the thread that gave the work, -1 where none is known.
-        given: the last moment before the burst at which that thread did something.
-        resumed: when the giver went on after waiting for the burst; -1 where it did not wait.
-    """
-
-    lane: npt.NDArray[np.int32]
-    start: Times
-    end: Times
-    giver: npt.NDArray[np.int32]
-    given: Times
-    resumed: Times
+    lane: npt.NDArray[np.int32]  # the thread that works
+    start: Times  # of the burst
+    end: Times  # of the burst
+    giver: npt.NDArray[np.int32]  # the thread that gave the work, -1 where none is known
+    given: Times  # the last moment before the burst at which that thread did something
+    resumed: Times  # when the giver went on after waiting for the burst; -1 where it did not wait
 
 
 def device_waits(trace: Trace) -> Waits:
     """The calls in which threads waited for a device, with what they waited for.
 
-    A process waits for its own work: what another process of the same file gave the devices is none of its business.
+    A process waits for its own work only, not for what another process in the same file gave the devices.
     """
     processes = trace.lanes.select("lane", pl.col("process").fill_null(""))
     calls = _calls(trace).join(processes, on="lane", how="left", maintain_order="left")
@@ -85,17 +70,12 @@ def device_waits(trace: Trace) -> Waits:
         own = work.filter((pl.col("process") == process) | pl.col("process").is_null())
         if own.height:
             found.append(_waits_of(mine, work, own))
-    return _together(found)
+    waits = concatenated(nothing(Waits), *found)
+    return selected(waits, np.lexsort((waits.start, waits.lane)))
 
 
 def _waits_of(calls: pl.DataFrame, work: pl.DataFrame, launched: pl.DataFrame) -> Waits:
-    """The waits among the calls of one process.
-
-    Args:
-        calls: as `_calls` gives them.
-        work: all device work, by row.
-        launched: of that, what the process launched, or nobody is known to have.
-    """
+    """The waits among the calls of one process; `launched` is the work that it, or nobody known, launched."""
     start, end = calls["start_ns"].to_numpy(), calls["end"].to_numpy()
     by_end = _ended_within(launched, start, end)
     own_copy = row_numbers(calls["copied"])
@@ -115,30 +95,8 @@ def _waits_of(calls: pl.DataFrame, work: pl.DataFrame, launched: pl.DataFrame) -
     own = np.where(staged & (waiting >= 0), end - np.maximum(since, start), own)
     keep = np.flatnonzero(found >= 0)
     keep = keep[_disjoint(calls["lane"].to_numpy()[keep], start[keep], end[keep])]
-    return Waits(
-        calls["launch"].to_numpy().astype(np.int64)[keep],
-        calls["lane"].to_numpy()[keep],
-        start[keep],
-        end[keep],
-        own[keep],
-        found[keep],
-    )
-
-
-def _together(parts: list[Waits]) -> Waits:
-    """All of these, sorted by lane and start."""
-    nothing = np.zeros(0, np.int64)
-    lane = np.concatenate([nothing.astype(np.int32), *(part.lane for part in parts)])
-    start = np.concatenate([nothing, *(part.start for part in parts)])
-    order = np.lexsort((start, lane))
-    return Waits(
-        np.concatenate([nothing, *(part.launch for part in parts)])[order],
-        lane[order],
-        start[order],
-        np.concatenate([nothing, *(part.end for part in parts)])[order],
-        np.concatenate([nothing, *(part.own_ns for part in parts)])[order],
-        np.concatenate([nothing, *(part.work for part in parts)])[order],
-    )
+    launch = calls["launch"].to_numpy().astype(np.int64)
+    return selected(Waits(launch, calls["lane"].to_numpy(), start, end, own, found), keep)
 
 
 def _calls(trace: Trace) -> pl.DataFrame:
@@ -151,20 +109,18 @@ def _calls(trace: Trace) -> pl.DataFrame:
         .unique("launch", keep="last")
         .select("launch", "copied")
     )
-    rows = trace.launches.with_row_index("launch").filter(
-        pl.col("lane").is_in(threads)
-        & (
-            pl.col("kind").is_in(["synchronise", "copy", "launch", "graph_launch", "set"])
-            | ((pl.col("kind") == "allocate") & pl.col("name").str.contains("Free"))
+    frees = (pl.col("kind") == "allocate") & pl.col("name").str.contains("Free")
+    waiting = pl.col("kind").is_in(["synchronise", "copy", "launch", "graph_launch", "set"]) | frees
+    rows = (
+        trace.launches.with_row_index("launch")
+        .filter(pl.col("lane").is_in(threads) & waiting)
+        .with_columns(
+            end=pl.col("start_ns") + pl.col("duration_ns"),
+            median_ns=pl.col("duration_ns").median().over("name"),
+            is_event=pl.col("name").str.contains("Event"),
         )
     )
-    rows = rows.with_columns(
-        end=pl.col("start_ns") + pl.col("duration_ns"),
-        median_ns=pl.col("duration_ns").median().over("name"),
-        is_event=pl.col("name").str.contains("Event"),
-    )
-    rows = rows.join(copies, on="launch", how="left", maintain_order="left")
-    return rows.sort("lane", "start_ns")
+    return rows.join(copies, on="launch", how="left", maintain_order="left").sort("lane", "start_ns")
 
 
 def _ended_within(work: pl.DataFrame, start: Times, end: Times) -> Rows:
@@ -253,15 +209,7 @@ def handovers(trace: Trace, activity: HostActivity) -> Handovers:
         main = activity.main_lanes.get(processes.get(lane), lane)  # type: ignore[arg-type]
         if main != lane:
             parts.append(_bursts(activity, lane, main, apart))
-    if not parts:
-        nothing = np.zeros(0, np.int64)
-        return Handovers(nothing.astype(np.int32), nothing, nothing, nothing.astype(np.int32), nothing, nothing)
-    return Handovers(
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("lane", "start", "end", "giver", "given", "resumed")
-        )
-    )
+    return concatenated(nothing(Handovers), *parts)
 
 
 def _bursts(activity: HostActivity, lane: int, main: int, apart: npt.NDArray[np.bool_]) -> Handovers:
@@ -283,15 +231,9 @@ def _bursts(activity: HostActivity, lane: int, main: int, apart: npt.NDArray[np.
     following = padded[np.minimum(number, len(padded) - 1)]
     waited = known & (last_end <= following) & (last_end - begin >= 0.5 * (following.astype(np.float64) - given))
     lanes = np.full(len(begin), lane, np.int32)
+    giver, resumed = np.where(known, main, -1).astype(np.int32), np.where(waited, following, -1)
     # Bursts that outlast the silence they began in, and others that begin in the same thread meanwhile, stay apart.
-    return Handovers(
-        lanes,
-        begin,
-        last_end,
-        np.where(known, main, -1).astype(np.int32),
-        given,
-        np.where(waited, following, -1),
-    )
+    return Handovers(lanes, begin, last_end, giver, given, resumed)
 
 
 SOON_NS: Final = 100_000
@@ -303,25 +245,16 @@ LEAST_WAIT_NS: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class HostCollectives:
-    """Collectives on threads of their own; arrays of shape (n,), in order of time.
+    """Collectives on threads of their own; arrays of shape (n,), in order of time."""
 
-    Attributes:
-        row: in `annotations`.
-        lane: the thread that runs it.
-        start, end: nanoseconds.
-        giver: the main thread of its process.
-        given: the last moment before the start at which the main thread did something.
-        paused, resumed: between which the main thread was silent and waited for the end; -1 where it did not wait.
-    """
-
-    row: Rows
-    lane: Rows
-    start: Times
-    end: Times
-    giver: Rows
-    given: Times
-    paused: Times
-    resumed: Times
+    row: Rows  # in `annotations`
+    lane: Rows  # the thread that runs it
+    start: Times  # nanoseconds
+    end: Times  # nanoseconds
+    giver: Rows  # the main thread of its process
+    given: Times  # the last moment before the start at which the main thread did something
+    paused: Times  # between which the main thread was silent and waited for the end; -1 where it did not wait
+    resumed: Times  # between which the main thread was silent and waited for the end; -1 where it did not wait
 
     def waits(self, first: int) -> Waits:
         """The main threads' waits, of the works that are numbered from `first` on; the last in each pause counts."""
@@ -337,11 +270,7 @@ class HostCollectives:
     def works(self, stretches: Stretches, first: int, queues: int) -> Works:
         """One work each, numbered from `first` on, in queues behind the devices': one a thread."""
         stretch = stretches.at(self.giver.astype(np.int32), self.given)
-        previous = np.full(len(self.start), -1, np.int64)
-        latest: dict[int, int] = {}
-        for number, lane in enumerate(self.lane.tolist()):
-            previous[number] = latest.get(lane, -1)
-            latest[lane] = number
+        previous = previous_in(self.lane, self.start, np.arange(len(self.start)))
         queue = queues + np.unique(self.lane, return_inverse=True)[1].astype(np.int64)
         before = np.where(previous >= 0, self.end[previous], np.iinfo(np.int64).min)
         held = before > self.given  # by the collective before it

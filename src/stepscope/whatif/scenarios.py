@@ -19,7 +19,7 @@ from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 from stepscope.whatif.build import loader_calls
 from stepscope.whatif.experiment import Change, Experiment
-from stepscope.whatif.graph import Edges, Graph, Works, concatenated
+from stepscope.whatif.graph import Edges, Graph, Works, concatenated, previous_in
 
 __all__ = ["bucket_size", "graphs", "loader_workers", "overlap_communication"]
 
@@ -57,7 +57,8 @@ def loader_workers(workers: int) -> Change:
             raise UsageError(
                 "the trace does not show a thread that waits for its batches alone: no workers can be tried"
             )
-        made = batches(_facts(experiment), " ".join(calls["name"].unique()))
+        program = experiment.trace.metadata.program or ProgramFacts()
+        made = batches(program, " ".join(calls["name"].unique()))
         loading = _loading_ns(made, length)
         own = stretches.own_ns.copy()
         if workers == 0:
@@ -65,16 +66,11 @@ def loader_workers(workers: int) -> Change:
             return replace(graph, stretches=replace(stretches, own_ns=own))
         received = int(np.median(length)) if made.workers else RECEIVED_NS
         own[after[known]] = np.minimum(received, np.minimum(length, loading)[known])
-        busy = _slowed(loading, made, workers, experiment)
-        return _with_batches(
-            replace(graph, stretches=replace(stretches, own_ns=own)), after[known], start[known], busy[known], workers
-        )
+        busy = _slowed(loading, made, workers, program)[known]
+        received_quickly = replace(graph, stretches=replace(stretches, own_ns=own))
+        return _with_batches(received_quickly, after[known], start[known], busy, workers)
 
     return apply
-
-
-def _facts(experiment: Experiment) -> ProgramFacts:
-    return experiment.trace.metadata.program or ProgramFacts()
 
 
 def _loading_ns(made: Batches, length: Times) -> Times:
@@ -88,10 +84,9 @@ def _loading_ns(made: Batches, length: Times) -> Times:
     )
 
 
-def _slowed(loading: Times, made: Batches, workers: int, experiment: Experiment) -> Times:
+def _slowed(loading: Times, made: Batches, workers: int, program: ProgramFacts) -> Times:
     """Loading times where there are fewer processors than workers."""
-    program = experiment.trace.metadata.program
-    usable = program.process.get("usable_processors") if program is not None else None
+    usable = program.process.get("usable_processors")
     if not isinstance(usable, int) or usable < 1 or made.processor_ns is None:
         return loading
     return np.maximum(loading, round(made.processor_ns * workers / usable))
@@ -110,24 +105,15 @@ def _with_batches(graph: Graph, after: Times, asked: Times, loading: Times, work
     launched = np.where(before >= 0, asked[np.maximum(before, 0)], 0)
     start = np.where(before >= 0, launched, ready)
     start = np.minimum(start, asked)  # in the order of things a batch comes before the call that waits for it
-    nothing = np.zeros(len(number), np.int64)
-    added = Works(
-        start,
-        loading,
-        queue,
-        source,
-        launched,
-        nothing,
-        np.where(number >= workers, count + number - workers, -1),
-        nothing,
-    )
-    waits = Edges(count + number, after, nothing, nothing)
+    none = np.zeros(len(number), np.int64)
+    previous = np.where(number >= workers, count + number - workers, -1)
+    added = Works(start, loading, queue, source, launched, none, previous, none)
     return replace(
         graph,
         works=concatenated(works, added),
-        host_waits=graph.host_waits.with_edges(waits),
+        host_waits=graph.host_waits.with_edges(Edges.without_delay(count + number, after)),
         rendezvous=np.concatenate([graph.rendezvous, np.full(len(number), -1)]),
-        unexplained_ns=np.concatenate([graph.unexplained_ns, nothing]),
+        unexplained_ns=np.concatenate([graph.unexplained_ns, none]),
         work_scale=np.concatenate([graph.work_scale, np.ones(len(number))]),
     )
 
@@ -238,11 +224,8 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     moved[rows] = True
     device = experiment.trace.device_work["device"].rank("dense").cast(pl.Int64).to_numpy()
     group = np.where(moved[:count], -device, works.queue[:count])
-    order = np.lexsort((works.start[:count] + works.duration[:count], works.start[:count], group))
-    previous = np.full(len(works.start), -1, np.int64)
-    previous[count:] = works.previous[count:]
-    same = group[order][1:] == group[order][:-1]
-    previous[order[1:][same]] = order[:-1][same]
+    start, end = works.start[:count], (works.start + works.duration)[:count]
+    previous = np.append(previous_in(group, start, end), works.previous[count:])
     place = graph.places[1]  # where clocks disagree, what began before may be replayed after
     previous = np.where((previous >= 0) & (place[previous] < place), previous, -1)
     waits = graph.queue_waits
@@ -341,13 +324,13 @@ def _cost(size: npt.NDArray[np.int64], duration: npt.NDArray[np.int64]) -> tuple
 
 def _buckets(step: Rows, size: npt.NDArray[np.int64], limit: float) -> Rows:
     """The number of the bucket of each collective, in order of time."""
-    result, number, filled = [], 0, 0.0
-    for index, (its_step, its_size) in enumerate(zip(step.tolist(), size.tolist(), strict=True)):
-        if index and (its_step != step[index - 1] or filled >= limit):
+    result, number, filled = np.zeros(len(step), np.int64), 0, 0.0
+    for index in range(len(step)):
+        if index and (step[index] != step[index - 1] or filled >= limit):
             number, filled = number + 1, 0.0
-        filled += its_size
-        result.append(number)
-    return np.array(result, np.int64)
+        filled += size[index]
+        result[index] = number
+    return result
 
 
 def _of_carriers(graph: Graph, rows: Rows, carrier: Rows) -> Edges:

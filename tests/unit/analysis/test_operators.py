@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.analysis.operators import COST_SCHEMA, operator_costs, operator_table
 from stepscope.errors import UsageError
-from stepscope.trace import Trace, Window
+from stepscope.trace import Trace
 from tests.unit.recording import Recording
 
 COLUMNS = [
@@ -81,12 +81,6 @@ def test_calls_per_step_leave_out_what_lies_outside_the_complete_steps() -> None
     recording.step(200, 100, 2)
 
     assert operator_table(recording.trace()).select("calls", "calls_per_step").rows() == [(4, 1.5)]
-
-
-def test_a_window_chooses_calls_by_their_start() -> None:
-    table = operator_table(two_steps().trace(), window=Window(20, 1010)).select("name", "calls", "host_self_ns")
-
-    assert table.rows() == [("aten::addmm", 1, 60), ("aten::copy_", 1, 20)]
 
 
 def test_grouping_by_shapes() -> None:

@@ -81,7 +81,8 @@ def test_without_a_device_lines_cost_the_operators_own_time_in_the_complete_step
 
 
 def test_a_window_chooses_other_operators() -> None:
-    table = line_table(on_host().trace(), window=Window(0, 150))
+    trace = on_host().trace()
+    table = line_table(trace, costs=place_costs(trace, window=Window(0, 150)))
 
     assert table.select("file", "total_ns").rows() == [("/srv/ada/model.py", 30), ("/srv/ada/train.py", 10)]
 
@@ -138,7 +139,7 @@ def test_the_text_tells_one_step_and_what_was_cut() -> None:
     )
     tree = places_text(costs, module_table(trace), "modules", width=100, top=20)
     assert tree.splitlines()[-1] == "Net.body.0  70 ns  70 ns  100.0 %    30 ns     40 ns      1    4.0 KiB"
-    several = line_table(trace, window=Window(0, 400))
+    several = line_table(trace, costs=place_costs(trace, window=Window(0, 400)))
     assert places_text(costs, several, "lines", width=100, top=1).splitlines()[-1] == (
         "showing 1 of 2 lines, --top 0 for all"
     )

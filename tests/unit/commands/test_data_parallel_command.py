@@ -11,8 +11,15 @@ from msgspec import structs
 from stepscope.commands import main
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
-from stepscope.predict.buckets import bucket_sizes, gradients_of, on_device
-from stepscope.predict.data_parallel_settings import COPY, SEARCH, SettingsFromTrace, data_parallel_settings
+from stepscope.predict.buckets import gradients_of
+from stepscope.predict.data_parallel_settings import (
+    COPY,
+    SEARCH,
+    SettingsFromTrace,
+    bucket_sizes,
+    data_parallel_settings,
+    on_device,
+)
 from stepscope.predict.links import Link, Protocol
 from stepscope.remedies import DataParallelSettings
 from stepscope.trace import Metadata, Trace

@@ -231,11 +231,11 @@ def test_runs_that_differ_as_their_steps_let_expect() -> None:
         (["-m a", "gone.py"], "command B, gone.py: there is no script gone.py"),
         (["-m a", "-m b", "--budget", "soon"], "argument --budget: 'soon' is no time: write 90s, 10m or 1h"),
         (["-m a", "-m b", "--budget", "0"], "argument --budget: '0' is no time: write 90s, 10m or 1h"),
-        (["-m a", "-m b", "--precision", "0"], "argument --precision: '0' is no share of a step: write 3% or 0.03"),
+        (["-m a", "-m b", "--precision", "0"], "argument --precision: '0' is no share"),
         (["-m a", "-m b", "--rounds", "1"], "argument --rounds: '1' is no whole number from 2 on"),
         (["-m a", "-m b", "--steps", "2"], "argument --steps: '2' is no whole number from 3 on"),
         (["-m a", "-m b", "--seed", "1"], "--seed goes with --quiet-machine"),
-        (["-m a", "-m b", "--json", "-", "--markdown", "-"], "only one of --json and --markdown can be -"),
+        (["-m a", "-m b", "--json", "-", "--markdown", "-"], "only one report can go to standard output"),
         (["-m a", "-m b", "--folder", __file__], "no folder can be made in "),
     ],
 )

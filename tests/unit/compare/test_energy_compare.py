@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,7 +89,7 @@ def test_of_all_ranks_together_each_device_once() -> None:
 
 def test_a_counter_without_a_number_leaves_the_kind_without_one() -> None:
     record = measured(160.0)
-    record.counters.append(replace(Counter("gpu", "1", "counter"), identity="other"))
+    record.counters.append(Counter("gpu", "1", "counter", identity="other"))
 
     assert step_energies([[left(record, 0)]])["gpu"] == [[]]
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from stepscope.machine.devices import device_table, find_device
-from stepscope.machine.own_devices import NUMBER_TYPES, DevicePeaks
+from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks, device_table, find_device
 from stepscope.trace.model import Device
 
 GB = 10**9

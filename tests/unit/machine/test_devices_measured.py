@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.commands import main
-from stepscope.machine.devices import named_device
+from stepscope.machine.devices import NUMBER_TYPES, devices_toml, named_device, read_devices
 from stepscope.machine.measure_device import (
     DeviceMeasurements,
     Effort,
@@ -16,7 +16,6 @@ from stepscope.machine.measure_device import (
     measured_lines,
     measured_row,
 )
-from stepscope.machine.own_devices import NUMBER_TYPES, devices_toml, read_devices
 
 
 def measured(name: str = "NVIDIA Rocket", **changes: object) -> DeviceMeasurements:

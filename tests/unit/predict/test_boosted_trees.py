@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scripts.predictor.model_arrays import arrays_of
 from stepscope.errors import StepscopeError
 from stepscope.predict.boosted_trees import BoostedTrees
 
@@ -46,7 +47,7 @@ def test_many_rows_are_as_one_by_one() -> None:
 
 def test_they_outlive_a_file() -> None:
     stream = io.BytesIO()
-    np.savez_compressed(stream, **TWO_TREES.to_arrays("some."))
+    np.savez_compressed(stream, **arrays_of(TWO_TREES, "some."))
     stream.seek(0)
     with np.load(stream, allow_pickle=False) as arrays:
         again = BoostedTrees.from_arrays(arrays, "some.")
@@ -73,6 +74,6 @@ def test_fitted_trees_are_exactly_those_of_scikit_learn(loss: str) -> None:
 def test_trees_of_other_features_are_refused_by_name() -> None:
     """A model of another version: where its trees look at more features than it says, and where rows have fewer."""
     with pytest.raises(StepscopeError, match=r"^the trees some look at 2 features of rows that have 1: a model in "):
-        BoostedTrees.from_arrays(replace(TWO_TREES, width=1).to_arrays("some."), "some.")
+        BoostedTrees.from_arrays(arrays_of(replace(TWO_TREES, width=1), "some."), "some.")
     with pytest.raises(StepscopeError, match=r"^the trees were fitted to 2 features, and rows have 3: a model in "):
         TWO_TREES.predict(np.zeros((4, 3)))

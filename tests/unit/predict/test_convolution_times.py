@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from scripts.predictor.model_arrays import arrays_of
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.convolution_times import ConvolutionModel, convolution_times, shipped_model
 from stepscope.predict.matrix_times import matrix_times
@@ -146,7 +146,7 @@ def test_a_device_of_another_maker_has_the_roofline() -> None:
 
 
 def test_the_model_is_the_same_after_it_was_kept() -> None:
-    again = ConvolutionModel.from_arrays(TWICE.to_arrays())
+    again = ConvolutionModel.from_arrays(arrays_of(TWICE))
 
     assert again.band.tolist() == [0.5, 2.0]
     assert again.lowest.tolist() == TWICE.lowest.tolist()

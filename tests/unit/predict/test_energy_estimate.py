@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
 from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
 from stepscope.predict.cost.energy_parts import power_range, step_energy
 
 A100 = replace(named_device("A100-SXM4-80GB"), power_w=400, idle_power_w=None)
@@ -66,14 +65,6 @@ def test_a_step_of_unknown_length_has_no_energy(step_ns: float | None) -> None:
 def test_a_device_of_unknown_power_has_none() -> None:
     assert step_energy(replace(A100, power_w=None), 100e6, 70e6) is None
     assert power_range(None) is None
-
-
-def test_a_prediction_is_for_its_device() -> None:
-    @dataclass
-    class Prediction:
-        device: DevicePeaks
-
-    assert step_energy(Prediction(KNOWN), 100e6, 70e6) == step_energy(KNOWN, 100e6, 70e6)
 
 
 def test_the_users_figures_come_first() -> None:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from scripts.predictor.model_arrays import arrays_of
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_times import (
     CHOSEN,
@@ -84,7 +84,7 @@ def test_the_law_is_the_mean_of_the_probable_tiles() -> None:
     law = TileLaw(NONE, tuple(always(0.0 if tile in ((128, 32), (32, 128)) else -800.0, width) for tile in CHOSEN))
 
     assert law.seconds(wide, V100, fast(V100)).tolist() == [pytest.approx(2 * seconds(wide, (128, 32)))]
-    assert TileLaw.from_arrays(law.to_arrays()).seconds(wide, V100, fast(V100)).tolist() == [
+    assert TileLaw.from_arrays(arrays_of(law)).seconds(wide, V100, fast(V100)).tolist() == [
         pytest.approx(2 * seconds(wide, (128, 32)))
     ]
 

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from scripts.predictor.model_arrays import arrays_of
 from stepscope.machine.devices import device_table, named_device
 from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_times import (
@@ -232,9 +233,9 @@ def test_the_shipped_model_is_small_and_stays_what_it_is() -> None:
     folder = files("stepscope") / "data"
     sizes = [len((folder / name).read_bytes()) for name in ("matrix_times.npz", "memory_times.npz")]
     assert sum(sizes) < 5e6
-    arrays = shipped_model().to_arrays()
+    arrays = arrays_of(shipped_model())
     again = MatrixModel.from_arrays(arrays)
-    assert {name: array.tolist() for name, array in again.to_arrays().items()} == {
+    assert {name: array.tolist() for name, array in arrays_of(again).items()} == {
         name: array.tolist() for name, array in arrays.items()
     }
 

@@ -7,8 +7,7 @@ import math
 import polars as pl
 import pytest
 
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.limits import MemoryNeed, memory_need, sampled_memory
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ModelFacts, ProgramFacts

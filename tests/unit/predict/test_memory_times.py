@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from scripts.predictor.model_arrays import arrays_of
 from stepscope.analysis.roofline import roofline_calls
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.memory_times import MemoryModel, bandwidth_of, memory_times, shipped_model
 from stepscope.predict.operations import Operations
 from stepscope.readers import open_trace
@@ -190,7 +190,7 @@ def test_rows_on_a_device_of_unknown_units_are_traffic_alone() -> None:
 
 
 def test_the_model_is_the_same_after_it_was_kept() -> None:
-    again = MemoryModel.from_arrays(MODEL.to_arrays())
+    again = MemoryModel.from_arrays(arrays_of(MODEL))
 
     assert (again.generations, again.older, again.newer) == (("Volta",), 0.5, 0.625)
     assert again.shares.tolist() == [0.75]

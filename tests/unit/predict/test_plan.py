@@ -16,12 +16,11 @@ from stepscope.commands import main
 from stepscope.commands.plan.plan import budget, counts, hours, iterations
 from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
-from stepscope.predict.answer import predicted_steps
 from stepscope.predict.cost.plan import Machine, Plan, Refused, Request, make_plan, pareto_front
 from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import MemoryNeed
 from stepscope.predict.links import named_link
-from stepscope.predict.prediction import StepPrediction, StepPredictor
+from stepscope.predict.prediction import StepPrediction, StepPredictor, predicted_steps
 from stepscope.report.html.plan import html_plan
 from stepscope.report.plan import asked_sentence, hours_words, plan_json, plan_text, recommendation
 from stepscope.trace import Metadata, Trace
@@ -362,7 +361,7 @@ def test_budgets(text: str, value: float) -> None:
 
 
 def test_counts() -> None:
-    assert counts("8,1, 2,2") == (1, 2, 8)
+    assert set(counts("8,1, 2,2")) == {1, 2, 8}
 
 
 @pytest.fixture

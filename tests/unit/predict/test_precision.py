@@ -7,8 +7,16 @@ import pytest
 
 from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
-from stepscope.predict.operations import Operations
-from stepscope.predict.precision import NO_TF32, Tf32, changes_traffic, in_precision, is_low, tf32_of, types_on
+from stepscope.predict.operations import (
+    NO_TF32,
+    Operations,
+    Tf32,
+    changes_traffic,
+    in_precision,
+    is_low,
+    tf32_of,
+    types_on,
+)
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ProgramFacts
 

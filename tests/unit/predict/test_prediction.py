@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.machine.devices import device_table, named_device
-from stepscope.machine.own_devices import DevicePeaks
-from stepscope.predict.prediction import StepPredictor, predict_step
+from stepscope.machine.devices import DevicePeaks, device_table, named_device
+from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.step_replay import COMMON, StepReplays, joint_band
 from stepscope.predict.work_times import work_times
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.whatif.experiment import Experiment
+from tests.unit.predicting import predict_step
 from tests.unit.recording import Recording
 from tests.unit.waiting_twice import US, waiting_twice
 

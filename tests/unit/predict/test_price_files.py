@@ -115,7 +115,7 @@ def test_bad_rows_are_counted_and_the_rest_is_kept(tmp_path: Path, row: str, rea
         (b" \n ", "is empty"),
         (b"\x89PNG\x00\xff", "is no text"),
         (b"a\x00b", "is no text"),
-        (b"a,b,c\n1,2,3\n", "is no price list that is known"),
+        (b"a,b,c\n1,2,3\n", "unknown format"),
         (b'{"a": 1}', "no list of providers"),
         (b"[" * 100_000, "no readable JSON"),
         (b'[{"name": "gcp"', "no readable JSON"),

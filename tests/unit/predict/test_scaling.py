@@ -12,12 +12,11 @@ import pytest
 
 from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
-from stepscope.predict.buckets import buckets_of, gradients_of
+from stepscope.predict.buckets import buckets_of, gradients_of, with_borders
 from stepscope.predict.exchanges import slowdown_beside_messages
 from stepscope.predict.links import Link, Protocol, fitted_link, link_table, named_link
-from stepscope.predict.prediction import StepPredictor, predict_step
+from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest, over_link
-from stepscope.predict.target_graph import with_borders
 from stepscope.readers import open_trace
 from stepscope.report.predict import scaling_json, scaling_text, step_text
 from stepscope.trace import Metadata, Trace
@@ -25,6 +24,7 @@ from stepscope.trace.model import Device
 from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace.tables import SCHEMAS
 from stepscope.whatif import Experiment, replay
+from tests.unit.predicting import predict_step
 from tests.unit.whatif.test_graph import US, Machine
 
 MIB = 1 << 20

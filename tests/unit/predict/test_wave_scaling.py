@@ -10,11 +10,9 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.roofline import device_peaks
-from stepscope.machine.devices import named_device
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.operation_times import (
     LAUNCH_COLUMNS,
-    memory_share,
     product_of,
     resident_blocks,
     scaled_ns,
@@ -126,14 +124,6 @@ def test_a_kernels_start_stays() -> None:
 
     assert scaled_ns(measured, np.full(4, 3.0)).tolist() == [0.0, 500.0, 2_000.0, 32_000.0]
     assert scaled_ns(measured, np.full(4, 0.1)).tolist() == [0.0, 500.0, 2_000.0, 3_000.0]
-
-
-def test_habitats_share_of_memory() -> None:
-    """The ridge lies at 10 operations a byte."""
-    found = memory_share(np.array([0.0, 5.0, 10.0, 20.0]), device("a"), "fp32")
-
-    assert found.tolist() == [1.0, 0.75, 0.5, 0.25]
-    assert np.isnan(memory_share(np.ones(1), device("a"), "fp8")).all()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from stepscope.predict.operation_times import operation_times
 from stepscope.predict.trace_operations import operations_of_calls
 from stepscope.predict.work_times import BASES, WorkTimes, work_times
 from stepscope.readers import open_trace
-from stepscope.trace import Metadata, Trace, Window
+from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.recording import Recording
 
@@ -234,17 +234,6 @@ def test_32_bit_convolutions_run_as_tf32_where_they_can() -> None:
     )
     assert wide.notes == ()
     assert default.ns[0] != wide.ns[0]
-
-
-def test_only_work_in_the_window_is_answered() -> None:
-    recording = Recording(Metadata(devices=(A100,)))
-    for start in (0, 1_000, 2_000):
-        recording.work(start, 100, "work")
-
-    found = work_times(recording.trace(), A100_TABLE, window=Window(500, 1_500))
-
-    assert found.basis.tolist() == ["unknown", "same device", "unknown"]
-    assert found.measured_ns.tolist() == [100, 100, 100]
 
 
 def test_each_device_has_its_own_source() -> None:

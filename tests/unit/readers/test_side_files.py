@@ -20,8 +20,8 @@ from stepscope.readers.side_files import (
     read_xla_debug_log,
     read_xla_metrics,
 )
-from stepscope.readers.side_files.xla import duration_ns
-from stepscope.trace.evidence import CodePlace, Evidence, Fallback, Tally, Trigger, joined
+from stepscope.readers.side_files.framework_logs import duration_ns
+from stepscope.trace.run_counts import CodePlace, Fallback, RunCounts, Tally, Trigger, joined
 
 TRACES = os.environ.get("STEPSCOPE_TRACES")
 
@@ -62,7 +62,7 @@ def written(folder: Path, text: str, name: str = "file.txt") -> Path:
 def test_a_metrics_report_among_other_output(tmp_path: Path) -> None:
     path = written(tmp_path, f"epoch 1, loss 3.2\n{REPORT}\nCounter: done\nepoch 2\n  Value: 7\n")
 
-    assert read_xla_metrics(path) == Evidence(
+    assert read_xla_metrics(path) == RunCounts(
         sources=(str(path),),
         steps=11,
         compilations=Tally(21, 14_152_226_398, 369_400_746_001),
@@ -131,7 +131,7 @@ def test_a_real_report_whose_mean_times_its_count_is_its_sum() -> None:
     evidence = read_xla_metrics(Path(str(TRACES)) / "xplane" / "torch_xla_metrics_report.txt")
 
     # 14.834410 ms/s over 1.11869/s is 13.2605 ms, 14 times that 185.65 ms: the file spells 186ms646.498us.
-    assert evidence == Evidence(
+    assert evidence == RunCounts(
         sources=evidence.sources,
         steps=14,
         compilations=Tally(8, 14_152_226_398, 2_373_375_231),
@@ -196,7 +196,7 @@ def test_debugging_output(tmp_path: Path) -> None:
     )
     path = written(tmp_path, text)
 
-    assert read_xla_debug_log(path) == Evidence(
+    assert read_xla_debug_log(path) == RunCounts(
         sources=(str(path),),
         steps=12,
         compilations=Tally(23, None, 369_400_746_001),
@@ -236,7 +236,7 @@ METRICS = ",\n".join(
 def test_a_gaudi_metrics_file_that_was_closed_or_not(tmp_path: Path, end: str) -> None:
     path = written(tmp_path, f"[{METRICS}{end}", "metrics-rank3.json")
 
-    assert read_gaudi_metrics(path) == Evidence(
+    assert read_gaudi_metrics(path) == RunCounts(
         sources=(str(path),),
         compilations=Tally(2, 4_000_000_000),  # TotalTime counts microseconds
         cached=18,
@@ -284,7 +284,7 @@ def test_a_fallback_log_with_its_table(tmp_path: Path) -> None:
         "3 aten::after_the_table\n",
     )
 
-    assert read_fallback_log(path) == Evidence(
+    assert read_fallback_log(path) == RunCounts(
         sources=(str(path),),
         fallbacks=(
             Fallback("aten::digamma", 12, "self=HPUBFloat16Type"),
@@ -352,7 +352,7 @@ def test_damage_ends_in_a_sentence_or_an_answer(reader: object, data: st.DataObj
     path.write_bytes(whole[:place] + junk + whole[place + data.draw(st.integers(0, 20)) :])
 
     with contextlib.suppress(UsageError):
-        assert isinstance(reader(path), Evidence)  # type: ignore[operator]
+        assert isinstance(reader(path), RunCounts)  # type: ignore[operator]
 
 
 def test_hostile_counts_are_bounded(tmp_path: Path) -> None:
@@ -379,46 +379,46 @@ def test_a_log_that_is_one_endless_line_is_searched_once(tmp_path: Path) -> None
 
 
 def test_joined_evidence_counts_nothing_twice() -> None:
-    first = Evidence(
+    first = RunCounts(
         sources=("a",),
         steps=4,
         compilations=Tally(3, 5000),
         fallbacks=(Fallback("aten::x", 1), Fallback("aten::y", 9)),
         compile_triggers=(Trigger("c", STACK, 1),),
     )
-    second = Evidence(
+    second = RunCounts(
         sources=("b",),
         compilations=Tally(2, None, 70),
         fallbacks=(Fallback("aten::x", 4, "types"),),
         compile_triggers=(Trigger("d", (), 1), Trigger("c", STACK, 2)),
     )
 
-    assert joined([first, second]) == Evidence(
+    assert joined([first, second]) == RunCounts(
         sources=("a", "b"),
         steps=4,
         compilations=Tally(3, 5000, 70),
         fallbacks=(Fallback("aten::y", 9), Fallback("aten::x", 4, "types")),
         compile_triggers=(Trigger("c", STACK, 3), Trigger("d", (), 1)),
     )
-    assert joined([]) == Evidence()
+    assert joined([]) == RunCounts()
 
 
 @pytest.mark.parametrize(
     ("evidence", "often"),
     [
-        (Evidence(), False),
-        (Evidence(steps=10, compilations=Tally(10)), False),
-        (Evidence(steps=11, compilations=Tally(5)), False),
-        (Evidence(steps=11, compilations=Tally(6)), True),
-        (Evidence(steps=20, compilations=Tally(30), late_compilations=5), False),
-        (Evidence(steps=20, compilations=Tally(30), late_compilations=6), True),
+        (RunCounts(), False),
+        (RunCounts(steps=10, compilations=Tally(10)), False),
+        (RunCounts(steps=11, compilations=Tally(5)), False),
+        (RunCounts(steps=11, compilations=Tally(6)), True),
+        (RunCounts(steps=20, compilations=Tally(30), late_compilations=5), False),
+        (RunCounts(steps=20, compilations=Tally(30), late_compilations=6), True),
     ],
 )
-def test_how_often_is_too_often(evidence: Evidence, often: bool) -> None:
+def test_how_often_is_too_often(evidence: RunCounts, often: bool) -> None:
     assert evidence.compiles_too_often is often
 
 
 def test_how_many_reads_are_too_many() -> None:
-    assert not Evidence(steps=14, transfers_out=Tally(7)).reads_too_often
-    assert Evidence(steps=14, transfers_out=Tally(8)).reads_too_often
-    assert not Evidence(transfers_out=Tally(8)).reads_too_often
+    assert not RunCounts(steps=14, transfers_out=Tally(7)).reads_too_often
+    assert RunCounts(steps=14, transfers_out=Tally(8)).reads_too_often
+    assert not RunCounts(transfers_out=Tally(8)).reads_too_often

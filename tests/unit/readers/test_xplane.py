@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.attribution import work_places
-from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
+from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError, UsageError
 from stepscope.readers import open_trace, trace_files
 from stepscope.trace import Trace
 from stepscope.trace.model import Device
@@ -280,7 +280,7 @@ def test_more_lines_than_any_profile_has_are_refused(tmp_path: Path) -> None:
             plane.line(f"line {number}")
     path.write_bytes(space(*planes))
 
-    with pytest.raises(NotATraceError, match=r"more than 50,000 lines of events, as no profile does"):
+    with pytest.raises(TooLargeError, match=r"--limit lines=100000"):
         open_trace(path)
 
 

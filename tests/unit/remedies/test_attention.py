@@ -10,8 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.remedies import attention, attention_blocks  # noqa: E402
-from stepscope.remedies.attention_blocks import attend_by_flex, block_mask  # noqa: E402
+from stepscope.remedies import attention  # noqa: E402
+from stepscope.remedies.fused_attention import blocks  # noqa: E402
+from stepscope.remedies.fused_attention.blocks import attend_by_flex, block_mask  # noqa: E402
 from tests.unit.remedies.attention_cases import (  # noqa: E402
     BF16,
     FP32,
@@ -80,7 +81,7 @@ def test_outputs_and_gradients_are_those_of_the_formula(case: str, dtype: Any, m
     for block, (heads, key_heads), (length, keys), size in itertools.product(
         (2**20, 2**12), ((4, 4), (6, 2)), ((48, 48), (33, 50)), (16, 24)
     ):
-        monkeypatch.setattr(attention_blocks, "BLOCK_BYTES", block)
+        monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
         given = inputs((2, heads, length, 16), key_heads, keys, size)
         assert_same(given, dtype, **CASES[case](2, heads, length, keys))
 

@@ -11,8 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.remedies import attention, attention_blocks  # noqa: E402
-from stepscope.remedies.attention_fused import vendor_attention  # noqa: E402
+from stepscope.remedies import attention  # noqa: E402
+from stepscope.remedies.fused_attention import blocks  # noqa: E402
+from stepscope.remedies.fused_attention.kernels import vendor_attention  # noqa: E402
 from tests.unit.remedies.attention_cases import inputs, valid_part  # noqa: E402
 
 VENDOR = """
@@ -75,7 +76,7 @@ def test_on_an_hpu_shared_key_heads_are_repeated(vendor: Any) -> None:
 @pytest.mark.parametrize("padding", ["left", "right"])
 def test_on_an_hpu_lengths_are_given_as_int32_and_padding_is_zero(vendor: Any, padding: str) -> None:
     given = inputs((2, 4, 48, 16))
-    settings = attention_blocks.Settings(0.25, causal=True)
+    settings = blocks.Settings(0.25, causal=True)
     output = vendor_attention(*given, None, settings, None, True, [10, 48], padding)
     assert vendor()[9].dtype == torch.int32
     assert vendor()[9].tolist() == [10, 48]

@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from stepscope.remedies import LoopConstants, capture_step, mark_step  # noqa: E402
-from stepscope.remedies.cuda_graph_steps import CudaRecorder, GraphedSteps  # noqa: E402
-from stepscope.remedies.static_arguments import (  # noqa: E402
+from stepscope.remedies.graphs.recording import CudaRecorder, GraphedSteps  # noqa: E402
+from stepscope.remedies.graphs.static_arguments import (  # noqa: E402
     GraphedOptimizers,
     NotStatic,
     StaticArguments,
@@ -377,8 +377,8 @@ def test_compiled_steps_give_what_the_step_gives() -> None:
     [
         ({"mode": "graph"}, "mode='graph' is none of auto, cuda-graph"),
         ({"compile_mode": "fast"}, "compile_mode='fast' is none of default"),
-        ({"warm_up": 0}, "warm_up is 1 or more, not 0"),
-        ({"most_graphs": -1}, "most_graphs is 1 or more"),
+        ({"warm_up": 0}, "warm_up is 0; it takes a whole number from 1 on"),
+        ({"most_graphs": -1}, "most_graphs is -1; it takes"),
     ],
 )
 def test_mistaken_arguments(arguments: dict[str, Any], message: str) -> None:

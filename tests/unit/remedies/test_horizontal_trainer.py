@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepscope.remedies.horizontal_trainer import HorizontalTrainer
+from stepscope.remedies.optimizers.horizontal import HorizontalTrainer
 
 STEPS = 10
 

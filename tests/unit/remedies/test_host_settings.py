@@ -126,7 +126,7 @@ def test_a_forked_worker_collects_by_itself() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every": 0}, "every is 0; it takes a whole number of steps from 1 on"),
+        ({"every": 0}, "every is 0; it takes a whole number from 1 on"),
         ({"every": 2.5}, "every is 2.5"),
         ({"generation": 3}, "generation is 3; it takes 0, 1 or 2"),
     ],

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from stepscope.remedies.padding import LengthBucketSampler, PadCollate, pad_to_lengths
+from stepscope.remedies.loading.padding import LengthBucketSampler, PadCollate, pad_to_lengths
 
 LENGTHS = [1 + (37 * number) % 500 for number in range(1000)]
 

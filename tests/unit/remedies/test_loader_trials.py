@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from stepscope.remedies import loader_trials
-from stepscope.remedies.loader_measurement import LoaderTrial
-from stepscope.remedies.loader_trials import tune_loader
+from stepscope.remedies.loading import trials
+from stepscope.remedies.loading.measurement import LoaderTrial
+from stepscope.remedies.loading.trials import tune_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:Got pickle error when attempting")
 
@@ -74,7 +74,7 @@ class SimulatedLoader:
 
 
 def simulated(monkeypatch: pytest.MonkeyPatch, loader: SimulatedLoader, step_ms: float, most: int) -> Any:
-    monkeypatch.setattr(loader_trials, "measure_loader", loader)
+    monkeypatch.setattr(trials, "measure_loader", loader)
     return tune_loader(Numbers(10), step_ms, batch_size=4, most_workers=most, device="cpu")
 
 
@@ -136,14 +136,14 @@ def test_more_is_loaded_ahead_where_some_batches_come_late(monkeypatch: pytest.M
 
 
 def test_memory_that_is_not_pinned_is_tried_beside_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_trials, "measure_loader", SimulatedLoader(batch_ms=35))
+    monkeypatch.setattr(trials, "measure_loader", SimulatedLoader(batch_ms=35))
     choice = tune_loader(Numbers(10), 10, batch_size=4, most_workers=8, device="cuda")
 
     assert [(trial.workers, trial.pin_memory) for trial in choice.trials] == [(1, True), (4, True), (4, False)]
 
 
 def test_no_trial_begins_whose_workers_would_not_start_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_trials, "measure_loader", SimulatedLoader(batch_ms=100, start_ms=6000))
+    monkeypatch.setattr(trials, "measure_loader", SimulatedLoader(batch_ms=100, start_ms=6000))
 
     choice = tune_loader(Numbers(10), 10, budget_s=5, most_workers=4, device="cpu")
 

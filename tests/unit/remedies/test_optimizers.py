@@ -12,7 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.remedies import fuse_optimizer, vendor_optimizers  # noqa: E402
+from stepscope.remedies import fuse_optimizer  # noqa: E402
+from stepscope.remedies.optimizers import vendor  # noqa: E402
 
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD": ("SGD", {"lr": 0.05}),
@@ -379,7 +380,7 @@ def gaudi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (parent / "__init__.py").touch()
     (folder / "__init__.py").write_text(GAUDI)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(vendor_optimizers, "_devices", lambda optimizer: {"hpu"})
+    monkeypatch.setattr(vendor, "_devices", lambda optimizer: {"hpu"})
 
 
 @pytest.mark.usefixtures("gaudi")
@@ -418,7 +419,7 @@ def test_what_gaudis_optimizers_do_not_know_stays_with_torchs(kind: str, options
     optimizer = getattr(torch.optim, kind)(network().parameters(), **options)
     assert quietly(optimizer) is optimizer
     assert optimizer.fusion.implementation == ("foreach" if kind == "RMSprop" else "fused")
-    assert vendor_optimizers.vendor_optimizer(optimizer, kind) == (None, reason)
+    assert vendor.vendor_optimizer(optimizer, kind) == (None, reason)
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.analysis.device_time import EngineTime, EngineUse, device_uses, engine_of, engine_uses
+from stepscope.analysis.device_time import EngineTime, EngineUse, device_uses, engine_uses
 from stepscope.diagnosis import diagnose
 from stepscope.report.html.page import html_report
 from stepscope.report.json import json_report
@@ -42,7 +42,15 @@ def test_nothing_without_engines() -> None:
 
     assert engine_uses(Trace.from_tables({})) == ()
     assert engine_uses(recording.trace()) == ()
-    assert [engine_of(queue) for queue in ("KDMA", "7", None)] == ["DMA", None, None]
+
+
+def test_engines_by_their_queues_names() -> None:
+    recording = Recording()
+    for start, queue in enumerate(("MME", "KDMA", "7")):
+        recording.work(10 * start, 10, "work", queue=queue)
+
+    [use] = engine_uses(recording.trace())
+    assert [(each.engine, each.busy_ns) for each in use.engines] == [("MME", 10), ("DMA", 10), ("other", 10)]
 
 
 def test_each_moment_is_the_first_engines() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from stepscope.machine.devices import named_device
-from stepscope.predict.answer import PredictedSteps
 from stepscope.predict.limits import MemoryNeed
-from stepscope.predict.prediction import StepPrediction
+from stepscope.predict.prediction import PredictedSteps, StepPrediction
 from stepscope.report.predict import predict_text, step_text
 from stepscope.trace import TraceWarning
 

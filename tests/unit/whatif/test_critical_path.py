@@ -104,7 +104,7 @@ def test_a_device_whose_host_was_not_recorded_has_a_path_and_promises_nothing() 
     experiment = Experiment(view)
 
     assert resources(critical_path(experiment)).rows() == [("compute", None, 950 * US, 1.0)]
-    assert experiment.why_not == "no host thread was recorded, so that nothing tells what the steps waited for"
+    assert "no host thread" in (experiment.why_not or "")
 
 
 def test_slack_where_nothing_is_waited_for() -> None:

@@ -15,7 +15,7 @@ from stepscope.report.format import printable
 if TYPE_CHECKING:
     import polars as pl
 
-    from stepscope.machine.own_devices import DevicePeaks
+    from stepscope.machine.devices import DevicePeaks
 
 _MEASURE: Final = "measure"
 
@@ -111,7 +111,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _add(file: str) -> None:
-    from stepscope.machine.own_devices import kept_file, plain, read_tables
+    from stepscope.machine.devices import kept_file, plain, read_tables
 
     if not file or not Path(file).exists():
         raise UsageError(f"there is no file {file!r}")
@@ -125,7 +125,7 @@ def _add(file: str) -> None:
 
 
 def _remove(name: str) -> None:
-    from stepscope.machine.own_devices import kept_file, plain, read_tables
+    from stepscope.machine.devices import kept_file, plain, read_tables
 
     tables = read_tables(kept_file())
     left = [table for table in tables if plain(table["name"]) != plain(name)]
@@ -138,8 +138,7 @@ def _remove(name: str) -> None:
 
 def _keep(tables: list[dict[str, object]]) -> None:
     """Write the file of kept devices anew."""
-    from stepscope.machine.devices import forget_devices
-    from stepscope.machine.own_devices import devices_toml, kept_file
+    from stepscope.machine.devices import devices_toml, forget_devices, kept_file
 
     kept = kept_file()
     try:
@@ -154,8 +153,8 @@ def _keep(tables: list[dict[str, object]]) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> None:
+    from stepscope.machine.devices import devices_toml
     from stepscope.machine.measure_device import QUICK, measure_device, measured_lines, measured_row
-    from stepscope.machine.own_devices import devices_toml
 
     for option in ("sort", "ascending", "top", "format", "redact"):
         if getattr(arguments, option) not in (None, False):

@@ -23,10 +23,9 @@ from stepscope.commands.shared.values import number, whole, whole_list
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from stepscope.machine.own_devices import DevicePeaks
-    from stepscope.predict.answer import PredictedSteps
+    from stepscope.machine.devices import DevicePeaks
     from stepscope.predict.links import Link
-    from stepscope.predict.prediction import StepPrediction, StepPredictor
+    from stepscope.predict.prediction import PredictedSteps, StepPrediction, StepPredictor
     from stepscope.predict.scaling import ScaledStep
     from stepscope.whatif.experiment import Experiment
 
@@ -88,7 +87,7 @@ def add_prediction_options(parser: argparse._ActionsContainer) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from stepscope.predict.answer import predicted_steps
+    from stepscope.predict.prediction import predicted_steps
     from stepscope.report.predict import predict_json, predict_text, scaling_json, scaling_text
     from stepscope.whatif.experiment import Experiment
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepscope.record.run_folder import RunFolder
     from stepscope.report.json import Redactor
     from stepscope.trace import Trace
-    from stepscope.trace.evidence import Evidence
+    from stepscope.trace.run_counts import RunCounts
     from stepscope.trace.window import StepRange, Window
 
 
@@ -287,7 +287,7 @@ class SideFile:
 
     path: str
     rank: int | None
-    evidence: Evidence
+    evidence: RunCounts
 
     def is_about(self, trace: Trace, *, several: bool) -> bool:
         """Whether it is about this trace, which is one of several or the only one."""
@@ -332,8 +332,8 @@ def with_evidence(traces: Iterable[Trace], files: list[SideFile], *, several: bo
             say(f"passed over: {file.path} is about rank {file.rank}, which has no trace here")
 
 
-def _with(trace: Trace, parts: list[Evidence]) -> Trace:
-    from stepscope.trace.evidence import joined
+def _with(trace: Trace, parts: list[RunCounts]) -> Trace:
+    from stepscope.trace.run_counts import joined
 
     evidence = joined(parts)
     sources = tuple(encodable(path) for path in evidence.sources)

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.work import VIEWS, base_name
+from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rules._operators import outermost_in_order
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows, inherit
@@ -20,51 +21,32 @@ SHORT_KERNEL_NS: Final = 5_000
 """What making a tensor on the device takes at most: a kernel that fills a megabyte, or the gap of a launch."""
 
 
-COPY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "row": pl.Int64,  # the outermost operator that copies
-    "launch": pl.Int64,
-    "lane": pl.Int32,
-    "start_ns": pl.Int64,  # of the operator
-    "end_ns": pl.Int64,  # of the operator, or of the copy where that ends later
-    "direction": pl.String,  # copy_in or copy_out
-    "bytes": pl.Int64,
-    "copy_ns": pl.Int64,  # the device's time for it
-    "step": pl.Int64,
-}
-
-
 def copies(view: View) -> pl.DataFrame:
-    """The span's copies in order of time; columns as in COPY_SCHEMA. Copies that no operator made are left out."""
+    """The span's copies that operators made, in order of time.
+
+    Columns row (the outermost operator that copies), launch, lane, start_ns (of the operator), end_ns (of the operator
+    or of the copy, whichever ends later), direction (copy_in or copy_out), bytes, copy_ns (the device's time), step.
+    """
     work = view.work.filter(pl.col("kind").is_in(["copy_in", "copy_out"]) & pl.col("launch").is_not_null())
-    if work.is_empty() or view.trace.operators.is_empty():
-        return pl.DataFrame(schema=dict(COPY_SCHEMA))
     launch = work["launch"].to_numpy().astype(np.int64)
-    operator = view.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()[launch]
-    row = np.where(operator >= 0, outermost_of(view)[np.maximum(operator, 0)], -1)
-    start = view.trace.operators["start_ns"].to_numpy()[np.maximum(row, 0)]
-    end = start + view.trace.operators["duration_ns"].to_numpy()[np.maximum(row, 0)]
-    frame = pl.DataFrame(
-        {
-            "row": row,
-            "launch": launch,
-            "lane": view.trace.launches["lane"].to_numpy()[launch],
-            "start_ns": start,
-            "end_ns": np.maximum(end, (work["start_ns"] + work["duration_ns"]).to_numpy()),
-            "direction": work["kind"],
-            "bytes": work["bytes"],
-            "copy_ns": work["duration_ns"],
-            "step": np.searchsorted(view.steps["start_ns"].to_numpy(), start, side="right"),
-        },
-        schema=dict(COPY_SCHEMA),
+    row = np.append(outermost_of(view), -1)[view.launching[launch]]
+    end_ns = pl.col("start_ns") + pl.col("duration_ns")
+    found = work.select("bytes", direction="kind", copy_ns="duration_ns", end_ns=end_ns).with_columns(
+        row=pl.Series(row, dtype=pl.Int64), launch=pl.Series(launch), lane=view.trace.launches["lane"].gather(launch)
     )
-    return frame.filter(pl.col("row") >= 0).sort("start_ns", "launch")
+    found = found.filter(pl.col("row") >= 0)
+    operators = view.trace.operators[found["row"]]
+    start = operators["start_ns"]
+    return found.with_columns(
+        start_ns=start,
+        end_ns=pl.max_horizontal("end_ns", start + operators["duration_ns"]),
+        step=pl.Series(np.searchsorted(view.steps["start_ns"].to_numpy(), start.to_numpy(), side="right")),
+    ).sort("start_ns", "launch")
 
 
 def outermost_of(view: View) -> Rows:
     """For each operator, the outermost one around it or itself."""
-    parent = view.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-    own = np.where(parent < 0, np.arange(len(parent)), -1)
-    return inherit(own, parent)
+    return inherit(np.where(view.parents < 0, np.arange(len(view.parents)), -1), view.parents)
 
 
 def work_of(view: View, launches: Sequence[int]) -> Rows:
@@ -84,11 +66,9 @@ def lost_ns(view: View, starts: Sequence[int], ends: Sequence[int], launches: Se
     begin = pieces["start_ns"].to_numpy()
     position = np.searchsorted(np.array(starts, np.int64), begin, side="right") - 1
     inside = (position >= 0) & (begin < np.array(ends, np.int64)[np.maximum(position, 0)]) if len(starts) else begin < 0
-    operator = view.trace.launches["operator"].cast(pl.Int64).fill_null(-1)
-    calls = view.trace.launches.with_row_index("launch").filter(
-        operator.is_in(operator.gather(list(launches)).implode()) & (operator >= 0)
-    )
-    caused = pieces["trigger_launch"].is_in(calls["launch"].implode()).fill_null(False).to_numpy()
+    copying = view.launching[list(launches)]
+    calls = np.flatnonzero(np.isin(view.launching, copying[copying >= 0])).astype(np.uint32)
+    caused = pieces["trigger_launch"].is_in(pl.Series(calls).implode()).fill_null(False).to_numpy()
     return int(pieces["duration_ns"].to_numpy()[inside | caused].sum())
 
 
@@ -128,23 +108,21 @@ class RoundTrip:
     """One copy to the host and the next one to the device on that thread.
 
     Attributes:
-        start_ns, end_ns: from the first copy's operator to the end of the second.
-        launches: of the two copies.
-        bytes: that went out.
-        returned_bytes: that came back.
-        copy_ns: the device's time for both copies.
+        out, back: rows of `copies`.
         on_host: rows of the operators between them that worked on the host.
-        copying: rows of the copies' operators.
     """
 
-    start_ns: int
-    end_ns: int
-    launches: tuple[int, int]
-    bytes: int
-    returned_bytes: int
-    copy_ns: int
+    out: dict[str, int]
+    back: dict[str, int]
     on_host: tuple[int, ...]
-    copying: tuple[int, int]
+
+    def both(self, column: str) -> tuple[int, int]:
+        """A column of `copies` of both copies."""
+        return self.out[column], self.back[column]
+
+    def interval(self, what: str) -> Interval:
+        """From the first copy's operator to the end of the second."""
+        return Interval(self.out["start_ns"], self.back["end_ns"] - self.out["start_ns"], what)
 
 
 def round_trips(view: View) -> list[RoundTrip]:
@@ -152,7 +130,7 @@ def round_trips(view: View) -> list[RoundTrip]:
     found = copies(view)
     ordered, position = outermost_in_order(view)
     launching = np.zeros(view.trace.operators.height, np.bool_)
-    launching[_launching_rows(view)] = True
+    launching[rows_and_around(view, view.trace.launches["operator"].drop_nulls())] = True
     durations = view.trace.operators["duration_ns"].to_numpy()
     trips: list[RoundTrip] = []
     for _, mine in found.group_by("lane", "step", maintain_order=True):
@@ -169,33 +147,17 @@ def round_trips(view: View) -> list[RoundTrip]:
                 on_host = on_host if worked >= _WORKING_SHARE * (copy["start_ns"] - out["start_ns"]) else ()
                 # Other data that happens to be copied later is no return, unless the host made it of what went out.
                 if copy["bytes"] == out["bytes"] or on_host:
-                    trips.append(_trip(out, copy, on_host))
+                    trips.append(RoundTrip(out, copy, on_host))
                 out = None
     return trips
 
 
-def _trip(out: dict[str, int], back: dict[str, int], on_host: tuple[int, ...]) -> RoundTrip:
-    return RoundTrip(
-        out["start_ns"],
-        back["end_ns"],
-        (out["launch"], back["launch"]),
-        out["bytes"],
-        back["bytes"],
-        out["copy_ns"] + back["copy_ns"],
-        on_host,
-        (out["row"], back["row"]),
-    )
-
-
-def _launching_rows(view: View) -> Rows:
-    """Operators that launched something, and those around them."""
-    operators = view.trace.launches["operator"].drop_nulls().to_numpy().astype(np.int64)
-    parent = view.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-    rows = np.unique(operators)
-    found = [rows]
-    while (rows := np.unique(parent[rows][parent[rows] >= 0])).size:
-        found.append(rows)
-    return np.concatenate(found)
+def rows_and_around(view: View, operators: pl.Series) -> Rows:
+    """These rows of `operators` and those around them."""
+    found = [np.unique(operators.to_numpy().astype(np.int64))]
+    while (parents := np.setdiff1d(view.parents[found[-1]], -1)).size:
+        found.append(parents)
+    return np.unique(np.concatenate(found))
 
 
 def _works_on_host(view: View, row: int, launching: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> bool:
@@ -205,15 +167,15 @@ def _works_on_host(view: View, row: int, launching: np.ndarray[tuple[int], np.dt
 
 def cost_ns(view: View, trips: list[RoundTrip]) -> int:
     """The device's idle time during the trips and after their waits, and its time for the copies."""
-    launches = [launch for trip in trips for launch in trip.launches]
-    idle = lost_ns(view, [trip.start_ns for trip in trips], [trip.end_ns for trip in trips], launches)
-    return idle + sum(trip.copy_ns for trip in trips)
+    launches = [launch for trip in trips for launch in trip.both("launch")]
+    idle = lost_ns(view, [trip.out["start_ns"] for trip in trips], [trip.back["end_ns"] for trip in trips], launches)
+    return idle + sum(sum(trip.both("copy_ns")) for trip in trips)
 
 
 def without_trips(view: View, trips: list[RoundTrip]) -> Change:
     """The copies are gone, with their waits; what worked on the host is a short kernel of the device each."""
-    rows = np.array([row for trip in trips for row in (*trip.copying, *trip.on_host)], np.int64)
+    rows = np.array([row for trip in trips for row in (*trip.both("row"), *trip.on_host)], np.int64)
     kernels = SHORT_KERNEL_NS * sum(len(trip.on_host) for trip in trips)
-    left = kernels / max(sum(trip.copy_ns for trip in trips), 1)
-    work = work_of(view, [launch for trip in trips for launch in trip.launches])
+    left = kernels / max(sum(sum(trip.both("copy_ns")) for trip in trips), 1)
+    work = work_of(view, [launch for trip in trips for launch in trip.both("launch")])
     return together(scaled_slices(view.slices_of_operators(rows), 0.0), scaled_work(work, min(left, 1.0)))

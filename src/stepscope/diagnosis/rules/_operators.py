@@ -1,35 +1,21 @@
-"""What rules about the program's own operators share."""
+"""The program's own operators: which these are, the pauses between them, and how long their work has to take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
 from typing import Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.loops import Loop
 from stepscope.analysis.module_paths import BACKWARD_NAME
-from stepscope.analysis.patterns import Chain
-from stepscope.analysis.work import (
-    ARITHMETIC,
-    PLAIN,
-    REDUCTIONS,
-    VIEWS,
-    base_name,
-)
-from stepscope.analysis.work import (
-    TrafficShape as Shape,
-)
-from stepscope.analysis.work import (
-    traffic_shapes_of as shapes_of,
-)
-from stepscope.diagnosis.finding import Remedy
-from stepscope.diagnosis.view import View
-from stepscope.trace import Trace
+from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, Shape, base_name
+from stepscope.analysis.work import tensor_shapes_of as shapes_of
+from stepscope.diagnosis.view import View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
 from stepscope.whatif import Change
@@ -45,17 +31,13 @@ _SLICING: Final = frozenset({"select", "slice", "narrow", "index", "index_select
 
 
 class WorkLeft:
-    """Estimates from one trace's own operators.
+    """Estimates how long operators' work has to take, by how fast the trace's own operators are."""
 
-    Args:
-        working_ns: for each row of `operators`, the time in which its work was done; shape (operators,).
-        on_device: whether that is a device's time.
-    """
-
-    def __init__(self, trace: Trace, working_ns: Rows, *, on_device: bool) -> None:
-        self._operators = trace.operators
-        self._working = working_ns
-        self._on_device = on_device
+    def __init__(self, view: View) -> None:
+        self._operators = view.trace.operators
+        self._parents = view.parents
+        self._working = working_ns(view)
+        self._on_device = view.device is not None
 
     def ns(self, rows: Rows) -> float:
         """The sum over operators that run one after the other.
@@ -64,10 +46,10 @@ class WorkLeft:
         others the overhead of the operators inside them is taken off.
         """
         columns = self._operators.select("name", "input_shapes")[rows]
-        working = self._working[rows]
-        inner = self._inner[rows]
         result = 0.0
-        for (name, shapes), taken, operators in zip(columns.iter_rows(), working.tolist(), inner.tolist(), strict=True):
+        for (name, shapes), taken, operators in zip(
+            columns.iter_rows(), self._working[rows].tolist(), self._inner[rows].tolist(), strict=True
+        ):
             base = base_name(name)
             if base in VIEWS or base in _SLICING:
                 continue
@@ -75,7 +57,7 @@ class WorkLeft:
             if base in _PRODUCTS and (work := operations(tensors)) and self._ns_per_operation:
                 left = work * self._ns_per_operation
             elif base in PLAIN and tensors and self._ns_per_element:
-                left = sum(map(prod, tensors)) * self._ns_per_element
+                left = _elements(tensors) * self._ns_per_element
             else:
                 left = taken - operators * self.overhead_ns
             result += min(max(left, 0.0), taken)
@@ -84,57 +66,52 @@ class WorkLeft:
     @cached_property
     def overhead_ns(self) -> float:
         """What a call costs that has nothing to do."""
-        if self._on_device:
-            lengths = self._working[self._working > 0]
-        else:
-            leaf = self._inner == 1
-            lengths = self._working[leaf & self._is(_ELEMENTWISE)]
+        idle = self._working > 0 if self._on_device else (self._inner == 1) & self._is(_ELEMENTWISE)
+        lengths = self._working[idle]
         return float(np.quantile(lengths, _SHORT)) if len(lengths) else 0.0
 
     @cached_property
     def _inner(self) -> Rows:
         """How many operators each consists of, itself included."""
-        parent = self._operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-        count = np.ones(len(parent), np.int64)
-        for row in np.flatnonzero(parent >= 0)[::-1].tolist():
-            count[parent[row]] += count[row]
+        count = np.ones(len(self._parents), np.int64)
+        for row in np.flatnonzero(self._parents >= 0)[::-1].tolist():
+            count[self._parents[row]] += count[row]
         return count
 
-    def _is(self, names: frozenset[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def _is(self, names: frozenset[str]) -> npt.NDArray[np.bool_]:
         base = self._operators["name"].str.extract(r"([^:]*?)_?$").fill_null("")
         return base.is_in(list(names)).to_numpy()
 
     @cached_property
     def _ns_per_operation(self) -> float:
-        rates = [
-            taken / work
-            for taken, tensors in self._measured(_PRODUCTS)
-            if (work := operations(tensors)) and taken > 2 * self.overhead_ns
-        ]
-        return float(np.quantile(rates, 1 - _GOOD)) if rates else 0.0
+        return self._best_rate(_PRODUCTS, operations)
 
     @cached_property
     def _ns_per_element(self) -> float:
-        rates = [
-            taken / sum(map(prod, tensors))
-            for taken, tensors in self._measured(PLAIN)
-            if tensors and taken > 2 * self.overhead_ns
-        ]
-        return float(np.quantile(rates, 1 - _GOOD)) if rates else 0.0
+        return self._best_rate(PLAIN, _elements)
 
-    def _measured(self, names: frozenset[str]) -> list[tuple[int, tuple[Shape, ...]]]:
-        """Time and shapes of all operators of these names that did work; those alike by their median time."""
-        found = (
+    def _best_rate(self, names: frozenset[str], amount: Callable[[tuple[Shape, ...]], int]) -> float:
+        """What operators of these names take for one of what `amount` counts; those alike by their median time."""
+        alike = (
             self._operators.select("name", "input_shapes", working=pl.Series(self._working))
             .filter(pl.Series(self._is(names)) & (pl.col("working") > 0) & pl.col("input_shapes").is_not_null())
             .group_by("name", "input_shapes")
             .agg(pl.col("working").median().cast(pl.Int64))
         )
-        return [(taken, shapes_of(shapes)) for shapes, taken in found.select("input_shapes", "working").iter_rows()]
+        rates = [
+            taken / work
+            for shapes, taken in alike.select("input_shapes", "working").iter_rows()
+            if (work := amount(shapes_of(shapes))) and taken > 2 * self.overhead_ns
+        ]
+        return float(np.quantile(rates, 1 - _GOOD)) if rates else 0.0
+
+
+def _elements(tensors: tuple[Shape, ...]) -> int:
+    return sum(map(prod, tensors))
 
 
 def operations(tensors: tuple[Shape, ...]) -> int:
-    """Multiplications and additions of a matrix product of these inputs; 0 where the shapes do not tell.
+    """Multiplications and additions of a matrix product of these inputs; 0 where the shapes are unclear.
 
     The inputs are those of mm, bmm, matmul and linear (two matrices first) or addmm (a bias, then two).
     """
@@ -142,13 +119,9 @@ def operations(tensors: tuple[Shape, ...]) -> int:
     if len(matrices) < 2:
         return 0
     left, right = matrices[-2], matrices[-1]
-    if left[-1] == right[-2]:
-        columns = right[-1]
-    elif left[-1] == right[-1]:
-        columns = right[-2]
-    else:
+    if left[-1] not in right[-2:]:
         return 0
-    return 2 * prod(left) * columns
+    return 2 * prod(left) * (right[-1] if left[-1] == right[-2] else right[-2])
 
 
 HostTime: TypeAlias = tuple[Lanes, Times, Times]
@@ -165,8 +138,7 @@ def called_from_python(view: View) -> Rows:
     operators = view.operators
     parents = view.trace.operators["name"].gather(operators["parent"])
     libraries = parents.str.contains("::") | parents.str.contains(BACKWARD_NAME)
-    mine = operators.filter(~libraries.fill_null(False) & ~operators["name"].str.contains(BACKWARD_NAME))
-    return mine["row"].to_numpy().astype(np.int64)
+    return rows_of(operators.filter(~libraries.fill_null(False) & ~operators["name"].str.contains(BACKWARD_NAME)))
 
 
 def working_ns(view: View) -> Rows:
@@ -176,37 +148,20 @@ def working_ns(view: View) -> Rows:
     return view.operator_costs["device_total_ns"].to_numpy()
 
 
-def work_left(view: View) -> WorkLeft:
-    """What the trace shows of how fast work can be done."""
-    return WorkLeft(view.trace, working_ns(view), on_device=view.device is not None)
+def length_ns(view: View, time: HostTime) -> int:
+    """The length of a thread's pauses, which count only without a device."""
+    _, start, end = time
+    return int((end - start).sum()) if view.device is None else 0
 
 
-def pauses_ns(view: View, rows: Rows) -> int:
-    """Without a device: a thread's time between each of these operators, given in order, and the next."""
-    return 0 if view.device is not None else _length(pauses(view, rows))
-
-
-def pauses(view: View, rows: Rows) -> HostTime:
-    """A thread's time between each of these operators, given in order, and the next."""
-    lanes = view.trace.operators["lane"].to_numpy()[rows]
-    start = view.trace.operators["start_ns"].to_numpy()[rows]
-    end = start + view.trace.operators["duration_ns"].to_numpy()[rows]
-    return lanes[:-1], end[:-1], np.clip(start[1:], end[:-1], end[:-1] + LONGEST_PAUSE_NS)
-
-
-def pauses_of_all(view: View, sequences: Sequence[Rows]) -> HostTime:
-    """A thread's time between the operators of each of these sequences; at least one."""
-    each = [pauses(view, rows) for rows in sequences]
-    return (
-        np.concatenate([lanes for lanes, _, _ in each]),
-        np.concatenate([starts for _, starts, _ in each]),
-        np.concatenate([ends for _, _, ends in each]),
-    )
-
-
-def engine_pauses_ns(view: View, rows: Rows) -> int:
-    """Without a device: the time after each of these outermost operators until the next one of its thread begins."""
-    return 0 if view.device is not None else _length(engine_pauses(view, rows))
+def pauses(view: View, *sequences: Rows) -> HostTime:
+    """A thread's time between each of the operators, given in order, and the next of its sequence; at least one."""
+    operators = view.trace.operators
+    starts, durations = operators["start_ns"].to_numpy(), operators["duration_ns"].to_numpy()
+    row = np.concatenate([rows[:-1] for rows in sequences])
+    following = np.concatenate([rows[1:] for rows in sequences])
+    end = starts[row] + durations[row]
+    return operators["lane"].to_numpy()[row], end, np.clip(starts[following], end, end + LONGEST_PAUSE_NS)
 
 
 def engine_pauses(view: View, rows: Rows) -> HostTime:
@@ -225,140 +180,20 @@ def scaled_with_pauses(rows: Rows, between: Sequence[HostTime], factor: float) -
     return together(scaled_operators(rows, factor), *(scaled_host_time(*each, factor) for each in between))
 
 
-def _length(time: HostTime) -> int:
-    _, start, end = time
-    return int((end - start).sum())
-
-
 def outermost_in_order(view: View) -> tuple[Rows, Rows]:
     """All outermost operators, thread by thread in order of time, and each one's position there; -1 for others."""
-    table = view.trace.operators.with_row_index("row").filter(pl.col("parent").is_null()).sort("lane", "row")
-    ordered: Rows = table["row"].to_numpy().astype(np.int64)
+    ordered = rows_of(view.trace.operators.with_row_index("row").filter(pl.col("parent").is_null()).sort("lane", "row"))
     position = np.full(view.trace.operators.height, -1, np.int64)
     position[ordered] = np.arange(len(ordered))
     return ordered, position
-
-
-@dataclass(frozen=True, slots=True)
-class FusedFunction:
-    """One function that a framework has.
-
-    Attributes:
-        name: as it is written in a program.
-        what: for a title.
-        text, code: the remedy.
-    """
-
-    name: str
-    what: str
-    text: str
-    code: str
-
-    @property
-    def remedy(self) -> Remedy:
-        return Remedy(self.text, self.code)
-
-
-def _function(name: str, code: str) -> FusedFunction:
-    return FusedFunction(name, f"{name}()", f"Call {name}(), which does all of it in one kernel.", code)
-
-
-_GELU_TANH: Final = _function("F.gelu", 'y = torch.nn.functional.gelu(x, approximate="tanh")')
-_GELU: Final = _function("F.gelu", "y = torch.nn.functional.gelu(x)")
-_SILU: Final = _function("F.silu", "y = torch.nn.functional.silu(x)      # instead of x * torch.sigmoid(x)")
-_LAYER_NORM: Final = _function(
-    "F.layer_norm", "y = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)   # or nn.LayerNorm"
-)
-_BATCH_NORM: Final = _function(
-    "F.batch_norm", "self.norm = torch.nn.BatchNorm1d(features)   # or BatchNorm2d for images"
-)
-_RMS_NORM: Final = _function(
-    "F.rms_norm", "y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)   # or nn.RMSNorm"
-)
-_RMS_NORM_COMPILED: Final = FusedFunction(
-    "torch.compile",
-    "one compiled function",
-    "Compile the function that holds the normalisation; F.rms_norm() is not fused on a CPU.",
-    "@torch.compile                # F.rms_norm() runs the same operators on a CPU\ndef rms_norm(x, weight): ...",
-)
-_SOFTMAX: Final = _function("torch.softmax", "y = torch.softmax(x, dim=-1)")
-_LOG_SOFTMAX: Final = _function(
-    "F.log_softmax", "y = torch.nn.functional.log_softmax(x, dim=-1)   # with nll_loss: cross_entropy(x, target)"
-)
-_DROPOUT: Final = _function("F.dropout", "y = torch.nn.functional.dropout(x, p, training=self.training)")
-_OPTIMIZER: Final = FusedFunction(
-    "torch.optim",
-    "an optimizer with fused=True",
-    "Let an optimizer of torch.optim update all parameters in one fused call.",
-    "optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)\noptimizer.step()",
-)
-
-
-def fused_function(chain: Chain, *, on_device: bool) -> FusedFunction | None:
-    """The function that does what this chain does, None where none is known.
-
-    Args:
-        on_device: whether a device runs it; some functions are fused only there.
-    """
-    names = set(chain.names)
-    if _updates_parameters(chain):
-        return _OPTIMIZER
-    if "softmax" in names and "log" in names:
-        return _LOG_SOFTMAX
-    if "exp" in names and "sum" in names and "div" in names:
-        return _LOG_SOFTMAX if "log" in names else _SOFTMAX
-    if "logsumexp" in names and "sub" in names:
-        return _LOG_SOFTMAX
-    if names & {"rand_like", "bernoulli"} and names & {"mul", "div"}:
-        return _DROPOUT
-    normalisation = _normalisation(chain)
-    if normalisation is _RMS_NORM and not on_device:
-        return _RMS_NORM_COMPILED
-    return normalisation or _activation(chain)
-
-
-def _updates_parameters(chain: Chain) -> bool:
-    """A square root of a running average, and parameters that are overwritten with a quotient: Adam."""
-    changed = {name for name, in_place in zip(chain.names, chain.in_place, strict=True) if in_place}
-    return "sqrt" in chain.names and bool(changed & {"addcdiv", "sub", "add"}) and bool(changed & {"mul", "lerp"})
-
-
-def _normalisation(chain: Chain) -> FusedFunction | None:
-    names = set(chain.names)
-    root = names & {"sqrt", "rsqrt", "std", "pow"} and names & {"div", "mul", "rsqrt"}
-    averages = names & {"mean", "var", "var_mean"}
-    if not root or not averages or not names & {"sqrt", "rsqrt", "std"}:
-        return None
-    if "sub" not in names:
-        return _RMS_NORM if "mean" in names and names & {"pow", "square", "mul"} else None
-    return _LAYER_NORM if _over_last_dimension(chain) else _BATCH_NORM
-
-
-def _over_last_dimension(chain: Chain) -> bool:
-    """Whether the averages that are subtracted are over the last dimension: one number for each row."""
-    for name, moved in zip(chain.names, chain.traffic, strict=True):
-        if name == "sub" and len(moved.inputs) > 1:
-            small = min(moved.inputs, key=prod)
-            return bool(small[-1] == 1)
-    return True
-
-
-def _activation(chain: Chain) -> FusedFunction | None:
-    names = chain.names
-    if "erf" in names and names.count("mul") + names.count("div") >= 2:
-        return _GELU
-    if "tanh" in names and names.count("mul") >= 3 and "add" in names:
-        return _GELU_TANH
-    after = names[names.index("sigmoid") + 1 :] if "sigmoid" in names else ()
-    return _SILU if after and after[0] == "mul" else None
 
 
 NORMS: Final = frozenset({"linalg_vector_norm", "norm", "frobenius_norm"})
 _AROUND_NORMS: Final = NORMS | {"detach", "item", "pow", "square", "sum", "add", "to", "mul", "_to_copy"}
 
 
-def told_elsewhere(found: Sequence[Loop]) -> list[Loop]:
-    """Those that other rules tell: setting gradients to zero, clipping them, updating parameters by hand."""
+def reported_elsewhere(found: Sequence[Loop]) -> list[Loop]:
+    """Those that other rules report: setting gradients to zero, clipping them, updating parameters by hand."""
     clips = any(is_clipping(loop) for loop in found)
     return [
         loop

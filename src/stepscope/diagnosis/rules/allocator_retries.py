@@ -2,13 +2,13 @@
 Steps in which the program asks the driver for memory again and again instead of using what it has.
 
 # Why it costs time
-PyTorch keeps memory that was freed and hands it out again without the driver. Where it cannot, `cudaMalloc` takes
-about a millisecond, and `cudaFree` first waits until the device has finished everything. Steady steps need neither.
+PyTorch keeps memory that was freed and hands it out again without the driver. Where it cannot, `cudaMalloc` takes about
+a millisecond, and `cudaFree` first waits until the device has finished everything. Steady steps need neither.
 
 # How it is measured
 Idle time of the device while a host thread was in the driver's calls for memory (`cudaMalloc`, `cudaFree`,
-`cudaHostAlloc` and their like) during the steps. Where memory is both given back and asked for in a step, the
-allocator had run out, gave back what it held and tried again.
+`cudaHostAlloc` and their like) during the steps. Where memory is both given back and asked for in a step, the allocator
+had run out, gave back what it held and tried again.
 
 # Known false positives
 Recordings that begin with a program's first steps, in which the allocator fetches what later steps use.
@@ -41,19 +41,20 @@ def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
     waiting = view.pieces.filter((pl.col("cause") == "allocation") & pl.col("gap").is_not_null())
-    cost = int(waiting["duration_ns"].sum())
-    limit = limits["share"]
     calls = allocator_table(view.trace, view.span, view.step_count)
-    if cost == 0 or view.share(cost) < limit or calls.is_empty():
+    if calls.is_empty():
         return
     given_back = int(calls.filter(pl.col("name").str.contains(_GIVES_BACK))["calls"].sum())
     asked = int(calls["calls"].sum()) - given_back
     retries = min(given_back, asked) / view.step_count
     in_steps = _steps_with_calls(view)
+    times = f"{asked / view.step_count:,.1f} times {view.a_step}"
+    if view.complete_steps.is_empty():
+        times = "once" if asked == 1 else f"{asked:,} times"
     again = ", and gives memory back in between" if retries >= 1 else ""
     yield Found(
-        f"the driver is asked for memory {_times(view, asked)}{again}",
-        cost,
+        f"the driver is asked for memory {times}{again}",
+        int(waiting["duration_ns"].sum()),
         basis="idle time of the device during the driver's calls for memory",
         confidence="high" if in_steps > 1 else "medium",
         figures=[
@@ -67,12 +68,6 @@ def check(view: View, limits: Limits) -> Answers:
         where=view.locations(waiting),
         change=scaled_cause("allocation", 0.0),
     )
-
-
-def _times(view: View, asked: int) -> str:
-    if view.complete_steps.is_empty():
-        return "once" if asked == 1 else f"{asked:,} times"
-    return f"{asked / view.step_count:,.1f} times {view.a_step}"
 
 
 def _steps_with_calls(view: View) -> int:

@@ -2,17 +2,17 @@
 Checkpoints that are saved or loaded while steps run.
 
 # Why it costs time
-Saving copies every parameter and the optimizer's state to the host, packs them and writes a file; the training
-thread does nothing else meanwhile, and the device is idle.
+Saving copies every parameter and the optimizer's state to the host, packs them and writes a file; the training thread
+does nothing else meanwhile, and the device is idle.
 
 # How it is measured
-Idle time of the device, or without one time of the main thread, inside `torch.save`, `torch.load`,
-`safetensors` or `torch.distributed.checkpoint`. stepscope's own recordings name these calls; others show them
-where Python frames were recorded.
+Idle time of the device, or without one time of the main thread, inside `torch.save`, `torch.load`, `safetensors` or
+`torch.distributed.checkpoint`. stepscope's own recordings name these calls; others show them where Python frames were
+recorded.
 
 # Known false positives
-A few recorded steps that happen to hold a checkpoint which comes once in thousands of steps: the finding says
-how many of the recorded steps hold one.
+A few recorded steps that happen to hold a checkpoint which comes once in thousands of steps: the finding says how many
+of the recorded steps hold one.
 
 # What to do
 Save more rarely, or let a background thread write a copy while training goes on.
@@ -28,7 +28,6 @@ from typing import Final
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.diagnosis.parts import whole
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_stretches
 
 
@@ -36,8 +35,8 @@ def check(view: View, limits: Limits) -> Answers:
     """Sum the pieces whose cause is a checkpoint."""
     pieces = view.pieces_of("checkpoint")
     cost = int(pieces["duration_ns"].sum())
-    if not limits.reached(cost):
-        return
+    activity = view.activity
+    mine = activity.cause == CAUSE_CODES["checkpoint"]
     holding = view.steps_with(pieces["start_ns"].to_numpy())
     figures = [
         view.ns_per_step("time lost", cost),
@@ -65,15 +64,9 @@ def check(view: View, limits: Limits) -> Answers:
             "    threading.Thread(target=torch.save, args=(copy, path)).start()",
         ),
         where=view.locations(pieces),
-        change=_without_checkpoints(view),
+        # Also the copies to the host that checkpoints make go.
+        change=scaled_stretches(activity.lane[mine], activity.start[mine], activity.end[mine], 0.0),
     )
-
-
-def _without_checkpoints(view: View) -> Change:
-    """Without the time in checkpoints, and the copies to the host that they make."""
-    activity = view.activity
-    mine = activity.cause == CAUSE_CODES["checkpoint"]
-    return scaled_stretches(activity.lane[mine], activity.start[mine], activity.end[mine], 0.0)
 
 
 RULE: Final = Rule(

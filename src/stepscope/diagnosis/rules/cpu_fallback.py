@@ -2,8 +2,8 @@
 Operators that run on the CPU in the middle of a device's work.
 
 # Why it costs time
-The device must finish what comes before, the data is copied to the host, the CPU works while the device idles, and
-the result is copied back before the device can go on.
+The device must finish what comes before, the data is copied to the host, the CPU works while the device idles, and the
+result is copied back before the device can go on.
 
 # How it is measured
 In each step, a copy to the host, then operators that work on the host and launch nothing, then a copy to the device on
@@ -34,7 +34,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rule import (
     Answers,
     Figure,
@@ -47,9 +46,9 @@ from stepscope.diagnosis.rule import (
     note_from_files,
     rows_of,
 )
-from stepscope.diagnosis.rules._copies import RoundTrip, cost_ns, round_trips, without_trips
-from stepscope.trace.evidence import Fallback
+from stepscope.diagnosis.rules._copies import cost_ns, round_trips, rows_and_around, without_trips
 from stepscope.trace.nesting import Rows
+from stepscope.trace.run_counts import Fallback
 from stepscope.whatif.changes import scaled_operators
 
 _MOST_COUNTED: Final = 10
@@ -81,10 +80,10 @@ def check(view: View, limits: Limits) -> Answers:
         figures=[
             view.count_per_step("round trips", len(trips)),
             view.ns_per_step("time of operators on the CPU", int(durations.sum())),
-            view.bytes_per_step("bytes copied", _bytes(trips)),
+            view.bytes_per_step("bytes copied", sum(sum(trip.both("bytes")) for trip in trips)),
             *_counts(view),
         ],
-        intervals=tuple(Interval(trip.start_ns, trip.end_ns - trip.start_ns, "on the CPU") for trip in trips[:3]),
+        intervals=[trip.interval("on the CPU") for trip in trips[:3]],
         remedy=Remedy(
             "Keep the tensors on the device, and replace what it cannot run.",
             "# instead of x.cpu() ... .to(device): the same operators on x itself\nresult = function(x)",
@@ -95,27 +94,21 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _named(view: View) -> Rows:
-    """Rows of the operators that fell back, as their names say, or a file beside the trace and copies to the host."""
-    reported = {_base(each.operator) for each in view.evidence.fallbacks}
+    """Rows of the operators that fell back, as their names say, or a file beside the trace and copies to the host.
+
+    A file may name an operator without its overload, as aten::add of aten::add.out.
+    """
+    reported = {each.operator.partition(".")[0] for each in view.evidence.fallbacks}
     names = view.operators["name"].unique().to_list()
-    told = pl.col("name").is_in([name for name in names if _base(name) in reported])
-    told &= pl.col("row").is_in(pl.Series(_copying_out(view) if reported else []).cast(pl.Int64).implode())
-    return rows_of(view.operators.filter(pl.col("name").str.contains(_FALLBACK) | told))
+    is_reported = pl.col("name").is_in([name for name in names if name.partition(".")[0] in reported])
+    is_reported &= pl.col("row").is_in(pl.Series(_copying_out(view) if reported else []).cast(pl.Int64).implode())
+    return rows_of(view.operators.filter(pl.col("name").str.contains(_FALLBACK) | is_reported))
 
 
 def _copying_out(view: View) -> Rows:
     """Operators in which something is copied to the host; those of the same name that stay on the device have none."""
-    work = view.trace.device_work.filter(pl.col("kind") == "copy_out")
-    rows = np.unique(view.trace.launches["operator"].gather(work["launch"].drop_nulls()).drop_nulls().to_numpy())
-    found = [rows.astype(np.int64)]
-    while (rows := np.unique(view.parents[found[-1]][view.parents[found[-1]] >= 0])).size:
-        found.append(rows)
-    return np.unique(np.concatenate(found))
-
-
-def _base(name: str) -> str:
-    """An operator without its overload: aten::add of aten::add.out."""
-    return name.split(".", 1)[0]
+    copies = view.trace.device_work.filter(pl.col("kind") == "copy_out")["launch"].drop_nulls()
+    return rows_and_around(view, view.trace.launches["operator"].gather(copies).drop_nulls())
 
 
 def _counts(view: View) -> list[Figure]:
@@ -127,7 +120,7 @@ def _counts(view: View) -> list[Figure]:
 
 
 def _noted(view: View) -> Iterator[Found]:
-    """What only the files beside the trace tell."""
+    """What only the files beside the trace report."""
     fallbacks = view.evidence.fallbacks
     if not fallbacks:
         return
@@ -149,10 +142,6 @@ def _noted(view: View) -> Iterator[Found]:
 def _named_operators(fallbacks: Sequence[Fallback]) -> str:
     first = ", ".join(each.operator for each in fallbacks[:_MOST_NAMED])
     return first + (f" and {len(fallbacks) - _MOST_NAMED} others" if len(fallbacks) > _MOST_NAMED else "")
-
-
-def _bytes(trips: list[RoundTrip]) -> int:
-    return sum(trip.bytes + trip.returned_bytes for trip in trips)
 
 
 RULE: Final = Rule(

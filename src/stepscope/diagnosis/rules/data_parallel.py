@@ -27,7 +27,6 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_operators
 
 _NAMES: Final = (
@@ -42,9 +41,9 @@ def check(view: View, limits: Limits) -> Answers:
     if view.device is None or not found["name"].str.contains(_MODEL).any():
         return
     rows = view.outermost(rows_of(found))
-    cost = _cost_ns(view, rows)
-    if not limits.reached(cost):
-        return
+    calls = pl.col("launch").is_in(view.launched_in(rows).astype(np.uint32).tolist())
+    # The busiest device's time for what these operators launched on it, and its idle time before that.
+    cost = sum(int(table.filter(calls)["duration_ns"].sum()) for table in (view.work, view.pieces))
     devices = view.trace.device_work["device"].n_unique()
     yield Found(
         f"DataParallel copies the model to {devices} devices and collects from them {view.each_step}: "
@@ -64,12 +63,6 @@ def check(view: View, limits: Limits) -> Answers:
         where=view.at_operators(rows),
         change=scaled_operators(rows, 0.0),
     )
-
-
-def _cost_ns(view: View, rows: Rows) -> int:
-    """The busiest device's time for what these operators launched on it, and its idle time before that."""
-    calls = pl.col("launch").is_in(view.launched_in(rows).astype(np.uint32).tolist())
-    return sum(int(table.filter(calls)["duration_ns"].sum()) for table in (view.work, view.pieces))
 
 
 RULE: Final = Rule(

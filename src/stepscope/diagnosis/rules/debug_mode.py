@@ -2,15 +2,15 @@
 Aids for finding faults that were left on: autograd's anomaly detection, blocking launches, deterministic filling.
 
 # Why it costs time
-Anomaly detection takes a Python traceback for each operator of the forward pass and searches every gradient for
-NaN. With `CUDA_LAUNCH_BLOCKING=1` the host waits for each kernel before it goes on, so nothing overlaps.
-Deterministic algorithms fill every new tensor before it is used.
+Anomaly detection takes a Python traceback for each operator of the forward pass and searches every gradient for NaN.
+With `CUDA_LAUNCH_BLOCKING=1` the host waits for each kernel before it goes on, so nothing overlaps. Deterministic
+algorithms fill every new tensor before it is used.
 
 # How it is measured
-Anomaly detection: the checks for NaN stand in the trace right under the autograd engine's nodes; the traceback is
-what operators that make nodes take longer than the same operators elsewhere. Blocking launches: most launch calls
-end after their kernel; a step would take the host's other time, or the device's work if that is longer.
-Deterministic filling: the `aten::fill_` inside `aten::empty`.
+Anomaly detection: the checks for NaN stand in the trace right under the autograd engine's nodes; the traceback is what
+operators that make nodes take longer than the same operators elsewhere. Blocking launches: most launch calls end after
+their kernel; a step would take the host's other time, or the device's work if that is longer. Deterministic filling:
+the `aten::fill_` inside `aten::empty`.
 
 # Known false positives
 Anomaly detection: an operator whose node-making calls are larger than its others looks slowed down.
@@ -20,7 +20,8 @@ Turn them off when the fault is found.
 
 # Reference
 PyTorch: torch.autograd.set_detect_anomaly, torch.utils.deterministic.fill_uninitialized_memory; CUDA environment
-variables."""
+variables.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +30,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.trace.nesting import Rows
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time, scaled_operators, together
 
@@ -45,7 +45,7 @@ def check(view: View, limits: Limits) -> Answers:
     """Look for each aid's own traces."""
     yield from _anomaly(view, limits)
     yield from _blocking(view, limits)
-    yield from _filling(view, limits)
+    yield from _filling(view)
 
 
 def _anomaly(view: View, limits: Limits) -> Answers:
@@ -158,15 +158,12 @@ def _launches_that_return(view: View, launches: Rows) -> Change:
     return scaled_host_time(calls["lane"].to_numpy(), starts, starts + durations, factors)
 
 
-def _filling(view: View, limits: Limits) -> Answers:
-    names = view.trace.operators["name"]
+def _filling(view: View) -> Answers:
     fills = view.operators.filter((pl.col("name") == "aten::fill_") & pl.col("parent").is_not_null())
-    around = names.gather(fills["parent"])
+    around = view.trace.operators["name"].gather(fills["parent"])
     fills = fills.filter(around.str.contains(r"^aten::(?:empty|resize)"))
-    cost = view.cost_ns(rows_of(fills))
-    if not limits.reached(cost):
-        return
     rows = rows_of(fills)
+    cost = view.cost_ns(rows)
     yield Found(
         f"deterministic algorithms fill every new tensor, which takes {view.share(cost):.0%} of the {view.period}",
         cost,

@@ -17,8 +17,8 @@ Two tensors of the same size, one of which is read while the other is input.
 Keep the tensor on the device, and pass it on from there.
 
 # Reference
-PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; TraceLens reports more than ten copies
-in one direction.
+PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; TraceLens reports more than ten copies in
+one direction.
 """
 
 from __future__ import annotations
@@ -27,20 +27,17 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._copies import cost_ns, round_trips, without_trips
 
 
 def check(view: View, limits: Limits) -> Answers:
     """Weigh the round trips in which nothing happened on the host."""
-    if view.device is None:
+    trips = [trip for trip in round_trips(view) if not trip.on_host] if view.device is not None else []
+    if not trips:
         return
-    trips = [trip for trip in round_trips(view) if not trip.on_host]
-    cost = cost_ns(view, trips) if trips else 0
-    if not limits.reached(cost):
-        return
-    rows = np.array([row for trip in trips for row in trip.copying], np.int64)
+    cost = cost_ns(view, trips)
+    rows = np.array([row for trip in trips for row in trip.both("row")], np.int64)
     count = len(trips) / view.step_count
     yield Found(
         f"{'the same data is' if count <= 1 else f'{count:,.3g} times {view.a_step} data is'} copied to the host and "
@@ -50,11 +47,9 @@ def check(view: View, limits: Limits) -> Answers:
         confidence="medium",
         figures=[
             Figure(f"round trips {view.per}", count, "count"),
-            view.bytes_per_step("bytes there and back", 2 * sum(trip.bytes for trip in trips)),
+            view.bytes_per_step("bytes there and back", 2 * sum(trip.out["bytes"] for trip in trips)),
         ],
-        intervals=tuple(
-            Interval(trip.start_ns, trip.end_ns - trip.start_ns, "to the host and back") for trip in trips[:3]
-        ),
+        intervals=[trip.interval("to the host and back") for trip in trips[:3]],
         remedy=Remedy(
             "Leave the tensor on the device; keep a copy for the host only where it is needed there.",
             "state = state.detach()            # instead of state.cpu(), and .to(device) later",

@@ -30,7 +30,6 @@ import polars as pl
 
 from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_work, together, without_waits_for_work
 
 _COPIES: Final = ("copy_in", "copy_out")
@@ -42,10 +41,9 @@ def check(view: View, limits: Limits) -> Answers:
         return
     ends = _ends(view)
     cost = int(ends["duration_ns"].sum())
-    if not limits.reached(cost):
-        return
     rows = rows_of(ends)
     head = int(ends.filter(pl.col("is_head"))["duration_ns"].sum())
+    longest = ends.sort("duration_ns", descending=True).head(3)
     where = "begins" if head * 2 > cost else "ends"
     yield Found(
         f"each step {where} with copies that nothing runs beside: {view.share(cost):.0%} of it",
@@ -57,15 +55,12 @@ def check(view: View, limits: Limits) -> Answers:
             view.ns_per_step("copies at the end", cost - head),
             view.bytes_per_step("bytes copied at the ends", int(ends["bytes"].sum())),
         ],
-        intervals=tuple(
+        intervals=[
             Interval(start, duration, "copies at the beginning" if is_head else "copies at the end")
-            for start, duration, is_head in ends.sort("duration_ns", descending=True)
-            .head(3)
-            .select("start_ns", "duration_ns", "is_head")
-            .iter_rows()
-        ),
+            for start, duration, is_head in longest.select("start_ns", "duration_ns", "is_head").iter_rows()
+        ],
         remedy=_remedy(view, at_the_end=where == "ends"),
-        where=view.locations_of(_slices(view, ends["launch"]), np.maximum(ends["duration_ns"].to_numpy(), 1)),
+        where=view.locations_of(view.slices_of_launches(ends["launch"]), ends["duration_ns"].to_numpy()),
         change=together(scaled_work(rows, 0.0), without_waits_for_work(rows)),
     )
 
@@ -83,12 +78,6 @@ def _remedy(view: View, *, at_the_end: bool) -> Remedy:
         f"{on_a_queue}    following = following.to(device, non_blocking=True)\n"
         f"{view.torch_device}.current_stream().wait_stream(copying)  # before the next step uses it",
     )
-
-
-def _slices(view: View, launches: pl.Series) -> Rows:
-    calls = launches.cast(pl.Int64).fill_null(-1).to_numpy()
-    slices = view.activity.slices_of("launches")
-    return np.where(calls >= 0, slices[np.maximum(calls, 0)], -1) if len(slices) else np.full(len(calls), -1, np.int64)
 
 
 def _ends(view: View) -> pl.DataFrame:
@@ -110,15 +99,12 @@ def _ends(view: View) -> pl.DataFrame:
     )
     joined = work.filter(pl.col("kind").is_in(_COPIES)).join(bounds.drop_nulls("first"), on="step")
     head = joined.filter((pl.col("end_ns") <= pl.col("first")) & (pl.col("start_ns") >= pl.col("before")))
-    head = head.filter(~pl.col("name").str.contains("(?i)pageable"))  # another queue would not help: exposed-copy tells
+    head = head.filter(
+        ~pl.col("name").str.contains("(?i)pageable")
+    )  # another queue would not help: exposed-copy reports these
     tail = joined.filter((pl.col("start_ns") >= pl.col("last")) & (pl.col("end_ns") <= pl.col("after")))
-    columns = ["row", "start_ns", "duration_ns", "bytes", "launch"]
-    return pl.concat(
-        [
-            head.select(columns).with_columns(is_head=pl.lit(True)),
-            tail.select(columns).with_columns(is_head=pl.lit(False)),
-        ]
-    )
+    columns = ("row", "start_ns", "duration_ns", "bytes", "launch")
+    return pl.concat([each.select(*columns, is_head=pl.lit(each is head)) for each in (head, tail)])
 
 
 RULE: Final = Rule(

@@ -6,12 +6,12 @@ While gradients or activations travel and nothing computes, every device of the 
 send the gradients of late layers while early layers are still computing theirs.
 
 # How it is measured
-Time when the device works on communication and on no computation, plus idle time while the launching thread waited
-for other ranks.
+Time when the device works on communication and on no computation, plus idle time while the launching thread waited for
+other ranks.
 
 # Known false positives
-A rank that arrives early waits inside the collective for the slowest one: then the straggler, not the network, is
-the cause, which one rank's trace alone cannot tell.
+A rank that arrives early waits inside the collective for the slowest one: then the straggler, not the network, is the
+cause, which one rank's trace alone cannot show.
 
 # What to do
 Give DistributedDataParallel buckets that overlap (`bucket_cap_mb`, `gradient_as_bucket_view=True`), accumulate
@@ -29,13 +29,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host, kind_of
-from stepscope.diagnosis.finding import NotAnswered
+from stepscope.diagnosis.finding import Location, NotAnswered
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import overlapped, scaled_cause, scaled_host_time, scaled_pieces, together
 
-_MOST: Final = 0.5
 _BETWEEN_TWO: Final = Remedy(
     "Ranks send to each other while nothing computes: begin transfers before the work that does not need them, and "
     "wait only where their data is used.",
@@ -53,7 +51,7 @@ def check(view: View, limits: Limits) -> Answers:
     cost = exposed + max(int(waiting["duration_ns"].sum()), on_host)
     if not limits.reached(cost):
         return
-    work, slices, weights = _collectives(view)
+    work, where = _collectives(view)
     total = int(work["duration_ns"].sum())
     yield Found(
         f"{view.share(cost):.0%} of the {view.period} goes to communication that no computation overlaps",
@@ -69,7 +67,7 @@ def check(view: View, limits: Limits) -> Answers:
         ],
         intervals=view.longest(work, "collective"),
         remedy=_remedy(view, work),
-        where=view.locations_of(slices, weights),
+        where=where,
         change=_overlapped(view, work, waiting),
     )
     if (view.trace.metadata.world_size or 1) >= 2:
@@ -80,15 +78,13 @@ def check(view: View, limits: Limits) -> Answers:
         )
 
 
-def _collectives(view: View) -> tuple[pl.DataFrame, Rows, Rows]:
-    """The span's collectives with start_ns and duration_ns, slices that stand for them, and these slices' weights."""
+def _collectives(view: View) -> tuple[pl.DataFrame, tuple[Location, ...]]:
+    """The span's collectives with start_ns and duration_ns, and where they are called."""
     if view.device is None:
         found = collectives(view.trace, window=view.span)
-        return found, view.slices_of_operators(rows_of(found)), found["duration_ns"].to_numpy()
+        return found, view.at_operators(rows_of(found), found["duration_ns"].to_numpy())
     work = view.work.filter(pl.col("kind") == "communication")
-    calls = work.filter(pl.col("launch").is_not_null())
-    slices = view.slices_of_launches(calls["launch"])
-    return work, slices, calls["duration_ns"].to_numpy()
+    return work, view.at_launches(work)
 
 
 def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change:
@@ -124,7 +120,7 @@ def _are_between_two(work: pl.DataFrame) -> bool:
     """Whether most of the time goes to sending and receiving, not to collectives of a whole group."""
     sent = [kind_of(name) == "send_receive" for name in work["name"]] if "name" in work.columns else []
     total = int(work["duration_ns"].sum())
-    return bool(sent) and int(work.filter(pl.Series(sent))["duration_ns"].sum()) > _MOST * total
+    return bool(sent) and int(work.filter(pl.Series(sent))["duration_ns"].sum()) > total / 2
 
 
 RULE: Final = Rule(

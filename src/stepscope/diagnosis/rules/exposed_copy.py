@@ -7,7 +7,7 @@ copy stands between two steps; a pinned, asynchronous one runs while the device 
 
 # How it is measured
 Time when the device copies from or to the host and computes nothing, plus idle time while the launching thread was
-inside a copy to the device. The recorder tells whether the loaders pin their batches, which decides on the remedy.
+inside a copy to the device. The recorder knows whether the loaders pin their batches, which decides on the remedy.
 
 # Known false positives
 The first copy of a step cannot overlap with anything if the whole step depends on it and only one batch is in flight.
@@ -29,13 +29,12 @@ import polars as pl
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.analysis.idle import device_window
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.whatif import Change
+from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import overlapped, together, without_waits
 
 _KINDS: Final = ("copy_in", "copy_out")
 _MEMORY: Final = "(?i)pageable|pinned"
-"""What copies are called where their names tell the host's memory; those of other devices than GPUs do not."""
+"""Names of copies that say which memory of the host they use, as those of GPUs do."""
 
 
 _STAY: Final = Remedy(
@@ -51,13 +50,12 @@ def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
     exposed = view.exposed_ns(_KINDS)
-    waiting = view.pieces_of("host_to_device_copy")
-    cost = exposed + int(waiting["duration_ns"].sum())
+    cost = exposed + int(view.pieces_of("host_to_device_copy")["duration_ns"].sum())
     if not limits.reached(cost):
         return
     copies = view.work.filter(pl.col("kind").is_in(_KINDS))
     pageable = copies.filter(pl.col("name").str.contains("(?i)pageable"))
-    told = Figure("of them from or to pageable memory", pageable.height / view.step_count, "count")
+    of_pageable = Figure("of them from or to pageable memory", pageable.height / view.step_count, "count")
     hopeless = exposed > _computing_ns(view)
     yield Found(
         f"{view.share(cost):.0%} of the {view.period} goes to copies between host and device that nothing overlaps"
@@ -69,7 +67,7 @@ def check(view: View, limits: Limits) -> Answers:
         confidence="low" if hopeless else "high",
         figures=[
             view.count_per_step("copies", copies.height),
-            *([told] if copies["name"].str.contains(_MEMORY).any() else []),
+            *([of_pageable] if copies["name"].str.contains(_MEMORY).any() else []),
             view.bytes_per_step("bytes moved", int(copies["bytes"].sum() or 0)),
         ],
         intervals=view.longest(copies, "copy"),

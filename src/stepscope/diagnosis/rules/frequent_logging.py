@@ -5,25 +5,23 @@ Printing, progress bars, metrics or trackers in every step that take a noticeabl
 A line printed, a bar redrawn, a metric computed or a value sent to a tracker takes the thread that launches the work
 from tens of microseconds to milliseconds: formatting, a system call, a terminal or disk that is slow. Nobody reads a
 line for each step. Metrics in plain Python read value after value. A value that must come from the device first also
-makes the host wait for it, which `host-synchronisation` tells.
+makes the host wait for it, which `host-synchronisation` reports.
 
 # How it is measured
 Idle time of the device (without one: the main thread's time) inside such calls, and of Python on their lines, which
-prepares what is logged. `stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases,
-MLflow, rich and torchmetrics in the trace; Python frames name those and scikit-learn's metrics, CSV writers and
-files. A line that reads many values with `.item()` in a step measures something; where its whole function takes no
-part in the training, as a metric's, the function counts. The finding says how often they run now and the number of
-steps N at which they would cost less than 1 % of the step. The saving is what goes when they run every N steps.
-Where the recorder timed a step before it recorded, what recording each operator takes is left out: a printed tensor
-has thousands.
+prepares what is logged. `stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow,
+rich and torchmetrics in the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line
+that reads many values with `.item()` in a step measures something; where its whole function takes no part in the
+training, as a metric's, the function counts. The finding says how often they run now and the number of steps N at which
+they would cost less than 1 % of the step. The saving is what goes when they run every N steps. Where the recorder timed
+a step before it recorded, what recording each operator takes is left out: a printed tensor has thousands.
 
 # Known false positives
 Output that is only collected in a file costs less than the same output on a terminal: record it where it matters.
-Logging in fewer than half of the recorded steps is left out, since a short recording does not tell its period.
+Logging in fewer than half of the recorded steps is left out, since a short recording does not show its period.
 
 # What to do
-Log every N steps; keep values on the device meanwhile; give progress bars a `mininterval`, trackers a batch of
-values.
+Log every N steps; keep values on the device meanwhile; give progress bars a `mininterval`, trackers a batch of values.
 
 # Reference
 PyTorch performance tuning guide; Lightning's `log_every_n_steps` (50); XProf advises asynchronous logging.
@@ -40,9 +38,8 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.diagnosis.parts import unrecorded_ns
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._waits import every_steps, outermost_logging, reads_of_reducer
-from stepscope.trace.nesting import Rows
 from stepscope.whatif.changes import scaled_pieces
 
 _PROGRESS_BAR: Final = "the progress bar"

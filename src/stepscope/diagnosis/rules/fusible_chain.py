@@ -8,11 +8,11 @@ result once; what lies between never leaves the processor's registers.
 
 # How it is measured
 Outermost operators that follow each other on a thread, each taking a tensor of the shape that the chain made so far,
-with no other operator between; chains of equal names are counted together. Their cost is that of the operators, of
-the backward operators that they caused, and without a device of the Python time between them. What a fused function
-would still need is taken off: the time to read its inputs and write its result, at the rate at which the chain's own
-additions and multiplications moved data, and the time that exp, tanh and their like calculate, once for the
-forward and once for the backward pass.
+with no other operator between; chains of equal names are counted together. Their cost is that of the operators, of the
+backward operators that they caused, and without a device of the Python time between them. What a fused function would
+still need is taken off: the time to read its inputs and write its result, at the rate at which the chain's own
+additions and multiplications moved data, and the time that exp, tanh and their like calculate, once for the forward and
+once for the backward pass.
 
 # Known false positives
 A chain whose intermediate results are needed elsewhere saves less. Code that a compiler has fused already runs other
@@ -31,7 +31,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from math import prod
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -39,23 +40,116 @@ from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.patterns import Chain, chains
 from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS
 from stepscope.diagnosis.finding import Interval
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Rule, Threshold, View
-from stepscope.diagnosis.rules._operators import (
-    FusedFunction,
-    called_from_python,
-    fused_function,
-    pauses_ns,
-    pauses_of_all,
-    scaled_with_pauses,
-    working_ns,
-)
+from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
+from stepscope.diagnosis.rules._operators import called_from_python, length_ns, pauses, scaled_with_pauses, working_ns
 from stepscope.diagnosis.rules.loop_in_step import rows_of_loops
-from stepscope.trace.nesting import Rows
-from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together
 
 _EXCLUDED: Final = ("optimizer", "input", "checkpoint", "logging", "profiler_overhead")
 _SHORTEST: Final = 2
+
+
+class _Fused(NamedTuple):
+    """A function that does at once what a chain does: as titles name it, and how to use it."""
+
+    what: str
+    remedy: Remedy
+
+
+def _function(name: str, code: str) -> _Fused:
+    return _Fused(f"{name}()", Remedy(f"Call {name}(), which does all of it in one kernel.", code))
+
+
+_GELU_TANH: Final = _function("F.gelu", 'y = torch.nn.functional.gelu(x, approximate="tanh")')
+_GELU: Final = _function("F.gelu", "y = torch.nn.functional.gelu(x)")
+_SILU: Final = _function("F.silu", "y = torch.nn.functional.silu(x)      # instead of x * torch.sigmoid(x)")
+_LAYER_NORM: Final = _function(
+    "F.layer_norm", "y = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)   # or nn.LayerNorm"
+)
+_BATCH_NORM: Final = _function(
+    "F.batch_norm", "self.norm = torch.nn.BatchNorm1d(features)   # or BatchNorm2d for images"
+)
+_RMS_NORM: Final = _function(
+    "F.rms_norm", "y = torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)   # or nn.RMSNorm"
+)
+_RMS_NORM_COMPILED: Final = _Fused(
+    "one compiled function",
+    Remedy(
+        "Compile the function that holds the normalisation; F.rms_norm() is not fused on a CPU.",
+        "@torch.compile                # F.rms_norm() runs the same operators on a CPU\ndef rms_norm(x, weight): ...",
+    ),
+)
+_SOFTMAX: Final = _function("torch.softmax", "y = torch.softmax(x, dim=-1)")
+_LOG_SOFTMAX: Final = _function(
+    "F.log_softmax", "y = torch.nn.functional.log_softmax(x, dim=-1)   # with nll_loss: cross_entropy(x, target)"
+)
+_DROPOUT: Final = _function("F.dropout", "y = torch.nn.functional.dropout(x, p, training=self.training)")
+_OPTIMIZER: Final = _Fused(
+    "an optimizer with fused=True",
+    Remedy(
+        "Let an optimizer of torch.optim update all parameters in one fused call.",
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)\noptimizer.step()",
+    ),
+)
+_COMPILE: Final = Remedy(
+    "Compile the function that holds these operators: the compiler makes one kernel of them.",
+    "@torch.compile                # on the function at the line above\ndef function(x, ...): ...",
+)
+
+
+def _fused_function(view: View, chain: Chain) -> _Fused | None:
+    """The function that does what this chain does, None where none is known."""
+    names = set(chain.names)
+    if _updates_parameters(chain):
+        return _OPTIMIZER
+    if "softmax" in names and "log" in names:
+        return _LOG_SOFTMAX
+    if "exp" in names and "sum" in names and "div" in names:
+        return _LOG_SOFTMAX if "log" in names else _SOFTMAX
+    if "logsumexp" in names and "sub" in names:
+        return _LOG_SOFTMAX
+    if names & {"rand_like", "bernoulli"} and names & {"mul", "div"}:
+        return _DROPOUT
+    normalisation = _normalisation(chain)
+    if normalisation is _RMS_NORM and view.device is None:
+        return _RMS_NORM_COMPILED
+    return normalisation or _activation(chain)
+
+
+def _updates_parameters(chain: Chain) -> bool:
+    """A square root of a running average, and parameters that are overwritten with a quotient: Adam."""
+    changed = {name for name, in_place in zip(chain.names, chain.in_place, strict=True) if in_place}
+    return "sqrt" in chain.names and bool(changed & {"addcdiv", "sub", "add"}) and bool(changed & {"mul", "lerp"})
+
+
+def _normalisation(chain: Chain) -> _Fused | None:
+    names = set(chain.names)
+    root = names & {"sqrt", "rsqrt", "std", "pow"} and names & {"div", "mul", "rsqrt"}
+    averages = names & {"mean", "var", "var_mean"}
+    if not root or not averages or not names & {"sqrt", "rsqrt", "std"}:
+        return None
+    if "sub" not in names:
+        return _RMS_NORM if "mean" in names and names & {"pow", "square", "mul"} else None
+    return _LAYER_NORM if _over_last_dimension(chain) else _BATCH_NORM
+
+
+def _over_last_dimension(chain: Chain) -> bool:
+    """Whether the averages that are subtracted are over the last dimension: one number for each row."""
+    for name, moved in zip(chain.names, chain.traffic, strict=True):
+        if name == "sub" and len(moved.inputs) > 1:
+            small = min(moved.inputs, key=prod)
+            return bool(small[-1] == 1)
+    return True
+
+
+def _activation(chain: Chain) -> _Fused | None:
+    names = chain.names
+    if "erf" in names and names.count("mul") + names.count("div") >= 2:
+        return _GELU
+    if "tanh" in names and names.count("mul") >= 3 and "add" in names:
+        return _GELU_TANH
+    after = names[names.index("sigmoid") + 1 :] if "sigmoid" in names else ()
+    return _SILU if after and after[0] == "mul" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +186,8 @@ def check(view: View, limits: Limits) -> Answers:
 
 def rows_of_named_functions(view: View) -> Rows:
     """The operators of chains that one named function replaces."""
-    on_device = view.device is not None
-    named = [
-        chain.operators
-        for chain in chains(view.trace, _candidates(view), _SHORTEST)
-        if fused_function(chain, on_device=on_device) is not None
-    ]
-    return np.array([row for rows in named for row in rows], np.int64)
+    found = chains(view.trace, _candidates(view), _SHORTEST)
+    return np.array([row for chain in found if _fused_function(view, chain) for row in chain.operators], np.int64)
 
 
 def _candidates(view: View) -> Rows:
@@ -110,19 +199,18 @@ def _candidates(view: View) -> Rows:
 
 
 def _merged(view: View, kinds: dict[tuple[object, ...], list[Chain]]) -> list[list[Chain]]:
-    """Kinds that one named function replaces in one function of the user's are told together."""
+    """Kinds that one named function replaces in one function of the user's are reported together."""
     merged: defaultdict[tuple[object, ...], list[Chain]] = defaultdict(list)
     for key, same in kinds.items():
-        function = fused_function(same[0], on_device=view.device is not None)
+        function = _fused_function(view, same[0])
         merged[key if function is None else (function, same[0].place)].extend(same)
     return list(merged.values())
 
 
 def _weighed(view: View, limits: Limits, same: Sequence[Chain]) -> Answers:
-    function = fused_function(same[0], on_device=view.device is not None)
+    function = _fused_function(view, same[0])
     repetitions = len(same) / view.step_count
-    minimum = limits["repetitions"]
-    shortest = limits["operators"]
+    minimum, shortest = limits["repetitions"], limits["operators"]
     if function is None and (repetitions < minimum or min(len(same[0].names), 2 * len(set(same[0].names))) < shortest):
         return
     forward = np.array([row for chain in same for row in chain.operators], np.int64)
@@ -132,22 +220,23 @@ def _weighed(view: View, limits: Limits, same: Sequence[Chain]) -> Answers:
         return
     remaining = cost.remaining_ns / cost.total_ns
     yield Found(
-        _title(same, repetitions, function),
+        _title(view, same, repetitions, function),
         cost.saved_ns,
-        basis=f"forward and backward, without the {remaining:.0%} that a fused function would still take"
-        if len(backward)
-        else f"the operators' time without the {remaining:.0%} that a fused function would still take",
+        basis=("forward and backward" if len(backward) else "the operators' time")
+        + f", without the {remaining:.0%} that a fused function would still take",
         confidence="medium",
         figures=[
             Figure(f"chains {view.per}", repetitions, "count", minimum if function is None else None),
             Figure("operators in a chain", len(same[0].names), "count", shortest if function is None else None),
             view.ns_per_step("forward operators", cost.forward_ns),
             view.ns_per_step("backward operators", cost.backward_ns),
-            Figure("numbers read and written by a chain", _mean([each.elements_moved for each in same]), "count"),
-            Figure("by a fused function", _mean([each.elements_moved_fused for each in same]), "count"),
+            Figure(
+                "numbers read and written by a chain", sum(each.elements_moved for each in same) // len(same), "count"
+            ),
+            Figure("by a fused function", sum(each.elements_moved_fused for each in same) // len(same), "count"),
         ],
         intervals=(_interval(view, max(same, key=lambda chain: chain.elements_moved)),),
-        remedy=(function or _COMPILE).remedy,
+        remedy=function.remedy if function is not None else _COMPILE,
         where=view.at_operators(forward),
         change=_fused(view, same, np.concatenate([forward, backward]), cost),
     )
@@ -155,7 +244,7 @@ def _weighed(view: View, limits: Limits, same: Sequence[Chain]) -> Answers:
 
 def _fused(view: View, same: Sequence[Chain], rows: Rows, cost: _Cost) -> Change:
     """One call instead of each chain: on a device it still takes what its work does, the host launches once."""
-    between = pauses_of_all(view, [np.array(chain.operators, np.int64) for chain in same])
+    between = pauses(view, *(np.array(chain.operators, np.int64) for chain in same))
     if view.device is None:
         return scaled_with_pauses(rows, [between], 1 - cost.saved_ns / cost.total_ns)
     once = len(same) / sum(len(chain.names) for chain in same)
@@ -166,24 +255,12 @@ def _fused(view: View, same: Sequence[Chain], rows: Rows, cost: _Cost) -> Change
     )
 
 
-_COMPILE: Final = FusedFunction(
-    "torch.compile",
-    "one compiled function",
-    "Compile the function that holds these operators: the compiler makes one kernel of them.",
-    "@torch.compile                # on the function at the line above\ndef function(x, ...): ...",
-)
-
-
-def _title(same: Sequence[Chain], repetitions: float, function: FusedFunction | None) -> str:
+def _title(view: View, same: Sequence[Chain], repetitions: float, function: _Fused | None) -> str:
     names = list(dict.fromkeys(same[0].names))
     listed = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
-    times = "once a step" if round(repetitions, 1) == 1 else f"{repetitions:,.3g} times a step"
+    times = f"once {view.a_step}" if round(repetitions, 1) == 1 else f"{repetitions:,.3g} times {view.a_step}"
     what = function.what if function is not None else "one fused kernel"
     return f"{len(same[0].names)} operators one after the other ({listed}), {times}: {what} does it at once"
-
-
-def _mean(values: Sequence[int]) -> int:
-    return sum(values) // len(values)
 
 
 def _interval(view: View, chain: Chain) -> Interval:
@@ -194,11 +271,10 @@ def _interval(view: View, chain: Chain) -> Interval:
 
 def _cost(view: View, same: Sequence[Chain], forward: Rows, backward: Rows) -> _Cost:
     forward_ns, backward_ns = view.cost_ns(forward), view.cost_ns(backward)
-    between = sum(pauses_ns(view, np.array(chain.operators, np.int64)) for chain in same)
+    between = length_ns(view, pauses(view, *(np.array(chain.operators, np.int64) for chain in same)))
     working = working_ns(view)
     rate = _ns_per_element(same, working)
-    calculating = 0.0
-    streaming = 0.0
+    calculating = streaming = 0.0
     for chain in same:
         for name, row, moved in zip(chain.names, chain.operators, chain.traffic, strict=True):
             if name in ARITHMETIC:
@@ -208,16 +284,12 @@ def _cost(view: View, same: Sequence[Chain], forward: Rows, backward: Rows) -> _
         streaming += rate * (2 * moved_once + chain.elements if len(backward) else moved_once)
     calculating *= 2 if len(backward) else 1
     count = sum(len(chain.names) for chain in same)
-    worked = _sum_working(view, working, forward, backward)
+    worked = int(working[view.outermost(forward)].sum() + working[backward].sum())
     waiting = forward_ns + backward_ns - worked if view.device else between
     # One launch, or one line of Python, stays of each chain's.
     rest = max(waiting, 0) * len(same) / count
     left = calculating + streaming
     return _Cost(forward_ns, backward_ns, between, int(left + rest), int(left), worked)
-
-
-def _sum_working(view: View, working: Rows, forward: Rows, backward: Rows) -> int:
-    return int(working[view.outermost(forward)].sum() + working[backward].sum())
 
 
 def _ns_per_element(same: Sequence[Chain], working: Rows) -> float:

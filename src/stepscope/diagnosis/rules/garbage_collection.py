@@ -15,9 +15,8 @@ recorded.
 A few recorded steps may hold a full collection that comes once in hundreds of steps.
 
 # What to do
-Remove `gc.collect()` from the step: objects are freed without it as soon as nothing refers to them. Where the
-collector runs by itself, freeze what lives for the whole program before the first step, and collect at a moment of
-your own.
+Remove `gc.collect()` from the step: objects are freed without it as soon as nothing refers to them. Where the collector
+runs by itself, freeze what lives for the whole program before the first step, and collect at a moment of your own.
 
 # Reference
 Ascend's profiler advisor reports collections from 1 ms on; Python's documentation of `gc.freeze`.
@@ -25,6 +24,7 @@ Ascend's profiler advisor reports collections from 1 ms on; Python's documentati
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import polars as pl
@@ -39,10 +39,10 @@ def check(view: View, limits: Limits) -> Answers:
     """Sum the pieces whose cause is garbage collection."""
     pieces = view.pieces_of("garbage_collection")
     cost = int(pieces["duration_ns"].sum())
-    if not limits.reached(cost):
-        return
-    runs = _runs(view)
-    pauses = _pauses(view)
+    annotated = _runs(view, view.trace.annotations, "^Garbage collection")
+    runs = annotated.height or _runs(view, view.trace.frames, r"built-in function (?:gc\.)?collect>").height
+    origin_ns, span = view.trace.metadata.origin_unix_ns or 0, view.span
+    pauses = [each for each in view.program.pauses if span.start_ns <= each.start_unix_ns - origin_ns < span.end_ns]
     called_ns = sum(pause.duration_ns for pause in pauses if pause.called)
     is_called = called_ns > sum(pause.duration_ns for pause in pauses) / 2 if pauses else True
     yield Found(
@@ -54,70 +54,47 @@ def check(view: View, limits: Limits) -> Answers:
         figures=[
             view.ns_per_step("time lost", cost),
             view.count_per_step("collections", runs),
-            Figure("longest collection", int(_annotated(view)["duration_ns"].to_numpy().max(initial=0)), "ns"),
+            Figure("longest collection", int(annotated["duration_ns"].to_numpy().max(initial=0)), "ns"),
         ],
         intervals=view.longest(pieces, "collecting garbage"),
-        remedy=_called() if is_called else _by_itself(),
+        remedy=_CALLED if is_called else _BY_ITSELF,
         where=_where(pauses) or view.locations(pieces),
         change=scaled_cause("garbage_collection", 0.0),
     )
 
 
-def _annotated(view: View) -> pl.DataFrame:
-    """The collector's runs in the span that are told of as such."""
-    rows = view.trace.annotations.filter(pl.col("name").str.starts_with("Garbage collection"))
-    return rows.filter(pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left"))
-
-
-def _runs(view: View) -> int:
-    found = _annotated(view).height
-    if found:
-        return found
-    frames = view.trace.frames.filter(pl.col("name").str.contains(r"built-in function (?:gc\.)?collect>"))
-    return frames.filter(pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")).height
-
-
-def _pauses(view: View) -> list[PauseFacts]:
-    """The recorder's notes of the runs in the span."""
-    origin_ns = view.trace.metadata.origin_unix_ns or 0
-    span = view.span
-    return [
-        pause for pause in view.program.pauses if span.start_ns <= pause.start_unix_ns - origin_ns < span.end_ns
-    ]  # fmt: skip
+def _runs(view: View, table: pl.DataFrame, pattern: str) -> pl.DataFrame:
+    """The collector's runs in the span, by the names that a table has for them."""
+    return view.begin_in_span(table.filter(pl.col("name").str.contains(pattern)))
 
 
 def _where(pauses: list[PauseFacts]) -> tuple[Location, ...]:
     """The lines that call the collector; where it runs by itself, the lines that make objects and so set it off."""
     total = sum(pause.duration_ns for pause in pauses)
-    places: dict[tuple[str, int, str], int] = {}
+    places: Counter[tuple[str, int, str]] = Counter()
     for pause in pauses:
         if pause.file is not None and pause.line is not None:
-            place = (pause.file, pause.line, pause.function or "")
-            places[place] = places.get(place, 0) + pause.duration_ns
-    costly = sorted(places.items(), key=lambda item: -item[1])[:3]
+            places[pause.file, pause.line, pause.function or ""] += pause.duration_ns
+    costly = places.most_common(3)
     return tuple(Location(*place, share=ns / total, exact_line=True) for place, ns in costly if ns > 0)
 
 
-def _called() -> Remedy:
-    return Remedy(
-        "Do not call gc.collect() in the step: Python frees objects as soon as nothing refers to them, and the "
-        "collector only looks for cycles. Where it is there against growing memory, find what holds it; once an epoch "
-        "is enough.",
-        "# remove from the step: gc.collect()\nfor epoch in range(epochs):\n    train(epoch)\n    gc.collect()",
-    )
-
-
-def _by_itself() -> Remedy:
-    return Remedy(
-        "Take what lives as long as the program out of the collector's sight before the first step, and keep "
-        "long-lived records in arrays or tensors instead of Python objects.",
-        "import gc\n\ngc.collect()\ngc.freeze()          # after building model and dataset, before the first step\n"
-        "# or, so that all ranks stop at the same time:\ngc.disable()\nif step % 500 == 0:\n    gc.collect()\n"
-        "# both, and put back at the end:\n"
-        "from stepscope.remedies import collect_garbage_at_steps\n"
-        "with collect_garbage_at_steps(every=500) as garbage:\n    ...               # garbage.step() after each step",
-        apply=("garbage-at-steps",),
-    )
+_CALLED: Final = Remedy(
+    "Do not call gc.collect() in the step: Python frees objects as soon as nothing refers to them, and the "
+    "collector only looks for cycles. Where it is there against growing memory, find what holds it; once an epoch "
+    "is enough.",
+    "# remove from the step: gc.collect()\nfor epoch in range(epochs):\n    train(epoch)\n    gc.collect()",
+)
+_BY_ITSELF: Final = Remedy(
+    "Take what lives as long as the program out of the collector's sight before the first step, and keep "
+    "long-lived records in arrays or tensors instead of Python objects.",
+    "import gc\n\ngc.collect()\ngc.freeze()          # after building model and dataset, before the first step\n"
+    "# or, so that all ranks stop at the same time:\ngc.disable()\nif step % 500 == 0:\n    gc.collect()\n"
+    "# both, and put back at the end:\n"
+    "from stepscope.remedies import collect_garbage_at_steps\n"
+    "with collect_garbage_at_steps(every=500) as garbage:\n    ...               # garbage.step() after each step",
+    apply=("garbage-at-steps",),
+)
 
 
 RULE: Final = Rule(

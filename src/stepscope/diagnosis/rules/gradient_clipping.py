@@ -8,8 +8,8 @@ makes the host wait for the device as often. `clip_grad_norm_` does it with a fe
 # How it is measured
 Runs of norms (or of `pow` and `sum`) outside the optimizer, one for each of many gradients, and the run of
 multiplications in place that follows. With a device, its time for them and its idle time before them, without what the
-same work takes at the best rate that the trace shows. Without one, the thread's time in them and between them,
-without one norm and one multiplication for each gradient: these remain, the calls around them do not.
+same work takes at the best rate that the trace shows. Without one, the thread's time in them and between them, without
+one norm and one multiplication for each gradient: these remain, the calls around them do not.
 
 # Known false positives
 Norms that are logged for every layer on purpose: compute them with `torch._foreach_norm` too, and not in every step.
@@ -30,19 +30,17 @@ import numpy as np
 
 from stepscope.analysis.loops import Loop, loops
 from stepscope.analysis.work import base_name
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS
 from stepscope.diagnosis.rules._operators import (
+    WorkLeft,
     is_clipping,
     is_scaling,
-    pauses_ns,
-    pauses_of_all,
+    length_ns,
+    pauses,
     scaled_with_pauses,
-    work_left,
     working_ns,
 )
-from stepscope.trace.nesting import Rows
-from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together, without_waits_in
 
 _KEPT: Final = ("linalg_vector_norm", "norm", "sum", "mul")
@@ -56,7 +54,8 @@ def check(view: View, limits: Limits) -> Answers:
     if not norms:
         return
     rows = np.concatenate([loop.operators for loop in norms + scalings])
-    cost = view.cost_ns(rows) + sum(pauses_ns(view, loop.operators) for loop in norms + scalings)
+    between = pauses(view, *(loop.operators for loop in norms + scalings))
+    cost = view.cost_ns(rows) + length_ns(view, between)
     saved = max(cost - _left_ns(view, rows), 0)
     if not limits.reached(saved):
         return
@@ -108,7 +107,7 @@ def _at_once(view: View, found: list[Loop], rows: Rows, left: float) -> Change:
     Args:
         left: share of the loops' time that stays on a CPU, where each gradient still takes its time in the one call.
     """
-    between = pauses_of_all(view, [loop.operators for loop in found])
+    between = pauses(view, *(loop.operators for loop in found))
     if view.device is None:
         return scaled_with_pauses(rows, [between], left)
     working = int(working_ns(view)[view.outermost(rows)].sum())
@@ -127,7 +126,7 @@ def _at_once(view: View, found: list[Loop], rows: Rows, left: float) -> Change:
 
 def _left_ns(view: View, rows: Rows) -> int:
     if view.device is not None:
-        return int(work_left(view).ns(rows))
+        return int(WorkLeft(view).ns(rows))
     operators = view.trace.operators
     kept = [base_name(name) in _KEPT for name in operators["name"].gather(rows)]
     return int(operators["duration_ns"].to_numpy()[rows][np.array(kept, np.bool_)].sum())

@@ -36,8 +36,6 @@ def check(view: View, limits: Limits) -> Answers:
     copies = view.operators.filter(pl.col("name") == _COPY)
     rows = rows_of(copies)
     cost = view.cost_ns(rows)
-    if not limits.reached(cost):
-        return
     held = max((facts.gradient_bytes or 0 for facts in view.program.data_parallel), default=0)
     yield Found(
         f"{len(rows) / view.step_count:,.0f} gradients {view.a_step} are copied out of the buckets they travelled in: "

@@ -6,18 +6,18 @@ The C library gives large blocks back to the system as soon as they are freed, a
 tensor of that size. Each page must then be mapped and zeroed anew, and the computation runs through cold memory.
 
 # How it is measured
-Time the thread that takes the steps spent in the operating system, in recorded steps in which the process had to
-map many pages (minor page faults); both as the operating system counted them, while no other allocator was loaded.
-What the profiler records takes memory too, and spreads the program's: of the recorded pages only as many count as
-were mapped in a step of the warm-up, which is not recorded.
+Time the thread that takes the steps spent in the operating system, in recorded steps in which the process had to map
+many pages (minor page faults); both as the operating system counted them, while no other allocator was loaded. What the
+profiler records takes memory too, and spreads the program's: of the recorded pages only as many count as were mapped in
+a step of the warm-up, which is not recorded.
 
 # Known false positives
-A first epoch that fills a cache, or a program that keeps what it allocates. Reading files takes time in the
-operating system too; a step that does so beside many page faults looks the same.
+A first epoch that fills a cache, or a program that keeps what it allocates. Reading files takes time in the operating
+system too; a step that does so beside many page faults looks the same.
 
 # What to do
-Keep freed blocks in the process: load jemalloc or tcmalloc, or tell the C library not to give memory back. Where
-you can, write into tensors that exist (`out=`, in-place operators).
+Keep freed blocks in the process: load jemalloc or tcmalloc, or tell the C library not to give memory back. Where you
+can, write into tensors that exist (`out=`, in-place operators).
 
 # Reference
 PyTorch, "Performance tuning guide: use jemalloc or tcmalloc"; mallopt(3).
@@ -53,7 +53,12 @@ def check(view: View, limits: Limits) -> Answers:
     if faults < least or not limits.reached(cost):
         return
     if unrecorded is None:
-        yield _open(recorded)
+        yield NotAnswered(
+            "Does the program ask the operating system for its memory anew in each step?",
+            f"recorded steps map {recorded:,.0f} pages, which the recording itself may need: "
+            "no step before it was counted",
+            "let a step of warm-up pass before the recording: stepscope.schedule(warmup=1, ...)",
+        )
         return
     rows = rows_of(view.operators)
     allocated = view.operator_costs["bytes_allocated"].to_numpy()[rows]
@@ -83,14 +88,6 @@ def check(view: View, limits: Limits) -> Answers:
         ),
         where=view.locations_of(view.slices_of_operators(rows), allocated) if len(rows) else (),
         change=scaled_host_work(1 - cost / host_work_ns(view)),
-    )
-
-
-def _open(faults: float) -> NotAnswered:
-    return NotAnswered(
-        "Does the program ask the operating system for its memory anew in each step?",
-        f"recorded steps map {faults:,.0f} pages, which the recording itself may need: no step before it was counted",
-        "let a step of warm-up pass before the recording: stepscope.schedule(warmup=1, ...)",
     )
 
 

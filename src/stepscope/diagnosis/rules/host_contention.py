@@ -24,6 +24,7 @@ Linux documentation: sched-stats, "time spent waiting on a runqueue"; pressure s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
@@ -42,11 +43,7 @@ def check(view: View, limits: Limits) -> Answers:
     if not waited or own_doing:
         return
     share = counts.share(waited)
-    cost = min(int(share * view.length_ns), int(view.length_ns))
-    if view.device is not None:
-        cost = int(share * host_work_ns(view))
-    if not limits.reached(cost):
-        return
+    cost = int(share * (view.length_ns if view.device is None else host_work_ns(view)))
     throttled = counts.total(lambda step: step.throttled_ns) or 0
     by_quota = throttled > waited / 2
     yield Found(
@@ -63,49 +60,41 @@ def check(view: View, limits: Limits) -> Answers:
             *_figures(view, counts),
             Figure(f"throttled {view.per}", throttled // len(counts.steps), "ns"),
         ],
-        remedy=_quota() if by_quota else _others(),
+        remedy=_QUOTA if by_quota else _OTHERS,
         change=scaled_host_work(max(1 - cost / max(host_work_ns(view), 1), 0.0)),
     )
 
 
-def _figures(view: View, counts: HostCounts) -> tuple[Figure, ...]:
+def _figures(view: View, counts: HostCounts) -> Iterator[Figure]:
     """What the operating system counted besides, as far as it did."""
-    figures = []
-    for name, value, unit in (
-        (f"times {view.a_step} it was put aside", counts.per_step(lambda step: step.involuntary_switches), "count"),
-        (f"tasks of the machine or container waited, {view.per}", counts.per_step(lambda step: step.pressure_ns), "ns"),
-    ):
-        if value is not None:
-            figures.append(Figure(name, value, "ns" if unit == "ns" else "count"))
+    switches = counts.per_step(lambda step: step.involuntary_switches)
+    pressure = counts.per_step(lambda step: step.pressure_ns)
+    if switches is not None:
+        yield Figure(f"times {view.a_step} it was put aside", switches, "count")
+    if pressure is not None:
+        yield Figure(f"tasks of the machine or container waited, {view.per}", pressure, "ns")
     cores = [step.core for step in counts.steps if step.core is not None]
     if len(cores) > 1:
         moves = sum(first != second for first, second in pairwise(cores))
-        figures.append(Figure("steps that ended on another core than the one before", moves, "count"))
+        yield Figure("steps that ended on another core than the one before", moves, "count")
     clocks = [step.clock_mhz for step in counts.steps if step.clock_mhz]
     highest = view.program.process.get("processor_max_mhz")
     if clocks and isinstance(highest, (int, float)) and highest:
-        figures.append(
-            Figure("clock as a share of the processor's highest", sum(clocks) / len(clocks) / highest, "share")
-        )
-    return tuple(figures)
+        yield Figure("clock as a share of the processor's highest", sum(clocks) / len(clocks) / highest, "share")
 
 
-def _others() -> Remedy:
-    return Remedy(
-        "Find what else runs on these processors, and keep it away: stop it, lower its priority, or give this job "
-        "processors of its own.",
-        "top -H                                   # who runs\n"
-        "renice +19 PROCESS                       # or let the others give way\n"
-        "taskset -c 0-7 python train.py           # or keep to processors that are free",
-    )
-
-
-def _quota() -> Remedy:
-    return Remedy(
-        "The container's quota is used up before its period ends: raise it, or run fewer threads and loader workers.",
-        "docker run --cpus 8 ...                  # Kubernetes: resources.limits.cpu\n"
-        "torch.set_num_threads(4)                 # no more threads than the quota's processors",
-    )
+_OTHERS: Final = Remedy(
+    "Find what else runs on these processors, and keep it away: stop it, lower its priority, or give this job "
+    "processors of its own.",
+    "top -H                                   # who runs\n"
+    "renice +19 PROCESS                       # or let the others give way\n"
+    "taskset -c 0-7 python train.py           # or keep to processors that are free",
+)
+_QUOTA: Final = Remedy(
+    "The container's quota is used up before its period ends: raise it, or run fewer threads and loader workers.",
+    "docker run --cpus 8 ...                  # Kubernetes: resources.limits.cpu\n"
+    "torch.set_num_threads(4)                 # no more threads than the quota's processors",
+)
 
 
 RULE: Final = Rule(
@@ -113,7 +102,7 @@ RULE: Final = Rule(
     title="The launching thread waits for a processor",
     thresholds={
         "share": Threshold(0.1, "share", "share of the {period} in which the thread was ready and did not run"),
-        "steps": Threshold(3, "count", "counted steps needed to tell"),
+        "steps": Threshold(3, "count", "counted steps needed for a judgement"),
     },
     check=check,
 )

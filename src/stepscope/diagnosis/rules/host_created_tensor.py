@@ -7,8 +7,8 @@ and therefore for all work before it. The device could have made the tensor itse
 
 # How it is measured
 Copies to the device whose operator comes right after one that makes a tensor (zeros, ones, full, arange, rand, tensor
-and the like) on the same thread and launched nothing, outside the data loader. Their cost is the device's time for
-the copies and its idle time in the two operators and after the wait. One short kernel for each remains.
+and the like) on the same thread and launched nothing, outside the data loader. Their cost is the device's time for the
+copies and its idle time in the two operators and after the wait. One short kernel for each remains.
 
 # Known false positives
 Values that only the host knows must be copied: collect them in one pinned tensor and copy it without waiting.
@@ -30,10 +30,9 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import base_name
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS, copies, lost_ns, work_of
 from stepscope.diagnosis.rules._operators import outermost_in_order
-from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_operators, scaled_work, together, without_waits_in
 
@@ -49,15 +48,11 @@ _PASSING: Final = frozenset({"detach", "lift_fresh", "to"})
 
 def check(view: View, limits: Limits) -> Answers:
     """Pair each copy with what was made right before it."""
-    if view.device is None:
-        return
-    found = _made_and_copied(view)
+    found = _made_and_copied(view) if view.device is not None else pl.DataFrame()
     if found.is_empty():
         return
     idle = lost_ns(view, found["made_ns"].to_list(), found["end_ns"].to_list(), found["launch"].to_list())
     cost = max(idle + int(found["copy_ns"].sum()) - SHORT_KERNEL_NS * found.height, 0)
-    if not limits.reached(cost):
-        return
     count = found.height / view.step_count
     makers = view.trace.operators["name"].gather(found["maker"]).value_counts(sort=True)["name"].to_list()
     rows = rows_of(found)

@@ -2,19 +2,19 @@
 The host waits for the device, and the device then waits for the host.
 
 # Why it costs time
-A host that runs ahead of the device keeps its queues full. `.item()`, a copy to the host, `nonzero`, printing a
-tensor or `torch.cuda.synchronize()` make it stop until the device has finished everything. When it goes on, the
-queues are empty, and the device is idle until new work arrives.
+A host that runs ahead of the device keeps its queues full. `.item()`, a copy to the host, `nonzero`, printing a tensor
+or `torch.cuda.synchronize()` make it stop until the device has finished everything. When it goes on, the queues are
+empty, and the device is idle until new work arrives.
 
 # How it is measured
 Each synchronising call takes from the host as much lead as it waited. The idle time of the device up to the next such
-call in which the host was late is charged to it, at most as much as it waited, and without what the host did then
-that another rule tells (loading data, copying to the device, logging, compiling). Each call is of one kind: printing
-or logging a tensor, a value read between the backward pass and the optimizer's step (GradScaler, clipping, checks of
+call in which the host was late is charged to it, at most as much as it waited, and without what the host did then that
+another rule reports (loading data, copying to the device, logging, compiling). Each call is of one kind: printing or
+logging a tensor, a value read between the backward pass and the optimizer's step (GradScaler, clipping, checks of
 norms) or by the optimizer, `.item()`, indexing with a mask, other sizes that depend on values, copies,
 `torch.cuda.synchronize()`, or waiting for a queue or an event.
 
-Files beside the trace (`--xla-metrics`, `--xla-debug-log`) tell how often values were read from the device in the
+Files beside the trace (`--xla-metrics`, `--xla-debug-log`) count how often values were read from the device in the
 whole run, and by which lines. Where that is more than once in two steps and the trace shows no cost, a note says so.
 
 Without a device there is nothing to wait for. Calls that would wait for a GPU are then counted, and where a step has
@@ -26,12 +26,11 @@ that can be had. Without a device it cannot be seen which tensors would lie on a
 make anybody wait.
 
 # What to do
-Keep values on the device: accumulate losses as tensors and read them every hundred steps; copy with
-`non_blocking=True` into pinned memory and read later; use masks instead of boolean indexing.
+Keep values on the device: accumulate losses as tensors and read them every hundred steps; copy with `non_blocking=True`
+into pinned memory and read later; use masks instead of boolean indexing.
 
 # Reference
-PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; nsys-ai reports synchronisation from 2
-%.
+PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; nsys-ai reports synchronisation from 2 %.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ _TOLD_ELSEWHERE: Final = (
 )  # fmt: skip
 """Causes of idle time after a wait that other rules charge."""
 _ACCESS: Final = "trying to access tensor value"
-"""Of what PyTorch/XLA says of a graph that had to be run early for a value in it."""
+"""What PyTorch/XLA reports where a graph had to run early for a value in it."""
 _NUMBERS_BYTES: Final = 64
 _OF_NUMBERS: Final = Kind(
     "a copy of single numbers to the device",
@@ -107,7 +106,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _reported(view: View) -> Iterator[Found]:
-    """What only the files beside the trace tell of reading values from the device."""
+    """What only the files beside the trace report about reading values from the device."""
     evidence = view.evidence
     reads, accesses = evidence.transfers_out, [each for each in evidence.execute_triggers if _ACCESS in each.cause]
     if evidence.reads_too_often and reads is not None:

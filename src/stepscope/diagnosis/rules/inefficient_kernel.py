@@ -8,10 +8,11 @@ tiles, a memory layout that makes reads jump, a slow variant of the algorithm.
 
 # How it is measured
 Operations and bytes follow from the recorded shapes and types, peaks from the makers' figures (`stepscope roofline`
-shows both). The saving is what the kernels take above a share of the peak that good kernels reach: of the arithmetic,
-a part of the best that was measured on such a device, of the memory's bandwidth a fixed one. Work counts only where the
+shows both). The saving is what the kernels take above a share of the peak that good kernels reach: of the arithmetic, a
+part of the best that was measured on such a device, of the memory's bandwidth a fixed one. Work counts only where the
 device decides on the step's length, and not where the host was late anyway. Very short kernels are left out, and those
-with too few thread blocks, which low-occupancy tells, and attention that is written out, which unfused-attention tells.
+with too few thread blocks, which low-occupancy reports, and attention that is written out, which unfused-attention
+reports.
 
 # Known false positives
 Shapes say nothing about strides: tensors that were expanded are smaller in memory than their shape. Tensors that other
@@ -46,22 +47,13 @@ from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._kernels import alone_share, blocks, decides, multiprocessors
-from stepscope.machine.own_devices import USUAL_BEST_SHARE
+from stepscope.machine.devices import USUAL_BEST_SHARE
 from stepscope.whatif.changes import scaled_work_of
 
 _MOST: Final = 5
 """Findings that one trace gets at most."""
-_NAMES: Final = {
-    "matrix": "matrix product",
-    "convolution": "convolution",
-    "attention": "attention",
-    "normalisation": "normalisation",
-    "softmax": "softmax",
-    "elementwise": "element-wise work",
-    "reduction": "reduction",
-    "embedding": "embedding",
-    "copy": "copy",
-}
+_NAMES: Final = {"matrix": "matrix product", "elementwise": "element-wise work"}
+"""Kinds of work whose names are not their words."""
 _REMEDIES: Final = {
     "matrix": Remedy(
         "Make the sizes multiples of 64, join small products of the same input into one, or let the compiler choose "
@@ -100,13 +92,16 @@ def check(view: View, limits: Limits) -> Answers:
     if calls["limit"].null_count() == calls.height:
         return
     groups = _groups(view, limits, calls)
-    limit = limits["share"]
-    wrong = groups.filter((pl.col("share") > MEASURED_WRONG) & (pl.col("device_ns") >= limit * view.length_ns))
+    least_ns = limits["share"] * view.length_ns
+    wrong = groups.filter((pl.col("share") > MEASURED_WRONG) & (pl.col("device_ns") >= least_ns))
     for row in wrong.head(1).iter_rows(named=True):
-        yield _wrong_peak(row)
-    slower = limits["slower"]
-    slow = groups.filter((pl.col("device_ns") >= slower * pl.col("wanted_ns")) & (pl.col("lost_ns") > 0))
-    slow = slow.filter(pl.col("lost_ns") >= limit * view.length_ns).head(_MOST)
+        yield NotAnswered(
+            f"How close does {row['operator']} come to what the device allows?",
+            f"it ran at {row['share']:.0%} of the peak: the peak in the table, the recorded shapes or the times are "
+            "wrong",
+            "compare `stepscope roofline` with the device's data sheet",
+        )
+    slow = groups.filter(pl.col("device_ns") >= limits["slower"] * pl.col("wanted_ns")).head(_MOST)
     for row in slow.iter_rows(named=True):
         yield _found(view, limits, row)
 
@@ -147,7 +142,7 @@ def _groups(view: View, limits: Limits, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _written_out_attention(view: View) -> list[int]:
-    """Rows of operators that a fused attention would replace, which unfused-attention tells."""
+    """Rows of operators that a fused attention would replace, which unfused-attention reports."""
     found = written_out_attention(view.trace, rows_of(view.operators))
     if not found:
         return []
@@ -181,14 +176,12 @@ def _judged(view: View, limits: Limits) -> pl.DataFrame:
 
 
 def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
-    kind, share = _NAMES[row["work_kind"]], row["share"]
+    kind, share = _NAMES.get(row["work_kind"], row["work_kind"]), row["share"]
     name = row["operator"].removeprefix("aten::")
     peak = "arithmetic peak" if row["limit"] == "compute" else "memory bandwidth"
-    reached = (
-        Figure("TFLOP/s reached", row["flops"] / row["device_ns"] / 1e3)
-        if row["limit"] == "compute"
-        else Figure("GB/s reached", row["bytes"] / row["device_ns"])
-    )
+    reached = Figure("GB/s reached", row["bytes"] / row["device_ns"])
+    if row["limit"] == "compute":
+        reached = Figure("TFLOP/s reached", row["flops"] / row["device_ns"] / 1e3)
     rows, weights = np.array(row["row"], np.int64), np.array(row["each_ns"], np.int64)
     left = np.array(row["each_wanted_ns"], np.float64) / np.maximum(weights, 1)
     slower = row["device_ns"] / max(row["wanted_ns"], 1)
@@ -208,7 +201,7 @@ def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
         ],
         share_at=2,
         remedy=_REMEDIES.get(row["work_kind"], _REMEDY),
-        where=view.locations_of(view.slices_of_operators(rows), weights),
+        where=view.at_operators(rows, weights),
         change=scaled_work_of(rows, np.minimum(left, 1.0)),
     )
 
@@ -237,14 +230,6 @@ def _question(view: View, limits: Limits, calls: pl.DataFrame) -> Iterator[NotAn
         yield NotAnswered(question, why, "`stepscope roofline` shows what the kernels reached, without a peak")
 
 
-def _wrong_peak(row: dict[str, Any]) -> NotAnswered:
-    return NotAnswered(
-        f"How close does {row['operator']} come to what the device allows?",
-        f"it ran at {row['share']:.0%} of the peak: the peak in the table, the recorded shapes or the times are wrong",
-        "compare `stepscope roofline` with the device's data sheet",
-    )
-
-
 RULE: Final = Rule(
     id="inefficient-kernel",
     title="Kernels run far below what the device allows",
@@ -258,7 +243,7 @@ RULE: Final = Rule(
         "bandwidth": Threshold(0.7, "share", "attainable share of the memory's bandwidth"),
         "shortest_ns": Threshold(10_000, "ns", "kernels shorter than this are not judged"),
         "unknown": Threshold(
-            0.3, "share", "share of the {period} in matrix work from which missing shapes or peaks are told"
+            0.3, "share", "share of the {period} in matrix work from which missing shapes or peaks are reported"
         ),
     },
     check=check,

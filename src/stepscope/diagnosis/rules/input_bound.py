@@ -2,20 +2,20 @@
 The step waits because the next batch is not there yet.
 
 # Why it costs time
-While a batch is read, decoded and collated in the training process, nothing launches work. The device finishes what
-it has and waits. Loading in other processes, ahead of time, hides it, as long as there are processors for them.
+While a batch is read, decoded and collated in the training process, nothing launches work. The device finishes what it
+has and waits. Loading in other processes, ahead of time, hides it, as long as there are processors for them.
 
 # How it is measured
-Idle time of the device whose following work was launched late, while the launching thread stood inside the data
-loader (`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`), and what follows it until the device
-has work again, unless the host synchronises in between. A batch loaded before the device's first work in the recording
-counts like the others. Without a device: time of the main thread inside the loader. Where no function of yours but one
-of a library takes most of the time to make a batch, and the trace has frames of it, the finding names it.
+Idle time of the device whose following work was launched late, while the launching thread stood inside the data loader
+(`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`), and what follows it until the device has work
+again, unless the host synchronises in between. A batch loaded before the device's first work in the recording counts
+like the others. Without a device: time of the main thread inside the loader. Where no function of yours but one of a
+library takes most of the time to make a batch, and the trace has frames of it, the finding names it.
 
 The saving is what remains of it when the workers that the remedy names do the loading: a step can be no shorter than
-its computation, than a batch divided by the workers, and than the processor time of both divided by the processors
-that the program may use. What of this the recording does not tell counts as no limit. Where more workers cannot help,
-the saving is the whole wait, and the remedy is cheaper batches.
+its computation, than a batch divided by the workers, and than the processor time of both divided by the processors that
+the program may use. What the recording does not know of this counts as no limit. Where more workers cannot help, the
+saving is the whole wait, and the remedy is cheaper batches.
 
 Where the workers that there are make batches as fast as they are used, the wait that every batch has (the median) is
 the time to receive it: the worker hands over each tensor by a file descriptor, in a thread that waits for the Python
@@ -47,7 +47,7 @@ from stepscope.whatif.changes import scaled_cause
 
 _INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/")
 _WORTHWHILE: Final = 0.25
-"""Of the waits; workers that take away less than this are not the remedy."""
+"""Share of the waits; workers that take away less are not the remedy."""
 _BY_TRIAL: Final = (
     "# or let these numbers be found by trial:\n"
     "from stepscope.remedies import tune_loader\n"
@@ -69,6 +69,11 @@ def check(view: View, limits: Limits) -> Answers:
     waiting = "the device waits for" if view.device is not None else "the main thread spends its time on"
     costly = None if loading.keeps_up else costly_function(view, loading)
     library = None if loading.keeps_up or costly is not None else costly_function(view, loading, of_users=False)
+    figures = []
+    if library is not None:  # which may have a faster way
+        figures = [Figure(f"share of it in {_called(library)}", library.share, "share")]
+        text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
+        remedy = replace(remedy, text=text)
     yield Found(
         f"{view.share(cost):.0%} of the {view.period} {waiting} the data loader",
         saving,
@@ -79,10 +84,10 @@ def check(view: View, limits: Limits) -> Answers:
             view.ns_per_step("time lost", cost),
             view.count_per_step("batches loaded", loading.calls),
             *settings_figures(loading),
-            *([] if library is None else [Figure(f"share of it in {_called(library)}", library.share, "share")]),
+            *figures,
         ],
         intervals=view.longest(loading.pieces, "waiting for data"),
-        remedy=remedy if library is None else _with_function(remedy, library),
+        remedy=remedy,
         where=places_of(view, loading, costly),
         change=scaled_cause("input", 1.0 - saving / cost),
     )
@@ -91,12 +96,6 @@ def check(view: View, limits: Limits) -> Answers:
 def _called(library: Costly) -> str:
     """A library's function with its file, from the installed package on."""
     return f"{library.name} of {_INSTALLED.sub('', library.file)}"
-
-
-def _with_function(remedy: Remedy, library: Costly) -> Remedy:
-    """The remedy and where the time goes, where only libraries make batches slow: they may have a faster way."""
-    text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
-    return replace(remedy, text=text)
 
 
 def _of_workers_that_keep_up(loading: Loading) -> tuple[int, str, Remedy]:
@@ -120,18 +119,15 @@ def _advice(view: View, loading: Loading) -> tuple[int, str, Remedy]:
     )
     now = loading.workers
     if loading.load is None:
-        return loading.wait_ns, waits, _more_workers() if now is None or now > 0 else _workers(loading, 4)
+        return loading.wait_ns, waits, _MORE_WORKERS if now is None or now > 0 else _workers(loading, 4)
     workers = loading.load.workers_needed()
     gain = loading.saved_ns(view, workers)
     if (now is not None and now >= workers) or gain < _WORTHWHILE * loading.wait_ns:
         return loading.wait_ns, f"{waits}, if batches cost nothing", _cheaper(loading)
     if gain < loading.wait_ns:
-        waits += f", less what {_count(workers)} would leave of it on {loading.processors} processors"
+        leave = "one worker" if workers == 1 else f"{workers} workers"
+        waits += f", less what {leave} would leave of it on {loading.processors} processors"
     return gain, waits, _workers(loading, workers)
-
-
-def _count(workers: int) -> str:
-    return "one worker" if workers == 1 else f"{workers} workers"
 
 
 def _workers(loading: Loading, workers: int) -> Remedy:
@@ -141,35 +137,32 @@ def _workers(loading: Loading, workers: int) -> Remedy:
         f"{_BY_TRIAL}"
     )
     apply = (f"workers={workers}", "persistent-workers")
+    text = "Batches are loaded in the training process itself: load them in worker processes, ahead of time"
     if loading.workers:
         now = "One worker process" if loading.workers == 1 else f"{loading.workers} worker processes"
-        text = f"{now} cannot make batches as fast as they are used: "
-    else:
-        text = "Batches are loaded in the training process itself: load them in worker processes, ahead of time"
-        text += "; " if loading.load is not None else "."
-    if loading.load is None:
-        return Remedy(text, code, apply)
-    return Remedy(f"{text}{_count(workers)} can keep up with the computation.", code, apply)
+        text = f"{now} cannot make batches as fast as they are used"
+    if loading.load is not None:
+        enough = "one worker" if workers == 1 else f"{workers} workers"
+        text += f"; {enough} can keep up with the computation"
+    return Remedy(f"{text}.", code, apply)
 
 
-def _more_workers() -> Remedy:
-    return Remedy(
-        "Worker processes load already, and are too slow or too few: raise num_workers towards the number of "
-        "CPU cores and prefetch_factor, and profile the dataset's __getitem__ and collate_fn by themselves.",
-        "loader = DataLoader(dataset, ..., num_workers=os.cpu_count(), prefetch_factor=4,\n"
-        "                    persistent_workers=True, pin_memory=True)\n"
-        f"{_BY_TRIAL}",
-        ("prefetch=4", "persistent-workers"),
-    )
+_MORE_WORKERS: Final = Remedy(
+    "Worker processes load already, and are too slow or too few: raise num_workers towards the number of "
+    "CPU cores and prefetch_factor, and profile the dataset's __getitem__ and collate_fn by themselves.",
+    "loader = DataLoader(dataset, ..., num_workers=os.cpu_count(), prefetch_factor=4,\n"
+    "                    persistent_workers=True, pin_memory=True)\n"
+    f"{_BY_TRIAL}",
+    apply=("prefetch=4", "persistent-workers"),
+)
 
 
 def _ahead(loading: Loading) -> Remedy:
+    them = "it" if loading.workers == 1 else "them"
     return Remedy(
-        f"{_make(loading)} batches as fast as they are used, but not far enough ahead: keep "
-        f"{'it' if loading.workers == 1 else 'them'} alive between epochs and let "
-        f"{'it' if loading.workers == 1 else 'them'} prefetch more.",
-        "loader = DataLoader(dataset, ..., "
-        f"num_workers={loading.workers}, prefetch_factor=8,\n"
+        f"{_make(loading)} batches as fast as they are used, but not far enough ahead: keep {them} alive between "
+        f"epochs and let {them} prefetch more.",
+        f"loader = DataLoader(dataset, ..., num_workers={loading.workers}, prefetch_factor=8,\n"
         "                    persistent_workers=True)\n"
         f"{_BY_TRIAL}",
         ("prefetch=8", "persistent-workers"),
@@ -198,12 +191,10 @@ def _make(loading: Loading) -> str:
 
 
 def _cheaper(loading: Loading) -> Remedy:
-    number = "" if loading.processors == 1 else f" {loading.processors}"
-    processors = f"The{number} processor{'' if not number else 's'} that the program may use "
-    processors += "are" if number else "is"
+    processors = "one processor" if loading.processors == 1 else f"{loading.processors or 'few'} processors"
     return Remedy(
-        f"{processors} busy already, so more workers cannot help: make batches cheaper. Cache what is the same in "
-        "every epoch, or prepare it once before training.",
+        f"The program's {processors} cannot do more, so more workers do not help: make batches cheaper. Cache what is "
+        "the same in every epoch, or prepare it once before training.",
         "samples = [prepare(sample) for sample in dataset]      # once, before training\n"
         "loader = DataLoader(samples, ...)",
     )

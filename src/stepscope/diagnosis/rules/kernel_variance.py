@@ -57,8 +57,6 @@ def check(view: View, limits: Limits) -> Answers:
             (pl.col("calls") > limits["calls"])
             & (pl.col("variation") > limits["variation"])
             & (pl.col("total") >= limits["time"] * view.length_ns)
-            & (pl.col("excess") > 0)
-            & (pl.col("excess") >= limits["share"] * view.length_ns)
         )
         .sort(["excess", *_SAME], descending=[True, *[False] * len(_SAME)])
         .head(_MOST)

@@ -3,23 +3,22 @@ Losses over the scores of very many classes that copy the scores again and again
 are as large as the tables.
 
 # Why it costs time
-A language model's scores hold a number for every position and every word of the vocabulary: often the largest tensor
-of the step. Converting it, normalising it, and clearing and filling its gradient each write another of its size. A
-table of embeddings has the same trouble in the backward pass: a batch reads a few thousand rows, but a dense gradient
-has every row, and the optimizer reads and writes them all.
+A language model's scores hold a number for every position and every word of the vocabulary: often the largest tensor of
+the step. Converting it, normalising it, and clearing and filling its gradient each write another of its size. A table
+of embeddings has the same trouble in the backward pass: a batch reads a few thousand rows, but a dense gradient has
+every row, and the optimizer reads and writes them all.
 
 # How it is measured
 Scores: the operators between the product that makes (positions, classes) scores and the loss, the loss, and their
-backward operators. On a device, what they take beyond one normalisation is counted as saved, for a loss in blocks
-keeps nothing. On a CPU, the conversions, and for the other tensors of that size what the loss takes to clear one:
-memory that is fresh must be mapped first. Where the recording knows that the loss ignores positions, their part of
-everything, the product included, is counted.
-Tables: operators on tensors of the table's shape, and the lookups' backward operators, less the share of rows that the
-batch really reads, twice, because a sparse row takes more work.
+backward operators. On a device, what they take beyond one normalisation is counted as saved, for a loss in blocks keeps
+nothing. On a CPU, the conversions, and for the other tensors of that size what the loss takes to clear one: memory that
+is fresh must be mapped first. Where the recording knows that the loss ignores positions, their part of everything, the
+product included, is counted. Tables: operators on tensors of the table's shape, and the lookups' backward operators,
+less the share of rows that the batch really reads, twice, because a sparse row takes more work.
 
 # Known false positives
-Sparse gradients go with few optimizers (SGD, SparseAdam, Adagrad), which then update rows only when they are read:
-with momentum or weight decay that is another training.
+Sparse gradients go with few optimizers (SGD, SparseAdam, Adagrad), which then update rows only when they are read: with
+momentum or weight decay that is another training.
 
 # What to do
 Compute scores only for positions that count; take the loss in blocks of positions, with
@@ -41,13 +40,12 @@ import polars as pl
 from stepscope.analysis.conversions import casts
 from stepscope.analysis.patterns import DenseTable, LogitsLoss, dense_tables, logits_losses
 from stepscope.analysis.work import elements, shapes_of
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.trace.nesting import Rows
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_work_of
 
 _COPIES: Final = ("aten::contiguous", "aten::clone")
 _SHIFTED: Final = 0.1
-"""Of positions, that targets may have more or fewer than the scores: each is for the next position."""
+"""Share of positions by which targets may differ from scores: each is for the next position."""
 _SPARSE_WORK: Final = 2
 """How much more a row takes in a sparse gradient."""
 
@@ -180,16 +178,14 @@ def _tables(view: View, limits: Limits) -> Answers:
     most = limits["read"]
     tables = dense_tables(view.trace, rows_of(view.operators), max(fewest, 2))
     tables = [table for table in tables if _read(table) <= most]
-    work = [_work_on(view, table) for table in tables]
+    work = [np.unique(np.concatenate([table.whole, view.backward_of(table.lookups)])) for table in tables]
     costs = [view.cost_ns(rows) for rows in work]
     parts = [max(1 - _SPARSE_WORK * _read(table), 0.0) for table in tables]
     saved = sum(cost * part for cost, part in zip(costs, parts, strict=True))
     if not limits.reached(saved):
         return
-    largest = tables[int(np.argmax(costs))]
+    largest, cost = tables[int(np.argmax(costs))], sum(costs)
     rows, width = largest.shape
-    lookups = np.concatenate([table.lookups for table in tables])
-    cost = sum(costs)
     yield Found(
         f"a batch reads {_read(largest):.1%} of a table's {rows:,} rows, but its gradient and the optimizer go through "
         f"all: {view.share(cost):.0%} of the {view.period}",
@@ -207,7 +203,7 @@ def _tables(view: View, limits: Limits) -> Answers:
             "table = torch.nn.Embedding(rows, width, sparse=True)\n"
             "optimizer = torch.optim.SparseAdam(table.parameters())    # or SGD, Adagrad; the rest keeps its own",
         ),
-        where=view.at_operators(lookups),
+        where=view.at_operators(np.concatenate([table.lookups for table in tables])),
         change=scaled_work_of(np.concatenate(work), 1 - np.repeat(parts, [len(rows) for rows in work])),
     )
 
@@ -215,12 +211,6 @@ def _tables(view: View, limits: Limits) -> Answers:
 def _read(table: DenseTable) -> float:
     """The share of a table's rows that one lookup can read at most."""
     return min(table.indices / table.shape[0], 1.0)
-
-
-def _work_on(view: View, table: DenseTable) -> Rows:
-    """Rows of the operators that go through all of a table or of its gradient."""
-    rows: Rows = np.unique(np.concatenate([table.whole, view.backward_of(table.lookups)]))
-    return rows
 
 
 RULE: Final = Rule(

@@ -6,11 +6,11 @@ What the host prepares before the first launch of a step (unpacking batches, bui
 takes device time whenever the device has finished the step before. Nothing can hide it, for nothing is launched yet.
 
 # How it is measured
-Idle time of the device between a step's begin and its first launch, in which the launching thread was running Python or
+Idle time of the device between a step's start and its first launch, in which the launching thread was running Python or
 dispatching, or nothing of it was recorded. Loading data, logging, checkpoints, waiting and compiling have rules of
 their own and do not count; nor does idle time that `host-synchronisation` charges to a wait which made the host late.
-Before the device's first work nothing shows how long it had been idle: that step counts as much as the others.
-The saving is what the step would lose if the host did all this after its last launch, while the device works.
+Before the device's first work nothing shows how long it had been idle: that step counts as much as the others. The
+saving is what the step would lose if the host did all this after its last launch, while the device works.
 
 # Known false positives
 A step annotation that begins long before the program's own step does. Steps whose device work was launched before.
@@ -30,9 +30,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules.host_synchronisation import charged_waits
-from stepscope.whatif import Change
 from stepscope.whatif.changes import moved_host_time, together
 
 _PREPARING: Final = ("python", "untraced", "dispatch", "graph_tracing", "step_marker")
@@ -51,7 +50,7 @@ def check(view: View, limits: Limits) -> Answers:
     yield Found(
         f"{view.share(cost):.0%} of the step the device waits for its first launch, while the host prepares the step",
         cost,
-        basis="idle time between each step's begin and its first launch, without what waits before it explain",
+        basis="idle time between each step's start and its first launch, without what waits before it explain",
         confidence="medium",
         figures=[Figure("steps that begin with waiting", steps, "count"), view.ns_per_step("waiting", cost)],
         intervals=view.longest(pieces, "before the first launch"),

@@ -54,9 +54,6 @@ def check(view: View, limits: Limits) -> Answers:
     waiting = int(longer["waiting"].sum())
     exposed = view.exposed_ns(("communication",))
     saved = min(waiting, exposed * waiting // max(total, 1))
-    if not limits.reached(saved):
-        return
-    longest = longer.sort("waiting", descending=True).head(3)
     yield Found(
         f"{view.share(saved):.0%} of the {view.period} this rank waits in collectives for others that come later",
         saved,
@@ -67,14 +64,13 @@ def check(view: View, limits: Limits) -> Answers:
             Figure(f"their time {view.per}", total // view.step_count, "ns"),
             Figure("the same if each took as long as the fastest", (total - waiting) // view.step_count, "ns"),
         ],
-        intervals=view.longest(longest, "collective"),
+        intervals=view.longest(longer.sort("waiting", descending=True).head(3), "collective"),
         remedy=Remedy(
             "Record all ranks of the same steps and diagnose them together: that names the rank that is late, and why.",
             "stepscope diagnose RUN                  # a folder with every rank's trace",
         ),
         change=scaled_work(
-            rows_of(longer),
-            longer["alone"].to_numpy() / np.maximum(longer["duration_ns"].to_numpy(), 1),
+            rows_of(longer), longer["alone"].to_numpy() / np.maximum(longer["duration_ns"].to_numpy(), 1)
         ),
     )
 

@@ -2,22 +2,22 @@
 The host cannot launch work as fast as the device finishes it.
 
 # Why it costs time
-Each operator costs the host some microseconds of Python, dispatching and launching. When the device needs less for
-the work itself, it idles between kernels however fast it is.
+Each operator costs the host some microseconds of Python, dispatching and launching. When the device needs less for the
+work itself, it idles between kernels however fast it is.
 
 # How it is measured
 Idle time before work that was launched late: the pieces in which the launching thread was dispatching operators or
 running Python between them, and the time from such a late launch to the start of its work.
 
 # Known false positives
-Recording stacks and shapes slows the host; a step that is launch-bound by a few percent only under the profiler is
-none without it. Idle time that belongs to the optimizer, to copies or to loading data is told by other rules.
+Recording stacks and shapes slows the host; a step that is launch-bound by a few percent only under the profiler is none
+without it. Idle time that belongs to the optimizer, to copies or to loading data belongs to other rules.
 
 # What to do
 Launch less often. Where every step launches the same kernels on inputs of the same shapes, and the host waits for
 nothing in between, the step can be recorded as a graph and launched at once. Otherwise `torch.compile` fuses operators
-into fewer kernels, and larger batches give each launch more to do. The finding says what the trace shows of
-this, and whether code is compiled or launched as graphs already.
+into fewer kernels, and larger batches give each launch more to do. The finding says what the trace shows of this, and
+whether code is compiled or launched as graphs already.
 
 # Reference
 PyTorch, "Accelerating PyTorch with CUDA Graphs"; TraceLens counts kernels under 10 us as short.
@@ -99,6 +99,9 @@ def check(view: View, limits: Limits) -> Answers:
     launches = launched["launch"].n_unique() / view.step_count
     calls = view.trace.launches[launched["launch"].unique()]
     many = "1 launch" if round(launches) == 1 else f"{launches:,.0f} launches"
+    dispatch, python = (
+        view.share(int(mine.filter(pl.col("cause") == cause)["duration_ns"].sum())) for cause in ("dispatch", "python")
+    )
     by_line = pl.col("cause").is_in(_LATE) & pl.col("lane").is_in(list(view.activity.line_timelines))
     blamed = mine.filter((pl.col("slice") >= 0) | by_line)
     yield Found(
@@ -112,13 +115,11 @@ def check(view: View, limits: Limits) -> Answers:
             view.count_per_step("kernels", view.work.filter(pl.col("kind") == "compute").height),
             Figure("median length of the device's work", _median(view.work["duration_ns"]), "ns"),
             Figure("median length of a launch call", _median(calls["duration_ns"]), "ns"),
-            Figure("lost while dispatching operators", _share(view, mine, "dispatch"), "share"),
-            Figure("lost to Python between operators", _share(view, mine, "python"), "share"),
+            Figure("lost while dispatching operators", dispatch, "share"),
+            Figure("lost to Python between operators", python, "share"),
         ],
         intervals=view.longest(mine, "late launch"),
-        remedy=_PYTHON
-        if _share(view, mine, "python") > _share(view, mine, "dispatch")
-        else _fewer_launches(view, launched, calls),
+        remedy=_PYTHON if python > dispatch else _fewer_launches(view, launched, calls),
         where=view.locations(blamed) if blamed.height else (),
         change=scaled_pieces(_on_launching_thread(view, mine), 0.0),
     )
@@ -140,9 +141,7 @@ def _fewer_launches(view: View, launched: pl.DataFrame, calls: pl.DataFrame) -> 
     if view.complete_steps.height < 2:
         return _UNKNOWN
     hindrance = _hindrance(view, launched)
-    if hindrance is None:
-        return _GRAPH
-    return replace(_COMPILE, text=_COMPILE.text.format(hindrance=hindrance))
+    return replace(_COMPILE, text=_COMPILE.text.format(hindrance=hindrance)) if hindrance is not None else _GRAPH
 
 
 def _hindrance(view: View, launched: pl.DataFrame) -> str | None:
@@ -178,17 +177,12 @@ def _waits_inside(view: View, begins: Times, ends: Times, times: Times) -> bool:
     """Whether in most steps the host waits between the first launch and the last."""
     copied = view.work.filter(pl.col("kind") == "copy_out")["launch"].drop_nulls()
     calls = view.trace.launches.with_row_index("launch")
-    waits = calls.filter((pl.col("kind") == "synchronise") | pl.col("launch").is_in(copied.implode()))
-    waiting = waits["start_ns"].to_numpy()
-    count = 0
-    for begin, end in zip(begins, ends, strict=True):
-        mine = times[(times >= begin) & (times < end)]
-        count += bool(mine.size and ((waiting > mine.min()) & (waiting < mine.max())).any())
-    return count > _MANY * len(begins)
-
-
-def _share(view: View, pieces: pl.DataFrame, cause: str) -> float:
-    return view.share(int(pieces.filter(pl.col("cause") == cause)["duration_ns"].sum()))
+    waits = calls.filter((pl.col("kind") == "synchronise") | pl.col("launch").is_in(copied.implode()))["start_ns"]
+    launched = [times[(times >= begin) & (times < end)] for begin, end in zip(begins, ends, strict=True)]
+    waiting = [
+        waits.is_between(int(each.min()), int(each.max()), closed="none").any() for each in launched if each.size
+    ]
+    return sum(waiting) > _MANY * len(begins)
 
 
 def _median(durations: pl.Series) -> float:

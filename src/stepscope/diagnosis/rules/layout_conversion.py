@@ -17,8 +17,8 @@ both.
 
 # What to do
 `memory_format=torch.channels_last` for model and images, so that nothing needs to be put into order; layers that take
-the order the data has (a 1 by 1 convolution instead of a linear layer over channels); no `.contiguous()` where the
-next operator does not ask for it.
+the order the data has (a 1 by 1 convolution instead of a linear layer over channels); no `.contiguous()` where the next
+operator does not ask for it.
 
 # Reference
 PyTorch, "Channels Last Memory Format in PyTorch".
@@ -33,7 +33,6 @@ import polars as pl
 
 from stepscope.analysis.conversions import CONVERTING_KERNEL, backward_work, layout_copies, to_and_fro
 from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_operators, scaled_slices, scaled_work, scaled_work_of, together
 
 _CONVOLUTION: Final = r"^aten::\w*conv"
@@ -53,9 +52,11 @@ def check(view: View, limits: Limits) -> Answers:
         return
     launched = kernels.filter(pl.col("launch").is_not_null())
     launches = view.slices_of_launches(launched["launch"])
-    durations = view.trace.operators["duration_ns"].to_numpy()[forward]
+    durations = view.trace.operators["duration_ns"].to_numpy()
     slices = np.concatenate([view.slices_of_operators(forward), launches])
-    weights = np.concatenate([np.maximum(durations, 1), launched["duration_ns"].to_numpy()])
+    weights = np.concatenate([np.maximum(durations[forward], 1), launched["duration_ns"].to_numpy()])
+    longer = np.array(list(excess), np.int64)  # operators that take so much longer than without the copies
+    left = 1 - np.array(list(excess.values()), np.int64) / np.maximum(durations[longer], 1)
     changes = (len(copying) + kernels.height) / view.step_count
     yield Found(
         f"{view.share(cost):.0%} of the {view.period} goes into copies that only change the order of dimensions, "
@@ -76,16 +77,9 @@ def check(view: View, limits: Limits) -> Answers:
             scaled_operators(copying, 0.0),
             scaled_slices(launches, 0.0),
             scaled_work(rows_of(kernels), 0.0),
-            _without_excess(view, excess),
+            scaled_work_of(longer, left),
         ),
     )
-
-
-def _without_excess(view: View, excess: dict[int, int]) -> Change:
-    """These operators take so much less time; nanoseconds by row."""
-    rows = np.array(list(excess), np.int64)
-    durations = view.trace.operators["duration_ns"].to_numpy()[rows]
-    return scaled_work_of(rows, 1 - np.array(list(excess.values()), np.int64) / np.maximum(durations, 1))
 
 
 def _remedy(view: View, explicit: bool) -> Remedy:

@@ -2,17 +2,17 @@
 Worker processes are started anew again and again, and the step waits for their first batch.
 
 # Why it costs time
-Each `for batch in loader` makes an iterator. Without `persistent_workers=True` that starts the worker processes
-again: each has to be forked or to import the program, to receive the dataset and to make a batch before the first
-step can begin. With short epochs that is a large part of them.
+Each `for batch in loader` makes an iterator. Without `persistent_workers=True` that starts the worker processes again:
+each has to be forked or to import the program, to receive the dataset and to make a batch before the first step can
+begin. With short epochs that is a large part of them.
 
 # How it is measured
 Time (with a device: idle time of the device) from the end of the last iteration, which stops its workers, and from
 making an iterator over a loader with workers to its first batch, less what one batch takes, which workers that stay
-alive would have to make as well. `stepscope run` names the making of iterators in the trace; so do Python frames.
-Where the recorder knows that an epoch is longer than the recording, the cost of a restart is divided by the epoch's
-batches. Workers that start take processors from the main thread: the finding takes the place of one about contention
-that it explains at least half of.
+alive would have to make as well. `stepscope run` names the making of iterators in the trace; so do Python frames. Where
+the recorder knows that an epoch is longer than the recording, the cost of a restart is divided by the epoch's batches.
+Workers that start take processors from the main thread: the finding takes the place of one about contention that it
+explains at least half of.
 
 # Known false positives
 A recording that happens to hold the beginning of an epoch of unknown length overstates the cost per step.
@@ -34,10 +34,9 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Interval
-from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, settings_figures
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, clipped
+from stepscope.diagnosis.loading import iterator_starts, loading_of, settings_figures
+from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View, clipped
 from stepscope.trace import Window
-from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time
 
 
@@ -56,9 +55,9 @@ def check(view: View, limits: Limits) -> Answers:
     batches = loader.batches if loader is not None and loader.batches else 0
     # The recording may hold more beginnings than its share.
     share = min(loading.calls / (len(starts) * batches), 1.0) if batches and loading.calls else 1.0
-    cost = int(sum(_cost_ns(view, loading, start) for start in starts) * share)
-    if not limits.reached(cost):
-        return
+    pieces = [clipped(view.pieces, start) for start in starts]
+    batch_ns = int(loading.batches.clock_ns or 0)
+    cost = int(sum(max(int(lost["duration_ns"].sum()) - batch_ns, 0) for lost in pieces) * share)
     mean_ns = sum(start.duration_ns for start in starts) // len(starts)
     yield Found(
         f"{view.share(cost):.0%} of the {view.period} goes to starting the loader's worker processes again, "
@@ -71,7 +70,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("time from a start to the first batch", mean_ns, "ns"),
             *settings_figures(loading),
         ],
-        intervals=tuple(Interval(start.start_ns, start.duration_ns, "starting workers") for start in starts[:3]),
+        intervals=[Interval(start.start_ns, start.duration_ns, "starting workers") for start in starts[:3]],
         remedy=Remedy(
             "Keep the workers alive between epochs, and make the loader once, outside the loop over epochs.",
             f"loader = DataLoader(dataset, ..., num_workers={loading.workers or 4}, persistent_workers=True)\n"
@@ -79,26 +78,17 @@ def check(view: View, limits: Limits) -> Answers:
             "    for batch in loader:",
             apply=("persistent-workers",),
         ),
-        where=view.locations(pl.concat([_pieces(view, start) for start in starts])),
-        change=_without_starting(view.lane, loading, starts, share),
+        where=view.locations(pl.concat(pieces)),
+        change=_without_starting(view.lane, batch_ns, starts, share),
     )
 
 
-def _without_starting(lane: int, loading: Loading, starts: Sequence[Window], share: float) -> Change:
+def _without_starting(lane: int, batch_ns: int, starts: Sequence[Window], share: float) -> Change:
     """This share of the starts takes no longer than one batch."""
     begins, ends = (np.array([getattr(start, name) for start in starts]) for name in ("start_ns", "end_ns"))
     length = ends - begins
-    saved = np.maximum(length - int(loading.batches.clock_ns or 0), 0).sum() * share
+    saved = np.maximum(length - batch_ns, 0).sum() * share
     return scaled_host_time(np.full(len(starts), lane, np.int32), begins, ends, 1 - saved / max(length.sum(), 1))
-
-
-def _pieces(view: View, start: Window) -> pl.DataFrame:
-    return clipped(view.pieces, start)
-
-
-def _cost_ns(view: View, loading: Loading, start: Window) -> int:
-    lost = int(_pieces(view, start)["duration_ns"].sum())
-    return max(lost - int(loading.batches.clock_ns or 0), 0)
 
 
 RULE: Final = Rule(

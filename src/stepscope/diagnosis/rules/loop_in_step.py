@@ -9,15 +9,15 @@ piece's gradient. One call over the whole tensor does the same work once.
 # How it is measured
 Runs of a short body of outermost operators that repeats without interruption on one thread within a step, outside the
 optimizer and the data loader; with the backward operators that they caused. A stack of equal layers repeats as well,
-and is none: its repetitions run in different modules, or there are as many gradients as if each had parameters
-of its own. It is a loop if the results are put together by one `cat` or `stack`, if an index counts up, if
-nothing in it has parameters, or if its repetitions share them. A body of more than 24 operators counts only if the
-results are put together, or if the model has fewer parameters than such repetitions need.
+and is none: its repetitions run in different modules, or there are as many gradients as if each had parameters of its
+own. It is a loop if the results are put together by one `cat` or `stack`, if an index counts up, if nothing in it has
+parameters, or if its repetitions share them. A body of more than 24 operators counts only if the results are put
+together, or if the model has fewer parameters than such repetitions need.
 
-The cost is the thread's time in the operators and between them; with a device, the device's time for what they
-launched plus its idle time before it. What the work would take at once is taken off: matrix products and element-wise
-operators at the best rate that the trace shows, other operators without the overhead of a call. Taking slices, and
-their backward pass, is not needed any more. All repetitions but one are counted as saved.
+The cost is the thread's time in the operators and between them; with a device, the device's time for what they launched
+plus its idle time before it. What the work would take at once is taken off: matrix products and element-wise operators
+at the best rate that the trace shows, other operators without the overhead of a call. Taking slices, and their backward
+pass, is not needed any more. All repetitions but one are counted as saved.
 
 # Known false positives
 Loops that are sequential by nature, such as tokens of a generation. Without input shapes the work that remains is
@@ -34,28 +34,24 @@ PyTorch's ForLoopIndexingPattern (removed in 2026) looked for ten repeated aten:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from stepscope.analysis.loops import SHORT_BODY, Loop, LoopEvidence, loops
-from stepscope.analysis.loops import Evidence as Seen
+from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, loops
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.finding import Interval
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.diagnosis.rules._operators import (
+    WorkLeft,
     engine_pauses,
-    engine_pauses_ns,
     is_update,
+    length_ns,
     pauses,
-    pauses_ns,
+    reported_elsewhere,
     scaled_with_pauses,
-    told_elsewhere,
-    work_left,
 )
-from stepscope.trace.nesting import Rows
 
 _SLICING_NODE: Final = r"(Select|Slice|Narrow|Unbind|Split|SplitWithSizes|Index|IndexSelect|Chunk)Backward\d*$"
 _SLICING: Final = ("select", "slice", "narrow", "index", "unbind", "chunk", "split")
@@ -64,9 +60,11 @@ _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
 
 def check(view: View, limits: Limits) -> Answers:
     """Find loops and sum each kind's cost over the span."""
-    kinds: defaultdict[tuple[str, ...], list[tuple[Loop, Seen]]] = defaultdict(list)
+    kinds: defaultdict[tuple[str, ...], list[tuple[Loop, LoopSigns]]] = defaultdict(list)
     for loop, seen in _loops(view, limits)[0]:
-        kinds[_kind(loop)].append((loop, seen))
+        # Of equal bodies, whichever of its operators a run happened to begin with.
+        turns = (loop.body[turn:] + loop.body[:turn] for turn in range(len(loop.body)))
+        kinds[min(turns)].append((loop, seen))
     for same in kinds.values():
         yield from _weighed(view, limits, same)
 
@@ -78,50 +76,49 @@ def rows_of_loops(view: View) -> Rows:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, Seen]], list[Loop]]:
-    """The loops that this rule tells, and those that others do."""
+def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], list[Loop]]:
+    """The loops that this rule reports, and those that others do."""
     many = max(int(limits["repetitions"]), 2)
     few = max(min(int(limits["clear_repetitions"]), many), 2)
     parameters = view.program.model.parameters if view.program.model else None
-    evidence = LoopEvidence(view.trace, view.activity, view.step_count, parameters)
+    evidence = SignsOfLoops(view.trace, view.activity, view.step_count, parameters)
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
-    elsewhere = told_elsewhere(found)
+    elsewhere = reported_elsewhere(found)
     mine = []
     for loop in found:
-        if all(loop is not other for other in elsewhere):
-            seen = evidence.of(loop)
-            is_certain = len(loop.body) <= SHORT_BODY or seen.is_collected or seen.shares_parameters
-            if is_certain and seen.is_loop and (loop.repetitions >= many or seen.is_clear):
-                mine.append((loop, seen))
+        if any(loop is other for other in elsewhere):
+            continue
+        seen = evidence.of(loop)
+        is_certain = len(loop.body) <= SHORT_BODY or seen.is_collected or seen.shares_parameters
+        if is_certain and seen.is_loop and (loop.repetitions >= many or seen.is_clear):
+            mine.append((loop, seen))
     long = [loop for loop, _ in mine if len(loop.body) > SHORT_BODY]
-    return [(loop, seen) for loop, seen in mine if not _is_inside_another(loop, long)], elsewhere
+    inside = [any(other is not loop and loop.operators[0] in other.operators for other in long) for loop, _ in mine]
+    return [each for each, is_inside in zip(mine, inside, strict=True) if not is_inside], elsewhere
 
 
-def _is_inside_another(loop: Loop, others: Sequence[Loop]) -> bool:
-    return any(other is not loop and bool(np.isin(loop.operators[0], other.operators)) for other in others)
-
-
-def _kind(loop: Loop) -> tuple[str, ...]:
-    """The body, whichever of its operators the run happened to begin with."""
-    turns = [loop.body[turn:] + loop.body[:turn] for turn in range(len(loop.body))]
-    return min(turns)
-
-
-def _weighed(view: View, limits: Limits, same: list[tuple[Loop, Seen]]) -> Answers:
+def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> Answers:
     runs = [loop for loop, _ in same]
     forward = np.concatenate([loop.operators for loop in runs])
     backward = view.backward_of(forward)
     rows = np.concatenate([forward, backward])
     repetitions = sum(loop.repetitions for loop in runs)
-    cost = view.cost_ns(rows) + sum(pauses_ns(view, loop.operators) for loop in runs) + engine_pauses_ns(view, backward)
+    between = [pauses(view, *(loop.operators for loop in runs)), engine_pauses(view, backward)]
+    cost = view.cost_ns(rows) + sum(length_ns(view, each) for each in between)
     if not limits.reached(cost):
         return
     left = min(_left_ns(view, forward, backward), cost)
     saved = (cost - left) * (repetitions - len(runs)) // repetitions
     if not limits.reached(saved):
         return
+    basis = "all repetitions but one" + (", forward and backward" if len(backward) else "")
+    if (share_left := f"{left / cost:.0%}") != "0%":
+        basis += f", without the {share_left} that the same work takes at once"
     largest = max(runs, key=lambda loop: loop.repetitions)
     per_step = repetitions / view.step_count
+    often = f"up to {largest.repetitions:,} times in a row, {per_step:,.0f} times {view.a_step}"
+    if largest.repetitions == per_step:
+        often = f"{largest.repetitions:,} times in a row {view.each_step}"
     clear = same[0][1].is_clear
     minimum = limits["clear_repetitions" if clear else "repetitions"]
     allocated = int(view.operator_costs["bytes_allocated"].to_numpy()[view.inside(rows)].sum())
@@ -129,10 +126,9 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, Seen]]) -> Answe
     body = f"{len(runs[0].body)} operators" if is_long else ", ".join(dict.fromkeys(runs[0].body))
     begins = np.concatenate([loop.operators[:: len(loop.body)] for loop in runs]) if is_long else forward
     yield Found(
-        f"{body} {'run' if len(runs[0].body) > 1 else 'runs'} {_how_often(view, largest.repetitions, per_step)}: "
-        "a loop that one batched call replaces",
+        f"{body} {'run' if len(runs[0].body) > 1 else 'runs'} {often}: a loop that one batched call replaces",
         saved,
-        basis="all repetitions but one" + (", forward and backward" if len(backward) else "") + _without(left, cost),
+        basis=basis,
         confidence="high" if clear else "medium",
         weighed_ns=cost,
         share_at=2,
@@ -147,20 +143,13 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, Seen]]) -> Answe
         remedy=_remedy(runs[0].body, same[0][1]),
         # A long body lies in functions that it calls; it begins where they are called, or in the first of them.
         where=view.at_operators(begins),
-        change=scaled_with_pauses(
-            rows, [*(pauses(view, loop.operators) for loop in runs), engine_pauses(view, backward)], 1 - saved / cost
-        ),
+        change=scaled_with_pauses(rows, between, 1 - saved / cost),
     )
-
-
-def _without(left: int, cost: int) -> str:
-    share = f"{left / cost:.0%}"
-    return "" if share == "0%" else f", without the {share} that the same work takes at once"
 
 
 def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
     """What the loop's work would take in one call."""
-    work = work_left(view)
+    work = WorkLeft(view)
     operators = view.trace.operators
     names = operators["name"]
     needed = backward[~names.gather(backward).str.contains(_SLICING_NODE).to_numpy()]
@@ -179,12 +168,6 @@ def _is_recurrence(body: tuple[str, ...]) -> bool:
     return not _RECURRENT.isdisjoint(names) and not names.isdisjoint({"linear", "addmm", "mm", "matmul"})
 
 
-def _how_often(view: View, longest: int, per_step: float) -> str:
-    if longest == per_step:
-        return f"{longest:,} times in a row {view.each_step}"
-    return f"up to {longest:,} times in a row, {per_step:,.0f} times {view.a_step}"
-
-
 def _interval(view: View, loop: Loop) -> Interval:
     operators = view.trace.operators
     begin = operators["start_ns"][int(loop.operators[0])]
@@ -193,7 +176,7 @@ def _interval(view: View, loop: Loop) -> Interval:
     return Interval(begin, end - begin, f"{loop.repetitions} repetitions")
 
 
-def _remedy(body: tuple[str, ...], seen: Seen) -> Remedy:
+def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
     names = [base_name(name) for name in body]
     if any("cross_entropy" in name or "nll_loss" in name for name in names):
         return Remedy(

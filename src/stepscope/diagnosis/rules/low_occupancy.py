@@ -57,6 +57,7 @@ def check(view: View, limits: Limits) -> Answers:
     names = (
         work.group_by("name")
         .agg(lost=pl.col("lost_ns").sum())
+        .filter(pl.col("lost") > 0)
         .sort(["lost", "name"], descending=[True, False])
         .head(_MOST)
     )

@@ -9,13 +9,12 @@ unit: NumPy makes float64 by default, and one such tensor makes float64 of every
 
 # How it is measured
 FP32: time of matrix kernels whose names say FP32 (TF32 is another), on a device of compute capability 7.0 or later.
-Half of that time is counted as saved, which is less than the hardware's ratio.
-float64: time of operators with float64 inputs. Half of it is counted as saved, and the conversions to float64 and
-back.
+Half of that time is counted as saved, which is less than the hardware's ratio. float64: time of operators with float64
+inputs. Half of it is counted as saved, and the conversions to float64 and back.
 
 # Known false positives
-Numerically delicate parts that must stay in a wider type, and programs that compute in float64 on purpose. Kernel
-names do not tell everything: some vendors' kernels hide their number type.
+Numerically delicate parts that must stay in a wider type, and programs that compute in float64 on purpose. Kernel names
+do not show everything: some vendors' kernels hide their number type.
 
 # What to do
 `torch.autocast` with bf16 (or fp16 with a gradient scaler on Volta and Turing); on Ampere and later, TF32 with one
@@ -41,8 +40,7 @@ from stepscope.analysis.patterns import logits_losses
 from stepscope.analysis.roofline import eligible_calls, is_eligible
 from stepscope.analysis.work import elements, listed_shapes
 from stepscope.diagnosis.finding import NotAnswered
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.trace.nesting import Rows
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_operators, scaled_work, scaled_work_of, together
 
 _TENSOR_CORES_SINCE: Final = (7, 0)
@@ -67,15 +65,14 @@ def _double(view: View, limits: Limits) -> Answers:
     cost = view.cost_ns(wide)
     if not limits.reached(cost, "double_share"):
         return
-    to_and_fro = [cast.row for cast in conversions if "float64" in (cast.source, cast.target)]
-    converting = view.cost_ns(np.array(to_and_fro, np.int64))
+    to_and_fro = np.array([cast.row for cast in conversions if "float64" in (cast.source, cast.target)], np.int64)
+    converting = view.cost_ns(to_and_fro)
     saved = limits["double_saved"]
-    intended = view.program.torch.get("default_dtype") == "torch.float64"
     yield Found(
         f"{view.share(cost):.0%} of the {view.period} computes in float64, in numbers twice as wide as float32",
         cost * saved + converting,
         basis=f"{saved:.0%} of the time of operators on float64 tensors, and the conversions to float64 and back",
-        confidence="low" if intended else "medium",
+        confidence="low" if view.program.torch.get("default_dtype") == "torch.float64" else "medium",
         limit="double_share",
         weighed_ns=cost,
         figures=[
@@ -84,12 +81,12 @@ def _double(view: View, limits: Limits) -> Answers:
         ],
         remedy=_double_remedy(everything),
         where=view.at_operators(wide),
-        change=together(scaled_work_of(wide, 1 - saved), scaled_operators(np.array(to_and_fro, np.int64), 0.0)),
+        change=together(scaled_work_of(wide, 1 - saved), scaled_operators(to_and_fro, 0.0)),
     )
 
 
 def _without_scores(view: View, wide: Rows, conversions: list[Cast]) -> tuple[Rows, list[Cast]]:
-    """Without what a loss over the scores of many classes does with them in float64, of which large-logits tells."""
+    """Without what a loss over the scores of many classes does with them in float64, which large-logits reports."""
     losses = logits_losses(view.trace, rows_of(view.operators), _MANY_CLASSES)
     if not losses:
         return wide, conversions
@@ -111,7 +108,7 @@ def _lists(view: View) -> Rows:
     """Operators on lists of tensors, whose number types the profiler does not write: those of the optimizer."""
     lists = view.operators.filter(pl.col("name").str.contains("^aten::_(?:foreach|fused)_"))
     large = [sum(map(elements, listed_shapes(text))) > 0 for text in lists["input_shapes"]]
-    return lists.filter(pl.Series(large, dtype=pl.Boolean))["row"].to_numpy()
+    return rows_of(lists.filter(pl.Series(large, dtype=pl.Boolean)))
 
 
 def _double_remedy(everything: bool) -> Remedy:

@@ -6,21 +6,19 @@ Nothing as long as there is memory left. Near the limit the allocator must give 
 stops the device, or the run ends with an out-of-memory error although enough is free in total.
 
 # How it is measured
-What the allocator held (reserved) and nobody used (allocated) at the peak of what was allocated, where the
-allocator held most of the device's memory; and, in memory snapshots, requests that failed although that much was
-held unused.
+What the allocator held (reserved) and nobody used (allocated) at the peak of what was allocated, where the allocator
+held most of the device's memory; and, in memory snapshots, requests that failed although that much was held unused.
 
 # Known false positives
-A step that needed more earlier, such as a first one that searches for fast kernels: its memory is held and can be
-used.
+A step that needed more earlier, such as a first one that searches for fast kernels: its memory is held and can be used.
 
 # What to do
-Let the allocator grow its segments (`expandable_segments`), or give all batches one size; avoid `empty_cache()` in
-a loop.
+Let the allocator grow its segments (`expandable_segments`), or give all batches one size; avoid `empty_cache()` in a
+loop.
 
 # Reference
-PyTorch, "CUDA semantics", memory management: PYTORCH_CUDA_ALLOC_CONF. TraceML warns where reserved memory is twice
-the allocated and 30 % of the device.
+PyTorch, "CUDA semantics", memory management: PYTORCH_CUDA_ALLOC_CONF. TraceML warns where reserved memory is twice the
+allocated and 30 % of the device.
 """
 
 from __future__ import annotations

@@ -2,20 +2,20 @@
 Memory that grows with every step, because something allocated in each of them is never given back.
 
 # Why it costs time
-It costs no time until the memory is full; then the run ends with an out-of-memory error, often hours after it
-began. The most frequent reason is a list, a running sum or a logger that keeps tensors with their graphs: as long
-as the result of a forward pass is held, so is everything that its backward pass would need.
+It costs no time until the memory is full; then the run ends with an out-of-memory error, often hours after it began.
+The most frequent reason is a list, a running sum or a logger that keeps tensors with their graphs: as long as the
+result of a forward pass is held, so is everything that its backward pass would need.
 
 # How it is measured
-Blocks that were allocated in a step and were still held at the end of the recording, two steps or more later. It is
-a leak where every such step left something behind and the level at the end of the steps rises too. What remains of
-the device's memory (the machine's for the CPU), divided by the growth, tells how long the run goes on.
+Blocks that were allocated in a step and were still held at the end of the recording, two steps or more later. It is a
+leak where every such step left something behind and the level at the end of the steps rises too. What remains of the
+device's memory (the machine's for the CPU), divided by the growth, gives how long the run goes on.
 
 # Known false positives
 Results that are meant to be collected, such as predictions over a whole data set, or a buffer that is still being
-filled. Blocks in reference cycles are held until Python collects garbage; if that happened in no recorded step,
-they look like a leak. A loss that is kept after its backward pass holds a number and no activations: too little to
-be reported.
+filled. Blocks in reference cycles are held until Python collects garbage; if that happened in no recorded step, they
+look like a leak. A loss that is kept after its backward pass holds a number and no activations: too little to be
+reported.
 
 # What to do
 Keep numbers, not tensors: `loss.item()` or `loss.detach()`; compute what needs no gradient under `torch.no_grad()`.
@@ -58,7 +58,21 @@ def _weighed(view: View, limits: Limits, memory: DeviceMemory, growth: MemoryGro
     part = leak / max(memory.peak_bytes, 1)
     if len(growth.kept_bytes) < max(steps, 1) or leak < max(least, 1) or part < share:
         return
-    ends_ns = _ends_in_ns(view, memory, leak)
+    ends_ns = None
+    if memory.capacity_bytes is not None:
+        used = max(int(memory.levels["allocated_bytes"][-1]), memory.reserved_bytes or 0)
+        ends_ns = max(memory.capacity_bytes - used, 0) // leak * view.step_ns
+    figures = [
+        Figure("memory that each step leaves behind", leak, "bytes", least),
+        Figure("the same as a share of the peak", part, "share", share),
+        Figure("steps that left something behind", len(growth.kept_bytes), "count", steps),
+        Figure("blocks left behind per step", float(growth.accumulated["blocks_per_step"].sum()), "count"),
+        Figure("memory at the end of the first step", int(growth.level_bytes[0]), "bytes"),
+        Figure("memory at the end of the last step", int(growth.level_bytes[-1]), "bytes"),
+    ]
+    if memory.capacity_bytes is not None and ends_ns is not None:
+        figures.append(Figure("memory there is", memory.capacity_bytes, "bytes"))
+        figures.append(Figure("time until it is full", ends_ns, "ns"))
     found = (name for limit, name in _SEVERITIES if ends_ns is not None and ends_ns <= limit)
     severity: Severity = next(found, "note")
     whose = "the host's" if memory.device == "cpu" else f"device {memory.device}'s"
@@ -69,39 +83,11 @@ def _weighed(view: View, limits: Limits, memory: DeviceMemory, growth: MemoryGro
         basis="costs no time until the memory is full, and then ends the run",
         confidence="high" if len(growth.kept_bytes) >= 2 * steps else "medium",
         severity=severity,
-        figures=_figures(memory, growth, leak, (least, share, steps), ends_ns),
+        figures=figures,
         remedy=_remedy(growth.accumulated),
         where=memory_locations(growth.accumulated.with_columns(bytes=pl.col("bytes_per_step"))),
         ends_run_in_ns=None if severity == "note" else ends_ns,
     )
-
-
-def _ends_in_ns(view: View, memory: DeviceMemory, leak: int) -> int | None:
-    """How long the free memory lasts at this growth; None where the size of the memory is not known."""
-    if memory.capacity_bytes is None:
-        return None
-    used = max(int(memory.levels["allocated_bytes"][-1]), memory.reserved_bytes or 0)
-    return max(memory.capacity_bytes - used, 0) // leak * view.step_ns
-
-
-def _figures(
-    memory: DeviceMemory, growth: MemoryGrowth, leak: int, limits: tuple[float, float, float], ends_ns: int | None
-) -> tuple[Figure, ...]:
-    least, share, steps = limits
-    blocks = growth.accumulated["blocks_per_step"].sum()
-    figures = [
-        Figure("memory that each step leaves behind", leak, "bytes", least),
-        Figure("the same as a share of the peak", leak / max(memory.peak_bytes, 1), "share", share),
-        Figure("steps that left something behind", len(growth.kept_bytes), "count", steps),
-        Figure("blocks left behind per step", float(blocks), "count"),
-        Figure("memory at the end of the first step", int(growth.level_bytes[0]), "bytes"),
-        Figure("memory at the end of the last step", int(growth.level_bytes[-1]), "bytes"),
-    ]
-    if memory.capacity_bytes is not None:
-        figures.append(Figure("memory there is", memory.capacity_bytes, "bytes"))
-    if ends_ns is not None:
-        figures.append(Figure("time until it is full", ends_ns, "ns"))
-    return tuple(figures)
 
 
 def _remedy(accumulated: pl.DataFrame) -> Remedy:
@@ -129,7 +115,7 @@ RULE: Final = Rule(
     id="memory-growth",
     title="Memory grows with every step",
     thresholds={
-        "bytes": Threshold(4096, "bytes", "growth per step that is worth telling"),
+        "bytes": Threshold(4096, "bytes", "growth per step that is worth reporting"),
         "share": Threshold(0.001, "share", "growth per step as a share of the memory at the peak"),
         "steps": Threshold(3, "count", "steps that must have left something behind"),
     },

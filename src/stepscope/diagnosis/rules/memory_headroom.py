@@ -3,18 +3,18 @@ A device that waits for the host while most of its memory is never used.
 
 # Why it costs time
 The host needs about the same time to launch a step's work whatever the batch size. Where the device waits for it, a
-larger batch gives the device more to do for each launch, so that each sample takes less time. Unused memory is room
-for it.
+larger batch gives the device more to do for each launch, so that each sample takes less time. Unused memory is room for
+it.
 
 # How it is measured
-The most that the allocator held of the device as a share of its memory, and the share of the steps in which the
-device was idle because the host was launching work, running Python or stepping the optimizer. How much larger a
-batch would fit is estimated from what was alive at the peak: parameters, gradients, optimizer state and what was
-there before stay, the rest grows with the batch.
+The most that the allocator held of the device as a share of its memory, and the share of the steps in which the device
+was idle because the host was launching work, running Python or stepping the optimizer. How much larger a batch would
+fit is estimated from what was alive at the peak: parameters, gradients, optimizer state and what was there before stay,
+the rest grows with the batch.
 
 # Known false positives
-A batch size that is fixed for the sake of training, or a device that is shared with other programs. Time per step
-grows with the batch: what falls is the time per sample.
+A batch size that is fixed for the sake of training, or a device that is shared with other programs. Time per step grows
+with the batch: what falls is the time per sample.
 
 # What to do
 Raise the batch size, and adapt the learning rate; `stepscope run --batch-sizes` measures what it brings.

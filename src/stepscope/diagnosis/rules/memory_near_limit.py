@@ -2,20 +2,19 @@
 A device whose memory is almost full, or was too small.
 
 # Why it costs time
-Near the limit the next longer batch ends the run, and before that the allocator begins to give its reserve back and
-to ask for it again, which stops the device each time.
+Near the limit the next longer batch ends the run, and before that the allocator begins to give its reserve back and to
+ask for it again, which stops the device each time.
 
 # How it is measured
-The most that the allocator held of the device (where that was not recorded, the most that was allocated), as a
-share of the device's memory; and the moments, in memory snapshots, at which memory could not be had.
+The most that the allocator held of the device (where that was not recorded, the most that was allocated), as a share of
+the device's memory; and the moments, in memory snapshots, at which memory could not be had.
 
 # Known false positives
-Programs that reserve nearly all memory on purpose and manage it themselves, as inference servers do for their
-caches.
+Programs that reserve nearly all memory on purpose and manage it themselves, as inference servers do for their caches.
 
 # What to do
-Make the activations smaller (activation checkpointing, bf16 autocast, a smaller batch with gradient accumulation),
-and keep nothing longer than needed (`zero_grad(set_to_none=True)`, no second copy of outputs).
+Make the activations smaller (activation checkpointing, bf16 autocast, a smaller batch with gradient accumulation), and
+keep nothing longer than needed (`zero_grad(set_to_none=True)`, no second copy of outputs).
 
 # Reference
 PyTorch's profiler plugin warned from 90 % of the device's memory on; TraceML warns at 92 % and calls 97 % critical.
@@ -58,7 +57,10 @@ def _near(memory: DeviceMemory, used: int, capacity: int, limit: float) -> Found
             Figure("share of the device's memory in use at most", share, "share", limit),
             Figure("memory in use at most", used, "bytes"),
             Figure("memory there is", capacity, "bytes"),
-            *_categories(memory),
+            *(
+                Figure(f"of it {name.replace('_', ' ')}, at the peak", size, "bytes")
+                for name, size in alive_table(memory, "category").head(3).select("category", "bytes").iter_rows()
+            ),
         ],
         intervals=[Interval(memory.peak_ns, 0, "the peak")],
         remedy=_remedy(memory),
@@ -99,14 +101,6 @@ def _failed(memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Foun
         where=(*asking, *memory_locations(alive_at(memory, at), 2)),
         ends_run_in_ns=0,
     )
-
-
-def _categories(memory: DeviceMemory) -> list[Figure]:
-    top = alive_table(memory, "category").head(3)
-    return [
-        Figure(f"of it {name.replace('_', ' ')}, at the peak", size, "bytes")
-        for name, size in top.select("category", "bytes").iter_rows()
-    ]
 
 
 def _remedy(memory: DeviceMemory) -> Remedy:

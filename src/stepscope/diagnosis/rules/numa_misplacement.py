@@ -6,12 +6,12 @@ On a machine with several NUMA nodes each device hangs on one of them. Launches,
 node cross the link between the sockets, with a longer delay and less bandwidth.
 
 # How it is measured
-The core on which each recorded step ended, against the node of the machine's cards; and whether the steps' cores
-belong to several nodes. A note: what the distance costs cannot be told from one recording. Only where the device is
-idle for the host's work, or copies from the host are exposed.
+The core on which each recorded step ended, against the node of the machine's cards; and whether the steps' cores belong
+to several nodes. A note: what the distance costs does not show in one recording. Only where the device is idle for
+the host's work, or copies from the host are exposed.
 
 # Known false positives
-Machines with cards on several nodes: only steps on a node without any card are told.
+Machines with cards on several nodes: only steps on a node without any card are reported.
 
 # What to do
 Keep each rank to the processors of its device's node.
@@ -22,12 +22,15 @@ NVIDIA Nsight Systems and the ROCm tuning guides recommend binding to the device
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from stepscope.diagnosis.parts import host_counts, host_work_ns
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 
 _LARGEST_LIST: Final = 4096
+_LARGEST: Final = 1 << 16
+"""Number of a processor; a damaged file may hold any."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -37,8 +40,9 @@ def check(view: View, limits: Limits) -> Answers:
     devices = {int(one) for one in named.split(",") if one.isdecimal()}
     if counts is None or view.device is None or len(nodes) < 2 or not devices:
         return
-    where = [_node_of(step.core, nodes) for step in counts.steps if step.core is not None]
-    known = [node for node in where if node is not None]
+    cores = [step.core for step in counts.steps if step.core is not None]
+    found = (next((node for node, held in enumerate(nodes) if core in held), None) for core in cores)
+    known = [node for node in found if node is not None]
     if not known:
         return
     far = sum(node not in devices for node in known) / len(known)
@@ -50,7 +54,7 @@ def check(view: View, limits: Limits) -> Answers:
     yield Found(
         f"{far:.0%} of the steps ran on a memory node without the device",
         0,
-        basis="what the distance costs cannot be told from one recording",
+        basis="what the distance costs does not show in one recording",
         confidence="medium",
         severity="note",
         figures=[
@@ -66,23 +70,17 @@ def check(view: View, limits: Limits) -> Answers:
     )
 
 
-def _nodes(view: View) -> list[list[tuple[int, int]]]:
-    """The ranges of processors of each node."""
+def _nodes(view: View) -> list[set[int]]:
+    """The processors of each node, from the recorder's text "0-3,8;4-7"."""
     text = str(view.program.process.get("numa_processors") or "")[:_LARGEST_LIST]
-    nodes = []
-    for part in text.split(";") if text else ():
-        ends = [one.strip().partition("-") for one in part.split(",")]
-        pairs = [(first, last or first) for first, _, last in ends]
-        nodes.append([(int(first), int(last)) for first, last in pairs if first.isdecimal() and last.isdecimal()])
-    return nodes
+    return [set(_processors(part)) for part in text.split(";")] if text else []
 
 
-def _node_of(core: int, nodes: list[list[tuple[int, int]]]) -> int | None:
-    """The node of a processor; None where no node has it."""
-    for number, ranges in enumerate(nodes):
-        if any(first <= core <= last for first, last in ranges):
-            return number
-    return None
+def _processors(text: str) -> Iterator[int]:
+    for first, _, last in (one.strip().partition("-") for one in text.split(",")):
+        last = last or first
+        if first.isdecimal() and last.isdecimal():
+            yield from range(int(first), min(int(last), _LARGEST) + 1)
 
 
 RULE: Final = Rule(

@@ -31,10 +31,7 @@ import numpy as np
 
 from stepscope.analysis.patterns import NUMBER_BYTES
 from stepscope.analysis.work import elements, shapes_of, types_of
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.trace.nesting import Rows
-from stepscope.trace.program_facts import PaddingFacts
-from stepscope.whatif import Change
+from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.whatif.changes import scaled_work_of, together
 
 _LOOKUPS: Final = ("aten::embedding", "aten::embedding_bag")
@@ -57,8 +54,6 @@ def check(view: View, limits: Limits) -> Answers:
     squared = view.cost_ns(twice)
     saved = (view.cost_ns(everything) - squared) * (1 - kept) + squared * (1 - kept * kept)
     rows = view.outermost(np.unique(everything))
-    if not limits.reached(saved):
-        return
     yield Found(
         f"{share:.0%} of the positions in the batches are padding; the same rows by length would have {left:.0%}",
         saved,
@@ -72,7 +67,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("length of the longest row", facts.longest or 0, "count"),
             Figure("batches that were looked at", facts.batches, "count"),
         ],
-        remedy=_remedy(facts),
+        remedy=_remedy(facts.longest),
         where=view.at_operators(rows),
         change=_shorter_rows(view, once, twice, kept),
     )
@@ -114,9 +109,9 @@ def _growing(view: View) -> tuple[Rows, Rows]:
     return np.array(once, np.int64), np.array(twice, np.int64)
 
 
-def _remedy(facts: PaddingFacts) -> Remedy:
+def _remedy(longest: int | None) -> Remedy:
     return Remedy(
-        f"Put rows of about equal length into one batch, and pad only to the longest of them, not to {facts.longest}.",
+        f"Put rows of about equal length into one batch, and pad only to the longest of them, not to {longest}.",
         "order = sorted(range(len(dataset)), key=lambda index: len(dataset[index]))\n"
         "batches = [order[begin:begin + batch_size] for begin in range(0, len(order), batch_size)]\n"
         "random.shuffle(batches)\n"

@@ -30,9 +30,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import TABLES
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.trace.nesting import Rows
-from stepscope.whatif import Change
+from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.whatif.changes import scaled_host_time, together
 
 _HABIT: Final = 0.25
@@ -51,7 +49,8 @@ def check(view: View, limits: Limits) -> Answers:
     """Sum the pieces that belong to long stretches of Python."""
     shortest = limits["stretch"]
     pieces = _with_stretch(view.pieces_of("python"))
-    lengths = _habitually_long(_stretches(view, pieces), shortest)
+    is_long = pl.col("ns") >= shortest
+    lengths = _stretches(view, pieces).filter(is_long & (is_long.mean().over("place") >= _HABIT))
     mine = pieces.join(lengths, on="stretch", how="semi", maintain_order="left")
     cost = int(mine["duration_ns"].sum())
     if not limits.reached(cost):
@@ -96,12 +95,6 @@ def _with_stretch(pieces: pl.DataFrame) -> pl.DataFrame:
     ends = starts + pieces["duration_ns"].to_numpy()
     begins = np.append(True, starts[1:] != ends[:-1])[: len(starts)]
     return pieces.with_columns(stretch=pl.Series(np.cumsum(begins), dtype=pl.Int64))
-
-
-def _habitually_long(stretches: pl.DataFrame, shortest: float) -> pl.DataFrame:
-    """The stretches that are long and at a place where many are."""
-    is_long = pl.col("ns") >= shortest
-    return stretches.filter(is_long & (is_long.mean().over("place") >= _HABIT))
 
 
 def _stretches(view: View, pieces: pl.DataFrame) -> pl.DataFrame:

@@ -13,13 +13,12 @@ device's first work nothing shows how long it had been idle: compilations there 
 Where stepscope recorded the program, torch itself says which guard failed before each compilation: the dimension of a
 tensor that varied, or the Python number that the code had been compiled for. A function that was compiled as often as
 torch's limit allows (8 times, unless the program set another) is not compiled again but runs operator by operator; a
-note says so.
-Compilations of stepscope's own functions are left out of the reasons.
+note says so. Compilations of stepscope's own functions are left out of the reasons.
 
-Files beside the trace (`--xla-metrics`, `--xla-debug-log`, `--gaudi-metrics`) add the compilations of the whole run
-and the lines that triggered them. Where they tell of graphs compiled in more than half of the steps once ten have
-passed, of one that took longer than 300 s to compile or 30 s to run, and the trace shows no cost, a note says so: these
-are the limits of torch_xla's own analysis.
+Files beside the trace (`--xla-metrics`, `--xla-debug-log`, `--gaudi-metrics`) add the compilations of the whole run and
+the lines that triggered them. Where they report graphs compiled in more than half of the steps once ten have passed,
+of one that took longer than 300 s to compile or 30 s to run, and the trace shows no cost, a note says so: these are the
+limits of torch_xla's own analysis.
 
 # Known false positives
 A recording of the first steps shows compilation that never comes back; the finding says how many steps compiled.
@@ -56,8 +55,8 @@ from stepscope.diagnosis.rule import (
     note_from_files,
     tally_figures,
 )
-from stepscope.trace.evidence import WARM_UP_STEPS
 from stepscope.trace.program_facts import CompilationFacts
+from stepscope.trace.run_counts import WARM_UP_STEPS
 from stepscope.trace.window import Times
 from stepscope.whatif.changes import without_cause
 
@@ -152,7 +151,7 @@ def _remedy(kind: str, name: str) -> Remedy:
 
 _KEEP_GRAPHS: Final = Remedy(
     "See what changes from step to step, then pad to few shapes and keep Python numbers that change out of the graph.",
-    "PT_XLA_DEBUG_LEVEL=2 python train.py        # PyTorch/XLA: tells the line that made a new graph\n"
+    "PT_XLA_DEBUG_LEVEL=2 python train.py        # PyTorch/XLA: names the line that made a new graph\n"
     "PT_HPU_METRICS_FILE=metrics.json PT_HPU_METRICS_DUMP_TRIGGERS=process_exit,mark_step python train.py    # Gaudi",
 )
 _SMALLER_GRAPHS: Final = Remedy(
@@ -251,7 +250,7 @@ def _note(view: View, limits: Limits, guard: VaryingGuard) -> Found:
 
 
 def _reported(view: View, limits: Limits) -> Iterator[Found]:
-    """What the files beside the trace tell of compiling, where the trace shows no cost of it."""
+    """What the files beside the trace report about compiling, where the trace shows no cost of it."""
     evidence = view.evidence
     compilations, executions = evidence.compilations, evidence.executions
     figures = tally_figures("compilations of graphs", compilations)
@@ -344,22 +343,20 @@ RULE: Final = Rule(
     thresholds={
         "share": Threshold(0.01, "share", "share of the time lost to compiling"),
         "limit": Threshold(8, "count", "compilations of one function after which torch runs it uncompiled"),
-        "longest_compilation": Threshold(
-            300_000_000_000, "ns", "one graph's compilation, as a file beside the trace tells"
-        ),
-        "longest_execution": Threshold(30_000_000_000, "ns", "one graph's execution, as a file beside the trace tells"),
+        "longest_compilation": Threshold(300_000_000_000, "ns", "one graph's compilation, by a file beside the trace"),
+        "longest_execution": Threshold(30_000_000_000, "ns", "one graph's execution, by a file beside the trace"),
     },
     check=check,
     remedies={
         "jax": Remedy(
             "See what changes from call to call, pad to few shapes, and keep what was compiled between runs.",
-            'jax.config.update("jax_explain_cache_misses", True)      # tells why something is compiled\n'
+            'jax.config.update("jax_explain_cache_misses", True)      # says why something is compiled\n'
             'jax.config.update("jax_compilation_cache_dir", "/path/to/cache")\n'
             "length = -(-length // 64) * 64                            # pad: few different shapes",
         ),
         "torch_xla": Remedy(
             "See what makes a new graph, pad to few shapes, and keep what was compiled between runs.",
-            "PT_XLA_DEBUG_LEVEL=2 python train.py                 # tells the line that made a new graph, and why\n"
+            "PT_XLA_DEBUG_LEVEL=2 python train.py                 # names the line that made a new graph, and why\n"
             'torch_xla.runtime.initialize_cache("/path/to/cache")   # before anything is computed\n'
             "length = -(-length // 64) * 64                       # pad: few different shapes",
         ),

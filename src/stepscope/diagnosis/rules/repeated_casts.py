@@ -8,8 +8,8 @@ numbers that went through a narrower type have lost their digits all the same.
 # How it is measured
 Copies between floating-point types in the forward pass, each with the next copy of a tensor of that shape in the other
 direction, and the conversions of their gradients. What they cost together is counted as saved: one type throughout
-needs none. Conversions to float64 and back around computation in float64 belong to low-precision,
-those inside a normalisation or another chain that one named function replaces to fusible-chain.
+needs none. Conversions to float64 and back around computation in float64 belong to low-precision, those inside a
+normalisation or another chain that one named function replaces to fusible-chain.
 
 # Known false positives
 A layer that needs a wider type in a model of a narrower one, such as a sum over very many numbers. Under autocast the
@@ -30,8 +30,7 @@ from typing import Final
 import numpy as np
 
 from stepscope.analysis.conversions import Cast, casts, there_and_back, wide_operators
-from stepscope.diagnosis.finding import Interval
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules.fusible_chain import rows_of_named_functions
 from stepscope.whatif.changes import scaled_operators
 
@@ -47,18 +46,14 @@ def check(view: View, limits: Limits) -> Answers:
         wide = view.cost_ns(wide_operators(view.trace, rows, found))
         if wide > view.cost_ns(_rows(paired)):
             paired = [cast for cast in paired if "float64" not in (cast.source, cast.target)]
-    if paired:
-        paired = _without_named_functions(view, paired)
+    paired = _without_named_functions(view, paired) if paired else []
     pairs = len(paired) / 2 / view.step_count
-    fewest = limits["pairs"]
-    if not paired or pairs < fewest:
+    if not paired or pairs < limits["pairs"]:
         return
     forward = _rows(paired)
     backward = view.backward_of(forward)
     conversions = np.concatenate([forward, backward])
     cost = view.cost_ns(conversions)
-    if not limits.reached(cost):
-        return
     ((there, back), _) = Counter((cast.source, cast.target) for cast in paired).most_common(1)[0]
     kept = min(there, back, key=lambda kind: _BITS[kind])
     yield Found(
@@ -68,10 +63,10 @@ def check(view: View, limits: Limits) -> Answers:
         basis="the cost of the conversions there and back" + (" and of their gradients'" if len(backward) else ""),
         confidence="medium",
         figures=[
-            Figure(f"conversions to and fro {view.per}", pairs, "count", fewest),
+            Figure(f"conversions to and fro {view.per}", pairs, "count", limits["pairs"]),
             view.count_per_step("conversions of all kinds", len(found)),
         ],
-        intervals=(_longest(view, forward),),
+        intervals=view.longest(view.trace.operators[forward], "conversion", 1),
         remedy=Remedy(
             f"Stay in one type: take out the conversions, and convert the batch once where it is made if {kept} is "
             "wanted throughout.",
@@ -84,7 +79,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _without_named_functions(view: View, paired: list[Cast]) -> list[Cast]:
-    """Without the pairs of which one lies in a chain that a named function replaces: fusible-chain tells them."""
+    """Without the pairs of which one lies in a chain that a named function replaces: fusible-chain reports them."""
     named = set(rows_of_named_functions(view).tolist())
     waiting: dict[tuple[object, ...], list[Cast]] = {}
     kept: list[Cast] = []
@@ -99,14 +94,8 @@ def _without_named_functions(view: View, paired: list[Cast]) -> list[Cast]:
     return kept
 
 
-def _rows(found: list[Cast]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _rows(found: list[Cast]) -> Rows:
     return np.array([cast.row for cast in found], np.int64)
-
-
-def _longest(view: View, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Interval:
-    operators = view.trace.operators
-    row = int(rows[np.argmax(operators["duration_ns"].to_numpy()[rows])])
-    return Interval(int(operators["start_ns"][row]), int(operators["duration_ns"][row]), "conversion")
 
 
 RULE: Final = Rule(

@@ -2,9 +2,9 @@
 An optimizer that updates parameters one by one, with several small operators for each.
 
 # Why it costs time
-A model has hundreds of parameters. Updating each with its own handful of kernels launches thousands of them in a
-step, each too short to hide the next launch. On a CPU each operator also reads and writes all of a parameter's state
-again; a fused update passes over it once.
+A model has hundreds of parameters. Updating each with its own handful of kernels launches thousands of them in a step,
+each too short to hide the next launch. On a CPU each operator also reads and writes all of a parameter's state again; a
+fused update passes over it once.
 
 # How it is measured
 Launches inside `Optimizer.step` per step, without `_foreach_` or `_fused_` operators among them; the device's idle time
@@ -13,10 +13,10 @@ a kernel takes however little it does (the shortest ones' length, 3 us at most) 
 tensors; of the rest, reading and writing a tensor's numbers more often than a fused update does.
 
 Without a device: the thread's time in the optimizer's operators and between them. What a fused update still needs is
-taken off: some overhead for each parameter, and the time to read parameter, gradient and state and to write
-parameter and state, at the rate at which the optimizer's own operators did. With torch 2.13 on one core, fused AdamW
-takes a seventh of the default's time for 400 tensors of 64 numbers, and a third for tensors of 262,144; fused SGD takes
-half for small ones. `foreach=True` is slower than the default on a CPU where tensors are large.
+taken off: some overhead for each parameter, and the time to read parameter, gradient and state and to write parameter
+and state, at the rate at which the optimizer's own operators did. With torch 2.13 on one core, fused AdamW takes a
+seventh of the default's time for 400 tensors of 64 numbers, and a third for tensors of 262,144; fused SGD takes half
+for small ones. `foreach=True` is slower than the default on a CPU where tensors are large.
 
 # Known false positives
 Few large parameters on a device: then the launches are few, and nothing is reported.
@@ -43,10 +43,9 @@ import polars as pl
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import traffic
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._copies import outermost_of
-from stepscope.diagnosis.rules._operators import engine_pauses, engine_pauses_ns, outermost_in_order, scaled_with_pauses
-from stepscope.trace.nesting import Rows
+from stepscope.diagnosis.rules._operators import engine_pauses, length_ns, outermost_in_order, scaled_with_pauses
 from stepscope.whatif import Change
 from stepscope.whatif.changes import fewer_works, scaled_host_time, scaled_slices, together
 
@@ -61,7 +60,7 @@ _ONCE_FOR_EACH: Final = ("aten::addcdiv_", "aten::add_", "aten::lerp_", "aten::m
 _SHORTEST_KERNEL_NS: Final = 3_000.0
 """A kernel that takes longer does so for its work."""
 _TENSORS_FOR_A_KERNEL: Final = 36
-"""Of a fused update with four tensors for each parameter (torch's depth_to_max_tensors)."""
+"""Tensors that one kernel of a fused update takes, of four for each parameter (torch's depth_to_max_tensors)."""
 _CALLS_FOR_EACH: Final = {"SGD": 0.5, "Adam": 1.5, "AdamW": 1.5, "Adagrad": 1.5}
 """Overheads of an operator that a fused update takes for each parameter, mostly for collecting it in Python.
 
@@ -69,7 +68,7 @@ Measured with torch 2.13: 0.7 to 1.2 us a tensor for SGD, 3.3 to 3.6 us for the 
 _OVERHEAD_NS: Final = 1_900.0
 """An operator that takes longer launches its work meanwhile, or is slow for being recorded."""
 _CALLS_OF_OTHERS: Final = 1.5
-"""Of optimizers that have no fused implementation, with operators over lists of tensors."""
+"""The same for optimizers without a fused implementation, with operators over lists of tensors."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -142,7 +141,8 @@ def _on_cpu(view: View, limits: Limits) -> Answers:
     if name not in _FUSED or not len(rows) or names.str.contains("_fused_|_foreach_").any():
         return
     duration = view.trace.operators["duration_ns"].to_numpy()
-    cost = int(duration[rows].sum()) + engine_pauses_ns(view, rows)
+    between = engine_pauses(view, rows)
+    cost = int(duration[rows].sum()) + length_ns(view, between)
     tensors = _tensors(names)
     left = _fused_ns(view, name, rows, tensors)
     saved = max(cost - left, 0)
@@ -168,7 +168,7 @@ def _on_cpu(view: View, limits: Limits) -> Answers:
             apply=("fuse-optimizer",),
         ),
         where=view.at_operators(rows),
-        change=scaled_with_pauses(rows, [engine_pauses(view, rows)], left / cost),
+        change=scaled_with_pauses(rows, [between], left / cost),
     )
 
 
@@ -247,7 +247,7 @@ def _remedy(view: View) -> Remedy:
 
 
 def _is_zeroing(view: View, launched: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which work fills gradients with zeros, which another rule tells."""
+    """Which work fills gradients with zeros, which another rule reports."""
     operators = view.trace.operators
     around = operators["parent"].gather(view.trace.launches["operator"].gather(launched["launch"]))
     own = operators["name"].gather(view.trace.launches["operator"].gather(launched["launch"]))
@@ -278,7 +278,7 @@ RULE: Final = Rule(
     needs=("operators",),
     remedies={
         "hpu": Remedy(
-            "Use an optimizer that updates all parameters in one operator; its eps is 1e-6 unless it is told.",
+            "Use an optimizer that updates all parameters in one operator; its eps is 1e-6 by default.",
             "from habana_frameworks.torch.hpex.optimizers import FusedAdamW\n"
             "optimizer = FusedAdamW(model.parameters(), lr=lr, eps=1e-8)",
         ),

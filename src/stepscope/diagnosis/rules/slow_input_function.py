@@ -6,17 +6,17 @@ Batches come no faster than the dataset's `__getitem__`, its transform and the c
 more processes divides the time only as long as there are processors for them.
 
 # How it is measured
-The recorder times the dataset's items, transforms and collate functions in the process and in its workers; without
-that the Python frames inside the data loader of the main process tell it. The finding names the innermost function of
-yours that carries at least half of the time to make a batch.
+The recorder times the dataset's items, transforms and collate functions in the process and in its workers; without that
+the Python frames inside the data loader of the main process show it. The finding names the innermost function of yours
+that carries at least half of the time to make a batch.
 
 The saving is what the step would lose of its waits for data if the function cost nothing, as when its results are
-cached or prepared before training; twice as fast a function gives about half of it. The rule stays silent where
-worker processes would take away most of the waits without a change of the function: that is told by `input-bound`.
+cached or prepared before training; twice as fast a function gives about half of it. The rule stays silent where worker
+processes would take away most of the waits without a change of the function: `input-bound` reports that.
 
 # Known false positives
-Python code runs several times slower while its lines or stacks are recorded, so that a function which is a Python
-loop looks slower than it is: the warnings of the trace say how much of the time that took.
+Python code runs several times slower while its lines or stacks are recorded, so that a function which is a Python loop
+looks slower than it is: the warnings of the trace say how much of the time that took.
 
 # What to do
 Do the work once instead of in every epoch (cache, or prepare files beforehand); for a whole batch at once instead of

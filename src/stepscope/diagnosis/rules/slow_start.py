@@ -7,8 +7,7 @@ jobs are restarted or scaled often, it is a large part of the time. It makes no 
 
 # How it is measured
 From the start of the process, as the operating system knows it, to the end of the first step that was seen; and the
-time that torch.compile took until then, as torch itself keeps it. Known only for programs that `stepscope run`
-started.
+time that torch.compile took until then, as torch itself keeps it. Known only for programs that `stepscope run` started.
 
 # Known false positives
 A long evaluation before training counts as part of the start.

@@ -6,9 +6,9 @@ A link that is slower than the machine's others sets the pace of the whole group
 NVLink, over one network card instead of all, or through the host.
 
 # How it is measured
-Messages of 1 MiB or more: bytes that each rank's link carries (as NCCL's tests count them) over the time of the
-fastest of the same size, in which nobody waits; with several ranks' traces, over the time from the last rank's
-arrival. The time above what the expected rate needs is counted, as far as nothing covers it.
+Messages of 1 MiB or more: bytes that each rank's link carries (as NCCL's tests count them) over the time of the fastest
+of the same size, in which nobody waits; with several ranks' traces, over the time from the last rank's arrival. The
+time above what the expected rate needs is counted, as far as nothing covers it.
 
 # Known false positives
 Links that are no faster: set the expected rate to what the machine's link does.

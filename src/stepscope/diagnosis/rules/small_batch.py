@@ -7,12 +7,12 @@ follow each other without a pause, and the device looks busy; but a batch twice 
 
 # How it is measured
 The device's time for kernels that are shorter than a limit, where the device is busy for most of the step, does not
-wait for launches, and its allocator held less than half of its memory at the most. With twice the batch they would
-take as long as now: half of their time is counted as saved, for each sample.
+wait for launches, and its allocator held less than half of its memory at the most. With twice the batch they would take
+as long as now: half of their time is counted as saved, for each sample.
 
 # Known false positives
-A batch size that is fixed for the sake of training, or by latency in serving. Time per step stays as it is: what
-falls is the time per sample.
+A batch size that is fixed for the sake of training, or by latency in serving. Time per step stays as it is: what falls
+is the time per sample.
 
 # What to do
 Raise the batch size, and adapt the learning rate.

@@ -2,13 +2,13 @@
 Very many small collectives in a step.
 
 # Why it costs time
-Every collective has a price of its own, whatever it moves: a launch on every rank, the ranks meeting, the rounds of
-the algorithm. Gradients that are reduced one parameter at a time pay it for each.
+Every collective has a price of its own, whatever it moves: a launch on every rank, the ranks meeting, the rounds of the
+algorithm. Gradients that are reduced one parameter at a time pay it for each.
 
 # How it is measured
 Reductions per step and the shortest of them, which is nearly all price; on the host, which runs several at a time, how
-soon one ends after another. Collecting the same bytes in buckets of 25 MB leaves one for each bucket; the price of
-each of the others is counted as saved, as far as no computation covers it.
+soon one ends after another. Collecting the same bytes in buckets of 25 MB leaves one for each bucket; the price of each
+of the others is counted as saved, as far as no computation covers it.
 
 # Known false positives
 Several groups of ranks, whose messages cannot be put together.
@@ -30,8 +30,7 @@ import polars as pl
 
 from stepscope.analysis.communication import collectives, exposed_on_host
 from stepscope.diagnosis.finding import Location
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.whatif import Change
+from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work, together
 
 _BUCKET_BYTES: Final = 25 * 2**20
@@ -101,12 +100,10 @@ def _price(view: View, found: pl.DataFrame) -> float:
 
 
 def _places(view: View, found: pl.DataFrame) -> tuple[Location, ...]:
-    weights = found["duration_ns"].to_numpy()
+    slices = view.slices_of_launches(found["launch"])
     if not found["on_device"].all():
-        return view.locations_of(view.slices_of_operators(rows_of(found)), weights)
-    launch = found["launch"].fill_null(-1).to_numpy()
-    slices = view.activity.slices_of("launches")
-    return view.locations_of(np.where(launch >= 0, slices[np.maximum(launch, 0)], -1), weights) if len(slices) else ()
+        slices = view.slices_of_operators(rows_of(found))
+    return view.locations_of(slices, found["duration_ns"].to_numpy())
 
 
 _FROM_TRACE: Final = (

@@ -2,12 +2,12 @@
 Steps that take much longer than others.
 
 # Why it costs time
-The average step counts, not the typical one. A few steps that stop for a checkpoint, a slow batch, a garbage
-collection or a busy neighbour cost all of them.
+The average step counts, not the typical one. A few steps that stop for a checkpoint, a slow batch, a garbage collection
+or a busy neighbour cost all of them.
 
 # How it is measured
 The mean of the complete steps against their median, and by which cause the longest step exceeds the typical one. No
-saving is promised: what a slow step did that others do not is told by its own finding, and what remains is chance, or
+saving is promised: what a slow step did that others do not has its own finding, and what remains is chance, or
 another program's load.
 
 # Known false positives
@@ -46,7 +46,7 @@ def check(view: View, limits: Limits) -> Answers:
     yield Found(
         f"steps take from {shortest:,.1f} to {longest:,.1f} ms; the typical one is {excess:.0%} shorter than the mean",
         0,
-        basis="no saving of its own: what made a step slow is told by other findings, or was chance",
+        basis="no saving of its own: what made a step slow is in other findings, or was chance",
         confidence="medium" if summary.count >= 10 else "low",
         severity="note",
         figures=[
@@ -98,7 +98,7 @@ RULE: Final = Rule(
     title="Some steps take much longer than others",
     thresholds={
         "share": Threshold(0.05, "share", "mean step above the median step, as a share of the mean"),
-        "steps": Threshold(3, "count", "complete steps needed to tell"),
+        "steps": Threshold(3, "count", "complete steps needed for a judgement"),
     },
     check=check,
     needs=("steps",),

@@ -8,8 +8,8 @@ that takes the steps sleeps most of the time.
 
 # How it is measured
 torch's threads times the ranks on the machine, against the processors that the process may use (affinity and the
-container's quota). The cost is the time that the thread slept within its operators, as the operating system
-counted it: with one thread a processor it works through its own piece and hardly sleeps.
+container's quota). The cost is the time that the thread slept within its operators, as the operating system counted it:
+with one thread a processor it works through its own piece and hardly sleeps.
 
 # Known false positives
 Operators that wait for something else, such as collectives over the network, make the thread sleep too.
@@ -73,7 +73,7 @@ def check(view: View, limits: Limits) -> Answers:
             "from stepscope.remedies import set_thread_counts\nset_thread_counts(workers=...)",
             apply=(f"threads={wanted}",),
         ),
-        where=view.locations(view.pieces.filter(view.pieces["cause"].is_in(HOST_WORK))),
+        where=view.locations(view.pieces_of(*HOST_WORK)),
         change=scaled_host_work(1 - min(slept / work_ns, 1.0)),
     )
 

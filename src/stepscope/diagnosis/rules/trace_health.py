@@ -1,5 +1,5 @@
 """# What it finds
-What is wrong with the recording itself, and what it therefore cannot tell.
+What is wrong with the recording itself, and what it therefore cannot show.
 
 # Why it costs time
 It costs none. But a trace that lost events, was cut off, or lacks stacks or shapes answers some questions wrongly or
@@ -110,7 +110,7 @@ def _silent_host(view: View, limits: Limits) -> Iterator[NotAnswered]:
 
 RULE: Final = Rule(
     id="trace-health",
-    title="What the recording cannot tell",
+    title="What the recording cannot show",
     thresholds={
         "overhead": Threshold(0.05, "share", "share of the {period} lost to the profiler"),
         "unlaunched": Threshold(0.05, "share", "share of the device's work whose launch is missing"),

@@ -11,8 +11,8 @@ multiple of 8 lets it run as fast as the trace's aligned products of 16-bit numb
 twice as fast as now; without such products a quarter is counted as saved.
 
 # Known false positives
-Very small products, which no kernel runs well. Products of attention that is written out are left to
-unfused-attention. Newer libraries pad by themselves.
+Very small products, which no kernel runs well. Products of attention that is written out are left to unfused-attention.
+Newer libraries pad by themselves.
 
 # What to do
 Round layer sizes and vocabulary up to multiples of 8, better 64: `stepscope.remedies.pad_vocabulary` does it with

@@ -7,11 +7,11 @@ out, each operator on them reads and writes all of it, and the backward pass kee
 computes the scores block by block, never stores them, and skips what a causal mask hides.
 
 # How it is measured
-Operators in order of time: a softmax over (queries, keys), a matrix product that makes a matrix of that shape before
-it and one that takes it after it, and what works on the scores between, with all their backward operators. A fused
-operator needs products and softmax still. The product of weights and values, which writes no scores, tells how long
-one takes: two forward and five backward, and a softmax forward and two backward; of these the blocks that a causal
-mask leaves. That is taken off.
+Operators in order of time: a softmax over (queries, keys), a matrix product that makes a matrix of that shape before it
+and one that takes it after it, and what works on the scores between, with all their backward operators. A fused
+operator needs products and softmax still. The product of weights and values, which writes no scores, shows how long one
+takes: two forward and five backward, and a softmax forward and two backward; of these the blocks that a causal mask
+leaves. That is taken off.
 
 # Known false positives
 The weights are needed themselves, for a picture or another loss. Bias that must be learned is supported by few fused
@@ -24,8 +24,8 @@ operators. On a CPU, weights with dropout are not fused by PyTorch, and nothing 
 where PyTorch's would (dropout on a CPU, a mask that learns), and calls the vendor's kernel on an HPU.
 
 # Reference
-Dao et al., "FlashAttention" (2022); PyTorch's documentation of scaled_dot_product_attention. The number of products
-was held against PyTorch 2.13 on a CPU for lengths of 64 to 2,048.
+Dao et al., "FlashAttention" (2022); PyTorch's documentation of scaled_dot_product_attention. The number of products was
+held against PyTorch 2.13 on a CPU for lengths of 64 to 2,048.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _BACKWARD_PRODUCTS: Final = 5
 """Matrix products of one score block in a fused backward pass, which computes the scores again."""
 _BACKWARD_SOFTMAXES: Final = 2
 _SOFTMAX_AT_MOST: Final = 0.5
-"""Of a product's time, what the softmax of a block that is in the cache takes at most."""
+"""What the softmax of a block in the cache takes at most, as a share of a product's time."""
 _BLOCK: Final = 512
 """Keys in a block, of which those that a causal mask hides are skipped."""
 
@@ -150,7 +150,7 @@ def _question(view: View, limits: Limits) -> Iterator[NotAnswered]:
         return
     yield NotAnswered(
         "Is attention written out, where a fused operator could compute it?",
-        "the trace has no input shapes, by which the matrix products around a softmax are told",
+        "the trace has no input shapes, which would show the matrix products around a softmax",
         PARTS["shapes"].how_for(view.trace.metadata.format),
     )
 

@@ -2,8 +2,8 @@
 DistributedDataParallel that looks for unused parameters in every step, where all are used.
 
 # Why it costs time
-With `find_unused_parameters=True` every forward pass ends with a walk through the whole graph of the loss, on the
-host, and every backward pass with one more reduction that tells ranks what the others used.
+With `find_unused_parameters=True` every forward pass ends with a walk through the whole graph of the loss, on the host,
+and every backward pass with one more reduction that shares which ones the ranks used.
 
 # How it is measured
 The end of DistributedDataParallel's forward pass after its last operator, in which the graph is walked through; only

@@ -8,7 +8,7 @@ finished, and only then sends work again.
 
 # How it is measured
 Idle time of the device while the thread that gives it work stands in a call that waits by its name. Such waits are
-often no calls of a device's API, so that no replay can tell what would follow without them; then the time counts as it
+often no calls of a device's API, so that no replay can show what would follow without them; then the time counts as it
 is. Calls that XLA records as waits are charged by host-synchronisation.
 
 # Known false positives

@@ -2,12 +2,12 @@
 Devices that exchange data through the host: the gloo or MPI backend where a device has one of its own.
 
 # Why it costs time
-gloo copies every tensor to the host, sends it over the host's network and copies it back, while the device waits.
-NCCL (RCCL on AMD) goes from device to device over NVLink or the network card.
+gloo copies every tensor to the host, sends it over the host's network and copies it back, while the device waits. NCCL
+(RCCL on AMD) goes from device to device over NVLink or the network card.
 
 # How it is measured
-Collectives that run on the host in a program whose work is on a device: the device's time for their copies and its
-idle time before and in them. What the device's own backend would take, at 10 GB/s, is taken off.
+Collectives that run on the host in a program whose work is on a device: the device's time for their copies and its idle
+time before and in them. What the device's own backend would take, at 10 GB/s, is taken off.
 
 # Known false positives
 A small group for host data beside a device's own: its collectives cost little and are not reported.
@@ -27,9 +27,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.communication import collectives
-from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.trace.nesting import Rows
-from stepscope.whatif import Change
+from stepscope.diagnosis.rule import Answers, Change, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work_of, together
 
 _HOST_BACKENDS: Final = ("gloo", "mpi")

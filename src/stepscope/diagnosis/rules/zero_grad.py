@@ -31,9 +31,8 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._operators import called_from_python, engine_pauses, engine_pauses_ns, scaled_with_pauses
-from stepscope.trace.nesting import Rows
+from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._operators import called_from_python, engine_pauses, length_ns, scaled_with_pauses
 from stepscope.whatif.changes import scaled_operators, together
 
 _FILLING: Final = r"^aten::(?:_foreach_)?zero_$"
@@ -49,7 +48,8 @@ def check(view: View, limits: Limits) -> Answers:
     filling, adding = _rows(view)
     if not len(filling) or not len(adding):
         return
-    own = view.cost_ns(filling) + engine_pauses_ns(view, filling)
+    between = engine_pauses(view, filling)
+    own = view.cost_ns(filling) + length_ns(view, between)
     tensors = _tensors(view, filling, len(adding))
     filled = min(tensors, len(adding))
     additions = view.cost_ns(adding) * filled // len(adding)
@@ -74,7 +74,7 @@ def check(view: View, limits: Limits) -> Answers:
         ),
         where=view.at_operators(filling),
         change=together(
-            scaled_with_pauses(filling, [engine_pauses(view, filling)], 0.0),
+            scaled_with_pauses(filling, [between], 0.0),
             scaled_operators(adding, 1 - filled / len(adding)),
         ),
     )

@@ -1,6 +1,6 @@
 """What electricity emits: grams of CO2 equivalents per kilowatt-hour by country, region or cloud region, offline.
 
-data/carbon_intensity.csv holds codecarbon's figures; scripts/make_carbon_table.py makes it, docs/energy.md names the
+data/carbon_intensity.csv has codecarbon's figures; scripts/make_carbon_table.py makes it, docs/energy.md names the
 sources and limits. Everything here is in kilograms.
 """
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Final
+
+import msgspec
 
 from stepscope.errors import UsageError
 
@@ -31,22 +33,17 @@ class Grid:
     """A place and what a kilowatt-hour of its electricity emits.
 
     Attributes:
-        kind: "country", "region" (a part of a country) or "cloud".
         code: three letters of a country (ISO 3166-1), of a part the country's and its own (ISO 3166-2) or its bidding
             zone, of a cloud region the provider and its name for it: "FRA", "US-CA", "SE3", "aws:eu-west-3".
-        country: three letters.
-        g_per_kwh: grams of CO2 equivalents per kilowatt-hour, a yearly mean.
-        basis: "own", or the code of the place whose figure stands here, for cloud regions without one.
-        year: that the figure is of; empty where its source does not say.
     """
 
-    kind: str
+    kind: str  # "country", "region" (a part of a country) or "cloud"
     code: str
     name: str
-    country: str
-    g_per_kwh: float
-    basis: str
-    year: str
+    country: str  # three letters
+    g_per_kwh: float  # grams of CO2 equivalents per kilowatt-hour, a yearly mean
+    basis: str  # "own", or the code of the place whose figure stands here, for cloud regions without one
+    year: str  # that the figure is of; empty where its source does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +58,25 @@ class Equivalence:
 @lru_cache(maxsize=1)
 def grids() -> tuple[Grid, ...]:
     """Every place whose figure is known."""
-    text = files("stepscope").joinpath("data/carbon_intensity.csv").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    return tuple(Grid(**{**row, "g_per_kwh": float(row["g_per_kwh"])}) for row in csv.DictReader(lines))  # type: ignore[arg-type]
+    lines = [line for line in _table().splitlines() if not line.startswith("#")]
+    return tuple(msgspec.convert(row, Grid, strict=False) for row in csv.DictReader(lines))
 
 
-@lru_cache(maxsize=1)
+def _table() -> str:
+    return files("stepscope").joinpath("data/carbon_intensity.csv").read_text(encoding="utf-8")
+
+
 def grid_source() -> str:
     """Where the figures come from, with the version."""
-    text = files("stepscope").joinpath("data/carbon_intensity.csv").read_text(encoding="utf-8")
-    found = re.search(r"Source: (codecarbon [\w.]+)", text)
+    found = re.search(r"Source: (codecarbon [\w.]+)", _table())
     return found[1] if found else "codecarbon"
 
 
 def grid_of(place: str) -> Grid:
-    """The place of this code or name, case and punctuation aside: "FRA", "france", "US-CA", "aws:eu-west-3".
+    """The place of this code or name, ignoring case and punctuation: "FRA", "france", "US-CA", "aws:eu-west-3".
 
     Raises:
-        UsageError: no place is called so, or several are; the message names those that come near.
+        UsageError: no place has that name, or several do; the message names similar ones.
     """
     wanted = _plain(place)
     by_code = [grid for grid in grids() if _plain(grid.code) == wanted]

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.device_time import device_time
@@ -39,56 +38,38 @@ from stepscope.predict.cost.energy_parts import (
 )
 from stepscope.trace import Window
 from stepscope.trace.energy_records import Counter, EnergyRecord
-from stepscope.trace.nesting import Rows
 from stepscope.trace.telemetry import Telemetry
 from stepscope.trace.window import union
-from stepscope.whatif.graph import Replay
 
 
 def savings_of(
     view: View, findings: Sequence[Finding], powers: Sequence[Powers], host_w: float
-) -> tuple[FindingEnergy, ...]:
-    """Of each finding that saves time.
+) -> Iterator[FindingEnergy]:
+    """What each finding that saves time saves in energy.
 
     Args:
-        powers: of `view.device`, every pair that is possible; empty where none is known.
+        powers: of `view.device`, every possible pair; empty where none is known.
         host_w: of processors and memory, which a shorter step keeps busy for less time.
     """
-    return tuple(_savings(view, findings, powers, host_w)) if powers or host_w else ()
-
-
-def _savings(
-    view: View, findings: Sequence[Finding], powers: Sequence[Powers], host_w: float
-) -> Iterator[FindingEnergy]:
-    for finding in findings:
-        if finding.saving_ns_per_step > 0:
+    for finding in findings if powers or host_w else ():
+        saving = finding.saving_ns_per_step
+        if saving > 0:
             busy = _busy_ns(view, finding) if powers else (0, 0)
-            saved = [
-                each.idle_w * finding.saving_ns_per_step + (each.busy_w - each.idle_w) * work
-                for each in powers
-                for work in busy
-            ]
-            host = host_w * finding.saving_ns_per_step
-            least, most = (min(saved), max(saved)) if saved else (0.0, 0.0)
-            yield FindingEnergy(
-                finding.rule, finding.title, finding.saving_ns_per_step, busy, (round(least + host), round(most + host))
-            )
+            saved = [each.idle_w * saving + (each.busy_w - each.idle_w) * work for each in powers for work in busy]
+            least, most = (end(saved, default=0.0) + host_w * saving for end in (min, max))
+            yield FindingEnergy(finding.rule, finding.title, saving, busy, (round(least), round(most)))
 
 
 def _busy_ns(view: View, finding: Finding) -> tuple[int, int]:
     """How much less of a step the device works without the cause: the least and the most."""
-    saving = finding.saving_ns_per_step
     if finding.change is None:
-        return 0, saving
-    experiment = view.experiment
-    before = _working_ns(experiment.measured, experiment.works)
-    after = _working_ns(experiment.run(finding.change(experiment, experiment.graph)).replay, experiment.works)
+        return 0, finding.saving_ns_per_step
+    experiment, works = view.experiment, view.experiment.works
+    changed = experiment.run(finding.change(experiment, experiment.graph)).replay
+    replays = (experiment.measured, changed)
+    before, after = (union(each.work_start[works], each.work_end[works]).total_ns for each in replays)
     less = max(before - after, 0) // experiment.step_count
     return less, less
-
-
-def _working_ns(replay: Replay, works: Rows) -> int:
-    return union(replay.work_start[works], replay.work_end[works]).total_ns
 
 
 _METHODS: Final = {"counter": "the device's counter of energy", "power samples": "samples of the device's power"}
@@ -105,12 +86,14 @@ def energy_of_trace(
     """The energy of a trace's steps: as its run measured it, else from samples, else estimated.
 
     Args:
-        findings: whose savings are told in energy.
+        findings: whose savings are given in energy.
         record: what counters measured in the run that the trace is of.
-        sampled: what its telemetry tells of devices.
+        sampled: the energy of devices by the run's telemetry.
     """
     names = view.trace.working_devices
-    window = _span(view)
+    # The steps, as long as `view.length_ns` says, up to the end of what a device did for them.
+    end = view.device_span.end_ns
+    window = Window(end - view.length_ns, end)
     devices = tuple(_device(view, name, window, settings, record, sampled) for name in names)
     hosts = tuple(_hosts(view, settings, record))
     powers = next((one.powers for one in devices if one.device == view.device), None)
@@ -125,7 +108,7 @@ def energy_of_trace(
         devices=devices,
         hosts=hosts,
         missing=() if record is None else tuple(dict.fromkeys(record.missing)),
-        findings=savings_of(view, findings, powers or (), host_w),
+        findings=tuple(savings_of(view, findings, powers or (), host_w)),
         warnings=view.trace.warnings,
     )
 
@@ -138,16 +121,9 @@ class _Times:
     busy: dict[str, int]
 
     def of_a_step(self, step_ns: int) -> tuple[int, int]:
-        """Idle and busy time of a step of this length."""
         idle, busy = sum(self.idle.values()), sum(self.busy.values())
         idle_ns = step_ns * idle // max(idle + busy, 1)
         return idle_ns, step_ns - idle_ns if busy else 0
-
-
-def _span(view: View) -> Window:
-    """The steps, as long as `view.length_ns` says, up to the end of what a device did for them."""
-    end = view.device_span.end_ns
-    return Window(end - view.length_ns, end)
 
 
 def _device(
@@ -158,7 +134,6 @@ def _device(
     record: EnergyRecord | None,
     sampled: Sequence[SampledEnergy],
 ) -> DeviceEnergy:
-    """One device: its time by cause and kind, and the energy that belongs to them."""
     called = next((one.name for one in view.trace.metadata.devices if one.device == name), None)
     time = _times(view, name, window)
     power = power_range(
@@ -176,7 +151,10 @@ def _device(
         energy = _to_estimate(name, called, view.step_ns, power, found)
     if energy.nanojoules is None:
         return energy
-    powers = _estimated_powers(power) if energy.basis == "estimate" and power else _divided(time, energy, power)
+    if energy.basis == "estimate" and power:
+        powers = Powers(power.idle_low_w, power.busy_low_w), Powers(power.idle_high_w, power.full_w)
+    else:
+        powers = _divided(time, energy, power)
     return _with_parts(view, energy, time, powers)
 
 
@@ -206,7 +184,6 @@ def _measured(
 def _to_estimate(
     name: str, called: str | None, step_ns: int, power: PowerRange | None, sampled: SampledEnergy | None
 ) -> DeviceEnergy:
-    """A device whose energy is to be estimated, or of which nothing can be said."""
     unsampled = f"; {sampled.how}" if sampled is not None else ""
     if power is not None:
         return DeviceEnergy(name, called, "estimate", f"{power.formula} ({power.source}){unsampled}", step_ns, (0, 0))
@@ -229,7 +206,7 @@ def _times(view: View, device: str, window: Window) -> _Times:
 def _least_activity(view: View, device: str, window: Window, time: _Times) -> float:
     """The share of the device's peak that its work is known to reach over its busy time, 0 to 1.
 
-    Each operator counts with what limits it, arithmetic or traffic; what is not known counts as nothing.
+    Each operator counts with what limits it, arithmetic or traffic; unknown ones count as nothing.
     """
     busy_ns = sum(time.busy.values())
     table = roofline_table(view.trace, window=window).filter(
@@ -239,27 +216,21 @@ def _least_activity(view: View, device: str, window: Window, time: _Times) -> fl
     return min(float(reached or 0.0) / busy_ns, 1.0) if busy_ns else 0.0
 
 
-def _estimated_powers(power: PowerRange) -> tuple[Powers, Powers]:
-    return Powers(power.idle_low_w, power.busy_low_w), Powers(power.idle_high_w, power.full_w)
-
-
 def _divided(time: _Times, energy: DeviceEnergy, power: PowerRange | None) -> tuple[Powers, Powers]:
-    """Of measured energy: idle time at idle power, or at the mean where that is less; the rest is the work's."""
+    """Powers from measured energy: idle time at idle power, or at the mean if that is less; the rest is the work's."""
     assert energy.nanojoules is not None
     total = energy.nanojoules[0]
     idle_ns, busy_ns = time.of_a_step(energy.step_ns)
     mean_w = total / max(energy.step_ns, 1)
     known = power is not None and power.is_idle_known
-    idle = [power.idle_low_w, power.idle_high_w] if power is not None and known else [0.0, mean_w]
-    least, most = (min(watts, mean_w) if busy_ns else mean_w for watts in idle)
-    return (
-        Powers(least, (total - least * idle_ns) / busy_ns if busy_ns else 0.0),
-        Powers(most, (total - most * idle_ns) / busy_ns if busy_ns else 0.0),
-    )
+    bounds = (power.idle_low_w, power.idle_high_w) if power is not None and known else (0.0, mean_w)
+    idle = [min(watts, mean_w) if busy_ns else mean_w for watts in bounds]
+    least, most = (Powers(watts, (total - watts * idle_ns) / busy_ns if busy_ns else 0.0) for watts in idle)
+    return least, most
 
 
 def _with_parts(view: View, energy: DeviceEnergy, time: _Times, powers: tuple[Powers, Powers]) -> DeviceEnergy:
-    """With idle time by cause and work by kind; of an estimate their sum is the total, a measured total is divided."""
+    """With idle time by cause and work by kind: the parts of an estimate add up to it, a measured total is divided."""
     idle_ns, busy_ns = time.of_a_step(energy.step_ns)
     idle = round(powers[0].idle_w * idle_ns), round(powers[1].idle_w * idle_ns)
     busy = round(powers[0].busy_w * busy_ns), round(powers[1].busy_w * busy_ns)
@@ -272,14 +243,12 @@ def _with_parts(view: View, energy: DeviceEnergy, time: _Times, powers: tuple[Po
     if energy.device == view.device:
         operators = tuple(_parts("operator", _operators(view), busy_ns, busy))
     total_pair = idle[0] + busy[0], idle[1] + busy[1]
-    how = energy.how if energy.basis == "estimate" else f"{energy.how}; {_division(powers)}"
+    how = energy.how
+    if energy.basis != "estimate" and powers[0].idle_w == powers[1].idle_w:
+        how += f"; idle time counts {powers[0].idle_w:.4g} W, the rest is the work's"
+    elif energy.basis != "estimate":
+        how += "; what it draws without work is not known (--idle-watts gives it): idle time's part lies between bounds"
     return replace(energy, how=how, nanojoules=total_pair, parts=parts, operators=operators, powers=powers)
-
-
-def _division(powers: tuple[Powers, Powers]) -> str:
-    if powers[0].idle_w == powers[1].idle_w:
-        return f"idle time counts {powers[0].idle_w:.4g} W, the rest is the work's"
-    return "what it draws without work is not known (--idle-watts gives it): idle time's part lies between bounds"
 
 
 def _parts(kind: str, weights: dict[str, int], ns: int, nanojoules: Pair) -> Iterator[EnergyPart]:
@@ -290,7 +259,7 @@ def _parts(kind: str, weights: dict[str, int], ns: int, nanojoules: Pair) -> Ite
 
 
 def _operators(view: View) -> dict[str, int]:
-    """The durations of the device's work in the steps by the operators that launched it, the longest first."""
+    """Durations of the device's work in the steps by the operators that launched it, the longest first."""
     launching = view.trace.launches.select("operator").with_row_index("launch")
     named = view.trace.operators.select(operator_name="name").with_row_index("operator")
     work = view.work.join(launching, on="launch", how="left").join(named, on="operator", how="left")
@@ -304,40 +273,32 @@ def _operators(view: View) -> dict[str, int]:
 
 
 def _counter_of(record: EnergyRecord | None, device: str, view: View) -> Counter | None:
-    """The counter of a trace's device; where there is one of each, they are the same whatever their numbers."""
+    """The counter of a trace's device; a single counter and a single device match whatever their numbers."""
     gpus = [counter for counter in record.counters if counter.kind == "gpu"] if record is not None else []
     alone = len(gpus) == 1 and view.trace.device_work["device"].n_unique() == 1
     return next((counter for counter in gpus if counter.device == device or alone), None)
 
 
-def _hosts(view: View, settings: PowerSettings, record: EnergyRecord | None) -> Iterator[HostEnergy]:
-    """Processors and memory: as measured, else by the power that the user gives."""
-    measured = list(_measured_hosts(view, record)) if record is not None else []
-    yield from measured
-    if settings.cpu_watts is not None and not any(host.kind == "cpu" for host in measured):
+def _hosts(view: View, settings: PowerSettings, record: EnergyRecord | None) -> list[HostEnergy]:
+    hosts = [] if record is None else list(_measured_hosts(view, record))
+    if settings.cpu_watts is not None and not any(host.kind == "cpu" for host in hosts):
         total = round(settings.cpu_watts * view.step_ns)
         how = f"{settings.cpu_watts:g} W, as given, for the whole step"
         parts = tuple(_host_parts(view, view.step_ns, total))
-        yield HostEnergy("cpu", "all", "given", how, view.step_ns, total, parts, identity="given")
+        hosts.append(HostEnergy("cpu", "all", "given", how, view.step_ns, total, parts, identity="given"))
+    return hosts
 
 
 def _measured_hosts(view: View, record: EnergyRecord) -> Iterator[HostEnergy]:
-    step_ns = record.step_ns
+    how = f"RAPL's counter, over {record.steps} steps outside of the profiler; of the whole machine"
     for counter in record.counters:
         step_joules = record.step_joules(counter.key)
-        if counter.kind != "gpu" and step_ns is not None and step_joules is not None:
-            total = round(step_joules / J_PER_NJ)
-            yield HostEnergy(
-                counter.kind,
-                counter.device,
-                "measured",
-                f"RAPL's counter, over {record.steps} steps outside of the profiler; of the whole machine",
-                round(step_ns),
-                total,
-                tuple(_host_parts(view, round(step_ns), total)) if counter.kind == "cpu" else (),
-                tuple(record.window_joules(counter.key)),
-                f"{record.machine} {counter.key}" if record.machine else None,
-            )
+        if counter.kind != "gpu" and record.step_ns is not None and step_joules is not None:
+            total, step_ns = round(step_joules / J_PER_NJ), round(record.step_ns)
+            parts = tuple(_host_parts(view, step_ns, total)) if counter.kind == "cpu" else ()
+            windows = tuple(record.window_joules(counter.key))
+            identity = f"{record.machine} {counter.key}" if record.machine else None
+            yield HostEnergy(counter.kind, counter.device, "measured", how, step_ns, total, parts, windows, identity)
 
 
 def _host_parts(view: View, step_ns: int, total: int) -> Iterator[EnergyPart]:
@@ -348,20 +309,18 @@ def _host_parts(view: View, step_ns: int, total: int) -> Iterator[EnergyPart]:
         yield from _parts("host", dict(pieces.iter_rows()), step_ns, (total, total))
 
 
-FEWEST_SAMPLES: Final = 3
-"""Samples inside the steps below which they tell nothing of them."""
+FEWEST_SAMPLES: Final = 3  # samples inside the steps that an estimate needs
 _SERIES: Final = {"energy_j": "its counter of energy, sampled", "power_w": "its power, sampled"}
 
 
 def sampled_energy(
     telemetry: Telemetry, origin_unix_ns: int | None, window: Window, step_count: int
 ) -> tuple[SampledEnergy, ...]:
-    """Joules per step of every device whose power or energy was sampled; or why its samples do not tell.
+    """Joules per step of every device whose power or energy was sampled; or why the samples do not suffice.
 
     Args:
         origin_unix_ns: the wall clock at the trace's time 0.
         window: from the first step's start to the last one's end.
-        step_count: steps in it.
     """
     wanted = pl.col("name").is_in(list(_SERIES)) & (pl.col("source") == "device") & pl.col("value").is_finite()
     samples = telemetry.samples.filter(wanted & pl.col("device").is_not_null())
@@ -386,7 +345,7 @@ def _devices(samples: pl.DataFrame, start: int, end: int, step_count: int) -> It
 
 
 def _integrated(rows: pl.DataFrame, name: str, start: int, end: int) -> tuple[float, int, str] | None:
-    """Joules between two moments, and how many samples tell; None where too few do, or none lies on either side."""
+    """Joules between two moments, the number of samples and their series; None with too few, or none on either side."""
     rows = rows.unique("unix_ns", keep="last", maintain_order=True)
     times, values = rows["unix_ns"].to_numpy(), rows["value"].to_numpy()
     inside = (times >= start) & (times <= end)
@@ -395,9 +354,6 @@ def _integrated(rows: pl.DataFrame, name: str, start: int, end: int) -> tuple[fl
     first, last = np.interp([start, end], times, values)
     if name == "energy_j":
         return (float(last - first), int(inside.sum()), name) if last > first else None
-    joules = _trapezoid(np.r_[start, times[inside], end], np.r_[first, values[inside], last])
+    moments, watts = np.r_[start, times[inside], end], np.r_[first, values[inside], last]
+    joules = float(np.sum(np.diff(moments) / 1e9 * (watts[1:] + watts[:-1]) / 2))
     return (joules, int(inside.sum()), name) if joules > 0 else None
-
-
-def _trapezoid(times: npt.NDArray[Any], watts: npt.NDArray[Any]) -> float:
-    return float(np.sum(np.diff(times) / 1e9 * (watts[1:] + watts[:-1]) / 2))

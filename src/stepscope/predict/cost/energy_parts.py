@@ -1,4 +1,4 @@
-"""What is said of the energy of a step: of devices, processors and memory, and the parts that it is made of.
+"""The energy of a step: of devices, processors and memory, and the parts that it is made of.
 
 Energies are whole nanojoules (a watt for a nanosecond), so that parts add up exactly. Where a power is known only
 between bounds, an energy is a pair: all firsts belong to one bound and add up, and so do all seconds.
@@ -10,46 +10,29 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from stepscope.errors import UsageError
-from stepscope.machine.own_devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.cost.carbon import Equivalence, Grid, emitted_kg, equivalences
 from stepscope.trace import TraceWarning
 from stepscope.trace.energy_records import MissingCounter
 
-_SHOWN: Final = 0.005
-"""A least activity below this reads like none."""
+_SHOWN: Final = 0.005  # A smaller least activity is not mentioned
 FORMULA: Final = "P = idle + (full - idle) x activity"
-J_PER_NJ: Final = 1e-9
-"""A watt for a nanosecond is a nanojoule."""
-
-
-class Predicted(Protocol):
-    """Anything that names the device that it is about, such as a `StepPrediction`."""
-
-    @property
-    def device(self) -> DevicePeaks: ...
+J_PER_NJ: Final = 1e-9  # A watt for a nanosecond is a nanojoule
 
 
 @dataclass(frozen=True, slots=True)
 class PowerRange:
-    """What a device draws, watts.
+    """What a device draws, watts."""
 
-    Attributes:
-        device: its name.
-        full_w: its power limit.
-        idle_low_w, idle_high_w: without work; the same where it is known, else 0 and the power limit.
-        least_activity: the least that it can be doing while it works, 0 to 1.
-        source: where the figures come from, in words.
-    """
-
-    device: str
-    full_w: float
+    device: str  # its name
+    full_w: float  # its power limit
     idle_low_w: float
-    idle_high_w: float
-    least_activity: float
-    source: str
+    idle_high_w: float  # with idle_low_w: without work; the same where it is known, else 0 and the power limit
+    least_activity: float  # the least that it can be doing while it works, 0 to 1
+    source: str  # where the figures come from, in words
 
     @property
     def is_idle_known(self) -> bool:
@@ -65,18 +48,12 @@ class PowerRange:
     def formula(self) -> str:
         """The formula with its figures."""
         idle = f"{self.idle_low_w:g}" if self.is_idle_known else f"{self.idle_low_w:g} to {self.idle_high_w:g}"
-        reached = (
-            ""
-            if self.least_activity < _SHOWN
-            else ", at least the share of its peaks that its operators reach (docs/energy.md),"
-        )
-        return (
-            f"{FORMULA}, with full = {self.full_w:g} W, idle = {idle} W, "
-            f"activity {self.least_activity:.2g} to 1 while it works{reached} and 0 else"
-        )
+        reached = ", at least the share of its peaks that its operators reach (docs/energy.md),"
+        activity = f"{self.least_activity:.2g} to 1 while it works{reached if self.least_activity >= _SHOWN else ''}"
+        return f"{FORMULA}, with full = {self.full_w:g} W, idle = {idle} W, activity {activity} and 0 else"
 
     def joules(self, busy_ns: float, idle_ns: float) -> tuple[float, float]:
-        """The least and the most energy of so much work and so much rest."""
+        """The least and the most energy of so much busy and idle time."""
         least = self.busy_low_w * busy_ns + self.idle_low_w * idle_ns
         most = self.full_w * busy_ns + self.idle_high_w * idle_ns
         return least * J_PER_NJ, most * J_PER_NJ
@@ -84,18 +61,12 @@ class PowerRange:
 
 @dataclass(frozen=True, slots=True)
 class EnergyEstimate:
-    """An estimate of the energy of one step, joules.
-
-    Attributes:
-        low_j, high_j: bounds.
-        formula: how it was estimated, with the figures.
-        source: where the figures come from.
-    """
+    """An estimate of the energy of one step, joules."""
 
     low_j: float
-    high_j: float
-    formula: str
-    source: str
+    high_j: float  # with low_j: bounds
+    formula: str  # how it was estimated, with the figures
+    source: str  # where the figures come from
 
 
 def power_range(
@@ -105,7 +76,7 @@ def power_range(
     idle_watts: float | None = None,
     least_activity: float = 0.0,
 ) -> PowerRange | None:
-    """What this device draws; None where neither the table nor the user tells its power limit.
+    """What this device draws; None where neither the table nor the user gives its power limit.
 
     Args:
         peaks: its row of the table.
@@ -115,46 +86,41 @@ def power_range(
     Raises:
         UsageError: it would draw more without work than with it.
     """
-    full = device_watts if device_watts is not None else None if peaks is None else peaks.power_w
+    table = (None, None) if peaks is None else (peaks.power_w, peaks.idle_power_w)
+    full, idle = (own if user is None else user for user, own in zip((device_watts, idle_watts), table, strict=True))
     if full is None:
         return None
-    idle = idle_watts if idle_watts is not None else None if peaks is None else peaks.idle_power_w
     if idle is not None and idle > full:
         raise UsageError(f"a device cannot draw more without work ({idle:g} W) than with it ({full:g} W)")
-    name = "the device" if peaks is None else peaks.name
-    told = [("full", "the user" if device_watts is not None else "the device table")]
-    told += [("idle", "the user" if idle_watts is not None else "the device table")] if idle is not None else []
-    source = ", ".join(f"{what} from {who}" for what, who in told)
+    source = f"full from {'the device table' if device_watts is None else 'the user'}"
     if idle is None:
         source += "; what it draws without work is not known, so anything up to its limit counts"
+    else:
+        source += f", idle from {'the device table' if idle_watts is None else 'the user'}"
     low, high = (0.0, float(full)) if idle is None else (float(idle), float(idle))
+    name = "the device" if peaks is None else peaks.name
     return PowerRange(name, float(full), low, high, min(max(least_activity, 0.0), 1.0), source)
 
 
 def step_energy(
-    device: DevicePeaks | Predicted, step_ns: float | None, busy_ns: float | None, *, least_activity: float = 0.0
+    device: DevicePeaks, step_ns: float | None, busy_ns: float | None, *, least_activity: float = 0.0
 ) -> EnergyEstimate | None:
     """Estimate the energy that one device uses in one step.
 
     Args:
-        device: the device, or a prediction for it.
-        step_ns: how long the step takes.
-        busy_ns: how long of it the device works; None where that is not known: anything is possible then.
+        busy_ns: how long of the step the device works; None where unknown: anything is possible then.
         least_activity: what its work is known to reach at least of the device's peaks, 0 to 1.
 
     Returns:
-        None where the step's time or the device's power limit is not known.
+        None where the step's time or the device's power limit is unknown.
     """
-    peaks = device if isinstance(device, DevicePeaks) else device.device
-    power = power_range(peaks, least_activity=least_activity)
+    power = power_range(device, least_activity=least_activity)
     if power is None or step_ns is None or not math.isfinite(step_ns) or step_ns < 0:
         return None
     known = busy_ns is not None and math.isfinite(busy_ns)
     busy = min(max(busy_ns or 0.0, 0.0), step_ns) if known else 0.0
     low, high = power.joules(busy, step_ns - busy)
-    if not known:
-        high = power.full_w * step_ns * J_PER_NJ
-    return EnergyEstimate(low, high, power.formula, power.source)
+    return EnergyEstimate(low, high if known else power.full_w * step_ns * J_PER_NJ, power.formula, power.source)
 
 
 Basis: TypeAlias = Literal["measured", "sampled", "estimate", "given"]
@@ -167,33 +133,21 @@ KINDS: Final = ("computation", "communication", "copies")
 
 @dataclass(frozen=True, slots=True)
 class PowerSettings:
-    """What the user says of the hardware; None where nothing is said.
-
-    Attributes:
-        device_watts, idle_watts: of each device, while it works at full power and without work.
-        cpu_watts: of the processors together, whichever rank they work for.
-    """
+    """The user's figures for the hardware; None where not given."""
 
     device_watts: float | None = None
     idle_watts: float | None = None
-    cpu_watts: float | None = None
+    cpu_watts: float | None = None  # of the processors together, whichever rank they work for
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyPart:
-    """A part of a step's energy.
+    """A part of a step's energy."""
 
-    Attributes:
-        kind: "idle" (by cause), "busy" (by kind of work), "operator" (busy again, by operator) or "host" (by cause).
-        name: the cause, kind or operator.
-        ns: how long it takes of a step.
-        nanojoules: of a step; see the module.
-    """
-
-    kind: str
-    name: str
-    ns: int
-    nanojoules: Pair
+    kind: str  # "idle" (by cause), "busy" (by kind of work), "operator" (busy again, by operator) or "host" (by cause)
+    name: str  # the cause, kind or operator
+    ns: int  # how long it takes of a step
+    nanojoules: Pair  # of a step; see the module
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,19 +160,13 @@ class Powers:
 
 @dataclass(frozen=True, slots=True)
 class FindingEnergy:
-    """A finding's saving in energy.
-
-    Attributes:
-        saving_ns: of a step.
-        busy_ns: the device's work that would go, of a step: the least and the most.
-        nanojoules: of a step, the least and the most.
-    """
+    """A finding's saving in energy."""
 
     rule: str
     title: str
-    saving_ns: int
-    busy_ns: Pair
-    nanojoules: Pair
+    saving_ns: int  # of a step
+    busy_ns: Pair  # the device's work that would go, of a step: the least and the most
+    nanojoules: Pair  # of a step, the least and the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,28 +174,19 @@ class DeviceEnergy:
     """What one device uses in a step.
 
     Attributes:
-        device, name: as in the trace.
-        basis: how the total was had; None where it could not be.
-        how: the counter or formula, and where its figures come from; or why there is no number.
-        step_ns: how long the step took that the energy is of.
-        nanojoules: of a step; None where there is no number.
         parts: idle by cause and busy by kind; add up to `nanojoules`, first to first and second to second.
-        operators: the busy parts again, by operator, the costliest first.
-        window_joules: of measured energy, joules per step of each window.
-        identity: the same for the same hardware, whichever rank it is seen from; None where nothing tells.
-        powers: what it draws, in the order of the pairs; None where there is no number.
     """
 
     device: str
-    name: str | None
-    basis: Basis | None
-    how: str
-    step_ns: int
-    nanojoules: Pair | None = None
+    name: str | None  # with device: as in the trace
+    basis: Basis | None  # how the total was had; None where it could not be
+    how: str  # the counter or formula, and where its figures come from; or why there is no number
+    step_ns: int  # how long the step took that the energy is of
+    nanojoules: Pair | None = None  # of a step; None where there is no number
     parts: tuple[EnergyPart, ...] = ()
-    operators: tuple[EnergyPart, ...] = ()
-    window_joules: tuple[float, ...] = ()
-    identity: str | None = None
+    operators: tuple[EnergyPart, ...] = ()  # the busy parts again, by operator, the costliest first
+    window_joules: tuple[float, ...] = ()  # of measured energy, joules per step of each window
+    identity: str | None = None  # the same for the same hardware, whichever rank it is seen from; None where unknown
     powers: tuple[Powers, Powers] | None = None
 
     def of_kind(self, kind: str) -> Pair:
@@ -273,16 +212,10 @@ class DeviceEnergy:
 
 @dataclass(frozen=True, slots=True)
 class HostEnergy:
-    """What processors or memory use in a step: the whole machine's, whatever else ran on it.
+    """What processors or memory use in a step: the whole machine's, whatever else ran on it."""
 
-    Attributes:
-        kind: "cpu" or "dram".
-        device: number of the package, or "all".
-        parts: on a machine without an accelerator the main thread's time by cause; adds up to `nanojoules`.
-    """
-
-    kind: str
-    device: str
+    kind: str  # "cpu" or "dram"
+    device: str  # number of the package, or "all"
     basis: Basis
     how: str
     step_ns: int
@@ -294,25 +227,18 @@ class HostEnergy:
 
 @dataclass(frozen=True, slots=True)
 class TraceEnergy:
-    """The energy of one trace's steps.
-
-    Attributes:
-        step_ns: the mean step in the trace, recorded with the profiler.
-        stepped: whether there are steps; otherwise the whole recording counts as one.
-        missing: counters that gave no number, and why.
-        findings: what each finding's saving is in energy, in the order of the findings.
-    """
+    """The energy of one trace's steps."""
 
     path: str
     format: str
     rank: int | None
-    step_ns: int
+    step_ns: int  # the mean step in the trace, recorded with the profiler
     step_count: int
-    stepped: bool
+    stepped: bool  # whether there are steps; otherwise the whole recording counts as one
     devices: tuple[DeviceEnergy, ...]
     hosts: tuple[HostEnergy, ...]
-    missing: tuple[MissingCounter, ...] = ()
-    findings: tuple[FindingEnergy, ...] = ()
+    missing: tuple[MissingCounter, ...] = ()  # counters that gave no number, and why
+    findings: tuple[FindingEnergy, ...] = ()  # what each finding's saving is in energy, in the order of the findings
     warnings: tuple[TraceWarning, ...] = ()
 
 
@@ -344,23 +270,16 @@ _Part = TypeVar("_Part", DeviceEnergy, HostEnergy)
 
 @dataclass(frozen=True, slots=True)
 class EnergyAnswer:
-    """The energy of one trace, or of several ranks that take the same steps.
+    """The energy of one trace, or of several ranks that take the same steps."""
 
-    Attributes:
-        traces: by rank.
-        iterations: steps that the user asks about; None for those that were recorded.
-        pue: what the data centre draws for each watt of its computers.
-        grid: where the electricity comes from; None where the user did not say.
-    """
-
-    traces: tuple[TraceEnergy, ...]
-    iterations: int | None = None
-    pue: float = 1.0
-    grid: Grid | None = None
+    traces: tuple[TraceEnergy, ...]  # by rank
+    iterations: int | None = None  # steps that the user asks about; None for those that were recorded
+    pue: float = 1.0  # what the data centre draws for each watt of its computers
+    grid: Grid | None = None  # where the electricity comes from; None where the user did not say
 
     @property
     def step_nanojoules(self) -> Pair | None:
-        """Of a step on all devices, processors and memory that have a number, each once; None where none has."""
+        """Of a step on all devices, processors and memory with a number, each once; None without any."""
         pairs = [each.nanojoules for each in counted_devices(self.traces) if each.nanojoules is not None]
         pairs += [(each.nanojoules, each.nanojoules) for each in counted_hosts(self.traces)]
         if not pairs:
@@ -376,9 +295,8 @@ class EnergyAnswer:
     @property
     def is_estimate(self) -> bool:
         """Whether any of it was not measured."""
-        bases = {each.basis for each in counted_devices(self.traces)} | {
-            each.basis for each in counted_hosts(self.traces)
-        }
+        bases = {each.basis for each in counted_devices(self.traces)}
+        bases |= {each.basis for each in counted_hosts(self.traces)}
         return bool(bases & {"estimate", "given"})
 
     @property
@@ -387,7 +305,7 @@ class EnergyAnswer:
         return self.iterations if self.iterations is not None else self.traces[0].step_count
 
     def of_run(self, step_nanojoules: Pair) -> tuple[float, float]:
-        """The least and the most joules of an amount per step over all steps, with the data centre's share."""
+        """The least and the most joules over all steps, including the data centre's share."""
         low, high = joules(step_nanojoules)
         return low * self.steps * self.pue, high * self.steps * self.pue
 
@@ -409,7 +327,7 @@ def counted_devices(traces: Sequence[TraceEnergy]) -> list[DeviceEnergy]:
 
 
 def counted_hosts(traces: Sequence[TraceEnergy]) -> list[HostEnergy]:
-    """Every processor and memory once; a power that the user gave counts where no rank's processors were measured."""
+    """Every processor and memory once; a power given by the user counts where no rank measured its processors."""
     found = _once([each for trace in traces for each in trace.hosts])
     measured = any(each.kind == "cpu" and each.basis == "measured" for each in found)
     return [each for each in found if not measured or each.kind != "cpu" or each.basis == "measured"]

@@ -4,7 +4,7 @@
     energy = steps x devices x energy of a device's step
 
 Each device works on the recorded batch, so several need fewer steps for the same samples. The step time on several
-comes from `stepscope.predict.scaling`, never from dividing.
+comes from `stepscope.predict.scaling`, never from division.
 """
 
 from __future__ import annotations
@@ -17,25 +17,20 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
-from stepscope.machine.devices import device_table
-from stepscope.machine.own_devices import DevicePeaks
-from stepscope.predict.answer import PredictedSteps, predicted_steps
+from stepscope.machine.devices import DevicePeaks, device_table
 from stepscope.predict.batch import recorded_batch
-from stepscope.predict.cost.carbon import emitted_kg, grid_of
+from stepscope.predict.cost.carbon import J_PER_KWH, emitted_kg, grid_of
 from stepscope.predict.cost.energy_parts import step_energy
 from stepscope.predict.cost.prices import Price, unpriced_devices
 from stepscope.predict.links import Link, link_of, link_table
-from stepscope.predict.prediction import StepPrediction, StepPredictor
+from stepscope.predict.prediction import PredictedSteps, StepPrediction, StepPredictor, predicted_steps
 from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
 from stepscope.whatif.experiment import Experiment
 
 NS_PER_HOUR: Final = 3.6e12
-HOST_LIMITS: Final = ("host", "input")
-"""What limits a step that no faster accelerator makes shorter."""
-_MUCH: Final = 0.5
-"""Share of a step from which on messages, and waiting for the slowest device, limit it."""
+HOST_LIMITS: Final = ("host", "input")  # what limits a step that no faster accelerator makes shorter
+_MUCH: Final = 0.5  # share of a step from which on messages, and waiting for the slowest device, limit it
 Range = tuple[float, float]
 
 
@@ -45,18 +40,14 @@ class Request:
 
     Attributes:
         iterations: of the recorded steps, with as many samples as one step of all recorded devices had.
-        counts: numbers of accelerators that a machine may have; None for any.
-        spot: whether to take spot prices.
-        deadline_h, budget_usd: what it may take and cost; None for anything.
-        link: between the accelerators of every machine, in place of its own.
     """
 
-    iterations: float
-    counts: tuple[int, ...] | None = None
-    spot: bool = False
+    iterations: float  # of the recorded steps, with as many samples as one step of all recorded devices had
+    counts: tuple[int, ...] | None = None  # numbers of accelerators that a machine may have; None for any
+    spot: bool = False  # whether to take spot prices
     deadline_h: float | None = None
-    budget_usd: float | None = None
-    link: Link | None = None
+    budget_usd: float | None = None  # with deadline_h: what it may take and cost; None for no limit
+    link: Link | None = None  # between the accelerators of every machine, in place of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,29 +55,21 @@ class Machine:
     """One machine that could do it.
 
     Attributes:
-        price: its price, with the day it is of.
-        prediction: for a single one of its devices.
-        scaled: the step on all of them; None where that is the single one's.
         step_ns, step_low_ns, step_high_ns: on all of its devices.
-        steps: how many of these are needed.
-        hours, hours_low, hours_high: for all of them.
-        usd, usd_low, usd_high: cost of these hours.
-        kwh: estimated bounds of what its accelerators use; None where no estimate is possible.
-        kilograms: of CO2 equivalents that that emits; None without an estimate or a known region.
-        on_front: whether no other machine is cheaper without being slower.
+        kwh, kilograms: estimated bounds of its accelerators' energy and its CO2 equivalents; None where unknown.
     """
 
-    price: Price
-    prediction: StepPrediction
-    scaled: ScaledStep | None
+    price: Price  # its price, with the day it is of
+    prediction: StepPrediction  # for a single one of its devices
+    scaled: ScaledStep | None  # the step on all of them; None where that is the single one's
     step_ns: float
     step_low_ns: float
     step_high_ns: float
-    steps: float
+    steps: float  # how many of these are needed
     usd_h: float
-    kwh: Range | None = None
-    kilograms: Range | None = None
-    on_front: bool = False
+    kwh: Range | None = None  # estimated bounds of what its accelerators use; None where no estimate is possible
+    kilograms: Range | None = None  # of CO2 equivalents that that emits; None without an estimate or a known region
+    on_front: bool = False  # whether no other machine is cheaper without being slower
 
     @property
     def hours(self) -> float:
@@ -114,9 +97,9 @@ class Machine:
 
     @property
     def limit(self) -> str | None:
-        """What limits the step; None where that is not known.
+        """What limits the step; None where unknown.
 
-        The prediction's, but for communication: that is other than recorded on another number of devices.
+        That is the prediction's, except that communication differs on another number of devices.
         """
         if self.scaled is None:
             return self.prediction.limit
@@ -133,7 +116,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Machines that nothing is planned for, and why; `machines` are their number."""
+    """Machines without a plan, and why; `machines` are their number."""
 
     what: str
     reason: str
@@ -145,30 +128,22 @@ class Plan:
     """Every machine that could do it, the cheapest first.
 
     Attributes:
-        recorded: the steps as they were recorded.
-        request: what is to be done.
-        recorded_devices: how many devices a recorded iteration ran on.
-        recorded_samples: of a recorded step on one device; None where not known, or where a step has several batches.
-        recorded_batch, batch: samples of a batch on one device, as recorded and as planned; None where not known.
+        recorded_samples: of a recorded step on one device; None where unknown, or where a step has several batches.
+        recorded_batch, batch: samples of a batch on one device, as recorded and as planned; None where unknown.
         batch_factor: how many times as large the planned one is.
-        today: the day that ages of prices count from.
-        machines: with prices and predictions.
-        refused: machines left out, by reason.
-        without_price: devices that no price is known of, among those of the table.
-        notes: what predictions assumed or could not count, each once.
     """
 
-    recorded: PredictedSteps
-    request: Request
-    recorded_devices: int
+    recorded: PredictedSteps  # the steps as they were recorded
+    request: Request  # what is to be done
+    recorded_devices: int  # how many devices a recorded iteration ran on
     recorded_batch: int | None
     batch: int | None
-    batch_factor: float
-    today: date
-    machines: tuple[Machine, ...]
-    refused: tuple[Refused, ...] = ()
-    without_price: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    batch_factor: float  # how many times as large the planned one is
+    today: date  # the day that ages of prices count from
+    machines: tuple[Machine, ...]  # with prices and predictions
+    refused: tuple[Refused, ...] = ()  # machines left out, by reason
+    without_price: tuple[str, ...] = ()  # devices that no price is known of, among those of the table
+    notes: tuple[str, ...] = ()  # what predictions assumed or could not count, each once
     recorded_samples: int | None = None
 
     @property
@@ -177,7 +152,6 @@ class Plan:
         return tuple(machine for machine in self.machines if machine.on_front)
 
     def meets(self, machine: Machine) -> bool:
-        """Whether the machine is expected to keep to deadline and budget."""
         deadline, budget = self.request.deadline_h, self.request.budget_usd
         return (deadline is None or machine.hours <= deadline) and (budget is None or machine.usd <= budget)
 
@@ -185,7 +159,7 @@ class Plan:
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Positions of the points that no other is below in one value without being above in the other.
 
-    Less is better in both. The front begins with the least first value; of equal points all are on it.
+    The front begins with the least first value; of equal points all are on it.
     """
     order = sorted(range(len(points)), key=lambda at: points[at])
     front: list[int] = []
@@ -196,13 +170,11 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-J_PER_KWH: Final = 3.6e6
 _TRAINING: Final = r"(?i)backward|autograd|accumulategrad|optimizer|gradient|dgrad|wgrad"
 _INDEPENDENT: Final = (
     "nothing in the trace computes gradients: several devices are taken to work each for itself, and exchange nothing"
 )
-_DEVICE: Final = "\0"
-"""Stands for a device's name in what predictions say of several."""
+_DEVICE: Final = "\0"  # stands for a device's name in what predictions say of several
 
 
 def make_plan(
@@ -218,7 +190,7 @@ def make_plan(
     Args:
         predictor: of the recorded trace.
         prices: of machines; of one in several regions the cheapest region counts.
-        others: traces of the same steps of other ranks, which tell transfers from waiting.
+        others: traces of the same steps of other ranks, which separate transfers from waiting.
 
     Raises:
         UsageError: nothing was recorded that takes time, or an unknown number type.
@@ -271,7 +243,6 @@ class _Planner:
         self._scaled: dict[tuple[str, str, float | None], dict[int, ScaledStep] | str] = {}
 
     def machines(self, price: Price) -> Iterator[Machine]:
-        """The machine of this price, or nothing with the reason kept."""
         counts, usd_h = self.request.counts, price.usd_h(spot=self.request.spot)
         if counts is not None and price.count not in counts:
             return
@@ -320,21 +291,14 @@ class _Planner:
         )
 
     def _joined(self, price: Price) -> DevicePeaks:
-        """The machine's device, with the link that joins several: what several ranks exchanged goes over it."""
+        """The machine's device with the link that joins several, over which ranks exchange what they do."""
         device = self.devices[price.device or ""]
         link = self.request.link or _link_of(price, device)
         if self.recorded_devices == 1 or link is None:
             return device
         if price.count > 1:
             return over_link(device, link)
-        return over_link(device, None, self._recorded)  # it exchanges nothing: let that limit nothing
-
-    @cached_property
-    def _recorded(self) -> DevicePeaks | None:
-        """The recorded device."""
-        predictor = self.predictor
-        known = device_peaks(predictor.trace, predictor.experiment.device or "")
-        return known if predictor.source is None else predictor.source
+        return over_link(device, None, self.predictor.recorded_device)  # it exchanges nothing: let that limit nothing
 
     def _predicted(self, device: DevicePeaks) -> StepPrediction:
         key = (device.name, device.peer_link_bytes_s)
@@ -343,7 +307,7 @@ class _Planner:
         return self._predictions[key]
 
     def _on_several(self, price: Price, prediction: StepPrediction) -> ScaledStep | str | None:
-        """The step on all devices of a machine; None where nothing changes, or why it cannot be told."""
+        """The step on all devices of a machine; None where nothing changes, or why it is unknown."""
         if price.count == 1 and self.recorded_devices == 1:
             return None
         if self.recorded_devices == 1 and self._is_inference:
@@ -359,7 +323,6 @@ class _Planner:
         return known if isinstance(known, str) else known[price.count]
 
     def _shared(self, prediction: StepPrediction, link: Link) -> dict[int, ScaledStep] | str:
-        """The step on each number of these devices that machines have, or why it cannot be told."""
         numbers = sorted(self._counts[prediction.device.name])
         try:
             steps = data_parallel(self.predictor.experiment, numbers, link, target=prediction, others=self.others)
@@ -369,7 +332,7 @@ class _Planner:
 
     @cached_property
     def _is_inference(self) -> bool:
-        """Whether operators were recorded and nothing computes gradients: then devices have nothing to exchange."""
+        """Whether operators were recorded and nothing computes gradients: devices then exchange nothing."""
         trace = self.predictor.trace
         if trace.operators.is_empty():
             return False
@@ -381,14 +344,14 @@ class _Planner:
 
 
 def _notes(notes: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """What predictions say, that which differs by the device alone once."""
+    """The notes of predictions; those that differ by the device alone once."""
     for note, devices in notes.items():
         several = f"{devices[0]} and {len(devices) - 1} other device{'s' if len(devices) > 2 else ''}"
         yield note.replace(_DEVICE, several if len(devices) > 1 else devices[0])
 
 
 def _cheapest(prices: Sequence[Price], spot: bool) -> list[Price]:
-    """Of each machine the price of the cheapest region; of machines without such a price any."""
+    """For each machine the price of its cheapest region."""
     best: dict[tuple[object, ...], Price] = {}
     for price in prices:
         key = (price.provider, price.instance, price.device or price.gpu, price.count)
@@ -400,7 +363,7 @@ def _cheapest(prices: Sequence[Price], spot: bool) -> list[Price]:
 
 
 def _link_of(price: Price, device: DevicePeaks) -> Link | None:
-    """What joins the devices of a machine: the device's own link, or its host's where the price's source says PCIe."""
+    """What joins the devices of a machine: their own link, or the host's where the price's source says PCIe."""
     if price.count == 1:
         return link_table()[0]  # a single device sends nothing
     peak = device.host_link_bytes_s if price.link == "PCIe" else device.peer_link_bytes_s
@@ -411,15 +374,15 @@ def _energy(
     price: Price, prediction: StepPrediction, step_ns: float, steps: float
 ) -> tuple[Range | None, Range | None]:
     """Kilowatt-hours of all devices over all steps, and kilograms of CO2 where the region's electricity is known."""
-    one = step_energy(prediction, step_ns, prediction.device_ns)
+    one = step_energy(prediction.device, step_ns, prediction.device_ns)
     if one is None:
         return None, None
-    joules = one.low_j * price.count * steps, one.high_j * price.count * steps
-    kwh = joules[0] / J_PER_KWH, joules[1] / J_PER_KWH
+    low, high = one.low_j * price.count * steps, one.high_j * price.count * steps
+    kwh = low / J_PER_KWH, high / J_PER_KWH
     if price.region is None:
         return kwh, None
     try:
         grid = grid_of(f"{price.provider}:{price.region}")
     except UsageError:
         return kwh, None
-    return kwh, (emitted_kg(joules[0], grid), emitted_kg(joules[1], grid))
+    return kwh, (emitted_kg(low, grid), emitted_kg(high, grid))

@@ -1,7 +1,7 @@
-"""What machines with accelerators cost by the hour: data/prices.csv, and what the user imported.
+"""What machines with accelerators cost per hour: data/prices.csv, and what the user imported.
 
-A price is what someone published on a day, with the address it was read at; none is ever derived from another, and
-where a provider names none it is absent. They change: whoever uses one says how old it is.
+A price is what someone published on a day, with the address it was read at; none is derived from another, and where a
+provider names none it is absent. Prices change: whoever uses one says how old it is.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.files import say_changed, whole_file
@@ -25,8 +27,10 @@ from stepscope.machine.devices import device_table
 
 _MEMORY_TOLERANCE: Final = 0.1
 _MAKERS: Final = re.compile(r"\b(?:nvidia|amd|intel|google|habana|tesla|geforce|quadro|instinct|radeon|cloud)\b")
-_FORMS: Final = {"sxm": "sxm", "sxm2": "sxm", "sxm3": "sxm", "sxm4": "sxm", "sxm5": "sxm", "sxm6": "sxm", "hgx": "sxm"}
-_FORMS_OF_CARDS: Final = {"pcie": "pcie", "pci": "pcie", "nvl": "nvl"}
+_FORMS: Final = {
+    **dict.fromkeys(("sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "hgx"), "sxm"),
+    "pcie": "pcie", "pci": "pcie", "nvl": "nvl",
+}  # fmt: skip
 _ALIASES: Final = {"h100mega": "h100"}
 _MEMORY: Final = re.compile(r"(\d{1,4})(?:g|gb|gib)")
 _TPU: Final = re.compile(r"(?:tpu-?)?(v5litepod|v5lite|v5e|v5p|v4|v6e)(?:-(\d{1,6}))?")
@@ -67,25 +71,19 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class NamedGpu:
-    """What a price list's name for a GPU means.
+    """What a price list's name for a GPU means."""
 
-    Attributes:
-        device: the row's name; None where there is none, or several could be meant.
-        count: how many the name itself stands for: 8 for "tpu-v5litepod-8", else 1.
-        candidates: the rows that could be meant where there are several.
-    """
-
-    device: str | None
-    count: int = 1
-    candidates: tuple[str, ...] = ()
+    device: str | None  # the row's name; None where there is none, or several are possible
+    count: int = 1  # how many the name itself stands for: 8 for "tpu-v5litepod-8", else 1
+    candidates: tuple[str, ...] = ()  # the possible rows where there are several
 
 
 def named_gpu(name: str, *, memory_gb: float | None = None, instance: str = "") -> NamedGpu:
     """The device that a price list means.
 
     Args:
-        memory_gb: of one GPU, where the list says; GB or GiB.
-        instance: the machine, which may tell what the name leaves open.
+        memory_gb: of one GPU, where the list has it; GB or GiB.
+        instance: the machine, which may decide what the name leaves open.
     """
     machine = re.sub(r"\s+", "_", instance.strip().lower())
     return _named(name.strip().lower(), None if memory_gb is None else round(memory_gb, 3), machine)
@@ -93,13 +91,12 @@ def named_gpu(name: str, *, memory_gb: float | None = None, instance: str = "") 
 
 @lru_cache(maxsize=4096)
 def _named(name: str, memory_gb: float | None, instance: str) -> NamedGpu:
-    tpu = _TPU.fullmatch(name)
-    if tpu is not None:
+    if (tpu := _TPU.fullmatch(name)) is not None:
         return _tpu(tpu[1], tpu[2])
     wanted = _parsed(name)
     found = [row for row, parsed in _rows() if _means(wanted, memory_gb, parsed)]
     if len(found) > 1:
-        found = list(_of_machine(instance, wanted, found)) or found
+        found = _of_machine(instance, wanted, found) or found
     return NamedGpu(found[0]) if len(found) == 1 else NamedGpu(None, candidates=tuple(found))
 
 
@@ -114,27 +111,23 @@ def _tpu(generation: str, number: str | None) -> NamedGpu:
 @lru_cache(maxsize=1)
 def _rows() -> tuple[tuple[str, _Name], ...]:
     # A row for one of two dies is no accelerator that anyone rents.
+    rows = [(row, _parsed(row.name.lower())) for row in device_table() if "(" not in row.name]
     return tuple(
-        (row.name, _Name(parsed.model, parsed.form, None if row.memory_bytes is None else row.memory_bytes / 1e9))
-        for row in device_table()
-        if "(" not in row.name
-        for parsed in (_parsed(row.name.lower()),)
+        (row.name, replace(parsed, memory_gb=None if row.memory_bytes is None else row.memory_bytes / 1e9))
+        for row, parsed in rows
     )
 
 
 def _parsed(name: str) -> _Name:
-    words = re.findall(r"[a-z0-9]+", _MAKERS.sub(" ", name))
-    model, form, memory = [], None, None
-    for word in words:
-        amount = _MEMORY.fullmatch(word)
-        if word in _FORMS or word in _FORMS_OF_CARDS:
-            form = _FORMS.get(word) or _FORMS_OF_CARDS[word]
-        elif amount is not None:
+    model, form, memory = "", None, None
+    for word in re.findall(r"[a-z0-9]+", _MAKERS.sub(" ", name)):
+        if word in _FORMS:
+            form = _FORMS[word]
+        elif (amount := _MEMORY.fullmatch(word)) is not None:
             memory = float(amount[1])
         else:
-            model.append(word)
-    together = "".join(model)
-    return _Name(_ALIASES.get(together, together), form, memory)
+            model += word
+    return _Name(_ALIASES.get(model, model), form, memory)
 
 
 def _means(wanted: _Name, memory_gb: float | None, row: _Name) -> bool:
@@ -150,15 +143,13 @@ def _means(wanted: _Name, memory_gb: float | None, row: _Name) -> bool:
     return abs(asked / row.memory_gb - 1) <= _MEMORY_TOLERANCE
 
 
-def _of_machine(instance: str, wanted: _Name, found: list[str]) -> Iterator[str]:
-    """Those that the machine's name leaves: by what is known of the machine, else by a form that its name says."""
+def _of_machine(instance: str, wanted: _Name, found: list[str]) -> list[str]:
+    """Those that are possible in a machine: by what is known of it, else by a form in its name."""
     for pattern, model, device in _MACHINES:
         if model == wanted.model and pattern.fullmatch(instance):
-            yield from (row for row in found if row == device or (device is None and "SXM" in row))
-            return
+            return [row for row in found if row == device or (device is None and "SXM" in row)]
     form = _parsed(instance.replace("_", " ")).form
-    if form is not None:
-        yield from (row for row in found if _parsed(row.lower()).form == form)
+    return [] if form is None else [row for row in found if _parsed(row.lower()).form == form]
 
 
 COLUMNS: Final = (
@@ -171,40 +162,25 @@ OLD_DAYS: Final = 90
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One machine of a provider, in US dollars an hour without taxes, disks and traffic.
-
-    Attributes:
-        provider: in lower case, such as "aws".
-        instance: what the provider calls the machine.
-        gpu: what the source calls its accelerator.
-        gpu_memory_gb: of one accelerator, where the source says.
-        device: the row of `stepscope.machine.devices` that it is; None where there is none, or several could be meant.
-        count: accelerators in the machine.
-        vcpus, memory_gib: of the machine.
-        link: "NVLink" or "PCIe" between its accelerators, where the source says.
-        region: None where the source names none.
-        on_demand_usd_h: as long as it is wanted.
-        spot_usd_h: for as long as nobody else wants it.
-        as_of: the day on which this was the price.
-        source: the address that it was read at, or the file it was imported from.
-        page: the provider's own page, where the source names one.
+    """One machine of a provider, in US dollars an hour without taxes, disks and traffic; None where the source has
+    none.
     """
 
-    provider: str
-    instance: str
-    gpu: str
-    gpu_memory_gb: float | None
-    device: str | None
-    count: int
+    provider: str  # in lower case, such as "aws"
+    instance: str  # what the provider calls the machine
+    gpu: str  # what the source calls its accelerator
+    gpu_memory_gb: float | None  # of one accelerator
+    device: str | None  # its row of `stepscope.machine.devices`; None where there is none, or several are possible
+    count: int  # accelerators in the machine
     vcpus: float | None
-    memory_gib: float | None
-    link: str | None
+    memory_gib: float | None  # with vcpus: of the machine
+    link: str | None  # "NVLink" or "PCIe" between its accelerators
     region: str | None
     on_demand_usd_h: float | None
-    spot_usd_h: float | None
-    as_of: date
-    source: str
-    page: str | None = None
+    spot_usd_h: float | None  # with on_demand_usd_h: for as long as it is wanted, or until somebody else wants it
+    as_of: date  # the day on which this was the price
+    source: str  # the address that it was read at, or the file it was imported from
+    page: str | None = None  # the provider's own page
 
     def age_days(self, today: date) -> int:
         """Whole days since the price was seen; negative where it is dated in the future."""
@@ -215,7 +191,6 @@ class Price:
         return self.age_days(today) > OLD_DAYS
 
     def usd_h(self, *, spot: bool) -> float | None:
-        """The one price or the other."""
         return self.spot_usd_h if spot else self.on_demand_usd_h
 
 
@@ -232,37 +207,26 @@ def price_of(row: Mapping[str, str | None]) -> Price:
     Raises:
         ValueError, KeyError: it is no such row.
     """
-    cells = {name: cell for name, cell in row.items() if isinstance(cell, str)}
-    if len(cells) < len(row):  # what csv.DictReader makes of a row that is too short or too long
+    if not all(isinstance(cell, str) for cell in row.values()):  # csv.DictReader's mark for too short or too long
         raise ValueError("a row has more or fewer cells than columns")
-    memory = _number(cells["gpu_memory_gb"])
-    return Price(
-        provider=cells["provider"],
-        instance=cells["instance"],
-        gpu=cells["gpu"],
-        gpu_memory_gb=memory,
-        device=named_gpu(cells["gpu"], memory_gb=memory, instance=cells["instance"]).device,
-        count=int(cells["count"]),
-        vcpus=_number(cells["vcpus"]),
-        memory_gib=_number(cells["memory_gib"]),
-        link=cells["link"] or None,
-        region=cells["region"] or None,
-        on_demand_usd_h=_number(cells["on_demand_usd_h"]),
-        spot_usd_h=_number(cells["spot_usd_h"]),
-        as_of=date.fromisoformat(cells["as_of"]),
-        source=cells["source"],
-        page=cells["page"] or None,
-    )
+    try:
+        price = msgspec.convert({**{name: row[name] or None for name in COLUMNS}, "device": None}, Price, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+    amounts = (price.gpu_memory_gb, price.vcpus, price.memory_gib, price.on_demand_usd_h, price.spot_usd_h)
+    if not all(0 <= amount < math.inf for amount in amounts if amount is not None):
+        raise ValueError("a negative or infinite amount")
+    return replace(price, device=named_gpu(price.gpu, memory_gb=price.gpu_memory_gb, instance=price.instance).device)
 
 
 def row_of(price: Price) -> list[str]:
-    """The same price as the cells of COLUMNS."""
+    """The cells of COLUMNS."""
     values = [getattr(price, name) for name in COLUMNS]
     return ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
 
 
 def newest(prices: Iterable[Price]) -> list[Price]:
-    """Of each machine in each region the price seen last; of two of one day the later one in `prices`."""
+    """The latest price of each machine in each region; of two of one day the later one in `prices`."""
     best: dict[tuple[object, ...], Price] = {}
     for price in prices:
         key = (price.provider, price.instance, price.device or price.gpu, price.count, price.region)
@@ -272,16 +236,9 @@ def newest(prices: Iterable[Price]) -> list[Price]:
 
 
 def unpriced_devices(prices: Sequence[Price], names: Iterable[str]) -> list[str]:
-    """Those of these devices that no price is known of, in their order."""
+    """Those of these devices without a known price, in their order."""
     priced = {price.device for price in prices}
     return [name for name in names if name not in priced]
-
-
-def _number(text: str) -> float | None:
-    number = float(text) if text else None
-    if number is not None and not 0 <= number < math.inf:
-        raise ValueError(f"{text} is no amount")
-    return number
 
 
 _FILE: Final = "prices.csv"
@@ -290,7 +247,7 @@ _CHECKSUM: Final = "# checksum "
 
 
 class PriceStore:
-    """Imported prices; an import takes the place of what was imported of the same providers before.
+    """Imported prices; an import replaces what was imported of the same providers before.
 
     Args:
         folder: where stepscope keeps its data.
@@ -300,7 +257,7 @@ class PriceStore:
         self.path = folder / _FILE
 
     def imported(self) -> list[Price]:
-        """What was imported; nothing where nothing was.
+        """What was imported.
 
         Raises:
             UsageError: the file cannot be read.
@@ -325,14 +282,14 @@ class PriceStore:
         return prices
 
     def known(self) -> list[Price]:
-        """The shipped prices and the imported ones: of each machine in each region the one seen last."""
+        """The latest of the shipped and the imported prices of each machine in each region."""
         return newest([*shipped_prices(), *self.imported()])
 
     def add(self, prices: Collection[Price]) -> None:
         """Keep these instead of what was imported of their providers.
 
         Raises:
-            UsageError: what was imported before cannot be read, or the file not be written.
+            UsageError: earlier imports cannot be read, or the file cannot be written.
         """
         providers = {price.provider for price in prices}
         self._write([*(price for price in self.imported() if price.provider not in providers), *prices])
@@ -350,7 +307,7 @@ class PriceStore:
         return len(before) - len(kept)
 
     def reset(self) -> bool:
-        """Forget everything that was imported, readable or not; returns whether there was something.
+        """Forget everything that was imported, readable or not; returns whether there was anything.
 
         Raises:
             UsageError: the file cannot be removed.

@@ -39,6 +39,7 @@ _BLANK: Final = b" \t\r\n\0"
 _UNIX_EPOCH_LIMIT_NS: Final = 10**18
 
 EXPLANATIONS: Final = {
+    **COMMON,
     "truncated": "the file ends before its list of events is complete; what was written before that was read",
     "compressed_data": "{}; what could be unpacked was read",
     "damaged_event": "events that are no valid JSON were skipped",
@@ -48,13 +49,7 @@ EXPLANATIONS: Final = {
     "invalid_utf8": "bytes that are no UTF-8 were replaced",
     "incomplete_event": "events without a start or a duration were skipped",
     "event_without_time": "events with start and duration 0 were skipped",
-    "number_out_of_range": COMMON["number_out_of_range"],
-    "negative_duration": "events with a negative duration were given the duration 0",
-    "time_out_of_range": "events with an impossible time were skipped",
     "oversized_event": "text without an event boundary for 64 MiB was skipped",
-    "instant_before_start": "instants recorded before the first slice were moved to the start of the trace",
-    "work_before_launch": "device work starts before its launch was called: host and device clocks disagree",
-    "unmatched_forward_backward": "links from forward to backward operators point at nothing",
     "repeated_events": "a second list of events in the same file was left out",
     "oversized_header": "what the file says about itself is longer than 16 MiB, and the rest of that was left out",
     "damaged_header": "what the file says about itself could not be read",

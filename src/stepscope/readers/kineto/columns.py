@@ -6,6 +6,8 @@ Times are int64 nanoseconds as the file counts them; `assemble` moves them to th
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -18,6 +20,7 @@ from stepscope.readers.gathering import fitting
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.events import LATEST_NS, LONGEST_NS, Damage, Event, difference, nanoseconds
 from stepscope.readers.spill import Codes, StringPool
+from stepscope.trace.tables import SCHEMAS
 
 MOST_OPEN: Final = 1_000_000
 """Beginnings that are remembered; a recording has a few on each thread."""
@@ -280,25 +283,31 @@ class Columns:
         lane_of = self._lane_of
         return pl.Series([lane_of[event.pid, event.tid] for event in events], dtype=pl.Int32)
 
+    def _told(self, table: str, args: Sequence[Any], *names: str) -> dict[str, pl.Series]:
+        """Columns of a table from the arguments of the same names: text by its number in the pool."""
+        found = {}
+        for name in names:
+            values = list(map(attrgetter(name), args))
+            dtype = SCHEMAS[table][name]
+            if dtype is not pl.String:
+                found[name] = pl.Series(values, dtype=dtype, strict=dtype is pl.Int64)
+            elif values and isinstance(values[0], msgspec.Raw):
+                found[name] = self.pool.raw_codes(values)
+            else:
+                found[name] = self.pool.optional_codes(values)
+        return found
+
     def _operators(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Operator, self.damage)
-        return {
-            "sequence_number": arguments.integers([a.sequence_number for a in args]),
-            "forward_thread": arguments.integers([a.forward_thread for a in args]),
-            "external_id": arguments.integers([a.external_id for a in args]),
-            "input_shapes": self.pool.raw_codes([a.input_shapes for a in args]),
-            "input_types": self.pool.raw_codes([a.input_types for a in args]),
-            "input_values": self.pool.raw_codes([a.input_values for a in args]),
-            "call_stack": self.pool.optional_codes([a.call_stack or None for a in args]),
+        numbers = ("sequence_number", "forward_thread", "external_id")
+        return self._told("operators", args, *numbers, "input_shapes", "input_types", "input_values") | {
+            "call_stack": self.pool.optional_codes([a.call_stack or None for a in args])
         }
 
     def _launches(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Launch, self.damage)
-        return {
-            "correlation": arguments.integers([a.correlation for a in args]),
-            "external_id": arguments.integers(
-                [a.old_external_id if a.external_id is None else a.external_id for a in args]
-            ),
+        return self._told("launches", args, "correlation") | {
+            "external_id": arguments.external_ids(args),
             "bytes": arguments.integers([arguments.integer(a.bytes) for a in args]),
         }
 
@@ -310,35 +319,22 @@ class Columns:
             self.queues.setdefault(self._lane_of[event.pid, event.tid], (device, queue))
         kinds = _Kinds(category)
         self._has_correlation = self._has_correlation or any(a.correlation is not None for a in args)
+        registers = arguments.integers([arguments.integer(a.registers) for a in args])
         return {
             "kind": self.pool.codes([kinds[e.name, a.direction] for e, a in zip(events, args, strict=True)]),
             "device": self.pool.codes(devices),
             "queue": self.pool.codes(queues),
-            "correlation": arguments.integers([a.correlation for a in args]),
-            "external_id": arguments.integers(
-                [a.old_external_id if a.external_id is None else a.external_id for a in args]
-            ),
+            "external_id": arguments.external_ids(args),
             "bytes": arguments.integers([a.size if a.bytes is None else arguments.integer(a.bytes) for a in args]),
-            "grid": self.pool.raw_codes([a.grid for a in args]),
-            "block": self.pool.raw_codes([a.block for a in args]),
-            "registers": fitting(
-                "registers", arguments.integers([arguments.integer(a.registers) for a in args]), pl.Int32, self.damage
-            ),
+            "registers": fitting("registers", registers, pl.Int32, self.damage),
             "shared_memory_bytes": arguments.integers([arguments.integer(a.shared_memory) for a in args]),
             "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
-            "blocks_per_multiprocessor": pl.Series(
-                [a.blocks_per_multiprocessor for a in args], dtype=pl.Float64, strict=False
-            ),
-            "collective": self.pool.optional_codes([a.collective for a in args]),
-            "group": self.pool.optional_codes([a.group for a in args]),
-            "group_size": arguments.integers([a.group_size for a in args]),
-            "message_elements": arguments.integers([a.message_elements for a in args]),
-            "message_type": self.pool.optional_codes([a.message_type for a in args]),
+            **self._told("device_work", args, "correlation", "grid", "block", "blocks_per_multiprocessor"),
+            **self._told("device_work", args, "collective", "group", "group_size", "message_elements", "message_type"),
         }
 
     def _frames(self, events: list[Event]) -> dict[str, pl.Series]:
-        args = arguments.decode(events, arguments.Frame, self.damage)
-        return {"python_id": arguments.integers([a.python_id for a in args])}
+        return self._told("frames", arguments.decode(events, arguments.Frame, self.damage), "python_id")
 
     def _annotations(self, events: list[Event], kind: str = "host") -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Annotation, self.damage)
@@ -349,18 +345,13 @@ class Columns:
 
     def _synchronisations(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Synchronisation, self.damage)
-        kinds = [
-            synchronisation_kind(a.kind if a.kind is not None else e.name) for e, a in zip(events, args, strict=True)
-        ]
-        return {
-            "kind": self.pool.codes(kinds),
-            "correlation": arguments.integers([a.correlation for a in args]),
-            "device": self.pool.optional_codes([a.device for a in args]),
+        words = [e.name if a.kind is None else a.kind for e, a in zip(events, args, strict=True)]
+        waited = [None if a.waited_correlation == -1 else a.waited_correlation for a in args]
+        return self._told("synchronisations", args, "correlation", "device") | {
+            "kind": self.pool.codes(list(map(synchronisation_kind, words))),
             "queue": self.pool.optional_codes([arguments.real_queue(a.stream) for a in args]),
             "waited_queue": self.pool.optional_codes([arguments.real_queue(a.waited_stream) for a in args]),
-            "waited_correlation": arguments.integers(
-                [None if a.waited_correlation == -1 else a.waited_correlation for a in args]
-            ),
+            "waited_correlation": arguments.integers(waited),
         }
 
     def _memory(self, instants: list[Event], batch: Batch) -> None:
@@ -374,10 +365,7 @@ class Columns:
                 "start_ns": start,
                 "lane": self._lane_codes(events),
                 "device": self.pool.codes([arguments.memory_device(a) for a in args]),
-                "address": arguments.integers([a.address for a in args]),
-                "bytes": arguments.integers([a.bytes for a in args]),
-                "total_allocated": arguments.integers([a.total_allocated for a in args]),
-                "total_reserved": arguments.integers([a.total_reserved for a in args]),
+                **self._told("memory", args, "address", "bytes", "total_allocated", "total_reserved"),
             }
         )
         self._count("time_out_of_range", ~fits)
@@ -406,25 +394,24 @@ class Columns:
             _append(batch, "flows", frame.filter(pl.Series(fits)))
 
     def _counters(self, events: list[Event], batch: Batch) -> None:
-        rows: list[tuple[int, int, str, str, float]] = []
         timed = [event for event in events if event.ts is not None]
         start, fits = nanoseconds([event.ts for event in timed])
-        for event, start_ns, fit in zip(timed, start.tolist(), fits.tolist(), strict=True):
-            for series, value in arguments.counter_values(event.args).items():
-                if fit:
-                    rows.append((start_ns, self._lane_of[event.pid, event.tid], event.name, series, value))
+        rows = [
+            (start_ns, self._lane_of[event.pid, event.tid], event.name, series, value)
+            for event, start_ns, fit in zip(timed, start.tolist(), fits.tolist(), strict=True)
+            for series, value in arguments.counter_values(event.args).items()
+            if fit
+        ]
         if rows:
-            start_column, lane, name, series_column, value_column = zip(*rows, strict=True)
-            frame = pl.DataFrame(
-                {
-                    "start_ns": pl.Series(start_column, dtype=pl.Int64),
-                    "lane": pl.Series(lane, dtype=pl.Int32),
-                    "name": self.pool.codes(name),
-                    "series": self.pool.codes(series_column),
-                    "value": pl.Series(value_column, dtype=pl.Float64),
-                }
-            )
-            _append(batch, "counters", frame)
+            times, lane, name, series, value = zip(*rows, strict=True)
+            frame = {
+                "start_ns": arguments.integers(list(times)),
+                "lane": pl.Series(lane, dtype=pl.Int32),
+                "name": self.pool.codes(name),
+                "series": self.pool.codes(series),
+                "value": pl.Series(value, dtype=pl.Float64),
+            }
+            _append(batch, "counters", pl.DataFrame(frame))
 
     def _names(self, events: list[Event]) -> None:
         fresh: list[Event] = []

@@ -10,7 +10,7 @@ import polars as pl
 
 from stepscope.readers import event_names
 from stepscope.readers.nsight_systems.places import STREAM_KEYS, TableReader
-from stepscope.trace.tables import rows_frame
+from stepscope.trace.tables import SCHEMAS, rows_frame
 
 RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
 KERNEL: Final = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -56,14 +56,6 @@ _SYNCHRONISATION_NAMES: Final[Mapping[str, str]] = {
     "queue": "Stream Sync",
     "device": "Context Sync",
     "other": "Sync",
-}
-_WORK_TEXT: Final = ("name", "kind", "device", "queue", "grid", "block")
-_WORK_NUMBERS: Final[_Types] = {
-    "correlation": pl.Int64,
-    "bytes": pl.Int64,
-    "registers": pl.Int64,
-    "shared_memory_bytes": pl.Int64,
-    "blocks_per_multiprocessor": pl.Float64,
 }
 _ON_STREAM: Final[_Types] = dict.fromkeys(("start", "end", *STREAM_KEYS, "correlationId"), pl.Int64)
 
@@ -138,9 +130,8 @@ class Activities(TableReader):
         return batch.with_columns(name=pl.concat_str(pl.lit("CUDA graph "), number), kind=pl.lit("compute"))
 
     def _add_work(self, batch: pl.DataFrame) -> None:
-        absent = [name for name in (*_WORK_TEXT, *_WORK_NUMBERS) if name not in batch.columns]
-        batch = batch.with_columns(pl.lit(None, _WORK_NUMBERS.get(name, pl.UInt32)).alias(name) for name in absent)
-        self._gathering.add("device_work", batch.select("start_ns", "duration_ns", "lane", *_WORK_TEXT, *_WORK_NUMBERS))
+        columns = [name for name in SCHEMAS["device_work"] if name in batch.columns]
+        self._gathering.add("device_work", batch.select(columns))
 
     def _calls(self) -> Iterator[pl.DataFrame]:
         """Calls of the CUDA runtime and driver."""
@@ -153,7 +144,6 @@ class Activities(TableReader):
                 self._places.threads(batch["globalTid"]).alias("lane"),
                 self._strings.codes(batch["nameId"], _without_version).alias("name"),
                 self._places.correlations(batch["globalTid"], batch["correlationId"]).alias("correlation"),
-                kind=pl.lit(None, pl.UInt32),  # follows from the name
             )
             yield self._selection.complete(RUNTIME, frame)
 
@@ -290,7 +280,6 @@ class Others(TableReader):
                     *("start_ns", "duration_ns", "lane"),
                     name=name,
                     kind=pl.lit("compile"),
-                    correlation=pl.lit(None, pl.Int64),
                 ),
             )
             self._add_annotations(batch.filter(kind == _FULL_QUEUE), "host")
@@ -311,7 +300,7 @@ class Others(TableReader):
     def _add_annotations(self, batch: pl.DataFrame, kind: str) -> None:
         self._gathering.add(
             "annotations",
-            batch.select("start_ns", "duration_ns", "name", "lane", kind=pl.lit(kind), step=pl.lit(None, pl.Int64)),
+            batch.select("start_ns", "duration_ns", "name", "lane", kind=pl.lit(kind)),
         )
 
     def _scheduling(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
@@ -182,34 +183,12 @@ class Places:
         ranks = set(self._ranks.values())
         return ranks.pop() if len(ranks) == 1 else None
 
-    def _lane(
-        self,
-        key: tuple[object, ...],
-        *,
-        kind: str,
-        process: str,
-        thread: str,
-        name: str,
-        process_name: str | None = None,
-        rank: int | None = None,
-        device: str | None = None,
-        queue: str | None = None,
-    ) -> int | None:
+    def _lane(self, key: tuple[object, ...], **columns: str | int | None) -> int | None:
         if key not in self._lanes:
             if len(self._lanes) >= MOST_LANES:
                 self.has_too_many_lanes = True
                 return None
-            self._lanes[key] = self._gathering.lane(
-                key,
-                kind=kind,
-                process=process,
-                thread=thread,
-                name=name,
-                process_name=process_name,
-                rank=rank,
-                device=device,
-                queue=queue,
-            )
+            self._lanes[key] = self._gathering.lane(key, **columns)
         return self._lanes[key]
 
 
@@ -347,22 +326,12 @@ class Selection:
         )
 
 
+@dataclass
 class TableReader:
-    """Reads some tables of a file.
+    """What tables of a file are read with: its database, texts and places, and what is wanted of it."""
 
-    Args:
-        database: the tables.
-        gathering: takes the rows.
-        strings: the file's texts, by number.
-        places: its threads, devices and streams.
-        selection: what is wanted of it.
-    """
-
-    def __init__(
-        self, database: Database, gathering: Gathering, strings: Strings, places: Places, selection: Selection
-    ) -> None:
-        self._database = database
-        self._gathering = gathering
-        self._strings = strings
-        self._places = places
-        self._selection = selection
+    _database: Database
+    _gathering: Gathering
+    _strings: Strings
+    _places: Places
+    _selection: Selection

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
 import polars as pl
 
 from stepscope.readers import event_names
-from stepscope.readers.gathering import Gathering
-from stepscope.readers.nsight_systems.database import Database, Strings
-from stepscope.readers.nsight_systems.places import Places, Selection, TableReader
+from stepscope.readers.nsight_systems.places import TableReader
 
 _NUMBERED: Final = re.compile(
     r"(?P<label>(?:.*[^a-zA-Z]|.*[a-z](?=[SIB]))?(?:step|iteration|iter|batch))[\s#_:=/.\-\[(]{0,3}(?P<number>\d{1,18})(?:\D.*)?",
@@ -120,6 +119,7 @@ _COLUMNS: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
+@dataclass
 class Ranges(TableReader):
     """Reads the NVTX ranges of one file; call `read` once, then `finish` when everything else was gathered.
 
@@ -127,13 +127,9 @@ class Ranges(TableReader):
         has_shapes: whether a range told the shapes of an operator's inputs.
     """
 
-    def __init__(
-        self, database: Database, gathering: Gathering, strings: Strings, places: Places, selection: Selection
-    ) -> None:
-        super().__init__(database, gathering, strings, places, selection)
-        self._marks = StepMarks()
-        self._open: list[pl.DataFrame] = []
-        self.has_shapes = False
+    _marks: StepMarks = field(default_factory=StepMarks)
+    _open: list[pl.DataFrame] = field(default_factory=list)
+    has_shapes: bool = False
 
     def read(self) -> Iterator[None]:
         """Gather the ranges but those that may mark steps; stops now and then for the caller to show progress."""

@@ -137,15 +137,6 @@ def category(table: str, kind: str | None) -> str:
     return words.get(kind, words[None])
 
 
-_ROCPROF_CATEGORIES: Final = {
-    "kernel_dispatch": "device_work",
-    "memory_copy": "device_work",
-    "hip_api": "launches",
-    "hsa_api": "launches",
-    "rccl_api": "operators",
-    "marker_api": None,
-}
-"""Of rocprofv3's Perfetto files; a marker is what its name says."""
 _OTHER_NAMES: Final = {
     "operators": {"external id": "external_id"},
     "launches": {"external id": "external_id", "corr_id": "correlation"},
@@ -171,43 +162,38 @@ ARGUMENTS: Final = {
 """Table -> name of an argument -> column."""
 
 
+_TABLE_OF_CATEGORY: Final = {
+    **dict.fromkeys((*OPERATOR_CATEGORIES, "rccl_api"), "operators"),
+    **dict.fromkeys((*LAUNCH_CATEGORIES, "hip_api", "hsa_api"), "launches"),
+    **dict.fromkeys((*DEVICE_CATEGORIES, "kernel_dispatch", "memory_copy"), "device_work"),
+    **dict.fromkeys(FRAME_CATEGORIES, "frames"),
+    **dict.fromkeys(SYNCHRONISATION_CATEGORIES, "synchronisations"),
+    **dict.fromkeys(ANNOTATION_CATEGORIES, "annotations"),
+    "marker_api": None,
+}
+"""Table of each category that is known, rocprofv3's among them; a marker is what its name says."""
+
+
 @lru_cache(maxsize=65536)
 def table_of(category: str, name: str) -> tuple[str, str | None]:
     """The table of a slice and its kind, where the table has kinds; of a category that is not known, by the name."""
     lowered = category.lower()
-    if lowered in OPERATOR_CATEGORIES:
-        return ("annotations", "host") if event_names.is_annotation(name) else ("operators", None)
-    if lowered in LAUNCH_CATEGORIES or _ROCPROF_CATEGORIES.get(lowered) == "launches":
-        return "launches", event_names.launch_kind(name)
-    if lowered in DEVICE_CATEGORIES:
-        return "device_work", device_work_kind(lowered, name, None)
-    if lowered in ("kernel_dispatch", "memory_copy"):
-        return "device_work", event_names.copy_kind(name) if lowered == "memory_copy" else device_work_kind(
-            "", name, None
-        )
-    if lowered in FRAME_CATEGORIES:
-        return "frames", None
-    if lowered in SYNCHRONISATION_CATEGORIES:
-        return "synchronisations", event_names.synchronisation_kind(name)
-    if lowered in ANNOTATION_CATEGORIES:
-        return "annotations", ANNOTATION_CATEGORIES[lowered]
-    if lowered == "rccl_api":
-        return "operators", None
-    table = event_names.host_slice_table(name)
+    table = _TABLE_OF_CATEGORY.get(lowered) or event_names.host_slice_table(name) or "annotations"
+    if table == "operators" and lowered in OPERATOR_CATEGORIES and event_names.is_annotation(name):
+        table = "annotations"
     if table == "launches":
-        return "launches", event_names.launch_kind(name)
-    return (table, None) if table in ("operators", "frames") else ("annotations", "host")
+        return table, event_names.launch_kind(name)
+    if table == "device_work":
+        is_copy = lowered == "memory_copy"
+        return table, event_names.copy_kind(name) if is_copy else device_work_kind(lowered, name, None)
+    if table == "synchronisations":
+        return table, event_names.synchronisation_kind(name)
+    return table, ANNOTATION_CATEGORIES.get(lowered, "host") if table == "annotations" else None
 
 
 def is_known(category: str) -> bool:
     """Whether the category tells the table."""
-    lowered = category.lower()
-    return (
-        lowered in OPERATOR_CATEGORIES | LAUNCH_CATEGORIES | DEVICE_CATEGORIES | FRAME_CATEGORIES
-        or lowered in SYNCHRONISATION_CATEGORIES
-        or lowered in ANNOTATION_CATEGORIES
-        or lowered in _ROCPROF_CATEGORIES
-    )
+    return category.lower() in _TABLE_OF_CATEGORY
 
 
 def _percent(value: Any) -> Any:

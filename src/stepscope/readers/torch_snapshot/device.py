@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +9,7 @@ import polars as pl
 
 from stepscope.readers.budget import Budget
 from stepscope.trace.store import PART_ROWS, StoreWriter
-from stepscope.trace.tables import conform
+from stepscope.trace.tables import conform, rows_frame
 from stepscope.trace.window import Window
 
 LARGEST_SIZE: Final = 1 << 50
@@ -230,6 +229,15 @@ DEVICE_FREE_NAME: Final = "device free"
 FIRST_EVENT_NS: Final = 1_000
 """What was there before the first event stands before it, at 0."""
 _LARGEST_TOTAL: Final = 1 << 62
+_THERE_BEFORE: Final = "there before"
+_EVENT_SCHEMA: Final = {
+    "time_us": pl.Int64,
+    "action": pl.String,
+    "address": pl.Int64,
+    "size": pl.Int64,
+    "stack": pl.Int64,
+    "free_bytes": pl.Int64,
+}
 
 
 def write_tables(
@@ -254,92 +262,42 @@ def write_tables(
     ]
     writer.write_part("lanes", conform("lanes", pl.DataFrame(lanes)))
     texts = pl.Series(stacks.texts, dtype=pl.String)
-    parts: dict[str, list[pl.DataFrame]] = {"memory": [], "launches": [], "annotations": [], "counters": []}
-    for lane, device in enumerate(devices):
-        parts["memory"].append(_memory(lane, device, texts, origin_us))
-        for table, frame in _others(lane, device, texts, origin_us).items():
-            parts[table].append(frame)
-    for table, frames in parts.items():
-        rows = pl.concat(frames).sort("start_ns", maintain_order=True)
+    tables = [_tables(lane, device, texts, origin_us) for lane, device in enumerate(devices)]
+    for table in ("memory", "launches", "annotations", "counters"):
+        rows = pl.concat([conform(table, found[table]) for found in tables]).sort("start_ns", maintain_order=True)
         if window is not None:
             rows = rows.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
         for first in range(0, rows.height, PART_ROWS):
             writer.write_part(table, rows.slice(first, PART_ROWS))
 
 
-def _time(time_us: int, origin_us: int) -> int:
-    return max(time_us - origin_us, 0) * 1_000 + FIRST_EVENT_NS
-
-
-def _memory(lane: int, device: DeviceEvents, texts: pl.Series, origin_us: int) -> pl.DataFrame:
-    """Every block handed out or given back, after those that were there before, with the totals after each."""
-    start, address, size, stack, allocated, reserved = ([] for _ in range(6))  # type: ignore[var-annotated]
-    held = device.allocated_bytes - sum(block.size for block in device.blocks)
-    for block in device.blocks:
-        held += block.size
-        for column, value in zip(
-            (start, address, size, stack, allocated, reserved),
-            (0, block.address, block.size, block.stack, held, device.reserved_bytes),
-            strict=True,
-        ):
-            column.append(value)
-    in_segments = device.reserved_bytes
-    for event in device.events:
-        in_segments += SEGMENT_ACTIONS.get(event.action, 0) * event.size
-        sign = MEMORY_ACTIONS.get(event.action)
-        if sign is None:
-            continue
-        held += sign * event.size
-        start.append(_time(event.time_us, origin_us))
-        address.append(event.address)
-        size.append(sign * event.size)
-        stack.append(event.stack)
-        allocated.append(min(max(held, 0), _LARGEST_TOTAL))
-        reserved.append(min(max(in_segments, 0), _LARGEST_TOTAL))
-    frame = pl.DataFrame(
-        {
-            "start_ns": start,
-            "address": address,
-            "bytes": size,
-            "total_allocated": allocated,
-            "total_reserved": reserved,
-        },
-        schema=dict.fromkeys(("start_ns", "address", "bytes", "total_allocated", "total_reserved"), pl.Int64),
+def _tables(lane: int, device: DeviceEvents, texts: pl.Series, origin_us: int) -> dict[str, pl.DataFrame]:
+    """Memory, with the totals after each block handed out or given back; calls of the driver; requests that failed."""
+    before = [SnapshotEvent(0, _THERE_BEFORE, block.address, block.size, block.stack, None) for block in device.blocks]
+    held_before = device.allocated_bytes - sum(block.size for block in device.blocks)
+    action, size = pl.col("action"), pl.col("size")
+    change = size * action.replace_strict({_THERE_BEFORE: 1, **MEMORY_ACTIONS}, default=None, return_dtype=pl.Int64)
+    reserved = size * action.replace_strict(SEGMENT_ACTIONS, default=0, return_dtype=pl.Int64)
+    since_first_us = (pl.col("time_us") - origin_us).clip(lower_bound=0)
+    rows = rows_frame([*before, *device.events], _EVENT_SCHEMA)
+    stack = rows.select(pl.when(pl.col("stack") >= 0).then("stack")).to_series()
+    rows = rows.with_columns(
+        texts.gather(stack).alias("call_stack"),
+        start_ns=pl.when(action == _THERE_BEFORE).then(0).otherwise(since_first_us * 1000 + FIRST_EVENT_NS),
+        duration_ns=pl.lit(0),
+        lane=pl.lit(lane),
+        device=pl.lit(str(device.number)),
+        bytes=change,
+        total_allocated=(held_before + change.fill_null(0).cum_sum()).clip(0, _LARGEST_TOTAL),
+        total_reserved=(device.reserved_bytes + reserved.cum_sum()).clip(0, _LARGEST_TOTAL),
     )
-    return conform("memory", frame.with_columns(_texts(texts, stack), lane=lane, device=pl.lit(str(device.number))))
-
-
-def _others(lane: int, device: DeviceEvents, texts: pl.Series, origin_us: int) -> dict[str, pl.DataFrame]:
-    """Calls of the driver and requests that failed."""
-    launches: list[dict[str, Any]] = []
-    annotations: list[dict[str, Any]] = []
-    counters: list[dict[str, Any]] = []
-    stacks: list[int] = []
-    for event in device.events:
-        failed = event.action == OUT_OF_MEMORY
-        if not failed and event.action not in SEGMENT_ACTIONS:
-            continue
-        slice_ = {"start_ns": _time(event.time_us, origin_us), "duration_ns": 0, "lane": lane}
-        name = OUT_OF_MEMORY_NAME if failed else event.action
-        launches.append({**slice_, "name": name, "kind": "allocate", "bytes": event.size})
-        if failed:
-            annotations.append({**slice_, "name": name, "kind": "device"})
-            stacks.append(event.stack)
-        if failed and event.free_bytes is not None:
-            series = {"name": DEVICE_FREE_NAME, "series": "", "value": float(event.free_bytes)}
-            counters.append({"start_ns": slice_["start_ns"], "lane": lane, **series})
-    failures = pl.DataFrame(annotations)
-    if failures.width:
-        failures = failures.with_columns(_texts(texts, stacks))
+    calls = rows.filter(action.is_in([*SEGMENT_ACTIONS, OUT_OF_MEMORY]))
+    name = pl.when(action == OUT_OF_MEMORY).then(pl.lit(OUT_OF_MEMORY_NAME)).otherwise(action)
+    failures = calls.filter(action == OUT_OF_MEMORY)
+    free = failures.drop_nulls("free_bytes")
     return {
-        "launches": conform("launches", pl.DataFrame(launches)),
-        "annotations": conform("annotations", failures),
-        "counters": conform("counters", pl.DataFrame(counters)),
+        "memory": rows.filter(pl.col("bytes").is_not_null()),
+        "launches": calls.drop("call_stack").with_columns(name=name, kind=pl.lit("allocate"), bytes="size"),
+        "annotations": failures.with_columns(name=name, kind=pl.lit("device")),
+        "counters": free.with_columns(name=pl.lit(DEVICE_FREE_NAME), series=pl.lit(""), value="free_bytes"),
     }
-
-
-def _texts(texts: pl.Series, numbers: Iterable[int]) -> pl.Series:
-    """The call stacks of these numbers, null for -1."""
-    index = pl.Series("at", list(numbers), dtype=pl.Int64)
-    known = pl.select(pl.when(index >= 0).then(index)).to_series()
-    return texts.gather(known).alias("call_stack")

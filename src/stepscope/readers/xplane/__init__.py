@@ -15,7 +15,7 @@ from stepscope.readers.xplane import meanings
 from stepscope.readers.xplane.content import Content, WireError, text
 from stepscope.readers.xplane.device import DeviceReader, described, device_of
 from stepscope.readers.xplane.host import HostFacts, HostReader, paired
-from stepscope.readers.xplane.plane import Budget, Plane, Programs, event_names, read_plane
+from stepscope.readers.xplane.plane import Plane, Programs, event_names, read_plane
 from stepscope.trace.model import Device, Metadata
 from stepscope.trace.store import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -79,7 +79,6 @@ class _Profile:
         self._name = name
         self._content = content
         self._damage = damage
-        self._budget = Budget(name)
         self._hosts: list[str] = []
         self._planes = self._find_planes()
         self._devices: dict[str, Device] = {}
@@ -91,7 +90,7 @@ class _Profile:
         try:
             for number, value, start, end in self._content.fields(0, self._content.size):
                 if number == 1 and end > start:
-                    planes.append(read_plane(self._content, start, end, self._budget))
+                    planes.append(read_plane(self._content, start, end))
                 elif number in (2, 3) and isinstance(value, bytes) and len(self._damage) < _MOST_REMARKS:
                     self._damage[f"recorder:{text(value)[:_LONGEST_REMARK]}"] += 1
                 elif number == 4 and isinstance(value, bytes):
@@ -122,18 +121,18 @@ class _Profile:
             NotATraceError: there is not a single event.
         """
         by_name = {plane.name: plane for plane in self._planes}
-        programs = Programs(self._content, by_name.get(meanings.METADATA_PLANE), self._budget, self._damage)
+        programs = Programs(self._content, by_name.get(meanings.METADATA_PLANE), self._damage)
         host = HostReader(self._content, gathering, programs, self._facts, self._hosts[0] if self._hosts else None)
         for plane in self._planes:
             if meanings.HOST_PLANES.match(plane.name):
-                host.read(plane, dict(event_names(self._content, plane, self._budget, self._damage)))
+                host.read(plane, dict(event_names(self._content, plane, self._damage)))
         device = DeviceReader(self._content, gathering, programs, self._facts)
         for plane in self._planes:
             if meanings.DEVICE_PLANE.fullmatch(plane.name):
                 number, part = device_of(plane.name)
                 if not part or number not in self._devices:
                     self._devices[number] = described(plane, number)
-                device.read(plane, dict(event_names(self._content, plane, self._budget, self._damage)))
+                device.read(plane, dict(event_names(self._content, plane, self._damage)))
         if self._facts.memory:
             gathering.add("memory", paired(self._facts.memory))
         if not gathering.events:

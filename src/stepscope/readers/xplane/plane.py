@@ -10,13 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepscope.errors import NotATraceError
+from stepscope.readers.budget import current
 from stepscope.readers.xplane.content import Content, WireError, fields, signed, text
 
-MOST_NAMES: Final = 4_000_000
-"""Of all tables of a file; more are made to exhaust a machine."""
-MOST_LINES: Final = 50_000
-"""Of all planes of a file: real ones have one a thread and queue, some hundreds."""
 _LARGEST_NAME_BYTES: Final = 2**26
 
 Value = int | float | str | bytes
@@ -59,38 +55,9 @@ class Plane:
     whole: bool = True
 
 
-class Budget:
-    """How many names and lines a file may still have."""
-
-    def __init__(self, source_name: str) -> None:
-        self._left = MOST_NAMES
-        self._lines_left = MOST_LINES
-        self._name = source_name
-
-    def take(self) -> None:
-        """Count one.
-
-        Raises:
-            NotATraceError: there are too many.
-        """
-        self._left -= 1
-        if self._left < 0:
-            raise NotATraceError(f"{self._name} has more than {MOST_NAMES:,} names in its tables, as no profile does")
-
-    def take_line(self) -> None:
-        """Count a line.
-
-        Raises:
-            NotATraceError: there are too many.
-        """
-        self._lines_left -= 1
-        if self._lines_left < 0:
-            raise NotATraceError(f"{self._name} has more than {MOST_LINES:,} lines of events, as no profile does")
-
-
-def read_plane(content: Content, start: int, end: int, budget: Budget) -> Plane:
+def read_plane(content: Content, start: int, end: int) -> Plane:
     """A plane without its events and their names."""
-    plane = Plane(start, end)
+    plane, budget = Plane(start, end), current()
     raw_stats: list[bytes] = []
     try:
         for number, value, first, last in content.fields(start, end):
@@ -99,14 +66,14 @@ def read_plane(content: Content, start: int, end: int, budget: Budget) -> Plane:
             elif number == 2 and isinstance(value, bytes):
                 plane.name = text(value)
             elif number == 3:
-                budget.take_line()
+                budget.spend("lines", 1)
                 plane.lines.append((first, last))
             elif number == 5 and isinstance(value, bytes):
-                budget.take()
+                budget.spend("names", 1)
                 key, entry = _map_entry(value)
                 plane.stat_names[key] = next((text(each) for place, _, each in fields(entry) if place == 2), "")
             elif number == 6 and isinstance(value, bytes):
-                budget.take()
+                budget.spend("names", 1)
                 raw_stats.append(value)
     except WireError:
         plane.whole = False
@@ -115,7 +82,7 @@ def read_plane(content: Content, start: int, end: int, budget: Budget) -> Plane:
 
 
 def event_names(
-    content: Content, plane: Plane, budget: Budget, damage: Counter[str], large: bool = False
+    content: Content, plane: Plane, damage: Counter[str], large: bool = False
 ) -> Iterator[tuple[int, EventName]]:
     """The names of a plane's events, by number.
 
@@ -126,7 +93,7 @@ def event_names(
         for number, value, first, last in content.fields(plane.start, plane.end):
             if number != 4:
                 continue
-            budget.take()
+            current().spend("names", 1)
             if value is None and large and last - first <= _LARGEST_NAME_BYTES:
                 value = content.read(first, last - first)
             if isinstance(value, bytes):
@@ -225,7 +192,7 @@ NOTHING_KNOWN: Final = Operation()
 class Programs:
     """Operations by program and name; each program is read when it is first asked for."""
 
-    def __init__(self, content: Content, plane: Plane | None, budget: Budget, damage: Counter[str]) -> None:
+    def __init__(self, content: Content, plane: Plane | None, damage: Counter[str]) -> None:
         self._by_number: dict[int, bytes] = {}
         self._by_name: dict[str, bytes] = {}
         self._read: dict[int | str, Mapping[str, Operation]] = {}
@@ -233,7 +200,7 @@ class Programs:
         self._left = MOST_OPERATIONS
         self._bytes = MOST_BYTES
         if plane is not None:
-            for number, name in event_names(content, plane, budget, damage, large=True):
+            for number, name in event_names(content, plane, damage, large=True):
                 self._add(number, name)
 
     def _add(self, number: int, name: EventName) -> None:

@@ -8,7 +8,8 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
@@ -53,7 +54,7 @@ def find_caches(environment: Mapping[str, str] | None = None) -> list[CompileCac
     general = bytes_of(variables.get(LIMIT, "")) or None
     found: dict[Path, CompileCache] = {}
     for cache in _named(variables):
-        limited = cache if cache.limit_bytes is not None else _with_limit(cache, general)
+        limited = cache if cache.limit_bytes is not None else replace(cache, limit_bytes=general)
         found.setdefault(cache.folder.absolute(), limited)
     return [cache for cache in found.values() if cache.said_by != "default" or cache.folder.is_dir()]
 
@@ -66,11 +67,7 @@ def bytes_of(text: str) -> int | None:
 
 
 def size_in_bytes(text: str) -> int:
-    """Bytes from "10GiB", "500 MB" or "4096".
-
-    Raises:
-        ValueError: the text is no size, or none above 0.
-    """
+    """Bytes from "10GiB", "500 MB" or "4096". Raises ValueError where the text is no size, or none above 0."""
     found = bytes_of(text)
     if not found:
         raise ValueError(f"{text!r} is no size above 0: write a number with MB, GB, MiB or GiB, such as 10GiB")
@@ -78,11 +75,13 @@ def size_in_bytes(text: str) -> int:
 
 
 def _named(variables: Mapping[str, str]) -> Iterator[CompileCache]:
-    inductor = variables.get("TORCHINDUCTOR_CACHE_DIR")
-    default = Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"
-    yield _cache("inductor", inductor, "TORCHINDUCTOR_CACHE_DIR", default)
-    home = Path(variables.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
-    yield _cache("triton", variables.get("TRITON_CACHE_DIR"), "TRITON_CACHE_DIR", home)
+    defaults: tuple[tuple[CacheKind, str, Path], ...] = (
+        ("inductor", "TORCHINDUCTOR_CACHE_DIR", Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"),
+        ("triton", "TRITON_CACHE_DIR", Path(variables.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"),
+    )
+    for kind, variable, default in defaults:
+        named = variables.get(variable)
+        yield CompileCache(kind, Path(named or default), variable if named else "default")
     jax = variables.get("JAX_COMPILATION_CACHE_DIR")
     if jax and "://" not in jax:
         most = bytes_of(variables.get("JAX_COMPILATION_CACHE_MAX_SIZE", "")) or None
@@ -95,14 +94,6 @@ def _named(variables: Mapping[str, str]) -> Iterator[CompileCache]:
         megabytes = rest.rpartition(",")[2].strip()
         most = int(megabytes) * 2**20 if re.fullmatch(r"[1-9][0-9]{0,9}", megabytes) else None
         yield CompileCache("hpu", Path(folder), "PT_HPU_RECIPE_CACHE_CONFIG", most)
-
-
-def _cache(kind: CacheKind, named: str | None, variable: str, default: Path) -> CompileCache:
-    return CompileCache(kind, Path(named), variable) if named else CompileCache(kind, default, "default")
-
-
-def _with_limit(cache: CompileCache, limit_bytes: int | None) -> CompileCache:
-    return CompileCache(cache.kind, cache.folder, cache.said_by, limit_bytes)
 
 
 def _user() -> str:
@@ -218,10 +209,6 @@ def _folders(kind: CacheKind, folder: Path, before: str = "") -> Iterator[tuple[
             yield kind, before + child.name, Path(child.path)
 
 
-def _triton(folder: Path) -> Iterator[tuple[CacheKind, str, Path]]:
-    return _folders("triton", folder)
-
-
 def _xla(folder: Path) -> Iterator[tuple[CacheKind, str, Path]]:
     """JAX's KEY-cache and KEY-atime belong together; PyTorch/XLA keeps one file an executable."""
     for child in _children(folder):
@@ -239,7 +226,7 @@ def _hpu(folder: Path) -> Iterator[tuple[CacheKind, str, Path]]:
 
 _PARTS: Final[Mapping[CacheKind, Callable[[Path], Iterator[tuple[CacheKind, str, Path]]]]] = {
     "inductor": _inductor,
-    "triton": _triton,
+    "triton": partial(_folders, "triton"),
     "xla": _xla,
     "hpu": _hpu,
 }

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from stepscope.remedies.compile_caches.entries import LOCK, TRASH, CompileCache, Entry, entries_of, find_caches
@@ -38,18 +37,12 @@ def open_files(folder: Path) -> set[str]:
 
 
 def _opened(descriptors: Path, root: str) -> set[str]:
-    found = set()
-    try:
+    targets: list[str] = []
+    with contextlib.suppress(OSError):
         for descriptor in os.listdir(descriptors):
-            try:
-                target = os.readlink(descriptors / descriptor)
-            except OSError:
-                continue
-            if _is_below(target, root):
-                found.add(target)
-    except OSError:
-        pass
-    return found
+            with contextlib.suppress(OSError):
+                targets.append(os.readlink(descriptors / descriptor))
+    return {target for target in targets if _is_below(target, root)}
 
 
 def _mapped(maps: Path, root: str) -> set[str]:
@@ -75,18 +68,8 @@ RECENTLY_S: Final = 60.0
 
 _OF_PEOPLE: Final = frozenset({".git", ".hg", ".svn", ".venv", ".ssh", ".bashrc", ".profile", ".config", "Makefile"})
 _WRITTEN_BY_PEOPLE: Final = (
-    ".py",
-    ".ipynb",
-    ".md",
-    ".txt",
-    ".toml",
-    ".yaml",
-    ".yml",
-    ".sh",
-    ".tex",
-    ".pdf",
-    ".csv",
-    ".pt",
+    *(".py", ".ipynb", ".md", ".txt", ".toml", ".yaml", ".yml", ".sh"),
+    *(".tex", ".pdf", ".csv", ".pt"),
 )
 """How files end that none of these compilers puts at the top of its cache."""
 
@@ -139,7 +122,11 @@ def evict(cache: CompileCache, limit_bytes: int | None = None, *, recently_s: fl
     if not cache.folder.is_dir():
         return Eviction((), (), 0, 0, limit)
     refuse_other_folders(cache)
-    with _only_evictor(cache.folder):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(cache.folder / LOCK))
+        except BlockingIOError as error:
+            raise EvictionBusy(f"another process evicts from {cache.folder} now") from error
         _remove_trash(cache.folder)
         entries = entries_of(cache)
         before = sum(entry.bytes for entry in entries)
@@ -150,10 +137,7 @@ def evict(cache: CompileCache, limit_bytes: int | None = None, *, recently_s: fl
 
 
 def refuse_other_folders(cache: CompileCache) -> None:
-    """Raise ValueError where a folder is surely no compile cache: eviction would remove what somebody wrote.
-
-    A recipe's or executable's file may have any name, so that only the rest of the folder tells.
-    """
+    """Raise ValueError where a folder is surely no compile cache: eviction would remove what somebody wrote."""
     folder = cache.folder.resolve()
     here = Path.cwd() if os.path.isdir(os.curdir) else None
     if folder in (Path.home().resolve(), Path(folder.anchor)) or (here is not None and here.is_relative_to(folder)):
@@ -189,45 +173,23 @@ def _evicted(
 
 
 def _is_open(entry: Entry, opened: set[str]) -> bool:
-    for path in entry.paths:
-        real = os.path.realpath(path)
-        if real in opened or any(each.startswith(real + os.sep) for each in opened):
-            return True
-    return False
+    reals = map(os.path.realpath, entry.paths)
+    return any(each == real or _is_below(each, real) for real in reals for each in opened)
 
 
 def _moved(cache: CompileCache, entry: Entry, trash: Path, place: int) -> bool:
     """Move an entry's parts into the trash, under that number; False where its compiler's lock says it is in use."""
+    lock = cache.folder / "locks" / f"{entry.key.rpartition('/')[2]}.lock"  # held while code of that key is made
+    has_lock = cache.kind == "inductor" and lock.is_file()
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_compilers_lock(cache, entry))
+            stack.enter_context(_locked(lock) if has_lock else contextlib.nullcontext())
         except BlockingIOError:
             return False
         for number, path in enumerate(entry.paths):
-            target = trash / f"{place}-{number}"
             with contextlib.suppress(FileNotFoundError):  # its compiler removed it just now
-                os.replace(path, target)
+                os.replace(path, trash / f"{place}-{number}")
     return True
-
-
-@contextlib.contextmanager
-def _compilers_lock(cache: CompileCache, entry: Entry) -> Iterator[None]:
-    """Hold the lock that Inductor holds while it makes code or a graph of that key; raises BlockingIOError."""
-    path = cache.folder / "locks" / f"{entry.key.rpartition('/')[2]}.lock"
-    if cache.kind != "inductor" or not path.is_file():
-        yield
-        return
-    with _locked(path):
-        yield
-
-
-@contextlib.contextmanager
-def _only_evictor(folder: Path) -> Iterator[None]:
-    try:
-        with _locked(folder / LOCK):
-            yield
-    except BlockingIOError as error:
-        raise EvictionBusy(f"another process evicts from {folder} now") from error
 
 
 @contextlib.contextmanager
@@ -287,9 +249,7 @@ class BackgroundEviction:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
         self._thread.join()
 
@@ -312,9 +272,7 @@ class BackgroundEviction:
             state = (sum(entry.bytes for entry in entries), max((entry.made_unix for entry in entries), default=0.0))
             if self._seen.get(cache) == state:
                 continue
-            with contextlib.suppress(
-                EvictionBusy, OSError, ValueError
-            ):  # the other one evicts for all, or it is tried again
+            with contextlib.suppress(EvictionBusy, OSError, ValueError):  # another evicts for all, or it is tried again
                 eviction = evict(cache, limit, recently_s=self._recently_s)
                 if eviction.removed:
                     self.evictions.append((cache, eviction))

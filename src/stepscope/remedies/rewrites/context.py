@@ -138,9 +138,6 @@ class Criterion:
     """What a rewrite takes for granted of an object that computes a loss, besides that it weighs no classes.
 
     Attributes:
-        expression: what reads it.
-        kind: the name of its class in torch.nn.
-        reduction: "mean" or "sum".
         other: attributes that may be other than torch's defaults, since the rewrite reads them.
         is_argument: the next call of the function may be given another one.
     """
@@ -212,12 +209,9 @@ def without_overlaps(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
 def rewritten(source: str, rewrites: Iterable[Rewrite]) -> str:
     """The source with the rewrites done; one that overlaps with an earlier one is left out."""
     edits = sorted(edit for rewrite in without_overlaps(rewrites) for edit in rewrite.edits)
-    parts: list[str] = []
-    position = 0
-    for edit in edits:
-        parts += [source[position : edit.start], edit.text]
-        position = edit.end
-    return "".join([*parts, source[position:]])
+    for edit in reversed(edits):
+        source = source[: edit.start] + edit.text + source[edit.end :]
+    return source
 
 
 def unified_diff(path: str, source: str, rewrites: Sequence[Rewrite]) -> str:
@@ -255,11 +249,7 @@ def _overlap(one: Edit, other: Edit) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A module to be looked through.
-
-    Attributes:
-        settings: keywords of calls and what they are to be, as source text, such as {"num_workers": "4"}.
-    """
+    """A module to be looked through."""
 
     source: SourceText
     settings: Mapping[str, str] = field(default_factory=dict)

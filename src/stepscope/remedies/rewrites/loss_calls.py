@@ -78,7 +78,6 @@ class LossCall:
     """The loss of one position.
 
     Attributes:
-        spelled: the function that takes reduction="none", as the module can call it.
         own: the user's own callee and keywords, for a loss that is summed anyway.
     """
 
@@ -111,12 +110,7 @@ def loss_call(
     loop: Mapping[str, Indexed | None],
     temporary: Mapping[str, ast.expr],
 ) -> LossCall | None:
-    """The call as a loss of one position; None for anything else.
-
-    Args:
-        loop: as `Loop.names`.
-        temporary: names that the loop's body assigns before, and their values.
-    """
+    """The call as a loss of one position; None for anything else."""
     if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
         return None
     named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}

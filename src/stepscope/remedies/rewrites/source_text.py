@@ -24,11 +24,7 @@ _LINE_END: Final = re.compile("\r\n|\r|\n")
 
 @dataclass(frozen=True, eq=False)
 class Scope:
-    """A module, class or function.
-
-    Attributes:
-        name: qualified, as in `__qualname__`; "" for the module.
-    """
+    """A module, class or function."""
 
     node: ScopeNode
     name: str
@@ -63,9 +59,6 @@ class Place:
 
 class SourceText:
     """A module's text, parsed.
-
-    Args:
-        text: of a Python module; line ends of every kind.
 
     Raises:
         ValueError: it is no Python, or too long to be looked through.

@@ -8,24 +8,16 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from stepscope.remedies.rewrites.context import Context, Edit, Rewrite
-from stepscope.remedies.rewrites.source_text import Place, dotted, is_pure, names_in, whole_number
+from stepscope.remedies.rewrites.source_text import dotted, is_pure, names_in, whole_number
 
 _COMMENT = re.compile(r"#[^\r\n]*")
 
 
-def calls_of(context: Context) -> Iterator[tuple[Place, ast.Call, str | None]]:
-    """Every call with the statement it stands in, and its full name where it is torch's."""
-    for place, node in context.calls:
-        yield place, node, context.names.meaning(node.func, place.scope)
-
-
 def literal_keywords(call: ast.Call) -> dict[str, ast.expr] | None:
     """The call's keywords; None where some are unpacked from a dictionary, or arguments from a list."""
-    if any(keyword.arg is None for keyword in call.keywords) or any(
-        isinstance(each, ast.Starred) for each in call.args
-    ):
-        return None
-    return {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    is_literal = len(named) == len(call.keywords) and not any(isinstance(each, ast.Starred) for each in call.args)
+    return named if is_literal else None
 
 
 def is_constant(node: ast.expr | None, *values: object) -> bool:
@@ -60,23 +52,19 @@ ZERO_GRAD: Final = "zero-grad"
 NO_DEBUG: Final = "no-debug"
 ON_DEVICE: Final = "tensor-on-device"
 
-_HOST: Final = ("cpu",)
 _MADE: Final = ("zeros", "ones", "full", "arange", "empty", "eye", "linspace", "tensor")
 _KEEPS_ON_HOST: Final = {"device", "pin_memory", "requires_grad", "out"}
 """Keywords with which the tensor that is made first counts by itself."""
 _LOADERS: Final = ("load", "batch", "data", "dl")
-_ANOMALY: Final = (
-    "torch.autograd.set_detect_anomaly",
-    "torch.autograd.anomaly_mode.set_detect_anomaly",
-)
+_ANOMALY: Final = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly")
 _DETECT: Final = ("torch.autograd.detect_anomaly", "torch.autograd.anomaly_mode.detect_anomaly")
 
 
 def find_copies(context: Context) -> Iterator[Rewrite]:
     """`.to(device)` and `.cuda()` of what a loop takes from a loader."""
-    for place, call, _ in calls_of(context):
+    for place, call in context.calls:
         function = call.func
-        if not isinstance(function, ast.Attribute) or not (_is_to_device(call) or _is_cuda(call)):
+        if not isinstance(function, ast.Attribute) or not _goes_to_device(call):
             continue
         loops = [each for each in place.around if isinstance(each, ast.For) and _is_of_loader(each.iter)]
         taken = {name for loop in loops for name in names_in(loop.target)}
@@ -101,14 +89,16 @@ def find_zeroed(context: Context) -> Iterator[Rewrite]:
     """Gradients that are filled with zeros instead of dropped."""
     sentence = "Drops the gradients instead of filling them with zeros, so that the backward pass need not add to them."
     assumption = "Nothing reads a gradient between this and the backward pass; what gets none in a step is not updated."
-    for place, call, _ in calls_of(context):
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "zero_grad"):
-            continue
-        given = [*call.args, *(each.value for each in call.keywords)]
-        named = [each.arg for each in call.keywords]
-        if len(given) == 1 and is_constant(given[0], False) and named in ([], ["set_to_none"]):
-            edit = context.replaced(call, f"{context.source.of(call.func)}()")
-            yield context.rewrite(ZERO_GRAD, call, place.scope, sentence, [edit], [assumption])
+    for place, call in context.calls:
+        match call:
+            case ast.Call(ast.Attribute(attr="zero_grad"), [ast.Constant(False)], []):
+                pass
+            case ast.Call(ast.Attribute(attr="zero_grad"), [], [ast.keyword("set_to_none", ast.Constant(False))]):
+                pass
+            case _:
+                continue
+        edit = context.replaced(call, f"{context.source.of(call.func)}()")
+        yield context.rewrite(ZERO_GRAD, call, place.scope, sentence, [edit], [assumption])
     for place in context.places:
         owner = _zeroing_loop(place.statement)
         if owner is not None and context.source.indent(place.statement) is not None:
@@ -119,7 +109,8 @@ def find_zeroed(context: Context) -> Iterator[Rewrite]:
 
 def find_debugging(context: Context) -> Iterator[Rewrite]:
     """Anomaly detection that was left on."""
-    for place, call, name in calls_of(context):
+    for place, call in context.calls:
+        name = context.names.meaning(call.func, place.scope)
         sentence = "Turns anomaly detection off: turn it on for a few steps when a NaN has to be found."
         edit: Edit | None = None
         modes = [*call.args[:1], *(each.value for each in call.keywords if each.arg == "mode")]
@@ -134,9 +125,9 @@ def find_debugging(context: Context) -> Iterator[Rewrite]:
 
 def find_host_made(context: Context) -> Iterator[Rewrite]:
     """`torch.zeros(...).to(device)`: a tensor that could be made where it is used."""
-    for place, call, _ in calls_of(context):
+    for place, call in context.calls:
         made = call.func.value if isinstance(call.func, ast.Attribute) else None
-        if not isinstance(made, ast.Call) or not (_is_to_device(call) or _is_cuda(call)):
+        if not isinstance(made, ast.Call) or not _goes_to_device(call):
             continue
         name = context.names.meaning(made.func, place.scope) or ""
         given = literal_keywords(made)
@@ -152,19 +143,18 @@ def find_host_made(context: Context) -> Iterator[Rewrite]:
         )
 
 
-def _is_to_device(call: ast.Call) -> bool:
-    """Whether the call is `.to(device)` and no more, to anything but surely the host or surely no device."""
-    if not (isinstance(call.func, ast.Attribute) and call.func.attr == "to") or len(call.args) != 1 or call.keywords:
-        return False
-    device = call.args[0]
-    if isinstance(device, ast.Constant):
-        return isinstance(device.value, str) and device.value.split(":")[0] not in _HOST
-    name = dotted(device)
-    return name is not None and name.rpartition(".")[2].lower() in ("device", "dev", "local_rank", "rank", "gpu")
-
-
-def _is_cuda(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "cuda" and not call.args and not call.keywords
+def _goes_to_device(call: ast.Call) -> bool:
+    """Whether the call is `.cuda()`, or `.to(device)` to anything but surely the host or surely no device."""
+    match call:
+        case ast.Call(ast.Attribute(attr="cuda"), [], []):
+            return True
+        case ast.Call(ast.Attribute(attr="to"), [ast.Constant(value)], []):
+            return isinstance(value, str) and value.split(":")[0] != "cpu"
+        case ast.Call(ast.Attribute(attr="to"), [device], []):
+            last = (dotted(device) or "").rpartition(".")[2].lower()
+            return last in ("device", "dev", "local_rank", "rank", "gpu")
+        case _:
+            return False
 
 
 def _is_of_loader(iterated: ast.expr) -> bool:
@@ -181,30 +171,26 @@ def _is_of_loader(iterated: ast.expr) -> bool:
 
 def _zeroing_loop(statement: ast.stmt) -> ast.expr | None:
     """The module or optimizer of a loop `for p in x.parameters(): p.grad.zero_()`; None for anything else."""
-    if not isinstance(statement, ast.For) or statement.orelse or not isinstance(statement.target, ast.Name):
-        return None
-    iterated, name = statement.iter, statement.target.id
-    if not (isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Attribute)):
-        return None
-    if iterated.func.attr != "parameters" or iterated.args or iterated.keywords or not is_pure(iterated.func.value):
-        return None
-    body = statement.body
-    if len(body) == 1 and isinstance(body[0], ast.If) and not body[0].orelse and _is_there(body[0].test, name):
-        body = body[0].body
+    match statement:
+        case ast.For(ast.Name(name), ast.Call(ast.Attribute(owner, "parameters"), [], []), body, []) if is_pure(owner):
+            pass
+        case _:
+            return None
+    match body:
+        case [ast.If(ast.Compare(test, [ast.IsNot()], [ast.Constant(None)]), inner, [])] if _is_gradient(test, name):
+            body = inner
+        case [ast.If(test, inner, [])] if _is_gradient(test, name):
+            body = inner
     zeroing = {f"{name}.grad.zero_", f"{name}.grad.data.zero_"}
     calls = [each.value for each in body if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
-    names = [dotted(each.func) for each in calls if not each.args and not each.keywords]
-    if len(names) != len(body) or not names or not set(names) <= {*zeroing, f"{name}.grad.detach_"}:
+    names = {dotted(each.func) for each in calls if not each.args and not each.keywords}
+    if len(calls) != len(body) or not names <= {*zeroing, f"{name}.grad.detach_"}:
         return None
-    return iterated.func.value if zeroing & set(names) else None
+    return owner if zeroing & names and not any(each.args or each.keywords for each in calls) else None
 
 
-def _is_there(test: ast.expr, name: str) -> bool:
-    """Whether the condition is that the gradient is there."""
-    if isinstance(test, ast.Compare):
-        right = test.comparators[0] if len(test.comparators) == 1 else None
-        return dotted(test.left) == f"{name}.grad" and isinstance(test.ops[0], ast.IsNot) and is_constant(right, None)
-    return dotted(test) == f"{name}.grad"
+def _is_gradient(node: ast.expr, name: str) -> bool:
+    return dotted(node) == f"{name}.grad"
 
 
 LOADER: Final = "loader-settings"
@@ -213,14 +199,8 @@ DATA_PARALLEL: Final = "data-parallel-settings"
 
 _FUSED: Final = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD", "torch.optim.Adagrad")
 """Those that have a fused kernel since torch 2.4 or before."""
-_FOREACH: Final = (
-    "torch.optim.RMSprop",
-    "torch.optim.Adadelta",
-    "torch.optim.Adamax",
-    "torch.optim.NAdam",
-    "torch.optim.RAdam",
-    "torch.optim.Rprop",
-    "torch.optim.ASGD",
+_FOREACH: Final = tuple(
+    f"torch.optim.{name}" for name in ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
 )
 _OF_LOADERS: Final = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
 _OF_WORKERS: Final = ("prefetch_factor", "persistent_workers")
@@ -233,11 +213,9 @@ _POSITIONAL: Final = 5
 def find_loaders(context: Context) -> Iterator[Rewrite]:
     """DataLoaders without the settings that are wanted."""
     wanted = {name: value for name, value in context.settings.items() if name in _OF_LOADERS}
-    for place, call, name in calls_of(context) if wanted else ():
-        if name != "torch.utils.data.DataLoader" or len(call.args) > _POSITIONAL:
-            continue
-        given = literal_keywords(call)
-        if given is None:
+    for place, call in context.calls if wanted else ():
+        name, given = context.names.meaning(call.func, place.scope), literal_keywords(call)
+        if name != "torch.utils.data.DataLoader" or len(call.args) > _POSITIONAL or given is None:
             continue
         new = _of_loader(wanted, given, is_iterable="IterableDataset" in context.every_name)
         edits = _edits(context, call, given, new)
@@ -253,8 +231,8 @@ def find_loaders(context: Context) -> Iterator[Rewrite]:
 
 def find_optimizers(context: Context) -> Iterator[Rewrite]:
     """Optimizers of torch that update one parameter after another, or by lists where one kernel could."""
-    for place, call, name in calls_of(context):
-        given = literal_keywords(call)
+    for place, call in context.calls:
+        name, given = context.names.meaning(call.func, place.scope), literal_keywords(call)
         if given is None or not (call.args or "params" in given):
             continue
         if is_constant(given.get("differentiable"), True) or not is_constant(given.get("fused", _NOT_FUSED), False):
@@ -280,8 +258,8 @@ def find_optimizers(context: Context) -> Iterator[Rewrite]:
 def find_data_parallel(context: Context) -> Iterator[Rewrite]:
     """DistributedDataParallel without the settings that are wanted."""
     wanted = {name: value for name, value in context.settings.items() if name in _OF_DATA_PARALLEL}
-    for place, call, name in calls_of(context) if wanted else ():
-        given = literal_keywords(call)
+    for place, call in context.calls if wanted else ():
+        name, given = context.names.meaning(call.func, place.scope), literal_keywords(call)
         if name != "torch.nn.parallel.DistributedDataParallel" or given is None:
             continue
         new = {

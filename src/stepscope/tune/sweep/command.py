@@ -36,8 +36,6 @@ class Command:
 
     Attributes:
         words: each a word, a macro such as "${args}", or with {names} in it.
-        program: what "${program}" stands for.
-        variables: set for the program, as "OMP_NUM_THREADS={threads} python train.py" does.
         left_out: parameters that do not stand in it; a program of W&B's has them in wandb.config all the same.
     """
 
@@ -48,16 +46,10 @@ class Command:
 
     @property
     def shown(self) -> str:
-        """The command as it was written."""
         return " ".join([*(f"{name}={value}" for name, value in self.variables), *map(_quoted, self.words)])
 
     def filled(self, values: Mapping[str, Any], json_file: Path) -> tuple[list[str], dict[str, str]]:
-        """The words to start, and the variables to set.
-
-        Args:
-            values: of every parameter, by name.
-            json_file: what "${args_json_file}" stands for.
-        """
+        """The words to start, and the variables to set."""
         words: list[str] = []
         for word in self.words:
             macro = _MACRO.fullmatch(word)
@@ -262,7 +254,6 @@ class _Whole:
     """As a compiled expression, whose `match` is of the whole text."""
 
     def match(self, text: str) -> object:
-        """Whether the text is a number."""
         return _FLOAT.fullmatch(text)
 
 

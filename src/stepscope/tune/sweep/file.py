@@ -66,11 +66,9 @@ class Metric:
 
     @property
     def is_maximized(self) -> bool:
-        """Whether more is better."""
         return self.goal == "maximize"
 
     def better(self, first: float, second: float) -> bool:
-        """Whether the first value is better than the second."""
         return first > second if self.is_maximized else first < second
 
 
@@ -124,7 +122,6 @@ class Sweep:
 
     @property
     def searched(self) -> tuple[Parameter, ...]:
-        """Those parameters that are no constants."""
         return tuple(each for each in self.parameters if not each.is_constant)
 
 
@@ -179,8 +176,7 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None) -> Sweep:
 def parse_sweep(content: dict[Any, Any], *, default_name: str) -> Sweep:
     """The sweep of a file's content.
 
-    Raises:
-        UsageError: it cannot be carried out; the message begins with the key's path.
+    Raises UsageError where it cannot be carried out; the message begins with the key's path.
     """
     check_keys(content, (*(each.name for each in fields(_Given)), *_MEANINGLESS, "metrics"), "")
     if "metrics" in content:
@@ -225,11 +221,7 @@ def parse_sweep(content: dict[Any, Any], *, default_name: str) -> Sweep:
 
 
 def seconds(text: object) -> float:
-    """A time such as 90s, 20m or 2h; a number alone is in seconds.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """A time such as 90s, 20m or 2h; a number alone is in seconds. Raises UsageError where it is none."""
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(s|m|min|h|d|)\s*", str(text), re.ASCII)
     value = float(match[1]) * _TIMES[match[2]] if match else 0.0
     if value <= 0:

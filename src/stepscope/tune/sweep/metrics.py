@@ -62,7 +62,6 @@ class Values:
     _every: int = 1
 
     def add(self, value: Value) -> None:
-        """Count one more."""
         self.count += 1
         self.last = value.value
         self.total += value.value
@@ -83,12 +82,7 @@ class Values:
 
 
 class MetricReader:
-    """Reads the values of a running trial's metric as they come.
-
-    Args:
-        folder: the trial's, which is a run folder.
-        log: what the program prints.
-    """
+    """Reads the values of a running trial's metric as they come."""
 
     def __init__(self, metric: Metric, folder: Path, log: Path) -> None:
         self.metric = metric
@@ -124,7 +118,6 @@ class MetricReader:
         return found
 
     def _may_log(self) -> bool:
-        """Whether the program keeps any telemetry."""
         return next(self._folder.glob("rank*/telemetry"), None) is not None
 
 
@@ -194,7 +187,6 @@ class _Logged:
         self._row = 0
 
     def new(self, *, is_over: bool) -> list[Value]:
-        """Those that were written since the last call."""
         files = [self._file] if self._file else sorted(self._folder.glob("rank*/telemetry/*.sqlite"), key=_by_rank)
         for file in files:
             try:

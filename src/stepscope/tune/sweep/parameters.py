@@ -71,12 +71,10 @@ class Parameter:
 
     @property
     def is_constant(self) -> bool:
-        """Whether there is nothing to search."""
         return self.distribution == "constant"
 
     @property
     def is_choice(self) -> bool:
-        """Whether it takes one of given values."""
         return self.distribution in ("categorical", "categorical_w_probabilities")
 
     @property
@@ -117,8 +115,7 @@ class Parameter:
     def grid(self) -> list[Any]:
         """What can be drawn, all of it, with each value once; in order.
 
-        Raises:
-            UsageError: its values cannot be counted up, or are too many.
+        Raises UsageError where its values cannot be counted up, or are too many.
         """
         if self.distribution == "categorical_w_probabilities":
             raise UsageError(f"{self.path}.probabilities: a grid tries all values; leave the probabilities out")
@@ -143,7 +140,6 @@ class Parameter:
 
     @property
     def path(self) -> str:
-        """Where it stands in the file."""
         return "parameters." + self.name.replace(".", ".parameters.")
 
     def labels(self) -> list[Any]:
@@ -227,8 +223,7 @@ class _Given:
 def parse_parameters(content: object) -> tuple[Parameter, ...]:
     """The parameters under the key `parameters`, in the file's order, nested ones with dots in their names.
 
-    Raises:
-        UsageError: something there is no parameter; the message begins with its key's path.
+    Raises UsageError where something there is no parameter; the message begins with its key's path.
     """
     found = tuple(_parameters(content, "parameters", ""))
     if len(found) > _MOST:
@@ -374,7 +369,6 @@ def _by_quantile(name: str, distribution: str, given: _Given, path: str) -> Para
 
 
 def _plain(value: object, path: str) -> Any:
-    """The value, which must be one that JSON has."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -387,8 +381,7 @@ def _plain(value: object, path: str) -> Any:
 def check_keys(given: dict[Any, Any], known: Iterable[str], path: str) -> None:
     """Refuse a mapping with an unknown key.
 
-    Raises:
-        UsageError: there is one; the message guesses what was meant.
+    Raises UsageError where there is one; the message guesses what was meant.
     """
     names = tuple(known)
     for key in given:

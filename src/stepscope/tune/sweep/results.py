@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Literal["complete", "pruned", "failed", "running", "waiting"]
 
+_STATES: Final[dict[str, State]] = {
+    "COMPLETE": "complete",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+    "RUNNING": "running",
+    "WAITING": "waiting",
+}
 BEST_SHARE: Final = 0.25
 """Of the complete trials, those that importance compares with all of them."""
 FEWEST_FOR_IMPORTANCE: Final = 8
@@ -44,8 +51,6 @@ class SweepTrial:
         values: of every parameter, constants among them; empty where the trial waits.
         value: of the metric; of a pruned trial the last one that was told; None where there is none.
         iterations: how many values of the metric it gave; None where unknown.
-        seconds: from its start to its end; None where it has not ended.
-        reason: why it failed.
         folder: its name in the sweep's folder; None where it has none.
     """
 
@@ -90,18 +95,15 @@ class SweepResults:
     abandoned: int
 
     def of_state(self, state: State) -> list[SweepTrial]:
-        """The trials in that state."""
         return [trial for trial in self.trials if trial.state == state]
 
     @property
     def ranked(self) -> list[SweepTrial]:
-        """The complete trials, the best first."""
         sign = -1 if self.sweep.metric.is_maximized else 1
         return sorted(self.of_state("complete"), key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
     @property
     def best(self) -> SweepTrial | None:
-        """The best complete trial."""
         return next(iter(self.ranked), None)
 
 
@@ -125,11 +127,7 @@ def read_results(place: str | Path, name: str | None = None) -> SweepResults:
 
 
 def only_study(place: str | Path) -> str:
-    """The name of the only study of a database.
-
-    Raises:
-        UsageError: it has none, or several.
-    """
+    """The name of the only study of a database. Raises UsageError where it has none, or several."""
     names = sorted(import_optuna().get_all_study_names(open_storage(place)))
     if len(names) != 1:
         has = f"{len(names)} studies; say which with --name: {', '.join(names[:10])}" if names else "no study"
@@ -164,20 +162,14 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def _trial(trial: optuna.trial.FrozenTrial) -> SweepTrial:
-    attributes = trial.user_attrs
-    states: dict[str, State] = {
-        "COMPLETE": "complete",
-        "PRUNED": "pruned",
-        "FAIL": "failed",
-        "RUNNING": "running",
-        "WAITING": "waiting",
-    }
-    last = trial.intermediate_values[trial.last_step] if trial.last_step is not None else None
-    value = trial.value if trial.state.name == "COMPLETE" else last if trial.state.name == "PRUNED" else None
-    duration = trial.duration
+    attributes, duration = trial.user_attrs, trial.duration
+    state = _STATES[trial.state.name]
+    value = trial.value if state == "complete" else None
+    if state == "pruned" and trial.last_step is not None:
+        value = trial.intermediate_values[trial.last_step]
     return SweepTrial(
         number=trial.number,
-        state=states[trial.state.name],
+        state=state,
         values=dict(attributes.get(VALUES, {})),
         value=value if value is not None and math.isfinite(value) else None,
         iterations=attributes.get(COUNT),
@@ -195,8 +187,7 @@ def _effects(
     effects = [
         Effect(each, shares.get(each.name), _correlation(each, complete), len(complete)) for each in sweep.searched
     ]
-    places = {each.name: number for number, each in enumerate(sweep.searched)}
-    return tuple(sorted(effects, key=lambda each: (-(each.importance or 0.0), places[each.parameter.name])))
+    return tuple(sorted(effects, key=lambda each: -(each.importance or 0.0)))
 
 
 def _correlation(parameter: Parameter, complete: Sequence[SweepTrial]) -> float | None:
@@ -226,5 +217,4 @@ def _importances(sweep: Sweep, complete: Sequence[optuna.trial.FrozenTrial]) -> 
 
 
 def _alone(trial: optuna.trial.FrozenTrial) -> Any:
-    """The trial without what is of its own study."""
     return import_optuna().create_trial(params=trial.params, distributions=trial.distributions, value=trial.value)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import optuna
 
 Stop: TypeAlias = Literal["trials", "budget", "target", "interrupted", "failing"]
+_State: TypeAlias = Literal["complete", "pruned", "failed", "interrupted"]
 
 POLL_S: Final = 0.2
 ASK_S: Final = 3.0
@@ -39,14 +40,12 @@ class TrialEnd:
     """How one trial of this process went.
 
     Attributes:
-        state: "complete", "pruned", "failed" or "interrupted".
         value: of the metric; None where it has none.
-        reason: why it failed.
         seconds: from its start to its end.
     """
 
     number: int
-    state: Literal["complete", "pruned", "failed", "interrupted"]
+    state: _State
     values: dict[str, Any]
     value: float | None
     iterations: int
@@ -78,17 +77,10 @@ class SweepRun:
     """
 
     def __init__(
-        self,
-        study: SweepStudy,
-        folder: Path,
-        tell: Callable[[TrialEnd], None],
-        say: Callable[[str], None],
+        self, study: SweepStudy, folder: Path, tell: Callable[[TrialEnd], None], say: Callable[[str], None]
     ) -> None:
-        self._study = study
-        self._sweep = study.sweep
-        self._folder = folder
-        self._tell = tell
-        self._say = say
+        self._study, self._sweep, self._folder = study, study.sweep, folder
+        self._tell, self._say = tell, say
         self._running: list[_Running] = []
         self._begun_s = time.monotonic()
         self._looked_s = -BEAT_S
@@ -99,10 +91,9 @@ class SweepRun:
     def run(self) -> Stop:
         """Run trials until there are enough, or Ctrl-C or SIGTERM comes; returns why it ended.
 
-        Raises:
-            UsageError: a program cannot be started, or something cannot be written.
+        Raises UsageError where a program cannot be started, or something cannot be written.
         """
-        with _ended_by_signals():
+        with _handlers(_interrupt, "SIGTERM", "SIGHUP"):
             try:
                 while (stop := self._stop()) is None:
                     self._look_for_the_dead()
@@ -133,10 +124,7 @@ class SweepRun:
         """Begin trials in the free places; where there was none to begin, only after a while or after an end."""
         if time.monotonic() < self._again_s:
             return
-        taken = {each.slot for each in self._running}
-        for slot in range(self._sweep.jobs):
-            if slot in taken:
-                continue
+        for slot in sorted({*range(self._sweep.jobs)} - {each.slot for each in self._running}):
             trial = self._study.begin()
             if trial is None:
                 self._again_s = time.monotonic() + ASK_S
@@ -144,11 +132,9 @@ class SweepRun:
             self._begin(trial, slot)
 
     def _begin(self, trial: optuna.Trial, slot: int) -> None:
-        values = trial.user_attrs[VALUES]
+        values, devices = trial.user_attrs[VALUES], devices_of(slot, self._sweep.jobs, self._devices)
         try:
-            program = TrialProgram(
-                self._sweep, self._folder, trial.number, values, devices_of(slot, self._sweep.jobs, self._devices)
-            )
+            program = TrialProgram(self._sweep, self._folder, trial.number, values, devices)
         except BaseException as error:  # also Ctrl-C: the trial was taken, and nobody would run it
             self._study.give_back(trial, f"it could not be started: {error}")
             raise
@@ -186,24 +172,20 @@ class SweepRun:
     def _finish(self, running: _Running) -> None:
         program, trial = running.program, running.trial
         iterations, value = program.seen.count, program.seen.result
-        if program.is_pruned:
-            program.keep("pruned", None)
+        state: _State = "pruned" if program.is_pruned else "complete"
+        reason = None if program.is_pruned else program.failure()
+        if state == "complete" and (reason is not None or value is None):
+            state = "failed"
+        program.keep(state, reason)
+        if state == "pruned":
             self._study.prune(trial, iterations)
-            self._ended(running, "pruned", None)
-            return
-        reason = program.failure()
-        if reason is not None or value is None:
-            program.keep("failed", reason)
+        elif state == "failed" or value is None:
             self._study.fail(trial, reason or "it has no value")
-            self._ended(running, "failed", reason)
-            return
-        program.keep("complete", None)
-        self._study.complete(trial, value, iterations)
-        self._ended(running, "complete", None)
+        else:
+            self._study.complete(trial, value, iterations)
+        self._ended(running, state, reason)
 
-    def _ended(
-        self, running: _Running, state: Literal["complete", "pruned", "failed", "interrupted"], reason: str | None
-    ) -> None:
+    def _ended(self, running: _Running, state: _State, reason: str | None = None) -> None:
         program = running.program
         end = TrialEnd(
             number=running.trial.number,
@@ -231,8 +213,11 @@ class SweepRun:
             self._say(f"trial {number} was left unfinished by a process that is gone; it is repeated")
 
     def _end_all(self) -> None:
-        """End what still runs, all at the same time, and have it repeated later; further signals wait until then."""
-        with _signals_ignored():
+        """End what still runs, all at the same time, and have it repeated later.
+
+        Further signals are ignored meanwhile: an impatient second one must leave no program behind.
+        """
+        with _handlers(lambda number, frame: None, "SIGINT", "SIGTERM", "SIGHUP"):
             for each in self._running:
                 each.program.end()
             for each in self._running:
@@ -240,7 +225,7 @@ class SweepRun:
                 with contextlib.suppress(UsageError):
                     each.program.keep("interrupted", None)
                 self._study.give_back(each.trial, "it was interrupted")
-                self._ended(each, "interrupted", None)
+                self._ended(each, "interrupted")
             self._running.clear()
 
 
@@ -270,26 +255,12 @@ def visible_devices() -> list[str]:
     return [str(number) for number in range(len(lines))] if told.returncode == 0 else []
 
 
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end this process as Ctrl-C does."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handlers(end, ("SIGTERM", "SIGHUP")):
-        yield
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def _signals_ignored() -> Iterator[None]:
-    """Hold further signals back, so that an impatient second one leaves no program behind."""
-    with _handlers(lambda number, frame: None, ("SIGINT", "SIGTERM", "SIGHUP")):
-        yield
-
-
-@contextlib.contextmanager
-def _handlers(handler: Callable[[int, FrameType | None], None], names: Sequence[str]) -> Iterator[None]:
+def _handlers(handler: Callable[[int, FrameType | None], None], *names: str) -> Iterator[None]:
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before: dict[int, Any] = {}
     with contextlib.suppress(ValueError):  # not on the main thread, to which no signal comes

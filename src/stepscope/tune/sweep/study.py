@@ -53,8 +53,7 @@ def make_sampler(sweep: Sweep, begun: int) -> optuna.samplers.BaseSampler:
 def make_grid(sweep: Sweep) -> Any:
     """Every combination of values, each once, in an order that a seed changes.
 
-    Raises:
-        UsageError: a parameter's values cannot be counted up, or there are too many combinations.
+    Raises UsageError where a parameter's values cannot be counted up, or there are too many combinations.
     """
     package = import_optuna()
     values = {parameter.name: parameter.grid() for parameter in sweep.searched}
@@ -92,7 +91,6 @@ def make_grid(sweep: Sweep) -> Any:
 
 
 def make_pruner(sweep: Sweep) -> optuna.pruners.BasePruner:
-    """What says whether a trial is to be ended."""
     package = import_optuna()
     early = sweep.early
     if sweep.method == "hyperband":
@@ -162,7 +160,6 @@ def iterations_to_compare(sweep: Sweep) -> Iterator[int]:
 
 
 def _first(early: EarlyEnd | None) -> int:
-    """The first iteration at which trials are compared."""
     if early is None:
         return 1
     if early.min_iter is not None:
@@ -204,7 +201,6 @@ class SweepStudy(SharedStudy):
             self.earlier_command = self._agree()
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """All of them."""
         return self.study.get_trials(deepcopy=False)
 
     def begin(self) -> optuna.Trial | None:
@@ -244,12 +240,10 @@ class SweepStudy(SharedStudy):
             self.study.tell(trial, value, skip_if_finished=True)
 
     def prune(self, trial: optuna.Trial, iterations: int) -> None:
-        """The trial was ended because others were better."""
         self.note(trial, COUNT, iterations)
         self.end(trial, "PRUNED")
 
     def fail(self, trial: optuna.Trial, reason: str) -> None:
-        """The trial has no value, for that reason."""
         self.note(trial, REASON, reason[:1000])
         self.end(trial, "FAIL")
 
@@ -284,8 +278,7 @@ class SweepStudy(SharedStudy):
     def _agree(self) -> str:
         """Keep the sweep in the study, or see that it is the same; returns the command it had before where it differs.
 
-        Raises:
-            UsageError: it is another one.
+        Raises UsageError where it is another one.
         """
         known = self.study.user_attrs.get(SWEEP)
         if known is None:
@@ -337,11 +330,7 @@ class SweepStudy(SharedStudy):
 
 
 def kept_sweep(content: Any, name: str) -> Sweep:
-    """The sweep that a study keeps.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """The sweep that a study keeps. Raises UsageError where it cannot be read."""
     try:
         return msgspec.convert(content, Sweep)
     except msgspec.ValidationError as error:
@@ -349,7 +338,6 @@ def kept_sweep(content: Any, name: str) -> Sweep:
 
 
 def counted(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenTrial]:
-    """Those trials that count towards the number asked for."""
     return [trial for trial in trials if ABANDONED not in trial.user_attrs]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -42,11 +43,6 @@ _MOST_NAMES: Final = 8
 
 class TrialProgram:
     """The program of one trial, from its start to its end.
-
-    Args:
-        root: the sweep's folder.
-        values: of every parameter.
-        devices: what CUDA_VISIBLE_DEVICES is to be; None leaves it as it is.
 
     Attributes:
         folder: the trial's own.
@@ -104,11 +100,9 @@ class TrialProgram:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it runs any more."""
         return self._ending is not None and not self._ending.is_alive()
 
     def wait(self) -> None:
-        """Wait for the end that was begun."""
         if self._ending is not None:
             self._ending.join()
 
@@ -125,16 +119,12 @@ class TrialProgram:
         result = self.seen.result
         if result is None:
             return f"it gave no {name}{self._what_it_gave()}"
-        if result != result or result in (float("inf"), float("-inf")):
+        if not math.isfinite(result):
             return f"its {name} is {result}"
         return None
 
     def keep(self, state: str, reason: str | None) -> None:
-        """Write how it went into its folder.
-
-        Raises:
-            UsageError: that cannot be written.
-        """
+        """Write how it went into its folder. Raises UsageError where that cannot be written."""
         result = {
             "state": state,
             "metric": self._sweep.metric.name,
@@ -209,12 +199,10 @@ def _started(words: Sequence[str], environment: Mapping[str, str], log: Path) ->
 
 def _environment(place: RunFolder, sweep: Sweep) -> dict[str, str]:
     """What the program finds in its environment, besides the variables of its command."""
-    name = sweep.metric.name
     if sweep.metric.source == "measure":
-        if name == "step_ms":
+        options = RunOptions(steps=_ENERGY_STEPS, telemetry=False, energy=True, exit_after=True)
+        if sweep.metric.name == "step_ms":
             options = RunOptions(steps=sweep.steps, telemetry=False, measure=True)
-        else:
-            options = RunOptions(steps=_ENERGY_STEPS, telemetry=False, energy=True, exit_after=True)
         return environment_of(place, options, os.environ)
     return {
         **environment_of(place, RunOptions(trackers=True), os.environ),

@@ -94,7 +94,8 @@ def test_what_a_fused_function_moves_and_calculates_remains() -> None:
     # 500 ns of operators and 3 ns between them. To read and write 100 numbers takes 200 ns at 1 ns each, and of the
     # pause, half a chain's.
     assert finding.saving_ns_per_step == 503 - 201
-    assert finding.saving_basis == "the operators' time without the 40% that a fused function would still take"
+    assert finding.saving_basis.startswith("the operators' time")
+    assert "without the 40%" in finding.saving_basis
     assert finding.title == "2 operators one after the other (sigmoid, mul), once a step: F.silu() does it at once"
     assert figures_of(finding) == [
         ("share of the step that fusing would save", 0.151, "share", 0.02),

@@ -163,9 +163,8 @@ def test_too_few_workers_are_told_how_many_are_needed() -> None:
     finding = the_finding(rule, loading(90, program, workers=True).trace())
 
     assert finding.saving_ns_per_step == 90 * MS
-    assert finding.remedy.text == (
-        "One worker process cannot make batches as fast as they are used: 3 workers can keep up with the computation."
-    )
+    assert finding.remedy.text.startswith("One worker process cannot")
+    assert "3 workers can" in finding.remedy.text
     assert "num_workers=3, prefetch_factor=2" in finding.remedy.code
     assert figures_of(finding)[3:5] == [
         ("worker processes", 1, "count", None),
@@ -178,7 +177,8 @@ def test_where_the_processors_are_busy_only_cheaper_batches_help() -> None:
 
     assert finding.saving_ns_per_step == 60 * MS
     assert finding.saving_basis == "time of the main thread inside the data loader, if batches cost nothing"
-    assert finding.remedy.text.startswith("The processor that the program may use is busy already")
+    assert "one processor" in finding.remedy.text
+    assert "more workers do not help" in finding.remedy.text
 
 
 def test_workers_that_are_fast_enough_should_run_ahead() -> None:

@@ -9,8 +9,9 @@ from typing import Any, Final, Literal, get_args
 
 import torch
 
-from stepscope.remedies.cuda_graph_steps import CudaRecorder, GraphedSteps
-from stepscope.remedies.static_arguments import NotStatic, flat
+from stepscope.remedies.graphs.recording import CudaRecorder, GraphedSteps
+from stepscope.remedies.graphs.static_arguments import NotStatic, flat
+from stepscope.remedies.host_settings import check_whole
 
 __all__ = ["CapturedStep", "capture_step", "mark_step"]
 
@@ -33,17 +34,15 @@ def mark_step() -> None:
     """
     if _is_compiling():
         return
-    loaded = sys.modules
-    if "torch_xla" in loaded:
-        _mark_xla(loaded["torch_xla"])
-    if "habana_frameworks.torch.core" in loaded:
-        _mark_hpu(loaded["habana_frameworks.torch.core"])
+    if "torch_xla" in sys.modules:
+        _mark_xla(sys.modules["torch_xla"])
+    if "habana_frameworks.torch.core" in sys.modules and hpu_is_lazy():
+        sys.modules["habana_frameworks.torch.core"].mark_step()
 
 
 def _mark_xla(package: Any) -> None:
     """What this version of torch_xla calls the end of a graph."""
-    started = getattr(getattr(package, "_XLAC", None), "_xla_runtime_is_initialized", None)
-    if started is not None and not started():  # marking would start the runtime and take the device
+    if _xla_has_started(package) is False:  # marking would start the runtime and take the device
         return
     if hasattr(package, "sync"):
         package.sync()
@@ -53,15 +52,16 @@ def _mark_xla(package: Any) -> None:
         model.mark_step()
 
 
+def _xla_has_started(package: Any) -> bool | None:
+    """None where this version does not say."""
+    started = getattr(getattr(package, "_XLAC", None), "_xla_runtime_is_initialized", None)
+    return None if started is None else bool(started())
+
+
 def hpu_is_lazy() -> bool:
     """Whether the loaded bridge of Gaudi collects operators; False where it is not loaded or does not say."""
     internal = sys.modules.get("habana_frameworks.torch.utils.internal")
     return internal is not None and bool(internal.is_lazy())
-
-
-def _mark_hpu(core: Any) -> None:
-    if hpu_is_lazy():
-        core.mark_step()
 
 
 Mode = Literal["auto", "cuda-graph", "compile", "hpu-graph", "xla", "none"]
@@ -174,14 +174,14 @@ def capture_step(
         recorder = CudaRecorder(torch.device("cuda", torch.cuda.current_device()))
         graphs = GraphedSteps(step_function, recorder, warm_up, most_graphs, copy_results)
         return CapturedStep(step_function, graphs, chosen, why)
+    run = step_function
     if chosen == "compile":
-        compiled = _compiled(step_function, compile_mode, dynamic, backend, copy_results)
-        return CapturedStep(step_function, compiled, chosen, why)
-    if chosen == "hpu-graph":
-        return CapturedStep(step_function, _hpu_graphs(step_function, extra), chosen, why)
-    if chosen == "xla":
-        return CapturedStep(step_function, _xla(step_function, extra), chosen, why)
-    return CapturedStep(step_function, step_function, chosen, why)
+        run = _compiled(step_function, compile_mode, dynamic, backend, copy_results)
+    elif chosen == "hpu-graph":
+        run = _hpu_graphs(step_function, extra)
+    elif chosen == "xla":
+        run = _xla(step_function, extra)
+    return CapturedStep(step_function, run, chosen, why)
 
 
 def _check(step: object, mode: str, compile_mode: str, warm_up: int, most_graphs: int) -> None:
@@ -190,9 +190,8 @@ def _check(step: object, mode: str, compile_mode: str, warm_up: int, most_graphs
     for name, value, known in (("mode", mode, get_args(Mode)), ("compile_mode", compile_mode, get_args(CompileMode))):
         if value not in known:
             raise ValueError(f"{name}={value!r} is none of {', '.join(known)}")
-    for name, number in (("warm_up", warm_up), ("most_graphs", most_graphs)):
-        if number < 1:
-            raise ValueError(f"{name} is 1 or more, not {number}")
+    check_whole("warm_up", warm_up)
+    check_whole("most_graphs", most_graphs)
 
 
 def _suited(step: object) -> tuple[str, str]:
@@ -203,8 +202,7 @@ def _suited(step: object) -> tuple[str, str]:
                 return "none", "on Gaudi in lazy mode graphs hold a module: give capture_step the model, not the step"
             return "hpu-graph", "Gaudi is in use in lazy mode"
         return "compile", "Gaudi is in use without lazy mode, where torch.compile makes graphs"
-    started = getattr(getattr(sys.modules.get("torch_xla"), "_XLAC", None), "_xla_runtime_is_initialized", None)
-    if started is not None and started():
+    if _xla_has_started(sys.modules.get("torch_xla")):
         return "xla", "an XLA device is in use"
     if torch.cuda.is_available():
         return "cuda-graph", "a CUDA device is present"
@@ -222,8 +220,8 @@ def _compiled(
     if backend is None and _HPU in sys.modules:
         backend = "hpu_backend"
     if backend not in (None, "inductor"):
-        return _called(torch.compile(step, backend=backend or "inductor", dynamic=dynamic))
-    compiled = _called(torch.compile(step, mode=compile_mode, dynamic=dynamic))
+        return torch.compile(step, backend=backend or "inductor", dynamic=dynamic)
+    compiled = torch.compile(step, mode=compile_mode, dynamic=dynamic)
     begin = getattr(torch.compiler, "cudagraph_mark_step_begin", None)
     if compile_mode not in ("reduce-overhead", "max-autotune") or begin is None or not torch.cuda.is_available():
         return compiled
@@ -240,11 +238,6 @@ def _compiled(
         return results.rebuilt([each.clone() for each in results.tensors])
 
     return run
-
-
-def _called(compiled: Any) -> Callable[..., Any]:
-    found: Callable[..., Any] = compiled
-    return found
 
 
 def _hpu_graphs(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
@@ -264,7 +257,7 @@ def _hpu_graphs(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[...
         )
     hpu = sys.modules[_HPU]
     if not step.training:
-        return _called(hpu.wrap_in_hpu_graph(step, **extra))
+        return hpu.wrap_in_hpu_graph(step, **extra)  # type: ignore[no-any-return]
     cacher = hpu.ModuleCacher(max_graphs=extra.pop("max_graphs", 10))
     cacher(model=step, **{"inplace": True, **extra})
     return step
@@ -277,4 +270,4 @@ def _xla(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
         raise RuntimeError('mode="xla" needs PyTorch/XLA: import torch_xla first')
     if not hasattr(package, "compile"):
         raise RuntimeError("this torch_xla has no compile() (it came with 2.5): end the step with mark_step() instead")
-    return _called(package.compile(step, **extra))
+    return package.compile(step, **extra)  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stepscope.remedies.vendor_optimizers import vendor_optimizer
+from stepscope.remedies.optimizers.vendor import vendor_optimizer
 
 _COUNT: Final = 67
 """Numbers in a trial: some vector registers full, and a rest, in any type."""
@@ -36,12 +36,7 @@ FUSED: Final = tuple(_STATES)
 
 @cache
 def kernel_reason(name: str, device: str, dtype: torch.dtype) -> str | None:
-    """Why parameters of this type on this device cannot be updated by the fused kernel; None where they can.
-
-    Args:
-        name: one of `FUSED`.
-        device: a device's type, such as "cuda".
-    """
+    """Why parameters of this type on this device cannot be updated by the fused kernel; None where they can."""
     kind = f"fused {name} for {dtype} on {device}"
     if name not in _STATES or not dtype.is_floating_point or device not in _devices():
         return f"torch {torch.__version__} has no {kind}"
@@ -81,7 +76,6 @@ def _kernel(name: str, tensors: list[Tensor]) -> None:
 
 
 def _formula(name: str, parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor | None = None) -> Tensor:
-    """The updated parameter, by torch.optim's documentation."""
     if name == "AdamW":
         parameter = parameter * (1 - _RATE * _DECAY)
     else:
@@ -114,17 +108,11 @@ class GradientWatch:
     def __init__(
         self, optimizer: Optimizer, groups: list[dict[str, Any]], put_back: Callable[[Optimizer, str], None]
     ) -> None:
-        """
-        Args:
-            groups: the optimizer's fused groups.
-            put_back: called with the optimizer and a clause that says why a group is not fused any more.
-        """
         self._waiting = [(group, parameter) for group in groups for parameter in group["params"]]
         self._put_back = put_back
         self._handle = optimizer.register_step_pre_hook(self._before_step) if self._waiting else None
 
     def stop(self) -> None:
-        """Look no more."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -152,8 +140,7 @@ class GradientWatch:
             if parameter.grad is None:
                 waiting.append((group, parameter))
             elif group.get("fused"):
-                reason = _reason(parameter, parameter.grad)
-                reason = reason or _late(optimizer, group, parameter)
+                reason = _reason(parameter, parameter.grad) or _late(optimizer, group, parameter)
                 if reason is not None:
                     self._to_loop(optimizer, group, reason)
         self._waiting = waiting  # once empty the hook stays: taken away among others that run, it would end them
@@ -171,13 +158,11 @@ class GradientWatch:
 
 
 def _reason(parameter: torch.Tensor, gradient: torch.Tensor) -> str | None:
+    what = f"the gradient of a parameter of shape {tuple(parameter.shape)}"
     if gradient.layout != torch.strided:
-        return f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse"
-    if gradient.stride() != parameter.stride() and parameter.numel() > 1:
-        different = [size for size in parameter.shape if size != 1]
-        if len(different) > 1:
-            return f"the gradient of a parameter of shape {tuple(parameter.shape)} lies in memory unlike it"
-    return None
+        return f"{what} is sparse"
+    several = sum(size != 1 for size in parameter.shape) > 1 and parameter.numel() > 1
+    return f"{what} lies in memory unlike it" if several and gradient.stride() != parameter.stride() else None
 
 
 def _late(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> str | None:
@@ -241,9 +226,8 @@ class Fusion:
     reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return _WORDS.get(self.implementation, f"updates with {self.implementation}") + (
-            ": " + "; ".join(self.reasons) if self.reasons else ""
-        )
+        what = _WORDS.get(self.implementation, f"updates with {self.implementation}")
+        return f"{what}: {'; '.join(self.reasons)}" if self.reasons else what
 
 
 def fuse_optimizer(optimizer: Optimizer) -> Optimizer:
@@ -284,8 +268,8 @@ def fuse_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 def _summary(outcomes: list[str]) -> str:
-    distinct = set(outcomes)
-    return "unchanged" if not distinct else distinct.pop() if len(distinct) == 1 else "mixed"
+    distinct = set(outcomes) or {"unchanged"}
+    return distinct.pop() if len(distinct) == 1 else "mixed"
 
 
 def _described(optimizer: Optimizer, fusion: Fusion) -> Optimizer:
@@ -340,11 +324,8 @@ def _device_step(state: dict[str, Any], parameter: torch.Tensor) -> None:
     """Fused updates count steps in FP32 on the parameter's device; older checkpoints hold plain numbers."""
     if "step" not in state:
         return
-    step = state["step"]
-    if isinstance(step, torch.Tensor):
-        state["step"] = step.detach().to(device=parameter.device, dtype=torch.float32, copy=True)
-    else:
-        state["step"] = torch.tensor(float(step), dtype=torch.float32, device=parameter.device)
+    step = torch.as_tensor(state["step"])
+    state["step"] = step.detach().to(device=parameter.device, dtype=torch.float32, copy=True)
 
 
 def _family(optimizer: Optimizer) -> type[Optimizer] | None:
@@ -380,9 +361,8 @@ def _parameter_reason(parameter: torch.Tensor) -> str | None:
     if type(parameter) not in (torch.Tensor, torch.nn.Parameter):
         return f"parameters are of type {type(parameter).__name__}; pass fused=True where the optimizer is made"
     if not _is_dense(parameter):
-        return (
-            f"a parameter of shape {tuple(parameter.shape)} is a view with gaps, over which fused updates would write"
-        )
+        shape = tuple(parameter.shape)
+        return f"a parameter of shape {shape} is a view with gaps, over which fused updates would write"
     return None
 
 
@@ -391,10 +371,8 @@ def _state_reason(state: dict[str, Any], parameter: torch.Tensor) -> str | None:
         if not isinstance(value, torch.Tensor) or name == "step":
             continue
         if (value.dtype, value.device) != (parameter.dtype, parameter.device):
-            return (
-                f"state {name!r} is {value.dtype} on {value.device}, its parameter {parameter.dtype} on "
-                f"{parameter.device}"
-            )
+            own = f"its parameter {parameter.dtype} on {parameter.device}"
+            return f"state {name!r} is {value.dtype} on {value.device}, {own}"
         if value.shape != parameter.shape or value.stride() != parameter.stride():
             return f"state {name!r} is laid out in memory unlike its parameter of shape {tuple(parameter.shape)}"
     return None
@@ -403,9 +381,8 @@ def _state_reason(state: dict[str, Any], parameter: torch.Tensor) -> str | None:
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether the tensor fills its stretch of memory, each place once, whatever the order of its dimensions."""
     expected = 1
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1
-    ):
+    dimensions = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted((stride, size) for stride, size in dimensions if size != 1):
         if stride != expected:
             return tensor.numel() == 0
         expected *= size

@@ -13,8 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -23,7 +22,8 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from stepscope.remedies.static_arguments import Flat, GraphedOptimizers, NotStatic, StaticArguments, flat
+from stepscope.remedies.graphs.static_arguments import Flat, GraphedOptimizers, NotStatic, StaticArguments, flat
+from stepscope.remedies.host_settings import autocast_type
 
 
 @dataclass
@@ -31,8 +31,6 @@ class Watched:
     """What one call ran.
 
     Attributes:
-        modules: the outermost ones.
-        optimizers: those that took a step.
         gradients: identity and version of the modules' gradients when these began, by `id` of the parameter.
     """
 
@@ -50,9 +48,8 @@ class Watched:
         return list(found.values())
 
 
-@contextmanager
-def watching() -> Iterator[Watched]:
-    """Note the modules and optimizers that run; one thread at a time."""
+def watched(call: Callable[[], Any]) -> tuple[Any, Watched]:
+    """The call's result, and the modules and optimizers that it ran; one thread at a time."""
     seen = Watched()
     inner: set[int] = set()
 
@@ -66,15 +63,8 @@ def watching() -> Iterator[Watched]:
         if not any(optimizer is each for each in seen.optimizers):
             seen.optimizers.append(optimizer)
 
-    handles = [
-        register_module_forward_pre_hook(module_runs),
-        register_optimizer_step_post_hook(optimizer_stepped),
-    ]
-    try:
-        yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
+    with register_module_forward_pre_hook(module_runs), register_optimizer_step_post_hook(optimizer_stepped):
+        return call(), seen
 
 
 def why_not_whole(seen: Watched, outputs: tuple[Tensor, ...]) -> str | None:
@@ -97,13 +87,6 @@ def _gradients(parameters: list[Tensor] | list[torch.nn.Parameter]) -> dict[int,
     return {id(each): None if each.grad is None else (id(each.grad), each.grad._version) for each in parameters}
 
 
-def watched(call: Callable[[], Any]) -> tuple[Any, Watched]:
-    """The call's result and what it ran."""
-    with watching() as seen:
-        result = call()
-    return result, seen
-
-
 DISTRIBUTED_WARM_UP: Final = 11
 """Calls that DistributedDataParallel needs before its reducer does the same in each."""
 _ASYNC_ERRORS: Final = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
@@ -117,18 +100,9 @@ class Recorder(Protocol):
 
     @property
     def device(self) -> torch.device: ...
-
-    def run_aside(self, call: Call) -> Any:
-        """Run it on the stream that is recorded later."""
-        ...
-
-    def waits_of(self, call: Call) -> tuple[Any, list[str]]:
-        """Run it so, and tell where it waited for the device."""
-        ...
-
-    def record(self, call: Call) -> tuple[Any, Callable[[], None]]:
-        """Record it without running it; its result, which every launch writes anew, and what launches it."""
-        ...
+    def run_aside(self, call: Call) -> Any: ...
+    def waits_of(self, call: Call) -> tuple[Any, list[str]]: ...
+    def record(self, call: Call) -> tuple[Any, Callable[[], None]]: ...
 
 
 class CudaRecorder:
@@ -141,7 +115,7 @@ class CudaRecorder:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def run_aside(self, call: Call) -> Any:
-        """As in `Recorder`."""
+        """Run it on the stream that is recorded later."""
         with torch.cuda.device(self.device):
             around = torch.cuda.current_stream()
             self._stream.wait_stream(around)
@@ -151,7 +125,7 @@ class CudaRecorder:
         return result
 
     def waits_of(self, call: Call) -> tuple[Any, list[str]]:
-        """As in `Recorder`: by torch's warnings of operations that synchronise."""
+        """Run it so, and say where it waited for the device, by torch's warnings of operations that synchronise."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -167,7 +141,10 @@ class CudaRecorder:
         return result, list(dict.fromkeys(places))
 
     def record(self, call: Call) -> tuple[Any, Callable[[], None]]:
-        """As in `Recorder`. Other threads, such as one that pins memory, may go on meanwhile."""
+        """Record it without running it; its result, which every launch writes anew, and what launches it.
+
+        Other threads, such as one that pins memory, may go on meanwhile.
+        """
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[self.device.index]
         numbers = generator.clone_state() if hasattr(generator, "clone_state") else None
@@ -196,7 +173,6 @@ class _Recorded:
     """One graph.
 
     Attributes:
-        results: what every launch writes.
         before, after: the parameters' gradients when recording began and ended.
     """
 
@@ -285,7 +261,7 @@ class GraphedSteps:
             self.optimizers.key,
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
-            _autocast(self.recorder.device.type),
+            autocast_type(self.recorder.device.type),
             tuple(each.training for each in self._modules),
             any(each.grad is not None for each in self._parameters),
         )
@@ -446,13 +422,6 @@ class GraphedSteps:
 def in_words(given: Flat) -> str:
     """The tensors of a call, such as "float32 [8, 128], int64 [8]"."""
     return ", ".join(f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in given.tensors) or "none"
-
-
-def _autocast(device_type: str) -> Hashable:
-    """Autocast's setting for the device."""
-    if hasattr(torch, "get_autocast_dtype"):
-        return torch.is_autocast_enabled(device_type) and torch.get_autocast_dtype(device_type)
-    return torch.is_autocast_enabled() and torch.get_autocast_gpu_dtype()  # before torch 2.4
 
 
 def _uncached(call: Call) -> Any:

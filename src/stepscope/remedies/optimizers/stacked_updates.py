@@ -24,7 +24,6 @@ class StackedUpdate(ABC):
     Attributes:
         state: parameter's name -> what is kept for it, each (members, *shape).
         steps: parameter's name -> updates of it so far, the same for all members.
-        defaults: the hyperparameters and what they are where none is given.
     """
 
     defaults: ClassVar[Mapping[str, float]]
@@ -90,13 +89,7 @@ class StackedSGD(StackedUpdate):
 class StackedAdam(StackedUpdate):
     """torch.optim.Adam, and AdamW where the weight decay is decoupled."""
 
-    defaults: ClassVar[Mapping[str, float]] = {
-        "lr": 1e-3,
-        "beta1": 0.9,
-        "beta2": 0.999,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-    }
+    defaults: ClassVar[Mapping[str, float]] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0}
 
     def __init__(self, *, decoupled: bool = False, amsgrad: bool = False) -> None:
         super().__init__()
@@ -124,8 +117,6 @@ class StackedAdam(StackedUpdate):
 
 
 class StackedAdamW(StackedAdam):
-    """torch.optim.AdamW."""
-
     defaults: ClassVar[Mapping[str, float]] = {**StackedAdam.defaults, "weight_decay": 1e-2}
 
     def __init__(self, *, amsgrad: bool = False) -> None:
@@ -151,7 +142,8 @@ def stacked_update(
     """
     if optimizer not in _UPDATES:
         known = ", ".join(one.__name__ for one in _UPDATES)
-        raise ValueError(f"members can be trained together by {known}, not by {_named(optimizer)}")
+        name = getattr(optimizer, "__name__", repr(optimizer))
+        raise ValueError(f"members can be trained together by {known}, not by {name}")
     kind = _UPDATES[optimizer]
     members = [_split_betas(each) for each in hyperparameters]
     switches = {name for name, of in _NOT_PER_MEMBER.items() if optimizer in of}
@@ -164,12 +156,11 @@ def stacked_update(
         if len(values) > 1:
             raise ValueError(f"{name} must be the same for all members")
         chosen[name] = values.pop()
-    rates = {
-        name: torch.tensor(
-            [_number(name, member.get(name, default)) for member in members], dtype=precision, device=device
-        )
+    numbers = {
+        name: [_number(name, member.get(name, default)) for member in members]
         for name, default in kind.defaults.items()
     }
+    rates = {name: torch.tensor(each, dtype=precision, device=device) for name, each in numbers.items()}
     return kind(**chosen), rates
 
 
@@ -179,10 +170,9 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{name} must be a number for each member, not {value!r}") from error
-    if not (0 <= number < (1 if name.startswith("beta") else math.inf) or name == "dampening"):
-        raise ValueError(
-            f"{name} must be {'from 0 to below 1' if name.startswith('beta') else '0 or more'}, not {number}"
-        )
+    limit, allowed = (1, "from 0 to below 1") if name.startswith("beta") else (math.inf, "0 or more")
+    if not 0 <= number < limit and name != "dampening":
+        raise ValueError(f"{name} must be {allowed}, not {number}")
     return number
 
 
@@ -195,10 +185,6 @@ def _split_betas(given: Mapping[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"betas must be two numbers, not {given['betas']!r}") from error
     return found
-
-
-def _named(optimizer: object) -> str:
-    return getattr(optimizer, "__name__", repr(optimizer))
 
 
 def _beside(value: Tensor, parameter: Tensor) -> Tensor:

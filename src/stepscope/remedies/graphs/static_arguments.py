@@ -52,8 +52,7 @@ class Flat:
 def flat(value: Any, what: str = "the argument") -> Flat:
     """The value taken apart: tuples, lists and dictionaries of tensors, plain values, modules and functions.
 
-    Raises:
-        NotStatic: something else is in it, whose tensors cannot be seen.
+    Raises NotStatic where something else is in it, whose tensors cannot be seen.
     """
     tensors: list[Tensor] = []
     structure = _taken_apart(value, tensors, what, 0)
@@ -102,10 +101,6 @@ def _built(structure: Any, tensors: Iterator[Tensor]) -> Any:
 class StaticArguments:
     """Tensors of the same shapes as a call's, at addresses that never change.
 
-    Args:
-        given: the arguments of the call that comes first, as `flat((args, kwargs))`.
-        device: where tensors of the host get their copies; those of a device stay on theirs.
-
     Raises:
         NotStatic: a tensor that wants a gradient: the copy's would not be its own.
     """
@@ -139,11 +134,7 @@ _CUDA: Final = ("cuda",)
 
 
 class GraphedOptimizers:
-    """The optimizers that a captured function steps.
-
-    Args:
-        device_types: of the parameters whose optimizers are changed; others' states are left as they are.
-    """
+    """The optimizers that a captured function steps."""
 
     def __init__(self, device_types: Sequence[str] = _CUDA) -> None:
         self._device_types = device_types

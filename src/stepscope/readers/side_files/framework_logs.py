@@ -1,18 +1,57 @@
-"""PyTorch/XLA's metrics reports: what `torch_xla.debug.metrics` prints, among whatever else a program prints."""
+"""Counts and logs beside a trace: reports and debugging output of PyTorch/XLA, metrics and logs of Intel Gaudi."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from stepscope.errors import UsageError
-from stepscope.readers.side_files.text import LARGEST_COUNT, MOST_NAMES, lines
-from stepscope.trace.evidence import CodePlace, Evidence, Fallback, Tally, Trigger
+from stepscope.errors import UnreadableTraceError, UsageError
+from stepscope.readers.source import ByteSource
+from stepscope.trace.run_counts import WARM_UP_STEPS, CodePlace, Fallback, RunCounts, Tally, Trigger
+
+LONGEST_LINE: Final = 2**16
+"""Bytes; a longer line is given in pieces."""
+MOST_NAMES: Final = 10_000
+"""Different names of metrics, operators or stacks that are kept of one file; those after them are left out."""
+LARGEST_COUNT: Final = 2**62
+
+
+def lines(path: str | Path) -> Iterator[str]:
+    """The lines without their ends; bytes that are no UTF-8 are replaced.
+
+    Raises:
+        NotATraceError: the file is empty.
+        UnreadableTraceError: it cannot be opened or unpacked.
+    """
+    source = ByteSource(path)
+    try:
+        rest, some = b"", False
+        for block in source.blocks():
+            some = True
+            *whole, rest = (rest + block).split(b"\n")
+            for line in whole:
+                yield from _pieces(line)
+            while len(rest) > LONGEST_LINE:
+                yield rest[:LONGEST_LINE].decode("utf-8", "replace")
+                rest = rest[LONGEST_LINE:]
+        if source.damage and not some:
+            raise UnreadableTraceError(f"{source.name} cannot be unpacked: {source.damage}")
+        yield from _pieces(rest)
+    finally:
+        source.close()
+
+
+def _pieces(line: bytes) -> Iterator[str]:
+    for first in range(0, len(line), LONGEST_LINE):
+        yield line[first : first + LONGEST_LINE].decode("utf-8", "replace").rstrip("\r")
+
 
 _HEAD: Final = re.compile(r"^(Metric|Counter): (\S{1,200})\s*$")
 _FIELD: Final = re.compile(r"^\s+(TotalSamples|Accumulator|Counter|Percentiles|Value): (.{1,2000})$")
@@ -35,7 +74,7 @@ class _Report:
     counters: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
-def read_xla_metrics(path: str | Path) -> Evidence:
+def read_xla_metrics(path: str | Path) -> RunCounts:
     """What the reports in a file say of the whole run.
 
     Raises:
@@ -56,7 +95,7 @@ def read_xla_metrics(path: str | Path) -> Evidence:
             f"{path} holds no metrics report of PyTorch/XLA: one has lines such as 'Metric: CompileTime', and is "
             "printed by torch_xla.debug.metrics.metrics_report()"
         )
-    return _evidence(report, str(path))
+    return _of_metrics_report(report, str(path))
 
 
 def _take(report: _Report, kind: str, name: str, key: str, text: str) -> None:
@@ -98,13 +137,13 @@ def _total(values: list[int]) -> int:
     return min(sum(cleared) + values[-1], LARGEST_COUNT)
 
 
-def _evidence(report: _Report, path: str) -> Evidence:
+def _of_metrics_report(report: _Report, path: str) -> RunCounts:
     counters = {name: _total(values) for name, values in report.counters.items() if values}
     out = next((name for name in _TRANSFERS_OUT if report.counts.get(name)), "")
     fallbacks = [
         Fallback(name, count) for name, count in counters.items() if name.startswith("aten::") and name != _SCALAR_READ
     ]
-    return Evidence(
+    return RunCounts(
         sources=(path,),
         steps=counters.get("MarkStep"),
         compilations=_tally(report, "CompileTime"),
@@ -151,7 +190,7 @@ class _Log:
     not_lowered: dict[str, None] = field(default_factory=dict)
 
 
-def read_xla_debug_log(path: str | Path) -> Evidence:
+def read_xla_debug_log(path: str | Path) -> RunCounts:
     """What the debugging output in a file says of the whole run.
 
     Raises:
@@ -169,7 +208,7 @@ def read_xla_debug_log(path: str | Path) -> Evidence:
             f"{path} holds no debugging output of PyTorch/XLA: it has lines that begin with 'Compilation Analysis:' or "
             "'pt-xla-profiler:', and is printed where PT_XLA_DEBUG_LEVEL=2 is set"
         )
-    return _debug_evidence(log, str(path))
+    return _of_debug_log(log, str(path))
 
 
 def _take_block(log: _Log, kind: str, block: _Open, text: str) -> None:
@@ -210,9 +249,9 @@ def _take_warning(log: _Log, line: str) -> None:
                 log.not_lowered[name.strip()] = None
 
 
-def _debug_evidence(log: _Log, path: str) -> Evidence:
+def _of_debug_log(log: _Log, path: str) -> RunCounts:
     out = log.counts.get("TransferFromDeviceTime", log.counts.get("TransferFromServerTime"))
-    return Evidence(
+    return RunCounts(
         sources=(path,),
         steps=log.steps,
         compilations=_debug_tally(log, "CompileTime", log.blocks["Compilation"]),
@@ -231,3 +270,178 @@ def _debug_tally(log: _Log, name: str, blocks: int) -> Tally | None:
 
 def _triggers(log: _Log, kind: str) -> tuple[Trigger, ...]:
     return tuple(Trigger(cause, frames, count) for (cause, frames), count in log.triggers[kind].most_common())
+
+
+_MOST_CHARACTERS: Final = 64 * 2**20
+"""Of the file; a program that writes its counts with every step for days comes to as much."""
+_LONGEST_NAME: Final = 200
+_DECODER: Final = json.JSONDecoder()
+_BETWEEN: Final = re.compile(r"[\s,\]]*")
+_RANK: Final = re.compile(r"-rank(\d{1,6})(?=\.|$)")
+
+
+class _Counts:
+    """Cumulative numbers; where a program resets them, what they had come to is added."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+
+    def take(self, key: str, value: Any) -> int | None:
+        """The total up to here of the number behind `key`, None if that is no number."""
+        number = _number(value)
+        if number is None or (key not in self._last and len(self._last) >= MOST_NAMES):
+            return self.total(key)
+        if number < self._last.get(key, 0):
+            self._before[key] = self._before.get(key, 0) + self._last[key]
+        self._last[key] = number
+        return self.total(key)
+
+    def total(self, key: str) -> int | None:
+        return min(self._before.get(key, 0) + self._last[key], LARGEST_COUNT) if key in self._last else None
+
+
+def read_gaudi_metrics(path: str | Path) -> RunCounts:
+    """What the last counts in a metrics file say of the whole run.
+
+    A run that was killed leaves the array open; what was written is read.
+
+    Raises:
+        UsageError: it is no such file.
+        TraceError: it cannot be read.
+    """
+    counts, operators = _Counts(), _Counts()
+    names: dict[str, None] = {}
+    steps, at_warm_up, found = 0, None, False
+    for entry in _entries(_text(path)):
+        name, statistics = entry.get("metric_name"), entry.get("statistics")
+        if not isinstance(name, str) or not isinstance(statistics, dict):
+            continue
+        found = True
+        for key in ("TotalNumber", "TotalTime", "TotalHit", "TotalMiss"):
+            counts.take(f"{name}.{key}", statistics.get(key))
+        if name == "graph_compilation" and entry.get("triggered_by") == "mark_step":
+            steps += 1
+            at_warm_up = counts.total("graph_compilation.TotalNumber") if steps == WARM_UP_STEPS else at_warm_up
+        fallbacks = statistics.get("FallbackOps")
+        for operator, count in fallbacks.items() if isinstance(fallbacks, dict) else ():
+            if len(names) < MOST_NAMES or operator in names:
+                names[operator] = None
+                operators.take(operator, count)
+    if not found:
+        raise UsageError(
+            f"{path} is no metrics file of Intel Gaudi: that is a JSON array of objects with metric_name and "
+            "statistics, which a program writes where PT_HPU_METRICS_FILE is set"
+        )
+    return _of_gaudi_metrics(str(path), counts, operators, names, steps, at_warm_up)
+
+
+def rank_in_name(path: str | Path) -> int | None:
+    """The rank that a metrics file's name ends in, as in metrics-rank3.json; None without one."""
+    match = _RANK.search(Path(path).name)
+    return int(match[1]) if match else None
+
+
+def _text(path: str | Path) -> str:
+    parts, size = [], 0
+    for line in lines(path):
+        size += len(line) + 1
+        if size > _MOST_CHARACTERS:
+            raise UsageError(f"{path} is longer than {_MOST_CHARACTERS >> 20} MiB, which no metrics file is: not read")
+        parts.append(line)
+    return "\n".join(parts)
+
+
+def _entries(text: str) -> Iterator[dict[str, Any]]:
+    """The objects of the array, up to where it is damaged or ends."""
+    position = text.find("[") + 1
+    if position == 0 or text[: position - 1].strip("\ufeff \t\r\n"):
+        return
+    while True:
+        position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
+        if position >= len(text):
+            return
+        try:
+            value, position = _DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            return
+        if isinstance(value, dict):
+            yield value
+
+
+def _number(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < LARGEST_COUNT:
+        return None
+    return int(value)
+
+
+def _of_gaudi_metrics(
+    path: str, counts: _Counts, operators: _Counts, names: dict[str, None], steps: int, at_warm_up: int | None
+) -> RunCounts:
+    compiled = counts.total("graph_compilation.TotalNumber")
+    time_us = counts.total("graph_compilation.TotalTime")
+    fallbacks = [Fallback(_qualified(name), operators.total(name)) for name in names]
+    return RunCounts(
+        sources=(path,),
+        steps=steps or None,
+        compilations=None
+        if compiled is None
+        else Tally(compiled, None if time_us is None else min(time_us * 1000, LARGEST_COUNT)),
+        late_compilations=None if at_warm_up is None or compiled is None else compiled - at_warm_up,
+        cached=counts.total("recipe_cache.TotalHit"),
+        missed=counts.total("recipe_cache.TotalMiss"),
+        fallbacks=tuple(sorted(fallbacks, key=lambda each: (-(each.count or 0), each.operator))),
+    )
+
+
+def _qualified(name: str) -> str:
+    """An operator's name with its namespace, in text that any table can hold."""
+    name = name[:_LONGEST_NAME].encode("utf-8", "replace").decode()
+    return name if "::" in name else f"aten::{name}"
+
+
+_CALL: Final = re.compile(r"CPU fallback (?:for )?([\w:.]{1,200})\s*:?\s*(.{0,1000})")
+_TABLE: Final = "Frequency of op and op name that were executed on CPU"
+_ROW: Final = re.compile(r"^\s*(\d{1,18})\s+([\w:.]{1,200})\s*$")
+_LONGEST_TYPES: Final = 200
+
+
+def read_fallback_log(path: str | Path) -> RunCounts:
+    """Which operators ran on the CPU, how often, and with inputs of which types.
+
+    Calls are logged one by one, and counted in a table when the process ends; the table is right where both are there.
+
+    Raises:
+        UsageError: there is no such log in the file.
+        TraceError: it cannot be read.
+    """
+    calls: Counter[str] = Counter()
+    types: dict[str, str] = {}
+    table: dict[str, int] = {}
+    in_table = False
+    for line in lines(path):
+        if _TABLE in line:
+            in_table = True
+        elif in_table and (row := _ROW.match(line)):
+            name = _qualified(row[2])
+            if name in table or len(table) < MOST_NAMES:
+                table[name] = max(min(int(row[1]), LARGEST_COUNT), table.get(name, 0))
+        elif call := _CALL.search(line):
+            name = _qualified(call[1])
+            if name in calls or len(calls) < MOST_NAMES:
+                calls[name] += 1
+                if call[2]:
+                    types.setdefault(name, call[2].strip()[:_LONGEST_TYPES])
+        elif in_table and line.strip() and not line.startswith("("):
+            in_table = False
+    if not calls and not table:
+        raise UsageError(
+            f"{path} holds no log of operators on the CPU: it has lines that begin with 'CPU fallback', which Intel "
+            "Gaudi's PyTorch prints where LOG_LEVEL_PT_FALLBACK=1 is set"
+        )
+    counts = {**calls, **table}
+    found = [Fallback(name, count, types.get(name)) for name, count in counts.items()]
+    return RunCounts(
+        sources=(str(path),),
+        fallbacks=tuple(sorted(found, key=lambda each: (-(each.count or 0), each.operator))),
+    )

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stepscope.remedies.host_settings import default_device, usable_processors
-from stepscope.remedies.loader_measurement import (
+from stepscope.remedies.host_settings import check_whole, default_device, usable_processors
+from stepscope.remedies.loading.measurement import (
     OF_WORKERS,
     LoaderTrial,
     measure_loader,
@@ -159,15 +159,9 @@ def tune_loader(
     """
     arguments = _arguments(dataset, step_ms, batch_size, budget_s, most_workers, loader_arguments)
     target = default_device() if device is None else torch.device(device)
-    search = _Search(
-        dataset=dataset,
-        step_ms=step_ms,
-        arguments=arguments,
-        device=None if target.type == "cpu" else target,
-        most=_processors_of_rank() if most_workers is None else most_workers,
-        budget_s=budget_s,
-        report=report,
-    )
+    most = _processors_of_rank() if most_workers is None else most_workers
+    place = None if target.type == "cpu" else target
+    search = _Search(dataset, step_ms, arguments, place, most, budget_s, report)
     with unchanged_random_state(arguments):
         _try_workers(search)
         _try_prefetch(search)
@@ -258,38 +252,29 @@ def _choice(search: _Search) -> LoaderChoice:
         arguments |= {"prefetch_factor": best.prefetch_factor, "persistent_workers": True}
     else:
         arguments = {name: value for name, value in arguments.items() if name not in OF_WORKERS}
-    search.notes += _what_is_left(search, best)
-    return LoaderChoice(
-        dataset=search.dataset,
-        arguments=arguments,
-        trials=tuple(search.trials),
-        chosen=best,
-        step_ms=search.step_ms,
-        hidden=search.hides(best),
-        notes=tuple(search.notes),
-    )
+    notes = (*search.notes, *_what_is_left(search, best))
+    hidden = search.hides(best)
+    return LoaderChoice(search.dataset, arguments, tuple(search.trials), best, search.step_ms, hidden, notes)
 
 
-def _what_is_left(search: _Search, best: LoaderTrial) -> list[str]:
+def _what_is_left(search: _Search, best: LoaderTrial) -> Iterator[str]:
     """Where the wait that is left comes from, in sentences."""
-    notes = []
     if best.epochs > 1:
-        notes.append("The data set is shorter than a trial: beginning an epoch is in the waits.")
+        yield "The data set is shorter than a trial: beginning an epoch is in the waits."
     if search.hides(best):
-        return notes
+        return
     if best.workers and best.batch_ms <= search.step_ms:
-        notes.append(
+        yield (
             f"Batches come faster (every {best.batch_ms:.2f} ms) than they are used: what is left is the time to "
             "receive one from a worker. Fewer and larger tensors in a batch take less."
         )
-    else:
-        workers = math.ceil(best.batch_ms * max(best.workers, 1) / search.step_ms)
-        notes.append(
-            f"Batches come every {best.batch_ms:.2f} ms at most; at that rate it takes about {workers} "
-            f"{'workers, each with a processor' if workers > 1 else 'worker'}. Or make them cheaper: cache what is the "
-            "same in every epoch, or prepare it beforehand."
-        )
-    return notes
+        return
+    workers = math.ceil(best.batch_ms * max(best.workers, 1) / search.step_ms)
+    yield (
+        f"Batches come every {best.batch_ms:.2f} ms at most; at that rate it takes about {workers} "
+        f"{'workers, each with a processor' if workers > 1 else 'worker'}. Or make them cheaper: cache what is the "
+        "same in every epoch, or prepare it beforehand."
+    )
 
 
 def _row(trial: LoaderTrial) -> str:
@@ -314,8 +299,8 @@ def _arguments(
     for name, number in (("step_ms", step_ms), ("budget_s", budget_s)):
         if not (isinstance(number, (int, float)) and math.isfinite(number) and number > 0):
             raise ValueError(f"{name} is {number!r}; it takes a number above 0")
-    if most_workers is not None and (not isinstance(most_workers, int) or most_workers < 0):
-        raise ValueError(f"most_workers is {most_workers!r}; it takes a whole number from 0 on")
+    if most_workers is not None:
+        check_whole("most_workers", most_workers, 0)
     found = [name for name in _FOUND_HERE if name in others]
     if found:
         raise ValueError(f"{', '.join(found)} is what tune_loader finds: leave it out")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from stepscope.remedies.attention_blocks import (
+from stepscope.remedies.fused_attention.blocks import (
     Results,
     Settings,
     attend_by_element,
@@ -22,13 +22,13 @@ from stepscope.remedies.attention_blocks import (
     can_use_flex,
     zero_padding,
 )
+from stepscope.remedies.host_settings import autocast_type
 
 SOFTMAX_MODES: Final = ("exact", "fast")
 PADDINGS: Final = ("left", "right")
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raise TypeError or ValueError where the three do not fit each other."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(tensor).__name__}")
@@ -54,7 +54,6 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def check_mask(mask: Tensor | None, query: Tensor, key: Tensor, is_causal: bool) -> None:
-    """Raise TypeError or ValueError where the mask does not fit."""
     if mask is None:
         return
     if not isinstance(mask, Tensor):
@@ -75,7 +74,6 @@ def check_mask(mask: Tensor | None, query: Tensor, key: Tensor, is_causal: bool)
 
 
 def check_options(dropout_p: float, scale: float | None, softmax_mode: str, seq_padding: str) -> None:
-    """Raise TypeError or ValueError for a value that none of the devices knows."""
     for name, number in (("dropout_p", dropout_p), ("scale", scale)):
         if not isinstance(number, (int, float)) and not (name == "scale" and number is None):
             raise TypeError(f"{name} must be a number, not {type(number).__name__}")
@@ -110,10 +108,7 @@ def check_modes(query: Tensor, settings: Settings, training: bool, recompute: bo
 def check_lengths(
     lengths: Tensor | Sequence[int] | None, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool
 ) -> None:
-    """Raise TypeError or ValueError where the valid lengths do not fit.
-
-    Values that are on another device than the CPU are not looked at, because that would wait for the device.
-    """
+    """Values on another device than the CPU are not looked at, because that would wait for the device."""
     if lengths is None:
         return
     if not is_causal or mask is not None:
@@ -149,9 +144,8 @@ _everywhere = True
 def recompute_attention(enabled: bool) -> Iterator[None]:
     """Within the block, let `attention` recompute in its backward pass (True) or save more instead (False).
 
-    It holds for this thread, or this asynchronous task, and for nobody else; blocks can be nested. A `recompute` given
-    to `attention` itself wins, and is what to use under `torch.compile`, where a switch read inside the compiled
-    function can break its graph.
+    It holds for this thread, or this asynchronous task, alone; blocks can be nested. A `recompute` given to `attention`
+    wins, and is what to use under `torch.compile`, whose graph a switch read inside the function can break.
 
     Raises:
         TypeError: `enabled` is neither True nor False.
@@ -166,8 +160,7 @@ def recompute_attention(enabled: bool) -> Iterator[None]:
 def set_recompute_attention(enabled: bool) -> None:
     """Set the mode for all threads of the process, until set again; a surrounding `recompute_attention` block wins.
 
-    Raises:
-        TypeError: `enabled` is neither True nor False.
+    Raises TypeError where `enabled` is neither True nor False.
     """
     global _everywhere
     _everywhere = _checked(enabled)
@@ -334,7 +327,7 @@ def _as_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
     """The tensors as PyTorch's own attention takes them within torch.autocast: numbers in the lower type."""
     first = tensors[0]
     kind = first.device.type if isinstance(first, Tensor) else "cpu"
-    target = _autocast_type(kind)
+    target = autocast_type(kind)
     if target is None:
         return tensors
     return tuple(
@@ -343,15 +336,6 @@ def _as_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
         else each
         for each in tensors
     )
-
-
-def _autocast_type(kind: str) -> torch.dtype | None:
-    """The type of torch.autocast where it is on for this kind of device, else None."""
-    if hasattr(torch, "get_autocast_dtype"):  # PyTorch 2.4 and later
-        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    if kind == "cpu":
-        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 def _attend_valid(

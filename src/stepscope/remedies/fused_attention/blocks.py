@@ -29,8 +29,6 @@ class Dropout:
 
     Args:
         chance: of each value to be dropped, 0 to 1; drawn in steps of 2**-16, so to within 0.000008.
-        seed: see `new_seed`.
-        device: where the parts are wanted.
     """
 
     def __init__(self, chance: float, seed: int, device: torch.device) -> None:
@@ -74,9 +72,6 @@ class Settings:
     """What is the same in every block.
 
     Attributes:
-        scale: what the product of query and key is multiplied by.
-        causal: a query sees the keys up to its own number only.
-        dropout_p: chance that a probability is set to 0; the others are divided by 1 - dropout_p.
         fast: scores and probabilities in the inputs' own type instead of FP32.
         keep_dropout: hold what was dropped for the backward pass, a byte a score, instead of drawing it again.
         want_dropout: also return which probabilities were kept, (batch, heads, queries, keys), boolean.
@@ -323,10 +318,7 @@ def attend_by_element(
     padding: str,
     attend: Callable[[Tensor, Tensor, Tensor], Results],
 ) -> Results:
-    """Call `attend` for the valid part of each batch element; padding has zeros in all that it returns.
-
-    Padding is never read, so that its values do not matter, and its gradients are zeros.
-    """
+    """Call `attend` for the valid part of each batch element; padding has zeros in all that it returns."""
     if not query.shape[0]:
         return attend(query, key, value)
     whole = query.shape[2]

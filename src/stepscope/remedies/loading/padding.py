@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler, default_collate
 
+from stepscope.remedies.host_settings import check_whole
+
 _FEWEST_POOLS: Final = 4
 
 
 class LengthBucketSampler(Sampler[list[int]]):
     """Batches of indices in which lengths are similar, in another random order each epoch.
 
-    All samples are shuffled and cut into pools of `pool_batches` batches of every rank; each pool is sorted by length
-    and cut into batches, and these are shuffled. So a batch holds neighbours in length, and which ones changes from
-    epoch to epoch: there are four pools at least. On several ranks the batches that are used in the same step are
-    neighbours too: no rank waits for a longer one.
+    All samples are shuffled and cut into pools, four at least, of `pool_batches` batches of every rank; each pool is
+    sorted by length and cut into batches, which are shuffled. So a batch holds neighbours in length, others in each
+    epoch, and so do the batches that several ranks use in one step: no rank waits for a longer one.
 
-    Every index comes exactly once an epoch, over all ranks. Two exceptions: `drop_last` leaves out the samples that do
-    not fill a batch on every rank; and where fewer samples than ranks are left for the last batches, some of these come
-    twice, so that every rank makes the same number of steps. Batches of a step differ by one sample at most.
+    Every index comes once an epoch, over all ranks, with two exceptions: `drop_last` leaves out the samples that do not
+    fill a batch on every rank; and where fewer samples than ranks are left for the last batches, some come twice, so
+    that every rank makes as many steps. Batches of a step differ by one sample at most.
 
     Args:
         lengths: of each sample, in any unit, in the data set's order.
@@ -50,9 +51,8 @@ class LengthBucketSampler(Sampler[list[int]]):
         world_size: int | None = None,
     ) -> None:
         self._lengths = _numbers(lengths)
-        for name, number in (("batch_size", batch_size), ("pool_batches", pool_batches)):
-            if not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} is {number!r}; it takes a whole number from 1 on")
+        check_whole("batch_size", batch_size)
+        check_whole("pool_batches", pool_batches)
         self.batch_size, self.drop_last, self.seed = batch_size, drop_last, seed
         self.rank, self.world_size = _place(rank, world_size)
         if 0 < len(self._lengths) < self.world_size:
@@ -159,9 +159,9 @@ def pad_to_lengths(
         if tensor.dim() == 0 or tensor.shape[1:] != first.shape[1:]:
             raise ValueError(
                 "sequences are padded in their first dimension and must agree in the others: "
-                f"{_shape(first)} and {_shape(tensor)}"
+                f"{list(first.shape)} and {list(tensor.shape)}"
             )
-    length = _padded_length(max(len(tensor) for tensor in tensors), *_checked(lengths, multiple))
+    length = _padded_length(max(map(len, tensors)), *_checked(lengths, multiple))
     padded = first.new_full((len(tensors), length, *first.shape[1:]), padding_value)
     for row, tensor in zip(padded, tensors, strict=True):
         row[: len(tensor)] = tensor
@@ -258,8 +258,7 @@ def _checked(lengths: Sequence[int] | None, multiple: int | None) -> tuple[tuple
         raise ValueError("give lengths or multiple, not both")
     if lengths is None:
         multiple = _MULTIPLE if multiple is None else multiple
-        if not isinstance(multiple, int) or multiple < 1:
-            raise ValueError(f"multiple is {multiple!r}; it takes a whole number from 1 on")
+        check_whole("multiple", multiple)
         return None, multiple
     if not lengths or not all(isinstance(length, int) and length > 0 for length in lengths):
         raise ValueError(f"lengths is {lengths!r}; it takes whole numbers above 0, such as (64, 128, 256)")
@@ -268,7 +267,7 @@ def _checked(lengths: Sequence[int] | None, multiple: int | None) -> tuple[tuple
 
 def _padded_length(longest: int, lengths: tuple[int, ...] | None, multiple: int | None) -> int:
     if lengths is None:
-        return max(-(-longest // (multiple or 1)), 1) * (multiple or 1)
+        return padded_size(max(longest, 1), multiple or 1)
     allowed = next((length for length in lengths if length >= longest), None)
     if allowed is None:
         raise ValueError(
@@ -282,10 +281,6 @@ def _is_sequence(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.dim() > 0
     return isinstance(value, list) and all(isinstance(number, (int, float)) for number in value)
-
-
-def _shape(tensor: torch.Tensor) -> str:
-    return f"[{', '.join(map(str, tensor.shape))}]"
 
 
 def padded_size(size: int, multiple: int = 64) -> int:

@@ -7,7 +7,8 @@ count cost is then still open, for it may have passed while the device worked.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 FREQUENT_SHARE = 0.5
 """Of the steps; what happens in more of them is too frequent, as torch_xla's own analysis has it."""
@@ -27,6 +28,9 @@ class Tally:
     count: int
     total_ns: int | None = None
     longest_ns: int | None = None
+
+
+_TALLY: Final = tuple(field.name for field in fields(Tally))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class RunCounts:
     """What the files say together; None or empty where none of them tells.
 
     Attributes:
@@ -115,40 +119,28 @@ class Evidence:
         return self.transfers_out.count > FREQUENT_SHARE * self.steps
 
 
-def joined(parts: Iterable[Evidence]) -> Evidence:
+def joined(parts: Iterable[RunCounts]) -> RunCounts:
     """What several files of the same run say: of two counts of the same thing, the larger one."""
-    whole = Evidence()
+    whole = RunCounts()
     for part in parts:
-        whole = replace(
-            whole,
-            sources=(*whole.sources, *part.sources),
-            steps=_larger(whole.steps, part.steps),
-            compilations=_larger_tally(whole.compilations, part.compilations),
-            late_compilations=_larger(whole.late_compilations, part.late_compilations),
-            executions=_larger_tally(whole.executions, part.executions),
-            transfers_out=_larger_tally(whole.transfers_out, part.transfers_out),
-            scalar_reads=_larger(whole.scalar_reads, part.scalar_reads),
-            cached=_larger(whole.cached, part.cached),
-            missed=_larger(whole.missed, part.missed),
-            fallbacks=_fallbacks((*whole.fallbacks, *part.fallbacks)),
-            compile_triggers=_triggers((*whole.compile_triggers, *part.compile_triggers)),
-            execute_triggers=_triggers((*whole.execute_triggers, *part.execute_triggers)),
-        )
-    return whole
-
-
-def _larger(first: int | None, second: int | None) -> int | None:
-    return max((each for each in (first, second) if each is not None), default=None)
-
-
-def _larger_tally(first: Tally | None, second: Tally | None) -> Tally | None:
-    if first is None or second is None:
-        return first or second
-    return Tally(
-        max(first.count, second.count),
-        _larger(first.total_ns, second.total_ns),
-        _larger(first.longest_ns, second.longest_ns),
+        pairs = {field.name: (getattr(whole, field.name), getattr(part, field.name)) for field in fields(RunCounts)}
+        whole = RunCounts(**{name: _combined(*pair) for name, pair in pairs.items()})
+    return replace(
+        whole,
+        fallbacks=_fallbacks(whole.fallbacks),
+        compile_triggers=_triggers(whole.compile_triggers),
+        execute_triggers=_triggers(whole.execute_triggers),
     )
+
+
+def _combined(first: Any, second: Any) -> Any:
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, tuple):
+        return first + second
+    if isinstance(first, Tally):
+        return Tally(*(_combined(getattr(first, name), getattr(second, name)) for name in _TALLY))
+    return max(first, second)
 
 
 def _fallbacks(found: Iterable[Fallback]) -> tuple[Fallback, ...]:
@@ -156,7 +148,7 @@ def _fallbacks(found: Iterable[Fallback]) -> tuple[Fallback, ...]:
     for each in found:
         known = by_operator.get(each.operator, each)
         by_operator[each.operator] = Fallback(
-            each.operator, _larger(known.count, each.count), known.types or each.types
+            each.operator, _combined(known.count, each.count), known.types or each.types
         )
     return tuple(sorted(by_operator.values(), key=lambda each: (-(each.count or 0), each.operator)))
 

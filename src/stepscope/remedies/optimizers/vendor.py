@@ -137,10 +137,10 @@ def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_
     """Scale gradients in place so that the norm of all of them together is at most `max_norm`; returns it as it was.
 
     The same as `torch.nn.utils.clip_grad_norm_`, bit by bit in FP32: norms by lists of tensors, and a factor of at most
-    1 that is multiplied on the device. Norms of bf16 and fp16 gradients are kept in FP32: the whole is exact to 1e-6,
-    where torch's has the gradients' precision. Gradients on a CPU that need no clipping are not touched. A norm that is
-    not finite gives gradients that are not finite, as in torch; there is no `error_if_nonfinite`, for to raise it the
-    host would have to wait: look at the returned norm where you wait anyway. On HPU Gaudi's FusedClipNorm is used.
+    1 that is multiplied on the device. Norms of bf16 and fp16 gradients are kept in FP32: exact to 1e-6, where torch's
+    have the gradients' precision. Gradients on a CPU that need no clipping are not touched. A norm that is not finite
+    gives gradients that are not finite, as in torch; there is no `error_if_nonfinite`, for which the host would have to
+    wait: look at the returned norm where you wait anyway. On HPU Gaudi's FusedClipNorm is used.
 
     Args:
         parameters: whose `grad` is scaled; those without one are left out. On one or many devices, of any types.
@@ -173,18 +173,15 @@ def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_
     if total.device.type == "cpu" and float(factor) == 1.0:
         return total  # multiplying would change nothing, and on a CPU knowing that needs no waiting
     for (device, dtype), group in groups.items():
-        narrow = (
-            dtype if dtype.itemsize < 4 else None
-        )  # lists are multiplied at once only by a number of their own type
+        narrow = dtype if dtype.itemsize < 4 else None  # lists are multiplied at once only by a number of their type
         torch._foreach_mul_(group, factor.to(device=device, dtype=narrow, non_blocking=True))
     return total
 
 
 def _check(parameters: object, max_norm: float, norm_type: float) -> None:
-    if isinstance(parameters, (torch.nn.Module, torch.optim.Optimizer)) or not isinstance(parameters, Iterable):
-        hint = (
-            "; give it model.parameters()" if isinstance(parameters, (torch.nn.Module, torch.optim.Optimizer)) else ""
-        )
+    is_owner = isinstance(parameters, (torch.nn.Module, torch.optim.Optimizer))
+    if is_owner or not isinstance(parameters, Iterable):
+        hint = "; give it model.parameters()" if is_owner else ""
         raise TypeError(f"clip_grad_norm takes parameters, not {type(parameters).__name__}{hint}")
     if not max_norm >= 0:
         raise ValueError(f"max_norm has to be 0 or more, not {max_norm}")
@@ -218,10 +215,9 @@ def _by_device_and_type(gradients: list[Tensor]) -> dict[tuple[torch.device, tor
 def _total_norm(
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]], norm_type: float, device: torch.device
 ) -> Tensor:
-    norms: list[Tensor] = []
-    for (_, dtype), gradients in groups.items():
-        norms += (norm.to(device, non_blocking=True) for norm in _norms(gradients, norm_type, dtype))
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    norms = [norm for (_, dtype), gradients in groups.items() for norm in _norms(gradients, norm_type, dtype)]
+    together = torch.stack([norm.to(device, non_blocking=True) for norm in norms])
+    total: Tensor = torch.linalg.vector_norm(together, norm_type)
     return total
 
 

@@ -18,19 +18,14 @@ from typing import Any, Final
 
 import torch
 
-from stepscope.remedies.host_settings import default_device, streams_of
+from stepscope.remedies.host_settings import check_whole, default_device, streams_of
 
 
 class ThreadedIterator(Iterator[Any]):
-    """The items of another iterator, taken from it in a thread up to `ahead` items before they are asked for.
+    """The items of another iterator, taken and prepared in a thread up to `ahead` items before they are asked for.
 
     An exception comes at its place in the order, with its traceback. `close` ends the thread: it waits for the item
     that is being made.
-
-    Args:
-        items: taken from in the thread only, from the first on.
-        ahead: how many items may wait, at least 1.
-        prepare: applied to each item in the thread.
     """
 
     def __init__(self, items: Iterator[Any], ahead: int, prepare: Callable[[Any], Any]) -> None:
@@ -134,29 +129,30 @@ def tensors_of(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
         yield batch
     elif depth >= _DEEPEST or isinstance(batch, (str, bytes, bytearray, type, int, float)):
         return
-    elif isinstance(batch, Mapping):
-        for value in batch.values():
-            yield from tensors_of(value, depth + 1)
-    elif isinstance(batch, Sequence):
-        for value in batch:
-            yield from tensors_of(value, depth + 1)
-    elif dataclasses.is_dataclass(batch) or callable(getattr(batch, "to", None)):
-        for value in (getattr(batch, "__dict__", None) or _slots(batch)).values():
+    else:
+        for value in _parts_of(batch):
             yield from tensors_of(value, depth + 1)
 
 
-def _slots(item: Any) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(item):
-        return {}
-    return {entry.name: getattr(item, entry.name) for entry in dataclasses.fields(item)}
+def _parts_of(item: Any) -> Iterable[Any]:
+    if isinstance(item, Mapping):
+        return item.values()
+    if isinstance(item, Sequence):
+        return item
+    slots: list[Any] = []
+    if dataclasses.is_dataclass(item):
+        slots = [getattr(item, entry.name) for entry in dataclasses.fields(item)]
+    elif not callable(getattr(item, "to", None)):
+        return ()
+    return list(getattr(item, "__dict__", {}).values()) or slots
 
 
 def _to(item: Any, device: torch.device, non_blocking: bool) -> Any:
-    if isinstance(item, torch.Tensor):
-        return item.to(device, non_blocking=non_blocking)
     try:
         return item.to(device, non_blocking=non_blocking)
     except TypeError:
+        if isinstance(item, torch.Tensor):
+            raise
         return item.to(device)  # of an object whose method takes nothing else
 
 
@@ -197,12 +193,9 @@ def prefetch_to_device(
         ValueError: `ahead` is below 1.
         TypeError: the loader is not iterable.
     """
-    if not isinstance(ahead, int) or ahead < 1:
-        raise ValueError(f"ahead is {ahead!r}; it takes a whole number from 1 on")
+    check_whole("ahead", ahead)
     if not hasattr(loader, "__iter__"):
-        raise TypeError(
-            f"prefetch_to_device takes something iterable, such as a DataLoader, not {type(loader).__name__}"
-        )
+        raise TypeError(f"prefetch_to_device takes an iterable, such as a DataLoader, not {type(loader).__name__}")
     place = default_device() if device is None else torch.device(device)
     return DevicePrefetcher(loader, place, ahead, in_thread)
 
@@ -245,18 +238,16 @@ class DevicePrefetcher:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        prepare = _same if self.device.type in ("cpu", "mps") else self._pinned
-        source = iter(self.loader)
-        thread = ThreadedIterator(source, self._ahead, prepare) if self._in_thread else None
-        batches: Iterator[Any] = thread or map(prepare, source)
-        try:
-            if self.device.type == "cpu":
-                yield from batches
+        prepare = (lambda batch: batch) if self.device.type in ("cpu", "mps") else self._pinned
+        source: Iterator[Any] = iter(self.loader)
+        with contextlib.ExitStack() as stack:
+            if self._in_thread:
+                batches: Iterator[Any] = stack.enter_context(
+                    contextlib.closing(ThreadedIterator(source, self._ahead, prepare))
+                )
             else:
-                yield from _copied_ahead(batches, self.device, self._ahead)
-        finally:
-            if thread is not None:
-                thread.close()
+                batches = map(prepare, source)
+            yield from batches if self.device.type == "cpu" else _copied_ahead(batches, self.device, self._ahead)
 
     def _pinned(self, batch: Any) -> Any:
         """The batch in memory that a device can copy from while the host goes on."""
@@ -280,10 +271,6 @@ def _pinned_for(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.pin_memory() if hasattr(torch, "accelerator") else tensor.pin_memory(device.type)
     except (RuntimeError, NotImplementedError, TypeError):
         return tensor
-
-
-def _same(batch: Any) -> Any:
-    return batch
 
 
 def _copied_ahead(batches: Iterator[Any], device: torch.device, ahead: int) -> Iterator[Any]:

@@ -10,13 +10,13 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from stepscope.remedies.device_prefetch import moved, tensors_of
+from stepscope.remedies.loading.prefetch import moved, tensors_of
 
 _MOST_BATCHES: Final = 64
 _FEWEST_BATCHES: Final = 2
@@ -61,11 +61,7 @@ class _Batches:
         self.epochs = 1
 
     def next(self) -> None:
-        """Take one batch; begins again where the data set ends.
-
-        Raises:
-            ValueError: there is none at all.
-        """
+        """Take one batch; begins again where the data set ends. Raises ValueError where there is none at all."""
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -81,10 +77,14 @@ class _Batches:
 
     def close(self) -> None:
         """End the workers now: an error's traceback would keep them."""
-        end = getattr(self._iterator, "_shutdown_workers", None)
-        if end is not None:
-            end()
+        _end_workers(self._iterator)
         self._iterator = None
+
+
+def _end_workers(iterator: Any) -> None:
+    end = getattr(iterator, "_shutdown_workers", None)
+    if end is not None:
+        end()
 
 
 def measure_loader(
@@ -93,7 +93,6 @@ def measure_loader(
     """Start a loader, take its batches as training would, and end it.
 
     Args:
-        dataset, arguments: of the DataLoader.
         step_ms: how long each step sleeps.
         seconds: how long to measure after the first batch; some batches more where they take longer.
         device: to which batches are copied; None leaves them where they are.
@@ -103,30 +102,25 @@ def measure_loader(
         ValueError: it gives no batch, or the DataLoader refuses the arguments.
     """
     workers = arguments["num_workers"]
-    trial = {
-        "workers": workers,
-        "prefetch_factor": arguments.get("prefetch_factor"),
-        "pin_memory": arguments["pin_memory"],
-    }
+    prefetch = arguments.get("prefetch_factor")
+    trial = LoaderTrial(workers, prefetch, arguments["pin_memory"])
     loader = _loader(dataset, arguments)
-    batches: _Batches | None = None
     begin = time.perf_counter()
-    try:
-        batches = _started(loader, device, arguments)
-        batches.next()
-        start = time.perf_counter() - begin
-        each, waits = _measured(batches, step_ms / 1e3, seconds, workers * (arguments.get("prefetch_factor") or 0))
-    except (ValueError, _Unsendable):
-        raise
-    except Exception as error:
-        if workers and (problem := _of_the_machine(error, arguments)):
-            return LoaderTrial(**trial, problem=problem)
-        raise RuntimeError(f"the data set fails {_where(workers)}: {_reason(error)}") from error
-    finally:
-        if batches is not None:
-            batches.close()
-    return LoaderTrial(
-        **trial,
+    with contextlib.ExitStack() as stack:
+        try:
+            batches = stack.enter_context(contextlib.closing(_started(loader, device, arguments)))
+            batches.next()
+            start = time.perf_counter() - begin
+            each, waits = _measured(batches, step_ms / 1e3, seconds, workers * (prefetch or 0))
+        except (ValueError, _Unsendable):
+            raise
+        except Exception as error:  # whatever the user's data set raises
+            if workers and (problem := _of_the_machine(error, arguments)):
+                return replace(trial, problem=problem)
+            where = "in a worker" if workers else "on a batch"
+            raise RuntimeError(f"the data set fails {where}: {_reason(error)}") from error
+    return replace(
+        trial,
         start_ms=start * 1e3,
         batch_ms=each * 1e3,
         wait_ms=sum(waits) / len(waits) * 1e3,
@@ -171,7 +165,7 @@ def _started(loader: DataLoader[Any], device: torch.device | None, arguments: di
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             return _Batches(loader, device, arguments["pin_memory"])
-    except Exception as error:
+    except Exception as error:  # whatever pickling the user's data set raises
         method = start_method(arguments)
         if arguments["num_workers"] and method != "fork" and _of_the_machine(error, arguments) is None:
             raise _Unsendable(
@@ -198,18 +192,10 @@ def _of_the_machine(error: BaseException, arguments: dict[str, Any]) -> str | No
         return "no batch came within the time that was left"
     if "exited unexpectedly" in text or "is killed by signal" in text:
         method = start_method(arguments)
-        why = (
-            "memory or /dev/shm may be short"
-            if method == "fork"
-            else f"workers are started by {method}: a script needs `if __name__ == '__main__':`, and what the data "
-            "set holds must be importable"
-        )
+        why = f"workers are started by {method}: a script needs `if __name__ == '__main__':`, and what the data set "
+        why = "memory or /dev/shm may be short" if method == "fork" else f"{why}holds must be importable"
         return f"a worker ended ({text.splitlines()[0].rstrip('.')}): {why}"
     return None
-
-
-def _where(workers: int) -> str:
-    return "in a worker" if workers else "on a batch"
 
 
 def _reason(error: BaseException) -> str:
@@ -226,12 +212,10 @@ def workers_give_the_same(dataset: Dataset[Any], arguments: dict[str, Any]) -> b
     iterator = iter(loader)
     try:
         first, second = next(iterator, None), next(iterator, None)
-    except Exception as error:
+    except Exception as error:  # whatever the user's data set raises
         raise RuntimeError(f"the data set fails in a worker: {_reason(error)}") from error
     finally:
-        end = getattr(iterator, "_shutdown_workers", None)
-        if end is not None:
-            end()
+        _end_workers(iterator)
     one, two = list(tensors_of(first)), list(tensors_of(second))
     return bool(one) and len(one) == len(two) and all(torch.equal(*pair) for pair in zip(one, two, strict=True))
 
@@ -239,9 +223,9 @@ def workers_give_the_same(dataset: Dataset[Any], arguments: dict[str, Any]) -> b
 @contextlib.contextmanager
 def unchanged_random_state(arguments: dict[str, Any]) -> Iterator[None]:
     """Put the generators that loading draws from back: torch's, Python's, numpy's and those of the arguments."""
-    own = [arguments.get("generator")]
-    own += [getattr(arguments.get(name), "generator", None) for name in ("sampler", "batch_sampler")]
-    generators = [(one, one.get_state()) for one in own if isinstance(one, torch.Generator)]
+    owned = [getattr(arguments.get(name), "generator", None) for name in ("sampler", "batch_sampler")]
+    owned.append(arguments.get("generator"))
+    generators = [(one, one.get_state()) for one in owned if isinstance(one, torch.Generator)]
     numpy = sys.modules.get("numpy")
     before = torch.get_rng_state(), random.getstate(), numpy.random.get_state() if numpy is not None else None
     try:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from stepscope.remedies.horizontal_updates import stacked_update
+from stepscope.remedies.optimizers.stacked_updates import stacked_update
 
 _OWN: Final = frozenset({"training", "forward"})
 _PLAIN: Final = (bool, int, float, str, type(None), tuple, torch.dtype)
@@ -61,7 +61,6 @@ class Members:
             self.template.get_submodule(name).training = False
 
     def model(self, member: int, values: Mapping[str, Tensor]) -> nn.Module:
-        """A module of its own with that member's values and dropout."""
         made = copy.deepcopy(self.prototype)
         for name, shares in self.shares.items():
             made.get_submodule(name).p = shares[member]  # type: ignore[assignment]
@@ -93,22 +92,15 @@ def stacked(models: Sequence[nn.Module]) -> Members:
         _check_alike(first, other, number)
     if not any(parameter.requires_grad for parameter in first.parameters()):
         raise ValueError("the models have no parameter to train")
-    shares = {
-        name: found
-        for name, module in first.named_modules()
-        if type(module) is nn.Dropout and len(set(found := _shares(models, name))) > 1
-    }
+    dropouts = [name for name, module in first.named_modules() if type(module) is nn.Dropout]
+    every: dict[str, list[Any]] = {name: [model.get_submodule(name).p for model in models] for name in dropouts}
+    shares = {name: [float(share) for share in found] for name, found in every.items() if len(set(found)) > 1}
     fitted = [copy.deepcopy(model) for model in models] if shares else list(models)
     for name, found in shares.items():
         for member, share in zip(fitted, found, strict=True):
             _replace(member, name, MemberDropout(share))
     parameters, buffers = torch.func.stack_module_state(fitted)
     return Members(copy.deepcopy(fitted[0]), parameters, buffers, shares, copy.deepcopy(first))
-
-
-def _shares(models: Sequence[nn.Module], name: str) -> list[float]:
-    found: list[Any] = [model.get_submodule(name).p for model in models]
-    return [float(share) for share in found]
 
 
 def _check_alike(first: nn.Module, other: nn.Module, number: int) -> None:
@@ -164,7 +156,6 @@ def _check_settings(first: nn.Module, other: nn.Module, place: str, number: int)
 
 
 def _ties(model: nn.Module) -> list[list[str]]:
-    """Names of parameters that are one tensor."""
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -186,15 +177,14 @@ class HorizontalTrainer:
     """Trains copies of one model as one: each operator runs once for all members instead of once for each.
 
     A small model leaves most of a device idle, and its host busy with launches; B of them stacked by
-    torch.func.stack_module_state and mapped by torch.func.vmap launch as much as one. The members stay apart: each has
-    its own values, random numbers, learning rate and other hyperparameters, and what one becomes does not depend on the
-    others. The idea is that of HFTA (Wang et al., "Horizontally Fused Training Array", MLSys 2021).
+    torch.func.stack_module_state and mapped by torch.func.vmap launch as much as one. Each member has its own values,
+    random numbers and hyperparameters, and does not depend on the others. The idea is that of HFTA (Wang et al.,
+    "Horizontally Fused Training Array", MLSys 2021).
 
-    Same results as separate trainings but for roundings: tests hold that after 10 steps in FP64 all values agree
-    within 1e-9 of the largest, and in FP32 within 1e-5 with SGD. (Adam divides by a gradient's size, so that where a
-    gradient is zero but for roundings, as that of a bias before a batch norm, it moves by the learning rate in any
-    direction: there two separate FP32 programs differ as much.) With dropout each member draws masks of its own, which
-    are not those that a separate program would draw.
+    Results are those of separate trainings but for rounding: after 10 steps in FP64 all values agree within 1e-9 of the
+    largest, in FP32 within 1e-5 with SGD. (Adam divides by a gradient: where that is zero but for rounding, as of
+    a bias before a batch norm, two separate FP32 programs differ as much.) With dropout each member draws masks of its
+    own, not those that a separate program would draw.
 
     Not possible, and refused with what torch says: data-dependent control flow (`if tensor > 0`, `.item()`), operators
     that torch.func.vmap cannot map (nn.LSTM and nn.GRU), nn.BatchNorm with momentum=None.
@@ -294,8 +284,7 @@ class HorizontalTrainer:
     def stop(self, *members: int) -> None:
         """End the training of these members; the others go on, and cost as much less.
 
-        Raises:
-            ValueError: a member that there is not, or that was stopped before.
+        Raises ValueError where a member that there is not, or that was stopped before.
         """
         for member in members:
             if member not in self.active:
@@ -336,11 +325,7 @@ class HorizontalTrainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave.
-
-        Raises:
-            ValueError: it is of other models.
-        """
+        """Go on from what `state_dict` gave. Raises ValueError where it is of other models."""
         shapes = {name: value.shape[1:] for name, value in state["parameters"].items()}
         if shapes != {name: value.shape[1:] for name, value in self._parameters.items()}:
             raise ValueError("the state is of models with other parameters")
@@ -353,9 +338,7 @@ class HorizontalTrainer:
         self.hyperparameters = {name: value.clone() for name, value in state["hyperparameters"].items()}
         self._update.steps = dict(state["steps"])
         self._update.state = {n: {k: each.clone() for k, each in of.items()} for n, of in state["optimizer"].items()}
-        self._ended = {}
-        for member, values in state["ended"].items():
-            self._ended[member] = self._stacked.model(member, values)
+        self._ended = {member: self._stacked.model(member, values) for member, values in state["ended"].items()}
 
     def _mapped(self, batch: Any) -> Tensor:
         if not self.active:
@@ -371,12 +354,8 @@ class HorizontalTrainer:
                 raise ValueError(f"the loss must be a tensor, a scalar for each member, not {type(found).__name__}")
             return found
 
-        mapped = torch.func.vmap(
-            loss_of_one,
-            in_dims=(0, 0, dimension),
-            randomness="different",
-            chunk_size=self._chunk_size,
-        )
+        dimensions = (0, 0, dimension)
+        mapped = torch.func.vmap(loss_of_one, dimensions, randomness="different", chunk_size=self._chunk_size)
         try:
             with _kernels_that_can_be_mapped(next(iter(self._parameters.values())).device):
                 losses: Tensor = mapped(self._parameters, self._buffers, chosen)
@@ -439,5 +418,4 @@ def _kernels_that_can_be_mapped(device: torch.device) -> contextlib.AbstractCont
 
 
 def _first_sentence(error: Exception) -> str:
-    """torch's reason, without its internals."""
     return str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")

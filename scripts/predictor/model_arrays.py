@@ -1,0 +1,68 @@
+"""The arrays that a model is kept as, in an npz file; each model reads its own by `from_arrays`."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.predict.boosted_trees import BoostedTrees
+from stepscope.predict.convolution_times import ConvolutionModel
+from stepscope.predict.matrix_times import MODEL_RANGES, MatrixModel, TileLaw
+from stepscope.predict.memory_times import MemoryModel
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@singledispatch
+def arrays_of(model: object, prefix: str = "") -> Arrays:
+    """The arrays of a model by their names, which begin with the prefix."""
+    raise TypeError(f"{type(model).__name__} is not a model")
+
+
+@arrays_of.register
+def _(trees: BoostedTrees, prefix: str = "") -> Arrays:
+    return {
+        f"{prefix}head": np.array([trees.baseline, trees.depth, trees.width], np.float64),
+        f"{prefix}roots": trees.roots,
+        f"{prefix}features": trees.features,
+        f"{prefix}thresholds": trees.thresholds,
+        f"{prefix}left": trees.left,
+        f"{prefix}values": trees.values,
+    }
+
+
+@arrays_of.register
+def _(model: MemoryModel, prefix: str = "") -> Arrays:
+    return {
+        "generations": np.array(model.generations, np.str_),
+        "shares": np.append(model.shares, [model.older, model.newer]),
+        "rows": model.rows,
+        "bands": model.bands,
+        "largest": model.largest,
+    }
+
+
+@arrays_of.register
+def _(model: ConvolutionModel, prefix: str = "") -> Arrays:
+    rest = {"range": np.stack([model.lowest, model.highest]), "band": model.band}
+    return {**arrays_of(model.trees, "trees_"), **rest}
+
+
+@arrays_of.register
+def _(law: TileLaw, prefix: str = "") -> Arrays:
+    arrays: Arrays = {"tiles.constants": law.constants}
+    for place, trees in enumerate(law.choices):
+        arrays |= arrays_of(trees, f"tiles.{place}.")
+    return arrays
+
+
+@arrays_of.register
+def _(model: MatrixModel, prefix: str = "") -> Arrays:
+    arrays: Arrays = {f"bands.{kind}": band for kind, band in model.bands.items()}
+    for unit, trees in model.trees.items():
+        arrays |= arrays_of(trees, f"{unit}.")
+        arrays |= {f"{unit}.{name}": getattr(model, name)[unit] for name in MODEL_RANGES}
+    return arrays | (arrays_of(model.tiles) if model.tiles else {})

@@ -1,0 +1,1 @@
+"""Updates in few kernels, and many small trainings as one."""
