@@ -40,7 +40,7 @@ from stepscope.analysis.module_paths import (
     phases,
     phases_of_scopes,
 )
-from stepscope.analysis.rows import Numbering, at, by_value, gathered, nullable, row_numbers
+from stepscope.analysis.rows import Numbering, at, by_value, gathered, inside, nullable, row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows, inherit
@@ -216,9 +216,7 @@ def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tup
     node, forward = node[back], forward[back]
     around: Rows = activity.around.copy()
     around[node] = forward
-    own = np.full(len(around), -1, np.int64)
-    own[node] = 1
-    return around, inherit(own, activity.around) > 0
+    return around, inside(node, activity.around)
 
 
 def _numbered(lines: pl.DataFrame, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.rows import row_numbers
+from stepscope.analysis.rows import outermost, row_numbers
 from stepscope.analysis.work import (
     ARITHMETIC,
     PLAIN,
@@ -26,7 +26,7 @@ from stepscope.analysis.work import (
     types_of,
 )
 from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.nesting import Rows
 
 NUMBER_BYTES: Final = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2}
 
@@ -74,7 +74,7 @@ def written_out_attention(trace: Trace, rows: Rows) -> list[WrittenOutAttention]
     softmax = operators.filter(pl.col("name").is_in(_SOFTMAX))["row"].to_numpy()
     by_lane = {lane: mine["row"].to_numpy() for (lane,), mine in products.group_by("lane", maintain_order=True)}
     found = []
-    for row in calls.outermost_of(softmax).tolist():
+    for row in outermost(softmax, calls.parent).tolist():
         mine = by_lane.get(calls.lane[row])
         written = None if mine is None else _around(calls, row, mine)
         if written is not None:
@@ -101,14 +101,6 @@ class _Calls:
 
     def types(self, row: int) -> tuple[str, ...]:
         return types_of(self._types[row])
-
-    def outermost_of(self, rows: Rows) -> Rows:
-        """Those of the rows that are inside no other of them."""
-        own = np.full(len(self.parent), -1, np.int64)
-        own[rows] = 1
-        around = inherit(own, self.parent)
-        parent = self.parent[rows]
-        return rows[~((parent >= 0) & (around[np.maximum(parent, 0)] > 0))]
 
     def wrapped(self, row: int) -> int:
         """The outermost matrix product around a product, or itself."""
@@ -169,7 +161,7 @@ def _on_scores(calls: _Calls, first: int, second: int, scores: Shape) -> Rows:
     """The outermost calls between two products of a thread whose first input is as large as the scores."""
     begin, end = np.searchsorted(calls.start, [calls.end[first], calls.start[second]])
     rows = np.arange(begin, end)
-    rows = calls.outermost_of(rows[calls.lanes[rows] == calls.lanes[first]])
+    rows = outermost(rows[calls.lanes[rows] == calls.lanes[first]], calls.parent)
     size = elements(scores)
     return np.array([row for row in rows.tolist() if size in map(elements, calls.shapes(row)[:2])], np.int64)
 
@@ -192,8 +184,8 @@ _FARTHEST: Final = 200
 class LogitsLoss:
     """One loss over (positions, classes) scores."""
 
-    positions: int  # of the scores
-    classes: int  # of the scores
+    positions: int
+    classes: int
     projection: int  # row of `operators` that computed them, -1 where it was not found
     # rows of what works on the scores between the projection and the loss, and of the loss, nested or not
     operators: Rows

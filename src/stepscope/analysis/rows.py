@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.window import Window
 
 _T = TypeVar("_T")
@@ -38,6 +38,18 @@ def gathered(table: pl.DataFrame, rows: Rows) -> pl.DataFrame:
     """These rows of a table, null for -1."""
     known = nullable(rows)
     return pl.DataFrame([table[name].gather(known) for name in table.columns])
+
+
+def inside(rows: Rows, parent: Rows) -> npt.NDArray[np.bool_]:
+    """Which rows are one of these or nested in one; shape of `parent`."""
+    own = np.full(len(parent), -1, np.int64)
+    own[rows] = 1
+    return inherit(own, parent) > 0
+
+
+def outermost(rows: Rows, parent: Rows) -> Rows:
+    """Those of these rows that are nested in no other of them."""
+    return rows[at(inside(rows, parent).astype(np.int8), parent[rows]) <= 0]
 
 
 def by_value(table: pl.DataFrame | pl.Series, number_of: Callable[..., int]) -> Rows:

@@ -18,7 +18,7 @@ from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.places import Place, line_places, merged, places
-from stepscope.analysis.rows import at
+from stepscope.analysis.rows import at, inside, outermost
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
@@ -26,7 +26,7 @@ from stepscope.diagnosis.recorded_faults import without_recorded_faults
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.run_counts import RunCounts, Tally, Trigger
 from stepscope.trace.window import Times
@@ -151,6 +151,11 @@ class View(StepView):
         return "in each step" if self.complete_steps.height else "in the recording"
 
     @cached_property
+    def first_work_ns(self) -> int:
+        """When the device first worked in the trace; it must have."""
+        return int(np.min(self.trace.device_work.filter(pl.col("device") == self.device)["start_ns"].to_numpy()))
+
+    @cached_property
     def device_span(self) -> Window:
         """The span, and after it the device's work that was launched in it: a host that runs ahead is done earlier."""
         ends = (self.work["start_ns"] + self.work["duration_ns"]).to_numpy()
@@ -253,17 +258,11 @@ class View(StepView):
 
     def inside(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which operators are one of these rows of `operators` or run inside one; shape (operators,)."""
-        own = np.full(len(self.parents), -1, np.int64)
-        own[rows] = 1
-        return inherit(own, self.parents) > 0
+        return inside(rows, self.parents)
 
     def outermost(self, rows: Rows) -> Rows:
         """Those of these rows of `operators` that run inside no other of them."""
-        own = np.full(len(self.parents), -1, np.int64)
-        own[rows] = 1
-        parent = self.parents[rows]
-        covered = inherit(own, self.parents)
-        return rows[~((parent >= 0) & (covered[np.maximum(parent, 0)] > 0))] if len(rows) else rows
+        return outermost(rows, self.parents)
 
     def backward_of(self, rows: Rows) -> Rows:
         """Rows of the outermost backward operators that these forward operators, or operators inside them, caused."""

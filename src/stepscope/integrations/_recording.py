@@ -1,4 +1,4 @@
-"""What the integrations share: a profile block whose beginning, steps and end a framework's hooks tell."""
+"""What the integrations share: a profile block that a framework's hooks begin, step and end."""
 
 from __future__ import annotations
 
@@ -102,6 +102,30 @@ class FrameworkRecording:
     def __reduce__(self) -> tuple[type[FrameworkRecording], tuple[Any, ...]]:
         """Frameworks copy and send their callbacks: a copy begins anew, what is under way stays here."""
         return FrameworkRecording, self._arguments
+
+
+class RecordingCallback:
+    """What the callbacks for several frameworks have in common.
+
+    Args:
+        out, schedule, options: as `FrameworkRecording`'s out, when and options.
+    """
+
+    _framework = ""
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        schedule: Callable[[int], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._recording = FrameworkRecording(self._framework, out, schedule, options)
+
+    @property
+    def traces(self) -> tuple[Path, ...]:
+        """The files saved so far."""
+        return self._recording.traces
 
 
 def within_run() -> bool:

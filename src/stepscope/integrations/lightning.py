@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from stepscope import guard
 from stepscope.errors import UsageError
-from stepscope.integrations._recording import FrameworkRecording
+from stepscope.integrations._recording import FrameworkRecording, RecordingCallback
 from stepscope.record.annotations import annotate
 
 __all__ = ["StepscopeCallback", "StepscopeProfiler"]
@@ -141,7 +141,7 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
         self._recording.end()
 
 
-class StepscopeCallback(_Callback):  # type: ignore[misc]
+class StepscopeCallback(RecordingCallback, _Callback):  # type: ignore[misc]
     """A callback for Lightning's trainer that records a few steps beside any profiler but PyTorchProfiler.
 
     Args:
@@ -151,35 +151,32 @@ class StepscopeCallback(_Callback):  # type: ignore[misc]
         UsageError: `out` has another suffix than a trace's.
     """
 
-    def __init__(
-        self,
-        out: str | os.PathLike[str] | None = None,
-        *,
-        schedule: Callable[[int], Any] | None = None,
-        **options: Any,
-    ) -> None:
-        self._recording = FrameworkRecording("Lightning", out, schedule, options)
+    _framework = "Lightning"
 
-    @property
-    def traces(self) -> tuple[Path, ...]:
-        """The files saved so far."""
-        return self._recording.traces
+    @guard.entry
+    def _begin(self, trainer: Any, pl_module: Any = None) -> None:
+        busy = isinstance(trainer.profiler, _TorchProfiler)
+        self._recording.begin("the trainer's PyTorchProfiler records already, and its traces can be diagnosed" * busy)
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The training begins."""
-        self._begin(trainer)
+    @guard.entry
+    def _step(self, trainer: Any, kind: str) -> None:
+        if _task_of(trainer) == kind:
+            self._recording.step()
 
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+    def _end(self, trainer: Any, pl_module: Any, exception: BaseException | None = None) -> None:
+        self._recording.end()
+
+    on_train_start = on_test_start = on_predict_start = _begin
+    on_train_end = on_test_end = on_predict_end = _end
+    on_exception = _end  # what was recorded is kept
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """A step of the training has ended."""
         self._step(trainer, "fit")
 
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The training has ended."""
-        self._recording.end()
-
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """A validation begins, by itself or within a training."""
-        if _asked_for(trainer) == "validate":
+        if _task_of(trainer) == "validate":
             self._begin(trainer)
 
     def on_validation_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
@@ -188,48 +185,18 @@ class StepscopeCallback(_Callback):  # type: ignore[misc]
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """The validation has ended."""
-        if _asked_for(trainer) == "validate":
+        if _task_of(trainer) == "validate":
             self._recording.end()
-
-    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """A test begins."""
-        self._begin(trainer)
 
     def on_test_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """A step of the test has ended."""
         self._step(trainer, "test")
 
-    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """The test has ended."""
-        self._recording.end()
-
-    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """A prediction begins."""
-        self._begin(trainer)
-
     def on_predict_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
         """A step of the prediction has ended."""
         self._step(trainer, "predict")
 
-    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """The prediction has ended."""
-        self._recording.end()
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """It was broken off: what was recorded is kept."""
-        self._recording.end()
-
-    @guard.entry
-    def _begin(self, trainer: Any) -> None:
-        busy = isinstance(trainer.profiler, _TorchProfiler)
-        self._recording.begin("the trainer's PyTorchProfiler records already, and its traces can be diagnosed" * busy)
-
-    @guard.entry
-    def _step(self, trainer: Any, kind: str) -> None:
-        if _asked_for(trainer) == kind:
-            self._recording.step()
-
-
-def _asked_for(trainer: Any) -> str:
+def _task_of(trainer: Any) -> str:
     """What the trainer was asked to do: fit, validate, test or predict."""
     return str(getattr(trainer.state.fn, "value", trainer.state.fn))

@@ -5,14 +5,11 @@ trainer = Trainer(model, arguments, train_dataset=data, callbacks=[StepscopeCall
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
-from stepscope.integrations._recording import FrameworkRecording
+from stepscope.integrations._recording import RecordingCallback
 
 __all__ = ["StepscopeCallback"]
 
@@ -22,7 +19,7 @@ except ImportError as error:
     raise UsageError("stepscope.integrations.transformers needs Transformers: pip install transformers") from error
 
 
-class StepscopeCallback(_TrainerCallback):  # type: ignore[misc]
+class StepscopeCallback(RecordingCallback, _TrainerCallback):  # type: ignore[misc]
     """A callback for Transformers' Trainer that records a few steps; with gradient accumulation a step is an update.
 
     Args:
@@ -34,19 +31,7 @@ class StepscopeCallback(_TrainerCallback):  # type: ignore[misc]
         UsageError: `out` has another suffix than a trace's.
     """
 
-    def __init__(
-        self,
-        out: str | os.PathLike[str] | None = None,
-        *,
-        schedule: Callable[[int], Any] | None = None,
-        **options: Any,
-    ) -> None:
-        self._recording = FrameworkRecording("the Trainer", out, schedule, options)
-
-    @property
-    def traces(self) -> tuple[Path, ...]:
-        """The files saved so far."""
-        return self._recording.traces
+    _framework = "the Trainer"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The training begins."""

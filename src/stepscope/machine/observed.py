@@ -43,6 +43,33 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """One of the things that are looked at, by its identifier; makes observations of each verdict."""
+
+    name: str
+
+    def says(self, verdict: Verdict, title: str, read: str, why: str = "", change: str = "") -> Observation:
+        """An observation; the attributes are those of `Observation`."""
+        return Observation(self.name, verdict, title, read, why, change)
+
+    def unknown(self, title: str, read: str) -> Observation:
+        """It cannot be read."""
+        return self.says("unknown", title, read)
+
+    def fine(self, title: str, read: str) -> Observation:
+        """Nothing needs to be done."""
+        return self.says("fine", title, read)
+
+    def note(self, title: str, read: str, why: str, change: str) -> Observation:
+        """It is worth knowing."""
+        return self.says("note", title, read, why, change)
+
+    def problem(self, title: str, read: str, why: str, change: str) -> Observation:
+        """It makes timings slow or noisy."""
+        return self.says("problem", title, read, why, change)
+
+
+@dataclass(frozen=True, slots=True)
 class Runtime:
     """What a Python process says of itself; None stands for what is not known.
 

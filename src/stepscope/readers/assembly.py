@@ -41,7 +41,7 @@ def in_order(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _order(frame: pl.DataFrame) -> pl.Series:
-    """The rows' numbers by start, then longest first, then as they stand."""
+    """Row numbers by start, longest first."""
     start = frame["start_ns"].to_numpy()
     if np.count_nonzero(start[1:] < start[:-1]) > len(start) // _SHORT_RUN:
         by = [name for name in ("start_ns", "duration_ns") if name in frame.columns]
@@ -81,7 +81,6 @@ def parent_rows(frame: pl.DataFrame) -> pl.Series:
 
 
 def _rows_of_lanes(lanes: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int64]]:
-    """The rows of each lane."""
     small = len(lanes) > 0 and lanes.min() >= 0 and lanes.max() < 2**15
     order = np.argsort(lanes.astype(np.int16) if small else lanes, kind="stable")  # small numbers take a fifth
     ordered = lanes[order]
@@ -91,7 +90,7 @@ def _rows_of_lanes(lanes: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int64]]:
 def _separate_pieces(
     rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], durations: npt.NDArray[np.int64]
 ) -> list[npt.NDArray[np.int64]]:
-    """One lane's rows, sorted by start, cut into about PART_ROWS at a time where everything before has ended."""
+    """One lane's rows, sorted by start, cut into about PART_ROWS at a time where nothing is open."""
     if len(rows) <= PART_ROWS:
         return [rows]
     start = starts[rows]
@@ -162,15 +161,9 @@ _FRAME_COLUMNS = {"file": pl.String, "line": pl.Int32, "function": pl.String, "m
 class Assembly:
     """Writes every table of one file; call `write` once, when all rows are in `spill`.
 
-    The rows are those of the trace's tables, with times on the file's clock and text as numbers of `strings`; what is
-    missing of an annotation's step, a frame's parts and a launch's kind follows from the name. A table "flows" (flow,
-    category, end: "source" or "target", lane, start_ns) links where correlation numbers do not.
-
-    Args:
-        strings: the text behind the numbers.
-        damage: takes what was repaired.
-        origin_ns: what the file's clock shows at the start of the trace.
-        window, steps: what is wanted of the file.
+    Rows have the columns of the trace's tables, times on the file's clock (`origin_ns` at the start of the trace) and
+    text as numbers of `strings`. A missing step, frame part or launch kind follows from the name. A table "flows"
+    (flow, category, end: "source" or "target", lane, start_ns) links what correlation numbers do not.
     """
 
     def __init__(
@@ -193,14 +186,7 @@ class Assembly:
         self.window = window
 
     def write(self, lanes: Sequence[Mapping[str, Any]]) -> None:
-        """Write all tables.
-
-        Args:
-            lanes: the rows of that table.
-
-        Raises:
-            UsageError: steps were asked for that the trace does not have.
-        """
+        """Write all tables; raises UsageError where the steps asked for do not exist."""
         annotations = self._take("annotations")
         if self._steps is not None:
             self.window = self._window_of_steps(annotations, self._steps)
@@ -216,7 +202,7 @@ class Assembly:
             self._writer.write_part("lanes", conform("lanes", pl.DataFrame(lanes, infer_schema_length=None)))
 
     def _take(self, table: str) -> pl.DataFrame:
-        """The table's rows in their final order, with times from the start of the trace."""
+        """Take a table's rows in their final order, with times from the start of the trace."""
         frame = self._spill.take(table)
         if frame is None:
             return pl.DataFrame()
@@ -271,7 +257,7 @@ class Assembly:
             self._writer.write_part(table, self._named(table, conform(table, part)))
 
     def _named(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
-        """Rows with the text that they are told apart by, which a damaged file may lack."""
+        """Rows with a name (and device work with a device), which damaged files may lack."""
         fillings = {"name": "unnamed", **({"device": "unknown"} if table == "device_work" else {})}
         missing = [name for name in fillings if name in part.columns and part[name].null_count()]
         return part.with_columns(pl.col(name).fill_null(fillings[name]) for name in missing) if missing else part
@@ -286,7 +272,7 @@ class Assembly:
     def _by_name(
         self, part: pl.DataFrame, schema: dict[str, type[pl.DataType]], function: Callable[[str], tuple[object, ...]]
     ) -> pl.DataFrame:
-        """The part with columns that follow from the name where the file does not give them, by name once."""
+        """Fill columns that follow from the name where the file does not give them; each name is worked out once."""
         codes = part["name"].unique()
         rows = [function(name) for name in self._strings.gather(codes)]
         found = rows_frame(rows, schema).with_columns(name=codes)
@@ -323,7 +309,7 @@ class Assembly:
         self._write_table("device_work", work)
 
     def _write_operators(self, flows: pl.DataFrame) -> pl.DataFrame:
-        """Write operators and their links; what launches are placed by is returned."""
+        """Write operators and their links; returns what launches are placed by."""
         operators = self._inside(self._take("operators"))
         if not operators.width:
             return operators
@@ -361,7 +347,6 @@ class Assembly:
         self._write_table("links", links)
 
     def _codes_of(self, words: Iterable[str]) -> list[int]:
-        """The codes of these words that the file uses."""
         return (
             self._strings.to_frame("word")
             .with_row_index("code")

@@ -80,12 +80,7 @@ RATIO_FROM_BYTES: Final = 2**28
 
 
 class Budget:
-    """What may still be spent on one file.
-
-    Args:
-        name: of the file, for messages.
-        limits: name -> limit, for those that are not the default.
-    """
+    """What may still be spent on one file; `limits` replace the defaults by name."""
 
     def __init__(self, name: str, limits: Mapping[str, float] | None = None) -> None:
         chosen = limits or {}
@@ -97,21 +92,16 @@ class Budget:
 
     @classmethod
     def of(cls, name: str) -> Budget:
-        """A budget as the environment says, which `current` gives from now on.
+        """A budget with the limits of the environment, which `current` returns from now on.
 
-        Raises:
-            UsageError: the environment names a limit that there is not.
+        Raises UsageError for unknown limits.
         """
         budget = cls(name, parse_limits(os.environ.get(VARIABLE, "")))
         _current.set(budget)
         return budget
 
     def spend(self, kind: str, amount: int) -> None:
-        """Count so much more; but for bytes, which may hold nothing, it is progress.
-
-        Raises:
-            TooLargeError: it is too much.
-        """
+        """Count `amount` more, or raise TooLargeError; everything but bytes, which may hold nothing, is progress."""
         self._spent[kind] = spent = self._spent[kind] + amount
         if spent > self._limits[kind]:
             self._refuse(kind)
@@ -119,19 +109,14 @@ class Budget:
             self._has_moved = True
 
     def require(self, kind: str, amount: float) -> None:
-        """Refuse what has more of something than the limit.
-
-        Raises:
-            TooLargeError: it has.
-        """
+        """Raise TooLargeError if `amount` is above the limit."""
         if amount > self._limits[kind]:
             self._refuse(kind)
 
     def unpack(self, size: int, packed: int) -> None:
-        """So many bytes more were unpacked, of `packed` so far.
+        """Count unpacked bytes, `packed` bytes having been read so far.
 
-        Raises:
-            TooLargeError: there are too many, or too many for the packed ones.
+        Raises TooLargeError for too many, or too high a ratio.
         """
         self.spend("bytes", size)
         unpacked = self._spent["bytes"]
@@ -140,10 +125,9 @@ class Budget:
         self.tick()
 
     def tick(self) -> None:
-        """Look at the clock and at the memory, now and then.
+        """Check the clock and the memory now and then.
 
-        Raises:
-            TooLargeError: nothing came of the reading for too long, or the process has too much memory.
+        Raises TooLargeError without progress, or beyond the memory limit.
         """
         now = time.monotonic()
         if now - self._looked_s < _LOOK_S:
@@ -178,11 +162,7 @@ def current() -> Budget:
 
 
 def parse_limits(text: str) -> dict[str, float]:
-    """Limits such as "rows=1G,memory=40GiB", by name.
-
-    Raises:
-        UsageError: it is no limit, or no number.
-    """
+    """Limits such as "rows=1G,memory=40GiB", by name; raises UsageError for anything else."""
     found = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-zA-Z]{0,3})", word, re.ASCII)
@@ -193,13 +173,12 @@ def parse_limits(text: str) -> dict[str, float]:
 
 
 def _written(amount: float) -> str:
-    """An amount as `parse_limits` reads it."""
     unit = next((name for name in ("tib", "gib") if amount >= 2**30 and amount % _UNITS[name] == 0), "")
     return f"{amount / _UNITS[unit]:.0f}{unit[:1].upper() + 'iB' if unit else ''}"
 
 
 def _resident_bytes() -> float:
-    """Memory of this process now; 0 where the system does not tell."""
+    """Memory of this process now; 0 where the system does not say."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return float(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))

@@ -33,10 +33,9 @@ EXPLANATIONS: Final = {
 
 
 class Gathering:
-    """Rows of a trace's tables, set aside on disk when they are many.
+    """Rows of a trace's tables, kept on disk when there are many.
 
     Attributes:
-        pool: the text of the rows, by number.
         damage: what was skipped or repaired: "kind" or "kind:detail" -> how often.
         origin_ns: the earliest start of a slice on the file's clock; None before the first.
         events: rows that were added; a reader that knows better sets it.
@@ -65,7 +64,7 @@ class Gathering:
         """Add rows to a table, in any order.
 
         Args:
-            frame: the table's columns, but for those that `write` works out; times in nanoseconds on the file's clock,
+            frame: columns of the table without those that `write` works out; times in nanoseconds on the file's clock,
                 text as it is or as numbers of `pool` (UInt32). Missing columns are null.
         """
         columns = [name for name in SCHEMAS[table] if name in frame.columns and (table, name) not in _WORKED_OUT]
@@ -83,7 +82,6 @@ class Gathering:
         self._spill.add({table: frame.select(self._column(table, name, frame[name]) for name in columns)})
 
     def _column(self, table: str, name: str, column: pl.Series) -> pl.Series:
-        """The column as it is kept: text by number, other values in the type of the table."""
         if SCHEMAS[table][name] is not pl.String:
             return fitting(name, column, SCHEMAS[table][name], self.damage)
         if column.dtype == pl.UInt32:
@@ -95,7 +93,7 @@ class Gathering:
         return coded.alias(name)
 
     def _with_possible_times(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """The rows whose times can be; a negative duration becomes 0."""
+        """Drop rows with impossible times; a negative duration becomes 0."""
         possible = pl.col("start_ns").is_between(-_LATEST_NS, _LATEST_NS, closed="none")
         if "duration_ns" in frame.columns:
             frame = frame.with_columns(pl.col("duration_ns").cast(pl.Int64))
@@ -110,10 +108,8 @@ class Gathering:
         return kept
 
     def add_flows(self, frame: pl.DataFrame) -> None:
-        """Add ends of flows, which link rows where correlation numbers do not.
-
-        Args:
-            frame: flow (text), category, end ("source" or "target"), and lane and start_ns of the slice it is at.
+        """Add ends of flows: flow (text), category, end ("source" or "target"), and lane and start_ns of the slice
+        there.
         """
         text = [self.pool.codes(frame[name].to_list()).alias(name) for name in ("end", "category", "flow")]
         self._spill.add(
@@ -121,10 +117,9 @@ class Gathering:
         )
 
     def write(self, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Window | None:
-        """Write every table; the stretch that was asked for is returned.
+        """Write every table and return the window that was read.
 
-        Raises:
-            UsageError: steps were asked for that the trace does not have.
+        Raises UsageError where the steps asked for do not exist.
         """
         self._spill.flush()
         origin_ns = self.origin_ns or 0
@@ -149,7 +144,7 @@ def fitting(name: str, values: pl.Series | Sequence[int | None], dtype: Any, dam
 
 
 def warnings(damage: Mapping[str, int], explanations: Mapping[str, str]) -> tuple[TraceWarning, ...]:
-    """The damage in words, by kind; of the details of a kind the most frequent, the others together.
+    """The damage as warnings, by kind; of a kind's details the most frequent, the others together.
 
     Args:
         damage: "kind" or "kind:detail" -> how often.

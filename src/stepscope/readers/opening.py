@@ -74,7 +74,7 @@ _BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
 
 
 def what_it_is(head: bytes) -> str | None:
-    """What a file that is no trace is, from its first unpacked bytes; None where that cannot be told."""
+    """What a file that is no trace is, from its first unpacked bytes; None if unknown."""
     for magic, name in _BY_MAGIC:
         if head.startswith(magic):
             return name
@@ -87,12 +87,7 @@ def what_it_is(head: bytes) -> str | None:
 
 
 def what_its_name_says(name: str, head: bytes) -> str | None:
-    """What a binary file is whose first bytes are nowhere described, by the end of its name; None for other names.
-
-    Args:
-        name: the file's path.
-        head: its first unpacked bytes.
-    """
+    """What an undocumented binary file is, by the end of its name; None for other names."""
     ends = name.lower().endswith(_REPORTS_OF_NSIGHT_SYSTEMS)
     if not ends or head.startswith(b"SQLite format 3\0") or text_of(head)[:1] in (b"{", b"["):
         return None
@@ -109,10 +104,10 @@ _NUMBERS: Final = re.compile(r"(\d+)")
 
 
 def profile_files(folder: Path) -> list[Path]:
-    """The profiles of the latest run below a folder, one a host, or of the run whose folder it is; empty for none.
+    """The profiles of the latest run below a folder, one for each host; none if there are no runs.
 
     Args:
-        folder: the directory that was given to the profiler, its folder of all runs, or a run's.
+        folder: the directory that was given to the profiler, its folder of all runs, or that of one run.
     """
     place = Path(os.path.abspath(folder))
     if place.parts[-3:-1] == _RUNS:
@@ -123,9 +118,9 @@ def profile_files(folder: Path) -> list[Path]:
 
 
 def place_among_hosts(path: Path) -> tuple[int, int] | None:
-    """Which of a run's hosts a profile is of, from 0 on, and how many there are; None where it is alone.
+    """A profile's position among its run's hosts, from 0, and their number; None if it is alone.
 
-    Only in a folder of the profiler's own: elsewhere profiles that lie side by side need not be of one run.
+    Only in the profiler's own folders: elsewhere, profiles side by side need not be of one run.
     """
     run = Path(os.path.abspath(path)).parent
     if not path.name.endswith(SUFFIXES) or run.parts[-3:-1] != _RUNS:
@@ -135,13 +130,12 @@ def place_among_hosts(path: Path) -> tuple[int, int] | None:
 
 
 def without_twins(files: list[Path]) -> list[Path]:
-    """The files without what XLA writes of a profile a second time: HOST.trace.json.gz beside HOST.xplane.pb."""
+    """The files without HOST.trace.json.gz, which XLA writes beside HOST.xplane.pb with the same content."""
     stems = {str(file)[: -len(suffix)] for file in files for suffix in SUFFIXES if file.name.endswith(suffix)}
     return [file for file in files if not any(str(file) == stem + _TWIN for stem in stems)]
 
 
 def _hosts(folder: Path) -> list[Path]:
-    """The profiles in a folder, hosts 2 before hosts 10."""
     found = [child for child in _children(folder) if child.name.endswith(SUFFIXES) and child.is_file()]
     return sorted(found, key=_by_number)
 
@@ -235,7 +229,7 @@ def _opened(
 
 
 def trace_files(path: str | Path) -> list[Path]:
-    """The trace files a path stands for: itself, or those in a folder by name; of XLA's profiles those of the last run.
+    """The trace files a path stands for: itself, those in a folder by name, or XLA's profiles of the last run.
 
     Raises:
         UnreadableTraceError: a folder without trace files, or nothing at that path.
@@ -253,7 +247,7 @@ def trace_files(path: str | Path) -> list[Path]:
 
 
 def _can_be_kept(path: str | Path) -> bool:
-    """Whether the file can be read once for its key and again for its events; standard input and pipes cannot."""
+    """Whether the file can be read once for its key and again for its events, unlike standard input."""
     if not is_regular_file(path):
         return False
     ByteSource(path).close()  # says what is wrong with an empty or unreadable file before it is hashed
@@ -261,12 +255,12 @@ def _can_be_kept(path: str | Path) -> bool:
 
 
 def _renamed(trace: Trace, path: str) -> Trace:
-    """The same trace under the name the user gave: equal files share a cache entry."""
+    """The trace under the name the user gave: equal files share a cache entry."""
     return trace if trace.metadata.path == path else replace(trace, metadata=replace(trace.metadata, path=path))
 
 
 def _of_its_host(trace: Trace, path: str | Path) -> Trace:
-    """The same trace with its rank, where it is one host's of a run and does not say itself which."""
+    """The trace with its rank, where it is one host's of a run and does not say which."""
     place = place_among_hosts(Path(path)) if trace.metadata.rank is None else None
     if place is None:
         return trace

@@ -42,8 +42,8 @@ class Readable(Protocol):
 class Gunzip:
     """A gzip file of any number of members.
 
-    `read` raises EOFError where the data ends early and BadGzipFile where it is damaged, after all that could be
-    unpacked was given.
+    `read` raises EOFError where the data ends early and BadGzipFile where it is damaged, once everything before that
+    was given.
     """
 
     def __init__(self, packed: Readable) -> None:
@@ -86,7 +86,7 @@ class Gunzip:
                 return part
 
     def _next_member(self) -> bool:
-        """Begin with the member that follows, if one does; zeros between members are padding."""
+        """Start the next member, if there is one; zeros between members are padding."""
         rest = self._decompressor.unused_data.lstrip(b"\0")
         while len(rest) < len(MAGIC) and (more := self._input()):
             rest = (rest + more).lstrip(b"\0")
@@ -99,7 +99,7 @@ class Gunzip:
         return True
 
     def _input(self) -> bytes:
-        """Packed bytes, the file's last few apart: what they check is then unpacked and given before they fail."""
+        """Packed bytes but the file's last few, whose checksum must not fail before their content was given."""
         while len(self._held) <= _TRAILER_BYTES and not self._ended:
             more = self._packed.read(_INPUT_BYTES)
             self._held += more
@@ -125,10 +125,9 @@ class ByteSource:
     Attributes:
         name: for messages.
         damage: how the compressed data was broken, one sentence; None if it ended well.
-        read_bytes: packed bytes taken from the file so far, for showing progress.
-        total_bytes: packed size of the file; None where it is not known.
-        plain_path: the file where it holds the content as it is, to be opened anew; None if packed or no regular file.
-        progress: told after every block.
+        total_bytes: packed size of the file; None if unknown.
+        plain_path: the file where it is regular and not packed, to be opened anew; else None.
+        progress: called after every block.
     """
 
     def __init__(self, path: str | Path, progress: Progress | None = None) -> None:
@@ -145,12 +144,7 @@ class ByteSource:
         self._head: bytes | None = None
 
     def _first_bytes(self) -> bytes:
-        """Enough to tell how the file is packed.
-
-        Raises:
-            NotATraceError: the file is empty.
-            UnreadableTraceError: it cannot be read after all.
-        """
+        """Enough to tell how the file is packed; raises NotATraceError if it is empty, UnreadableTraceError."""
         try:
             first = self._raw.read(4)
         except OSError as error:
@@ -167,11 +161,7 @@ class ByteSource:
         return self._counted.count
 
     def blocks(self) -> Iterator[bytes]:
-        """The content, in order; ends early, with `damage` set, where the packed data breaks.
-
-        Raises:
-            TooLargeError: the file unpacks to more than reading one may cost.
-        """
+        """The content, in order; ends early, with `damage` set, where the packed data breaks. Raises TooLargeError."""
         budget = current()
         while block := self._next_block():
             budget.unpack(len(block), self.read_bytes)
@@ -201,7 +191,7 @@ class ByteSource:
         return self._counted
 
     def _read(self) -> bytes:
-        """Up to a block; in small steps, so that what precedes damage is kept."""
+        """Up to a block, in small steps, so that what precedes damage is kept."""
         parts: list[bytes] = []
         size = 0
         step = _DAMAGE_STEP_BYTES if isinstance(self._stream, zstandard.ZstdDecompressionReader) else BLOCK_BYTES

@@ -27,13 +27,11 @@ from stepscope.trace.window import Window
 def module_table(
     records: LineRecords, lane_of: dict[str, int], origin_ns: int, period: tuple[int, int], read: Window | None
 ) -> pl.DataFrame:
-    """The table `modules`.
+    """The table `modules`, cut to `read`, the part of the trace that was read.
 
     Args:
-        lane_of: the lane of each thread of the recorded process.
         origin_ns: wall clock at time 0 of the trace.
-        period: from when to when calls were noted; what is still open then ends.
-        read: the part of the trace that was read; calls are cut to it.
+        period: from when to when calls were noted; open calls end there.
     """
     begin, end = max(period[0], 0), max(period[1], 0)
     if read is not None:
@@ -53,7 +51,7 @@ def module_table(
 
 
 def _calls(thread: ThreadLines, origin_ns: int, end_ns: int) -> tuple[Rows, Rows, Rows]:
-    """Module, start and end of each call of a thread, in order of their starts."""
+    """Module, start and end of each call of a thread, in order of start."""
     times = np.frombuffer(thread.module_times, "<i8").astype(np.int64) - origin_ns
     noted = np.frombuffer(thread.modules, "<i4").astype(np.int64)
     ends = np.full(len(times), end_ns, np.int64)
@@ -97,11 +95,7 @@ def variant_of(path: str | Path) -> str:
 
 
 def join_lines(path: str | Path, writer: StoreWriter, metadata: Metadata) -> tuple[Metadata, tuple[TraceWarning, ...]]:
-    """Add the lines beside the trace file, if there are any, to the operators that `writer` has written.
-
-    Returns:
-        The metadata, which say that lines were recorded, and what there is to warn of.
-    """
+    """Add the lines beside the trace file, if any, to the operators in `writer`; returns metadata and warnings."""
     if str(path) == "-" or not lines_path(path).is_file():
         return metadata, ()
     try:
@@ -141,10 +135,7 @@ def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tu
 def _line_table(
     records: LineRecords, notes: dict[int, _Notes], period: tuple[int, int], metadata: Metadata
 ) -> pl.DataFrame:
-    """The table `lines`: every note of the user's code until the thread's next, in the part of the trace that was read.
-
-    Notes of one line in a row are one.
-    """
+    """The table `lines`: every note of the user's code until the thread's next; notes of one line in a row are one."""
     begin, end = max(period[0], 0), max(period[1], 0)
     if metadata.window is not None:
         begin, end = max(begin, metadata.window.start_ns), min(end, metadata.window.end_ns)
@@ -164,7 +155,7 @@ def _line_table(
 
 
 def _columns(records: LineRecords, found: Rows, first: int, count: int) -> list[pl.Series]:
-    """The columns of the operators from row `first` on."""
+    """Columns of the operators from row `first` on."""
     locations = pl.DataFrame(
         [(place.file, place.line, place.function) for place in records.locations],
         schema={"source_file": pl.String, "source_line": pl.Int32, "source_function": pl.String},
@@ -193,13 +184,11 @@ class _Notes:
 
 
 def _lanes_of_threads(records: LineRecords, lanes: pl.DataFrame) -> dict[str, int]:
-    """The lane of each thread of the recorded process."""
     threads = lanes.filter((pl.col("kind") == "host_thread") & (pl.col("process") == str(records.process)))
     return dict(zip(threads["thread"].to_list(), threads["lane"].to_list(), strict=True))
 
 
 def _notes_by_lane(records: LineRecords, lane_of: dict[str, int], origin_ns: int) -> dict[int, _Notes]:
-    """The notes of each lane that stands for a thread of the recorded process."""
     parts: dict[int, list[_Notes]] = {}
     for thread in records.threads:
         lane = lane_of.get(str(thread.thread))
@@ -212,7 +201,7 @@ def _notes_by_lane(records: LineRecords, lane_of: dict[str, int], origin_ns: int
 
 
 def _merged(parts: list[_Notes]) -> _Notes:
-    """The notes of threads that had one number after the other, in order of time."""
+    """The notes of threads that had the same number one after the other, in order of time."""
     times = np.concatenate([part.times for part in parts])
     order = np.argsort(times, kind="stable")
     return _Notes(times[order], np.concatenate([part.locations for part in parts])[order])
@@ -223,9 +212,7 @@ class _Join:
 
     Args:
         operators: the columns _KEYS of all operators.
-        links: the table.
-        notes: of each lane that has any.
-        period: from when to when lines were recorded; other operators get none.
+        period: from when to when lines were recorded; operators outside get none.
     """
 
     def __init__(
@@ -265,7 +252,7 @@ class _Join:
         return np.where(self._is_inside, result, _NOWHERE)
 
     def _where_the_thread_was(self) -> tuple[Rows, Rows]:
-        """Location of each operator's thread when it began, and since when the thread was there."""
+        """Location of each operator's thread when it began, and since when."""
         own = np.full(len(self._lane), _NOWHERE, np.int64)
         since = np.full(len(self._lane), _NEVER, np.int64)
         for lane, notes in self._notes.items():
@@ -276,7 +263,7 @@ class _Join:
         return own, since
 
     def _or_of_the_caller(self, own: Rows) -> Rows:
-        """`own`, and for the autograd engine's threads, which run no code of the user's, the line that called it."""
+        """`own`, or the caller's line on the autograd engine's threads, which run no code of the user's."""
         engine = self._names.str.starts_with(_ENGINE).to_numpy()
         rows = np.arange(len(own))
         missing = np.flatnonzero((own < 0) & (inherit(np.where(engine, rows, -1), self._parent) >= 0))
@@ -290,8 +277,8 @@ class _Join:
     def _forward_of(self) -> Rows:
         """For each backward operator, the row of the forward operator that made its node, -1 for unknown.
 
-        Of the forward operators that carry a node's number, the one that began last made it: the number is taken
-        when the node is made, and earlier operators only saw it coming.
+        Of the forward operators with a node's number, the last to begin made it: the number is taken when the node is
+        made.
         """
         is_forward = (self._forward_thread == 0) & (self._sequence >= 0)
         is_backward = (self._forward_thread > 0) & (self._sequence >= 0)
@@ -358,7 +345,7 @@ def _are_there(writer: StoreWriter) -> bool:
 
 
 def _pauses(writer: StoreWriter, metadata: Metadata) -> pl.DataFrame:
-    """The pauses as rows of the table, in order of time; those of threads that the trace does not have are left out."""
+    """Rows of the table in order of time, without those of threads that the trace lacks."""
     origin_ns = metadata.origin_unix_ns
     found = metadata.program.pauses if metadata.program is not None else ()
     if origin_ns is None or not found:

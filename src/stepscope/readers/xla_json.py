@@ -68,11 +68,7 @@ _LATEST_PS: Final = 2**62
 
 
 class Planes:
-    """Gathers the events of a trace by process and thread.
-
-    Attributes:
-        events: how many were taken.
-    """
+    """The events of a trace by process and thread; `events` counts them."""
 
     def __init__(self, damage: Counter[str]) -> None:
         self._damage = damage
@@ -142,7 +138,6 @@ class _Plane:
         return self._statistics.setdefault(name, len(self._statistics) + 1)
 
     def serialised(self, number: int) -> Iterator[bytes]:
-        """The plane as a field of the profile."""
         parts = [whole(1, number), text(2, self.name)]
         for place, (thread, events) in enumerate(self.lines.items()):
             name = self.thread_names.get(thread, "")
@@ -177,7 +172,7 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any) -> int | float | str | None:
-    """A statistic's value as XLA had it; None for what it cannot have been."""
+    """A statistic's value as XLA had it; None for impossible ones."""
     if name in _INTEGERS:
         if isinstance(value, str):
             value = int(value) if _WHOLE.fullmatch(value) else None
@@ -210,12 +205,7 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read a trace into `writer`'s tables, the same ones that the profile's `.xplane.pb` gives.
-
-    Raises:
-        NotATraceError: it holds no event of a host or a device.
-        UsageError: steps were asked for that the trace does not have.
-    """
+    """Read a trace into the tables that the profile's `.xplane.pb` gives; raises as that format's `read` does."""
     profile = _Profile(source)
     metadata, told = xplane.read(profile, writer, window, steps)  # type: ignore[arg-type]
     return replace(metadata, format="xla_json"), (*told, *warnings(profile.stream.damage, EXPLANATIONS))

@@ -222,7 +222,7 @@ def collect_garbage_at_steps(every: int = 50, *, generation: int = _OLDEST, free
         every: steps between collections, from 1 on.
         generation: the oldest generation that is collected: 0, 1 or 2 (all).
         freeze: False leaves what is alive to every collection. Nothing is frozen either where the program has frozen
-            objects itself, because these could not be told apart at the end.
+            objects itself, because the two could not be distinguished at the end.
 
     Raises:
         ValueError: an argument cannot be used.

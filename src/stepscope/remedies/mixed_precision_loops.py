@@ -301,8 +301,7 @@ def _device_type(device: str | torch.device | None) -> str:
         return torch.device(device).type
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is not None and accelerator.is_available():
-        kind: str = accelerator.current_accelerator().type
-        return kind
+        return str(accelerator.current_accelerator().type)
     for name in ("cuda", "hpu"):
         if hasattr(torch, name) and getattr(torch, name).is_available():
             return name

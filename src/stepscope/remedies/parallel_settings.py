@@ -23,7 +23,7 @@ _LARGEST_MB: Final = 1 << 20
 
 @dataclass(frozen=True)
 class DataParallelSettings:
-    """What DistributedDataParallel is told; None leaves a setting to torch.
+    """Settings of DistributedDataParallel; None leaves one to torch.
 
     `stepscope data-parallel TRACE --json FILE` computes them from a recording of the ranks.
 

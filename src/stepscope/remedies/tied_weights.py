@@ -169,7 +169,7 @@ class _Named:
 
 
 _LAZY = ("xla", "hpu")
-"""Devices whose graphs are told apart by the place that is read."""
+"""Devices whose graphs differ by the place that is read."""
 _ALIGNMENT_BYTES = 16
 """Compiled code copies inputs that begin elsewhere before it uses them."""
 

@@ -66,9 +66,7 @@ def default_root() -> Path:
 
 
 def content_key(path: str | Path, variant: str = "") -> str:
-    """The key of a file's content: a SHA-256 of its bytes, the versions of reader and store, and `variant`.
-
-    `variant` tells apart what is read of one file, such as a window.
+    """SHA-256 of a file's bytes, the versions of reader and store, and `variant`, such as a window.
 
     Raises:
         UnreadableTraceError: the file cannot be read.
@@ -84,11 +82,7 @@ def content_key(path: str | Path, variant: str = "") -> str:
 
 
 def temporary_store(build: Build) -> Trace:
-    """The trace that `build` writes, in the system's folder for temporary files; removed with the trace.
-
-    Raises:
-        CacheError: the folder cannot be written, or is full.
-    """
+    """The trace that `build` writes into the system's temporary folder; removed with the trace. Raises CacheError."""
     try:
         _sweep_temporary()
         directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
@@ -329,7 +323,6 @@ class _Hold:
             raise
 
     def release(self) -> None:
-        """Let others remove the directory."""
         if fcntl is not None:
             self._close()
 
@@ -404,7 +397,6 @@ def _limit_in(data: bytes) -> int:
 
 
 def _entry(directory: Path) -> CacheEntry | None:
-    """What `entries` says of one directory; None where it has just gone."""
     try:
         used, amount = directory.stat().st_mtime, _size(directory)
     except OSError:

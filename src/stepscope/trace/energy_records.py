@@ -25,14 +25,12 @@ _Row = TypeVar("_Row")
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """What measured: a device, a processor package or the memory beside one.
+    """What measured: a device, a processor package ("cpu") or the memory beside one ("dram").
 
     Attributes:
-        kind: "gpu", "cpu" (a package) or "dram".
         device: its number, of a GPU as the process sees it.
         method: "counter" (of energy) or "power samples", which were integrated.
-        identity: the same for the same hardware whoever measures it; None where it is not known.
-        name: of the hardware.
+        identity: the same for the same hardware whoever measures it; None if unknown.
     """
 
     kind: Kind
@@ -57,14 +55,7 @@ class MissingCounter:
 
 
 class EnergyWindow(msgspec.Struct):
-    """Steps that followed each other, between two readings of the counters.
-
-    Attributes:
-        first_step: number of the first one.
-        steps: how many.
-        ns: how long they took together, nanoseconds.
-        joules: by the counters' keys.
-    """
+    """Consecutive steps between two readings of the counters, in nanoseconds; joules by the counters' keys."""
 
     first_step: _Whole
     steps: _Positive
@@ -73,11 +64,7 @@ class EnergyWindow(msgspec.Struct):
 
 
 class EnergyRecord(msgspec.Struct):
-    """What one process measured.
-
-    Attributes:
-        machine: the same for all processes of a machine.
-    """
+    """What one process measured; `machine` is the same for all processes of a machine."""
 
     machine: str | None = None
     counters: list[Counter] = []
@@ -112,10 +99,7 @@ class EnergyRecord(msgspec.Struct):
 
     @classmethod
     def from_json(cls, content: object) -> EnergyRecord | None:
-        """The reverse of `to_json`, for a file that anyone may have written; None where the content is something else.
-
-        What in it is not as expected is left out.
-        """
+        """The reverse of `to_json`; None where the content is something else, and without rows that are malformed."""
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             return None
         counters = list(dict.fromkeys(_rows(content.get("counters"), Counter)))
@@ -171,11 +155,10 @@ def records_of(recordings: Sequence[object]) -> list[tuple[int | None, EnergyRec
 
 
 def step_energies(runs: Sequence[Sequence[object]]) -> dict[str, list[list[float]]]:
-    """Of several runs of one program, by "gpu", "cpu" and "dram": joules a step of each window, of all ranks together.
+    """Joules per step of each window by "gpu", "cpu" and "dram", of all ranks together, for several runs of a program.
 
-    Args:
-        runs: for each run what its processes left. Every device counts once. Of ranks that measured a different number
-            of windows, those that all have count; a run without a number has no windows.
+    Every device counts once. Of ranks with different numbers of windows, those that all have count; a run without a
+    number has no windows.
     """
     return {kind: [_windows(run, kind) for run in runs] for kind in KINDS}
 

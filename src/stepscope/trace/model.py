@@ -105,18 +105,9 @@ class Trace:
     Attributes:
         metadata: where the trace comes from.
         warnings: what was skipped or repaired while reading it.
-        lanes: host threads and device queues.
-        operators: framework operators.
-        launches: host calls of a device's API.
-        device_work: what devices did.
-        frames: Python frames.
-        lines: where in the user's code threads were.
-        modules: calls of nn.Modules.
-        annotations: of the user, the framework and the profiler.
-        synchronisations: a device's own records of waits.
-        memory: allocations.
-        counters: sampled values.
-        links: slice to slice.
+        lanes, operators, launches, device_work, frames, lines, modules, annotations, synchronisations, memory,
+        counters,
+            links: the tables.
     """
 
     lanes = _Table()

@@ -89,7 +89,7 @@ def _is_in(package: str, inside: str) -> bool:
 
 
 def _is_checkout(package: str, around: Sequence[str]) -> bool:
-    """Whether the folder around a package, but for one such as src, is named like the package's sources."""
+    """Whether the folder around a package (or around its src) is named like the package's sources."""
     if around and around[-1].lower() in _BETWEEN:
         around = around[:-1]
     if not around:

@@ -32,7 +32,6 @@ def nesting_order(lanes: npt.NDArray[np.int32], starts: Times, durations: Times)
 
 
 def _are_in_order(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> bool:
-    """Whether rows of one lane are in nesting order already, as those of a table are."""
     if not len(lanes) or lanes[0] != lanes[-1] or (lanes != lanes[0]).any():
         return False
     later = np.diff(starts)
@@ -59,7 +58,7 @@ def parents(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> Ro
 
 
 def _parents_at_once(start: Times, end: Times) -> Rows:
-    """Parents of the slices of one lane in nesting order: of each the last one before it that is still open."""
+    """Parents of one lane's slices in nesting order: of each the last one before it that is still open."""
     count = len(start)
     if not count:
         return np.zeros(0, np.int64)
@@ -83,7 +82,6 @@ def _parents_at_once(start: Times, end: Times) -> Rows:
 
 
 def _bounds_of_lanes(lane: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
-    """The first row of each lane and the one behind its last, of rows that stand lane by lane."""
     bounds = [0, *(np.flatnonzero(np.diff(lane)) + 1).tolist(), len(lane)]
     return list(pairwise(bounds))
 
@@ -118,7 +116,6 @@ def inherit(own: Rows, around: Rows) -> Rows:
 
 
 def _parents_by_stack(start: Times, end: Times) -> Rows:
-    """Parents of the slices of one lane in nesting order, whatever their overlaps."""
     found: list[int] = []
     stack: list[int] = []
     starts, ends = start.tolist(), end.tolist()

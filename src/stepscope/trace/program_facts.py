@@ -25,7 +25,6 @@ class LoaderFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One `DataLoader` that was iterated.
 
     Attributes:
-        dataset: name of the dataset's class.
         iterators: how many iterations over it began while steps were recorded.
         prefetch_factor: batches ahead for each worker.
     """
@@ -302,11 +301,9 @@ class LineRecords(msgspec.Struct, kw_only=True):
     """The content of a file of lines.
 
     Attributes:
-        version: of this format.
         process: the operating system's number of the process.
         start_unix_ns, end_unix_ns: when lines were recorded.
         problem: what kept lines from being recorded, or from being recorded to the end.
-        modules: names of nn.Modules.
     """
 
     version: int = VERSION
@@ -326,11 +323,7 @@ def lines_path(trace: str | Path) -> Path:
 
 
 def write_lines(records: LineRecords | None, trace: Path) -> None:
-    """Write the file of lines beside a trace file, complete or not at all; None removes one that was left there.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the file of lines beside a trace file, complete or not at all; None removes one that was left there."""
     path = lines_path(trace)
     if records is None:
         path.unlink(missing_ok=True)
@@ -341,11 +334,7 @@ def write_lines(records: LineRecords | None, trace: Path) -> None:
 
 
 def read_lines(path: Path) -> LineRecords:
-    """Read a file of lines.
-
-    Raises:
-        UnreadableTraceError: it cannot be read, is damaged, or is of a newer version.
-    """
+    """Read a file of lines; raises UnreadableTraceError if it is damaged, or of a newer version."""
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise UnreadableTraceError(f"{path} is larger than any file of lines")

@@ -18,12 +18,7 @@ WARM_UP_STEPS = 10
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How often something happened in the whole run.
-
-    Attributes:
-        total_ns: how long all of it took; None where only the number was counted.
-        longest_ns: the longest of them.
-    """
+    """How often something happened in the whole run; times are None where only the number was counted."""
 
     count: int
     total_ns: int | None = None
@@ -39,7 +34,7 @@ class Fallback:
 
     Attributes:
         operator: its qualified name, such as "aten::digamma".
-        count: how often; None where the file only names it.
+        count: None where the file only names it.
         types: of its inputs, in the log's words.
     """
 
@@ -59,12 +54,8 @@ class CodePlace:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What made the framework compile or execute a graph.
-
-    Attributes:
-        cause: in the log's words.
-        frames: the Python stack, innermost first.
-        count: how often it happened with this cause and stack.
+    """What made the framework compile or execute a graph: the log's words, the Python stack, innermost first, and how
+    often.
     """
 
     cause: str
@@ -74,19 +65,16 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """What the files say together; None or empty where none of them tells.
+    """What the files say together; None or empty where none does.
 
     Attributes:
-        sources: paths of the files.
         steps: how often the framework was told that a step ends.
         compilations: of graphs.
         late_compilations: those after the first WARM_UP_STEPS steps.
-        executions: of compiled graphs.
         transfers_out: of values from the device to the host.
         scalar_reads: of single values by the program, as `.item()` makes them; part of the transfers.
         cached, missed: graphs that were found compiled, and that were not.
-        fallbacks: operators on the CPU, the most frequent first.
-        compile_triggers, execute_triggers: the most frequent first.
+        fallbacks, compile_triggers, execute_triggers: the most frequent first.
     """
 
     sources: tuple[str, ...] = ()

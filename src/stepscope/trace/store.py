@@ -137,11 +137,7 @@ def is_store(directory: Path) -> bool:
 
 
 def seal(directory: Path, kept_as: str = "") -> None:
-    """Bring a complete store to the disk, with the checksums of its files.
-
-    Args:
-        kept_as: what `open_kept` has to ask for, so that one store is never taken for another.
-    """
+    """Bring a complete store to the disk, with the checksums of its files; `open_kept` has to ask for `kept_as`."""
     checksums = {}
     for name in _names(directory):
         make_private(directory / name)
@@ -169,7 +165,7 @@ def open_store(directory: Path, owner: object = None) -> Trace:
 
 
 def open_kept(directory: Path, owner: object, kept_as: str) -> Trace:
-    """The trace in a directory that was sealed under that name; every file is compared with its checksum first.
+    """The trace in a directory sealed under that name; every file is compared with its checksum first.
 
     Raises:
         UnreadableTraceError: anything is not as it was written.
@@ -188,11 +184,7 @@ def open_unsealed(directory: Path, owner: object = None) -> Trace:
 
 
 def metadata_of(directory: Path) -> Metadata:
-    """What a store says of its trace; its tables are not looked at.
-
-    Raises:
-        UnreadableTraceError: no store, one whose manifest is damaged, or one of a newer version.
-    """
+    """What a store says of its trace, without looking at its tables; raises UnreadableTraceError."""
     return _manifest(directory).metadata
 
 
@@ -231,7 +223,6 @@ def _contents(directory: Path) -> Contents:
 
 
 def _compare(directory: Path, contents: Contents, names: Iterable[str]) -> None:
-    """Raise `UnreadableTraceError` unless these files are as they were written."""
     for name in sorted(names):
         place = directory / name
         try:
@@ -261,7 +252,6 @@ def _trace(directory: Path, manifest: Manifest, owner: object, unchecked: Conten
 
 
 def _names(directory: Path) -> set[str]:
-    """Of everything in a store but its checksums."""
     with os.scandir(directory) as found:
         return {entry.name for entry in found} - {_CONTENTS}
 

@@ -86,11 +86,7 @@ def telemetry_files(path: str | Path) -> list[Path]:
 
 
 def read_telemetry(files: Sequence[Path]) -> Telemetry:
-    """Everything in these files; those that are damaged are passed over with a warning.
-
-    Raises:
-        UsageError: none of them can be read.
-    """
+    """Everything in these files; damaged ones are passed over with a warning. Raises UsageError if none can be read."""
     parts: list[list[pl.DataFrame]] = []
     warnings: list[TraceWarning] = []
     for file in files:

@@ -20,12 +20,7 @@ Times: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class IntervalSet:
-    """Sorted, disjoint half-open intervals.
-
-    Attributes:
-        starts: shape (n,), int64 nanoseconds.
-        ends: shape (n,), int64 nanoseconds.
-    """
+    """Sorted, disjoint half-open intervals: arrays of shape (n,), int64 nanoseconds."""
 
     starts: Times
     ends: Times
@@ -101,8 +96,7 @@ class Window:
     def parse(cls, text: str) -> Window:
         """A window from "2s:4s", "150ms:", ":1.5s"; a number without unit is seconds, an open end is unbounded.
 
-        Raises:
-            UsageError: the text is no window, or is empty.
+        Raises UsageError.
         """
         first, colon, last = text.partition(":")
         if not colon:
@@ -131,11 +125,7 @@ class StepRange:
 
     @classmethod
     def parse(cls, text: str) -> StepRange:
-        """A range from "3", "3:5", "3:" or ":5".
-
-        Raises:
-            UsageError: the text is no range of steps, or is empty.
-        """
+        """A range from "3", "3:5", "3:" or ":5"; raises UsageError."""
         match = re.fullmatch(r"\s*(\d{0,18})\s*(?:(:)\s*(\d{0,18})\s*)?", text)
         if match is None or not (match[1] or match[3]):
             raise UsageError(f"steps are FIRST:LAST, such as 3:5, or one number, not {text!r}")

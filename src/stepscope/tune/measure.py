@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +16,7 @@ from stepscope.compare.bench import Bench, BenchFailure, BenchRun, BenchSettings
 from stepscope.compare.bench_programs import BenchCommand, end_leftovers, last_lines
 from stepscope.errors import UsageError
 from stepscope.record.apply import applied_outcomes, environment_of
+from stepscope.record.apply.flags import Outcome as AppliedOutcome
 from stepscope.record.run_folder import RunFolder
 from stepscope.tune.study import held
 from stepscope.tune.trials import TOLERANCES, Configuration, LossCheck, Measured, Proposal, Space, compare_losses
@@ -139,10 +140,7 @@ class BenchMeasure:
 
     def _why_not_applied(self, bench: Bench, changed: Configuration) -> str:
         """Why a remedy came to nothing in the first run; "" where all that were added were applied."""
-        words = self.space.apply_words(changed)
-        if not words:
-            return ""
-        outcomes = applied_outcomes(words, RunFolder(bench.runs_of("B")[0].folder))
+        outcomes = _outcomes(bench, self.space.apply_words(changed))
         applied = {outcome.flag for outcome in outcomes if outcome.applied}
         missing = [outcome for outcome in outcomes if outcome.flag not in applied]
         return f"not applied: {missing[0].sentence}" if missing else ""
@@ -169,8 +167,6 @@ class BenchMeasure:
 
     def _measured(self, bench: Bench, losses: LossCheck) -> Measured:
         [(_, found)] = bench.comparisons()
-        words = bench.commands[1].apply
-        outcomes = applied_outcomes(words, RunFolder(bench.runs_of("B")[0].folder)) if words else []
         return Measured(
             before_ns=found.before_ns,
             after_ns=found.after_ns,
@@ -182,7 +178,7 @@ class BenchMeasure:
             rounds=bench.rounds,
             steps=found.after_steps,
             losses=losses,
-            applied=tuple(outcome.text for outcome in outcomes),
+            applied=tuple(outcome.text for outcome in _outcomes(bench, bench.commands[1].apply)),
             caveats=found.caveats,
             seconds=bench.seconds,
             other_cores=max((run.other_cores for run in bench.runs if run.other_cores is not None), default=None),
@@ -190,14 +186,18 @@ class BenchMeasure:
 
     def _failed(self, bench: Bench, failure: BenchFailure, proposal: Proposal) -> Outcome:
         lines = last_lines(failure.log) if failure.log is not None else []
-        if any(_MEMORY.search(line) for line in lines) or any(word in failure.sentence for word in _KILLED):
+        reason = f"the program {failure.sentence}" + (f": {lines[-1].strip()}" if lines else "")
+        if any(map(_MEMORY.search, lines)) or any(word in failure.sentence for word in _KILLED):
             reason = "out of memory"
-        else:
-            reason = f"the program {failure.sentence}" + (f": {lines[-1].strip()}" if lines else "")
         is_program = failure.label == "A" and not proposal.reference.settings
         if failure.label == "A":
             reason = f"what it was to be compared with: {reason}"
         return _outcome(bench, reason=reason, is_program=is_program)
+
+
+def _outcomes(bench: Bench, words: Sequence[str]) -> Sequence[AppliedOutcome]:
+    """What the first changed run said of these remedies."""
+    return applied_outcomes(words, RunFolder(bench.runs_of("B")[0].folder)) if words else ()
 
 
 def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:

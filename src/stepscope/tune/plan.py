@@ -80,7 +80,7 @@ def plan(space: Space, trials: Sequence[Trial], *, hurry: bool = False) -> Plan:
     """What is to be done next.
 
     Args:
-        trials: all of the study, without those whose process ended before it told what came of them.
+        trials: all of the study, without those whose process ended before it kept an outcome.
         hurry: prove what is known by now, and search no further.
     """
     known = _Known(trials)

@@ -114,7 +114,7 @@ class TuneStudy(SharedStudy):
     def claimed(self, proposal: Proposal, space: Space) -> Iterator[Claim | None]:
         """Take a proposal, or another one that waits; None where another process was first.
 
-        The claim is given back when the block ends without an outcome told, however that comes.
+        The claim is given back when the block ends without an outcome, for whatever reason.
         """
         if self._is_known(proposal.key):
             yield None
@@ -201,7 +201,7 @@ class Claim:
     """A proposal that this process measures as a trial of that number.
 
     Attributes:
-        trial: what came of it; None until that is told.
+        trial: the outcome, once it is kept.
     """
 
     def __init__(self, study: TuneStudy, taken: optuna.Trial, proposal: Proposal) -> None:

@@ -266,7 +266,7 @@ _STANDARD: Final[tuple[tuple[str, Callable[[Surroundings], tuple[str, ...]], tup
 
 
 def program_hash(words: Sequence[str]) -> str:
-    """Of the script among a command's words, by its content; "" where there is none."""
+    """The hash of the script among a command's words, by its content; "" without one."""
     from hashlib import sha256
 
     script = next((Path(word) for word in words[1:] if word.endswith(".py") and Path(word).is_file()), None)
@@ -295,7 +295,7 @@ def baseline_of(
     """Record a few steps of the program and diagnose them; what cannot be recorded is said, and the search goes on.
 
     Args:
-        read: a source file that the trace names, for diffs; None where there is none that may be read.
+        read: a source file that the trace names, for diffs; None where it may not be read.
 
     Raises:
         UsageError: the program cannot be started.

@@ -1,7 +1,7 @@
 """Optuna's study in a database that many processes write to: opening it, and telling which of them are alive.
 
 A place is a file, which becomes an SQLite database, or a URL of any database that Optuna's RDBStorage takes, such as
-`postgresql://...`. SQLite is told to begin every transaction as a writer: one that reads first and writes then is
+`postgresql://...`. Here SQLite begins every transaction as a writer: one that reads first and writes then is
 refused at once when another process wrote in between, however long it would wait, and two processes could take the same
 trial. On file systems of this machine readers do not wait for writers (a write-ahead log, which does not work over a
 network).
@@ -62,12 +62,10 @@ def held(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Non
     except OSError as error:
         raise UsageError(f"{path} cannot be locked: {error.strerror}") from error
     try:
-        told = False
-        while not _take(handle):
-            if not told:
-                told = True
-                waiting()
-            time.sleep(_LOOK_S)
+        if not _take(handle):
+            waiting()
+            while not _take(handle):
+                time.sleep(_LOOK_S)
         yield
     finally:
         os.close(handle)  # which gives the lock back

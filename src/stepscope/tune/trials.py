@@ -139,7 +139,7 @@ def user_knob(text: str) -> Knob:
     form, "env:OMP_NUM_THREADS=1,2" a variable.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: it is something else.
     """
     name, equals, listed = text.partition("=")
     variable = _VARIABLE.fullmatch(name)
@@ -275,7 +275,7 @@ knobs; one of these without a setting; and the best against the program as it is
 State: TypeAlias = Literal["running", "measured", "failed"]
 
 LEAST_GAIN: Final = 0.01
-"""A gain smaller than this share of a step is none: nobody changes a program for it."""
+"""A gain smaller than this share of a step does not count: nobody changes a program for it."""
 
 
 @dataclass(frozen=True, slots=True)

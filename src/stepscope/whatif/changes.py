@@ -17,7 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSES, DEVICE_CAUSES
-from stepscope.analysis.rows import at, row_numbers
+from stepscope.analysis.rows import at, inside, outermost, row_numbers
 from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.window import Times, union
@@ -126,10 +126,7 @@ def without_waits(launches: Rows) -> Change:
     """These calls, rows of `launches`, neither wait nor take time."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
-        calls = experiment.trace.launches
-        lanes, starts = calls["lane"].to_numpy()[launches], calls["start_ns"].to_numpy()[launches]
-        ends = starts + calls["duration_ns"].to_numpy()[launches]
-        changed = graph.with_host_time(lanes, starts, ends, np.zeros(len(starts)))
+        changed = graph.with_host_time(*_times(experiment.trace.launches, launches), np.zeros(len(launches)))
         return changed.without_waits(launches)
 
     return apply
@@ -172,10 +169,8 @@ def scaled_work_of(rows: Rows, factor: float | Factors) -> Change:
         chosen[rows] = np.arange(len(rows))
         parent = row_numbers(table["parent"])
         if experiment.trace.device_work.is_empty():
-            outermost, _ = _outermost_and_inside(chosen >= 0, parent)
-            starts = table["start_ns"].to_numpy()[outermost]
-            ends = starts + table["duration_ns"].to_numpy()[outermost]
-            return graph.with_host_time(table["lane"].to_numpy()[outermost], starts, ends, factors[chosen[outermost]])
+            outer = outermost(np.unique(rows), parent)
+            return graph.with_host_time(*_times(table, outer), factors[chosen[outer]])
         work, position = _work_under(experiment, inherit(chosen, parent))
         return graph.with_work(work, factors[position])
 
@@ -199,24 +194,19 @@ def scaled_operators(rows: Rows, factor: float) -> Change:
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         table = experiment.trace.operators
-        chosen = np.zeros(table.height + 1, np.bool_)
-        chosen[rows] = True
         parent = row_numbers(table["parent"])
-        outermost, inside = _outermost_and_inside(chosen[:-1], parent)
-        lanes, starts = table["lane"].to_numpy()[outermost], table["start_ns"].to_numpy()[outermost]
-        ends = starts + table["duration_ns"].to_numpy()[outermost]
-        changed = scaled_host_time(lanes, starts, ends, factor)(experiment, graph)
-        work, _ = _work_under(experiment, np.where(inside, 0, -1))
+        times = _times(table, outermost(np.unique(rows), parent))
+        changed = scaled_host_time(*times, factor)(experiment, graph)
+        work, _ = _work_under(experiment, np.where(inside(rows, parent), 0, -1))
         return changed.with_fewer_works(work, factor)
 
     return apply
 
 
-def _outermost_and_inside(chosen: npt.NDArray[np.bool_], parent: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """The chosen operators that are inside no other; and which operators are chosen or inside a chosen one."""
-    inside = inherit(np.where(chosen, 0, -1), parent) >= 0
-    around = np.append(inside, False)[parent]
-    return np.flatnonzero(chosen & ~around), inside
+def _times(table: pl.DataFrame, rows: Rows) -> tuple[Lanes, Times, Times]:
+    """Lanes, starts and ends of these rows."""
+    start = table["start_ns"].to_numpy()[rows]
+    return table["lane"].to_numpy()[rows], start, start + table["duration_ns"].to_numpy()[rows]
 
 
 def scaled_cause(cause: str, factor: float) -> Change:
@@ -312,9 +302,9 @@ def scaled(pattern: str, factor: float) -> Change:
         places, written = _at_place(experiment, pattern, matches)
         if not len(operators) and not len(work) and not places.any() and not len(written):
             raise UsageError(f"the trace has no operator, kernel, module or line {pattern!r}")
-        inside = _slices_inside(experiment, operators)
-        places &= ~inside  # what has several such names counts once
-        told = np.append(inside | places, False)[experiment.attribution.work_slices]
+        within = _slices_inside(experiment, operators)
+        places &= ~within  # what has several such names counts once
+        told = np.append(within | places, False)[experiment.attribution.work_slices]
         changed = scaled_operators(operators, factor)(experiment, graph) if len(operators) else graph
         changed = changed.with_work(np.union1d(work[~told[work]], written[~told[written]]), factor)
         return _scaled_innermost(experiment, changed, places, factor) if places.any() else changed
@@ -324,11 +314,8 @@ def scaled(pattern: str, factor: float) -> Change:
 
 def _slices_inside(experiment: Experiment, operators: Rows) -> npt.NDArray[np.bool_]:
     """Which slices are these rows of `operators` or inside one."""
-    activity = experiment.activity
-    own = np.full(len(activity.parent), -1, np.int64)
-    slices = activity.slices_of("operators")[operators]
-    own[slices[slices >= 0]] = 1
-    return inherit(own, activity.parent) > 0
+    slices = experiment.activity.slices_of("operators")[operators]
+    return inside(slices[slices >= 0], experiment.activity.parent)
 
 
 def _rows_named(names: pl.Series, matches: Matcher) -> Rows:
@@ -379,9 +366,8 @@ def launch_overhead(ns: int) -> Change:
         kinds = calls["kind"].is_in(_LAUNCHING).to_numpy() & (calls["duration_ns"] > 0).to_numpy()
         kinds[waits[waits >= 0]] = False
         rows = np.flatnonzero(kinds)
-        starts, lengths = calls["start_ns"].to_numpy()[rows], calls["duration_ns"].to_numpy()[rows]
-        lanes = calls["lane"].to_numpy()[rows]
-        return graph.with_host_time(lanes, starts, starts + lengths, ns / lengths)
+        lanes, starts, ends = _times(calls, rows)
+        return graph.with_host_time(lanes, starts, ends, ns / (ends - starts))
 
     return apply
 
@@ -431,12 +417,12 @@ def scaled_stretches(lanes: Lanes, starts: Times, ends: Times, factor: float) ->
         launch = row_numbers(experiment.trace.device_work["launch"])
         calling, called = calls["lane"].to_numpy(), calls["start_ns"].to_numpy()
         graph = scaled_host_time(*joined(lanes, starts, ends), factor)(experiment, graph)
-        inside = np.zeros(calls.height + 1, np.bool_)
+        given = np.zeros(calls.height + 1, np.bool_)
         for lane in np.unique(lanes).tolist():
             mine = np.flatnonzero(calling == lane)
             covered = union(starts[lanes == lane], ends[lanes == lane])
-            inside[mine] = covered.overlap_of(called[mine], called[mine] + 1) > 0
-        return graph.with_work(np.flatnonzero((launch >= 0) & inside[launch]), factor)
+            given[mine] = covered.overlap_of(called[mine], called[mine] + 1) > 0
+        return graph.with_work(np.flatnonzero((launch >= 0) & given[launch]), factor)
 
     return apply
 

@@ -375,8 +375,8 @@ def test_compiled_steps_give_what_the_step_gives() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mode": "graph"}, "mode='graph' is none of auto, cuda-graph"),
-        ({"compile_mode": "fast"}, "compile_mode='fast' is none of default"),
+        ({"mode": "graph"}, "mode is 'graph'; it takes auto, cuda-graph"),
+        ({"compile_mode": "fast"}, "compile_mode is 'fast'; it takes default"),
         ({"warm_up": 0}, "warm_up is 0; it takes a whole number from 1 on"),
         ({"most_graphs": -1}, "most_graphs is -1; it takes"),
     ],

@@ -13,8 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from stepscope.remedies.loading import trials
-from stepscope.remedies.loading.measurement import LoaderTrial
-from stepscope.remedies.loading.trials import tune_loader
+from stepscope.remedies.loading.trials import LoaderTrial, tune_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:Got pickle error when attempting")
 

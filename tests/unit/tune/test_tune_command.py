@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--study", "../up", "train.py"], "'../up' is no name for a run"),
         (["--folder", "train.py", "train.py"], "no folder can be made in "),
         (["--storage", "nonsense://x", "train.py"], "the study in nonsense://x cannot be opened"),
-        (["--json", "-", "--markdown", "-", "train.py"], "only one of --json and --markdown can be -"),
+        (["--json", "-", "--markdown", "-", "train.py"], "only one report can go to standard output"),
         (["--budget", "soon", "train.py"], "'soon' is no time"),
     ],
 )

@@ -7,12 +7,16 @@ from importlib import import_module
 from typing import Any, Final
 
 from stepscope.machine.checks.memory import gib
-from stepscope.machine.observed import Machine, Observation, cpu_list_text
+from stepscope.machine.observed import Check, Machine, Observation, cpu_list_text
 
 _VENDORS: Final = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel", "0x1da3": "Habana"}
 _CLASSES: Final = ("0x0300", "0x0302", "0x0380", "0x1200")
 """PCI classes of display controllers, 3D controllers and processing accelerators."""
 _NONE_FOUND: Final = f"/sys/bus/pci/devices: none of {', '.join(_VENDORS.values())}"
+_LOAD: Final = Check("device-load")
+_CLOCKS: Final = Check("device-clocks")
+_PERSISTENCE: Final = Check("device-persistence")
+_POWER: Final = Check("device-power")
 _BUSY_SHARE: Final = 0.05
 _SLOWDOWNS: Final = {
     0x8: "a hardware slowdown",
@@ -77,7 +81,7 @@ def accelerators(machine: Machine) -> list[Accelerator] | None:
 
 def numa_affinity(machine: Machine) -> Observation:
     """Whether the process may run far from its device."""
-    check, found = "device-affinity", accelerators(machine)
+    check, found = Check("device-affinity"), accelerators(machine)
     if found is None or not machine.nodes or machine.affinity is None:
         missing = (
             "/sys/bus/pci/devices"
@@ -86,25 +90,24 @@ def numa_affinity(machine: Machine) -> Observation:
             if not machine.nodes
             else "allowed cores"
         )
-        return Observation(check, "unknown", "The device's NUMA node cannot be read", f"{missing} cannot be read")
+        return check.unknown("The device's NUMA node cannot be read", f"{missing} cannot be read")
     if not found:
-        return Observation(check, "fine", "No device has a NUMA node that cores could be far from", _NONE_FOUND)
+        return check.fine("No device has a NUMA node that cores could be far from", _NONE_FOUND)
     if len(machine.nodes) == 1:
-        return Observation(check, "fine", "All cores are on one NUMA node", "/sys/devices/system/node")
+        return check.fine("All cores are on one NUMA node", "/sys/devices/system/node")
     read = "; ".join(
         f"{device.vendor} {device.address}: node {'unknown' if device.node is None else device.node}"
         for device in found
     )
     near = {device.node for device in found}
     if None in near:
-        return Observation(check, "unknown", "The device's NUMA node is not told", read)
+        return check.unknown("The device's NUMA node is not told", read)
     mine = {node for node, cores in machine.nodes.items() if cores & machine.affinity}
     read += f"; allowed cores {cpu_list_text(machine.affinity)} on nodes {', '.join(map(str, sorted(mine)))}"
     if len(mine) == 1 and mine <= near:
-        return Observation(check, "fine", "The process runs on its device's NUMA node", read)
+        return check.fine("The process runs on its device's NUMA node", read)
     cores = machine.nodes.get(found[0].node if found[0].node is not None else -1, frozenset())
-    return Observation(
-        check,
+    return check.says(
         "problem" if not mine & near else "note",
         "The process runs on another NUMA node than its device"
         if not mine & near
@@ -118,17 +121,15 @@ def numa_affinity(machine: Machine) -> Observation:
 
 def numa_balancing(machine: Machine) -> Observation:
     """Whether the kernel moves memory between nodes while programs run."""
-    check, path = "numa-balancing", "proc/sys/kernel/numa_balancing"
+    check, path = Check("numa-balancing"), "proc/sys/kernel/numa_balancing"
     value = machine.number(path)
     if len(machine.nodes) == 1:
-        return Observation(check, "fine", "There is one NUMA node, nothing to balance", "/sys/devices/system/node")
+        return check.fine("There is one NUMA node, nothing to balance", "/sys/devices/system/node")
     if value is None:
-        return Observation(check, "unknown", "NUMA balancing cannot be read", f"/{path} is not there")
+        return check.unknown("NUMA balancing cannot be read", f"/{path} is not there")
     if value == 0:
-        return Observation(check, "fine", "The kernel does not move memory between NUMA nodes", f"/{path}: 0")
-    return Observation(
-        check,
-        "note",
+        return check.fine("The kernel does not move memory between NUMA nodes", f"/{path}: 0")
+    return check.note(
         "The kernel moves memory between NUMA nodes",
         f"/{path}: {value}",
         "It takes pages away now and then to see who uses them; touching one again costs a fault.",
@@ -144,11 +145,11 @@ def device_state(machine: Machine) -> list[Observation]:
         why = str(error)
     found, title = accelerators(machine), "Load on the devices cannot be read"
     if found is None:
-        return [Observation("device-load", "unknown", title, f"{why}; /sys/bus/pci/devices is not there")]
+        return [_LOAD.unknown(title, f"{why}; /sys/bus/pci/devices is not there")]
     if not found:
-        return [Observation("device-load", "fine", "There is no accelerator", _NONE_FOUND)]
+        return [_LOAD.fine("There is no accelerator", _NONE_FOUND)]
     vendors = ", ".join(sorted({device.vendor for device in found}))
-    return [Observation("device-load", "unknown", title, f"devices of {vendors}; {why}")]
+    return [_LOAD.unknown(title, f"devices of {vendors}; {why}")]
 
 
 def judged(state: DeviceState) -> list[Observation]:
@@ -208,7 +209,7 @@ def _nvidia_state(nvml: Any, index: int, process: int | None) -> DeviceState:
 
 def _load(state: DeviceState, name: str) -> Observation:
     if state.utilization is None and state.others is None:
-        return Observation("device-load", "unknown", f"Load on {name} cannot be read", "NVML does not say")
+        return _LOAD.unknown(f"Load on {name} cannot be read", "NVML does not say")
     used = "unknown" if state.utilization is None else f"{state.utilization:.0%}"
     processes = ", ".join(
         f"process {process}" + ("" if used_bytes is None else f" ({gib(used_bytes)})")
@@ -216,10 +217,8 @@ def _load(state: DeviceState, name: str) -> Observation:
     )
     read = f"NVML: utilization {used}; " + (processes or "no other process")
     if not state.others and (state.utilization or 0) <= _BUSY_SHARE:
-        return Observation("device-load", "fine", f"Nobody else uses {name}", read)
-    return Observation(
-        "device-load",
-        "problem",
+        return _LOAD.fine(f"Nobody else uses {name}", read)
+    return _LOAD.problem(
         f"Others use {name}: {used} busy",
         read,
         "Kernels of several processes take turns on the device, and its memory and clocks are shared.",
@@ -229,12 +228,10 @@ def _load(state: DeviceState, name: str) -> Observation:
 
 def _clocks(state: DeviceState, name: str) -> Observation:
     if state.slowdowns is None:
-        return Observation("device-clocks", "unknown", f"What slows {name} cannot be read", "NVML does not say")
+        return _CLOCKS.unknown(f"What slows {name} cannot be read", "NVML does not say")
     if not state.slowdowns:
-        return Observation("device-clocks", "fine", f"Nothing lowers the clock of {name}", "NVML: no reason")
-    return Observation(
-        "device-clocks",
-        "problem",
+        return _CLOCKS.fine(f"Nothing lowers the clock of {name}", "NVML: no reason")
+    return _CLOCKS.problem(
         f"The clock of {name} is lowered by {' and '.join(state.slowdowns)}",
         "NVML: current reasons",
         "A lower clock makes every kernel slower, and it changes with temperature and load.",
@@ -246,9 +243,7 @@ def _settings(state: DeviceState, name: str) -> list[Observation]:
     found = []
     if state.persistence is False:
         found.append(
-            Observation(
-                "device-persistence",
-                "note",
+            _PERSISTENCE.note(
                 f"The driver lets go of {name} between processes",
                 "NVML: persistence mode off",
                 "Each process then waits a second or more for the device to be initialised; steps are not affected.",
@@ -257,9 +252,7 @@ def _settings(state: DeviceState, name: str) -> list[Observation]:
         )
     if state.power_limit_w and state.default_power_limit_w and state.power_limit_w < state.default_power_limit_w:
         found.append(
-            Observation(
-                "device-power",
-                "note",
+            _POWER.note(
                 f"The power limit of {name} is {state.power_limit_w:.0f} W, by default "
                 f"{state.default_power_limit_w:.0f} W",
                 "NVML: power management limit",

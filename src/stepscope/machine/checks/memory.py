@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from stepscope.machine.observed import Machine, Observation
+from stepscope.machine.observed import Check, Machine, Observation
 
 _NEARLY_FULL: Final = 0.9
 _SMALL_SHARED_BYTES: Final = 1 << 30
@@ -16,9 +16,9 @@ _ALLOCATORS: Final = ("jemalloc", "tcmalloc", "mimalloc")
 
 def memory_limit(machine: Machine) -> Observation:
     """How near the process's control groups are to their limit of memory."""
-    check = "memory-limit"
+    check = Check("memory-limit")
     if machine.read(f"{machine.proc}/cgroup") is None:
-        return Observation(check, "unknown", "A memory limit cannot be read", f"/{machine.proc}/cgroup is not there")
+        return check.unknown("A memory limit cannot be read", f"/{machine.proc}/cgroup is not there")
     tightest: tuple[int, int, str] | None = None
     for group in machine.cgroup_folders("memory"):
         limit = machine.number(f"{group}/memory.max") or machine.number(f"{group}/memory.limit_in_bytes")
@@ -28,14 +28,12 @@ def memory_limit(machine: Machine) -> Observation:
         if tightest is None or limit - used < tightest[0] - tightest[1]:
             tightest = limit, used, group
     if tightest is None:
-        return Observation(check, "fine", "No control group limits memory", "no limit in its control groups")
+        return check.fine("No control group limits memory", "no limit in its control groups")
     limit, used, group = tightest
     title, read = f"{gib(used)} of the memory limit of {gib(limit)} are used", f"/{group}"
     if used < _NEARLY_FULL * limit:
-        return Observation(check, "fine", title, read)
-    return Observation(
-        check,
-        "problem",
+        return check.fine(title, read)
+    return check.problem(
         title,
         read,
         "Near its limit a control group throws out cached files and waits for memory; beyond it processes are killed.",
@@ -45,17 +43,15 @@ def memory_limit(machine: Machine) -> Observation:
 
 def shared_memory(machine: Machine) -> Observation:
     """Room for the batches that loader workers hand over."""
-    check, path = "shared-memory", machine.root / "dev/shm"
+    check, path = Check("shared-memory"), machine.root / "dev/shm"
     try:
         total, free = machine.free_bytes(path)
     except OSError:
-        return Observation(check, "unknown", "Shared memory cannot be read", "/dev/shm is not there")
+        return check.unknown("Shared memory cannot be read", "/dev/shm is not there")
     title, read = f"{gib(free)} of shared memory are free", f"/dev/shm: {gib(free)} free of {gib(total)}"
     if free >= _SMALL_SHARED_BYTES:
-        return Observation(check, "fine", title, read)
-    return Observation(
-        check,
-        "problem",
+        return check.fine(title, read)
+    return check.problem(
         f"Only {gib(free)} of shared memory are free",
         read,
         "DataLoader workers hand batches over through shared memory (num_workers x prefetch_factor at a time); when it "
@@ -67,18 +63,17 @@ def shared_memory(machine: Machine) -> Observation:
 
 def swap(machine: Machine) -> Observation:
     """Whether memory has been moved to disk."""
-    check, total = "swap", _kib(machine.fields("proc/meminfo").get("SwapTotal"))
+    check, total = Check("swap"), _kib(machine.fields("proc/meminfo").get("SwapTotal"))
     if total is None:
-        return Observation(check, "unknown", "Swap cannot be read", "/proc/meminfo is not there")
+        return check.unknown("Swap cannot be read", "/proc/meminfo is not there")
     if total == 0:
-        return Observation(check, "fine", "There is no swap", "/proc/meminfo: SwapTotal 0")
+        return check.fine("There is no swap", "/proc/meminfo: SwapTotal 0")
     used = total - (_kib(machine.fields("proc/meminfo").get("SwapFree")) or 0)
     mine = _kib(machine.fields(f"{machine.proc}/status").get("VmSwap")) or 0
     read = f"/proc/meminfo: {gib(used)} of {gib(total)} used; {gib(mine)} of this process"
     if used == 0:
-        return Observation(check, "fine", "No swap is in use", read)
-    return Observation(
-        check,
+        return check.fine("No swap is in use", read)
+    return check.says(
         "problem" if mine and machine.process is not None else "note",
         f"{gib(mine)} of the process are in swap" if mine else f"{gib(used)} of swap are in use",
         read,
@@ -89,17 +84,15 @@ def swap(machine: Machine) -> Observation:
 
 def memory_pressure(machine: Machine) -> Observation:
     """Whether processes have waited for memory during the last seconds."""
-    check, text = "memory-pressure", machine.read("proc/pressure/memory") or ""
+    check, text = Check("memory-pressure"), machine.read("proc/pressure/memory") or ""
     found = re.search(r"^some avg10=([\d.]+)", text, re.MULTILINE)
     if found is None:
-        return Observation(check, "unknown", "Waiting for memory cannot be read", "/proc/pressure/memory is not there")
+        return check.unknown("Waiting for memory cannot be read", "/proc/pressure/memory is not there")
     waited = float(found[1])
     read = f"/proc/pressure/memory: some process waited {waited:g} % of the last 10 s"
     if waited < 1:
-        return Observation(check, "fine", "No process waits for memory", read)
-    return Observation(
-        check,
-        "problem",
+        return check.fine("No process waits for memory", read)
+    return check.problem(
         f"Processes waited for memory {waited:g} % of the last 10 seconds",
         read,
         "The kernel searches for free pages while they stand still.",
@@ -109,30 +102,26 @@ def memory_pressure(machine: Machine) -> Observation:
 
 def huge_pages(machine: Machine) -> Observation:
     """Whether large allocations get large pages, and at what price."""
-    check, folder = "huge-pages", "sys/kernel/mm/transparent_hugepage"
+    check, folder = Check("huge-pages"), "sys/kernel/mm/transparent_hugepage"
     enabled, defrag = _chosen(machine.read(f"{folder}/enabled")), _chosen(machine.read(f"{folder}/defrag"))
     if not enabled:
-        return Observation(check, "unknown", "Huge pages cannot be read", f"/{folder}/enabled is not there")
+        return check.unknown("Huge pages cannot be read", f"/{folder}/enabled is not there")
     read = f"/{folder}/enabled: {enabled}" + (f"; defrag: {defrag}" if defrag else "")
     if enabled == "never":
-        return Observation(
-            check,
-            "note",
+        return check.note(
             "Transparent huge pages are off",
             read,
             "Large tensors on the CPU then take one entry of the address cache for each 4 KiB.",
             "If the CPU computes, as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled.",
         )
     if enabled == "always" and defrag == "always":
-        return Observation(
-            check,
-            "note",
+        return check.note(
             "Memory is compacted for huge pages while programs wait",
             read,
             "An allocation may stop the program for milliseconds until a huge page has been made.",
             "As root: echo madvise > /sys/kernel/mm/transparent_hugepage/defrag.",
         )
-    return Observation(check, "fine", f"Transparent huge pages: {enabled}", read)
+    return check.fine(f"Transparent huge pages: {enabled}", read)
 
 
 def allocator(machine: Machine) -> list[Observation]:
@@ -146,68 +135,53 @@ def gib(byte_count: float) -> str:
 
 
 def _host_allocator(machine: Machine) -> Observation:
-    check, maps = "host-allocator", machine.read(f"{machine.proc}/maps")
+    check, maps = Check("host-allocator"), machine.read(f"{machine.proc}/maps")
     preload = machine.variable("LD_PRELOAD")
     if machine.environ is None or maps is None:
-        return Observation(
-            check, "unknown", "The host's allocator cannot be read", f"/{machine.proc}/maps cannot be read"
-        )
+        return check.unknown("The host's allocator cannot be read", f"/{machine.proc}/maps cannot be read")
     used = next((name for name in _ALLOCATORS if name in maps or name in preload), "the C library's malloc")
     read = f"LD_PRELOAD={preload or '(not set)'} and /{machine.proc}/maps"
     if machine.variable("PYTHONMALLOC") in ("debug", "malloc_debug", "pymalloc_debug", "malloc"):
-        return Observation(
-            check,
-            "problem",
+        return check.problem(
             "PYTHONMALLOC takes Python's fast allocator away",
             f"PYTHONMALLOC={machine.variable('PYTHONMALLOC')}",
             "Every Python object is then allocated through the C library, with checks where it says debug.",
             "unset PYTHONMALLOC",
         )
     if machine.variable("MALLOC_ARENA_MAX") == "1" and used == "the C library's malloc":
-        return Observation(
-            check,
-            "note",
+        return check.note(
             "All threads allocate from one arena",
             "MALLOC_ARENA_MAX=1",
             "Threads that allocate at the same time wait for each other.",
             "unset MALLOC_ARENA_MAX, unless memory is short",
         )
-    return Observation(check, "fine", f"Host memory comes from {used}", read)
+    return check.fine(f"Host memory comes from {used}", read)
 
 
 def _device_allocator(machine: Machine) -> Observation:
-    check = "device-allocator"
+    check = Check("device-allocator")
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
     if machine.environ is None:
-        return Observation(
-            check, "unknown", "The device's allocator cannot be read", f"/{machine.proc}/environ cannot be read"
-        )
+        return check.unknown("The device's allocator cannot be read", f"/{machine.proc}/environ cannot be read")
     read = "; ".join(f"{name}={machine.variable(name)}" for name in names if machine.variable(name))
     threshold = re.search(r"garbage_collection_threshold:\s*([\d.]+)", read)
     split = re.search(r"max_split_size_mb:\s*(\d+)", read)
     if split and int(split[1]) < 128:
-        return Observation(
-            check,
-            "note",
+        return check.note(
             f"Device memory blocks above {split[1]} MB are never split",
             read,
             "Small limits make the allocator ask the driver for memory more often, which waits for the device.",
             "If it is there against fragmentation, expandable_segments:True is the newer way.",
         )
     if threshold and float(threshold[1]) < 0.6:
-        return Observation(
-            check,
-            "note",
+        return check.note(
             f"Device memory is given back from {float(threshold[1]):.0%} of it in use",
             read,
             "Memory that is given back and asked for again costs calls of the driver that wait for the device.",
             "Raise garbage_collection_threshold, to 0.8 for example, or leave it out.",
         )
-    return Observation(
-        check,
-        "fine",
-        "PyTorch's device allocator is as it comes" if not read else "The device's allocator is set",
-        read,
+    return check.fine(
+        "PyTorch's device allocator is as it comes" if not read else "The device's allocator is set", read
     )
 
 

@@ -7,9 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from stepscope.machine.observed import Machine, Observation, cpu_list_text
+from stepscope.machine.observed import Check, Machine, Observation, cpu_list_text
 
 _CPU: Final = "sys/devices/system/cpu"
+_LOAD: Final = Check("cpu-load")
+_STOLEN: Final = Check("stolen-time")
 _SAMPLE_S: Final = 0.5
 _LOAD_CORES: Final = 0.5
 """Cores that others may keep busy before it is called a problem."""
@@ -18,22 +20,19 @@ _NOTICEABLE_SHARE: Final = 0.01
 
 def governor(machine: Machine) -> Observation:
     """Who decides the cores' clock."""
-    check, where = "cpu-governor", f"/{_CPU}/cpu*/cpufreq/scaling_governor"
+    check, where = Check("cpu-governor"), f"/{_CPU}/cpu*/cpufreq/scaling_governor"
     paths = machine.matching(_CPU, "cpu[0-9]*/cpufreq/scaling_governor")
     found = Counter(filter(None, (machine.read(str(path.relative_to(machine.root))) for path in paths)))
     if not found:
-        return Observation(
-            check, "unknown", "The CPU governor cannot be read", f"{where} is not there; virtual machines hide it"
-        )
+        return check.unknown("The CPU governor cannot be read", f"{where} is not there; virtual machines hide it")
     read = f"{where}: " + ", ".join(f"{name} on {count}" for name, count in found.most_common())
     driver = machine.read(f"{_CPU}/cpu0/cpufreq/scaling_driver") or ""
     if set(found) == {"performance"}:
-        return Observation(check, "fine", "The CPU governor is performance", read)
+        return check.fine("The CPU governor is performance", read)
     name = ", ".join(sorted(set(found) - {"performance"}))
     cores = sum(count for name, count in found.items() if name != "performance")
     scales = driver in ("intel_pstate", "amd-pstate-epp")
-    return Observation(
-        check,
+    return check.says(
         "note" if scales else "problem",
         f"The CPU governor is {name} on {cores} of {sum(found.values())} cores",
         read + (f"; driver {driver}" if driver else ""),
@@ -47,45 +46,36 @@ def governor(machine: Machine) -> Observation:
 
 def turbo(machine: Machine) -> Observation:
     """Whether the clock may rise above its base."""
-    check, why = (
-        "cpu-turbo",
-        "The highest clock depends on temperature and on how many cores work, so timings drift.",
-    )
+    check = Check("cpu-turbo")
     intel, other = machine.number(f"{_CPU}/intel_pstate/no_turbo"), machine.number(f"{_CPU}/cpufreq/boost")
     if intel is None and other is None:
-        return Observation(
-            check,
-            "unknown",
+        return check.unknown(
             "Whether the clock is boosted cannot be read",
             f"neither /{_CPU}/intel_pstate/no_turbo nor /{_CPU}/cpufreq/boost is there",
         )
     on = intel == 0 if intel is not None else other == 1
     read = f"/{_CPU}/intel_pstate/no_turbo: {intel}" if intel is not None else f"/{_CPU}/cpufreq/boost: {other}"
     if not on:
-        return Observation(check, "fine", "The clock is not boosted, so it is steady", read)
-    return Observation(
-        check,
-        "note",
+        return check.fine("The clock is not boosted, so it is steady", read)
+    return check.note(
         "The clock is boosted above its base",
         read,
-        why,
+        "The highest clock depends on temperature and on how many cores work, so timings drift.",
         "Leave it on for training; to compare small differences, warm up first and repeat the runs in turns.",
     )
 
 
 def thermal_throttling(machine: Machine) -> Observation:
     """Whether the processor has slowed down because it was too hot."""
-    check, where = "cpu-throttling", f"/{_CPU}/cpu*/thermal_throttle/core_throttle_count"
+    check, where = Check("cpu-throttling"), f"/{_CPU}/cpu*/thermal_throttle/core_throttle_count"
     paths = machine.matching(_CPU, "cpu[0-9]*/thermal_throttle/core_throttle_count")
     counts = [machine.number(str(path.relative_to(machine.root))) for path in paths]
     known = [count for count in counts if count is not None]
     if not known:
-        return Observation(check, "unknown", "Thermal throttling cannot be read", f"{where} is not there")
+        return check.unknown("Thermal throttling cannot be read", f"{where} is not there")
     if not any(known):
-        return Observation(check, "fine", "No core has been throttled by heat", f"{where}: 0 on all {len(known)} cores")
-    return Observation(
-        check,
-        "note",
+        return check.fine("No core has been throttled by heat", f"{where}: 0 on all {len(known)} cores")
+    return check.note(
         f"Heat has throttled {sum(count > 0 for count in known)} of {len(known)} cores since the machine began",
         f"{where}: {max(known):,} times on the most affected core",
         "A core that gets too hot lowers its clock, and steps take longer until it has cooled down.",
@@ -139,11 +129,11 @@ def usable_cores(machine: Machine) -> Cores:
 
 def cpu_quota(machine: Machine) -> Observation:
     """Whether a container's quota stops the process now and then."""
-    check, cores = "cpu-quota", usable_cores(machine)
+    check, cores = Check("cpu-quota"), usable_cores(machine)
     if machine.read(f"{machine.proc}/cgroup") is None:
-        return Observation(check, "unknown", "A CPU quota cannot be read", f"/{machine.proc}/cgroup is not there")
+        return check.unknown("A CPU quota cannot be read", f"/{machine.proc}/cgroup is not there")
     if cores.quota is None:
-        return Observation(check, "fine", "No CPU quota limits the process", "no limit in its control groups")
+        return check.fine("No CPU quota limits the process", "no limit in its control groups")
     why = (
         "A control group that has used up its quota stops all its threads until the next period, up to 100 ms later: "
         "single steps take far longer than the rest."
@@ -152,62 +142,53 @@ def cpu_quota(machine: Machine) -> Observation:
     ran_out, periods = cores.throttled or (0, 0)
     if ran_out > _NOTICEABLE_SHARE * periods:
         title = f"The CPU quota of {cores.quota:g} cores ran out in {ran_out:,} of {periods:,} periods"
-        return Observation(check, "problem", title, cores.read, why, change)
-    return Observation(check, "note", f"A CPU quota of {cores.quota:g} cores is set", cores.read, why, change)
+        return check.problem(title, cores.read, why, change)
+    return check.note(f"A CPU quota of {cores.quota:g} cores is set", cores.read, why, change)
 
 
 def threads(machine: Machine) -> Observation:
     """Threads that one operator uses, against the cores there are for them."""
-    check, cores = "threads", usable_cores(machine)
+    check, cores = Check("threads"), usable_cores(machine)
     count, source = _threads(machine)
     ranks = max(1, _whole(machine.variable("LOCAL_WORLD_SIZE")) or 1)
     if count is None or cores.usable is None:
         missing = machine.runtime.torch_why_not or "neither PyTorch nor OMP_NUM_THREADS says how many threads are used"
         missing = missing if count is None else cores.read
-        return Observation(check, "unknown", "Threads cannot be compared with cores", missing)
+        return check.unknown("Threads cannot be compared with cores", missing)
     read = f"{source}; {cores.read}" + (f"; {ranks} ranks on this machine" if ranks > 1 else "")
     fit = max(1, cores.usable // ranks)
     if count * ranks > cores.usable:
         what = f"{ranks} ranks of {count} threads" if ranks > 1 else f"{count} threads"
-        return Observation(
-            check,
-            "problem",
+        return check.problem(
             f"{what} compute on {cores.usable} usable cores",
             read,
             "Threads that share a core wait for each other: every operator on the CPU ends when the last one has run.",
             f"Set OMP_NUM_THREADS={fit} (or torch.set_num_threads({fit})) in each process.",
         )
     if count == 1 and fit > 1:
-        return Observation(
-            check,
-            "note",
+        return check.note(
             f"Operators on the CPU use 1 of {fit} cores",
             read,
             "torchrun sets OMP_NUM_THREADS=1 unless told otherwise; work on the CPU, such as a model or an optimizer "
             "held there, runs on one core.",
             f"If the CPU computes, set OMP_NUM_THREADS up to {fit}.",
         )
-    return Observation(check, "fine", f"{count} threads for {cores.usable} usable cores", read)
+    return check.fine(f"{count} threads for {cores.usable} usable cores", read)
 
 
 def other_load(machine: Machine) -> list[Observation]:
     """How busy others keep the cores, and how much a hypervisor takes; read twice, half a second apart."""
-    before = _Sample.read(machine)
-    if before is None:
-        missing = "/proc/stat is not there"
-        return [
-            Observation("cpu-load", "unknown", "Other load on the CPU cannot be read", missing),
-            Observation("stolen-time", "unknown", "Time that a hypervisor takes cannot be read", missing),
-        ]
-    machine.sleep(_SAMPLE_S)
-    after = _Sample.read(machine)
-    if after is None or after.total <= before.total:
+    missing, before = "/proc/stat is not there", _Sample.read(machine)
+    if before is not None:
+        machine.sleep(_SAMPLE_S)
+        after = _Sample.read(machine)
+        if after is not None and after.total > before.total:
+            return [_load(before, after, machine), _stolen(before, after)]
         missing = "the counters in /proc/stat do not move"
-        return [
-            Observation("cpu-load", "unknown", "Other load on the CPU cannot be read", missing),
-            Observation("stolen-time", "unknown", "Time that a hypervisor takes cannot be read", missing),
-        ]
-    return [_load(before, after, machine), _stolen(before, after)]
+    return [
+        _LOAD.unknown("Other load on the CPU cannot be read", missing),
+        _STOLEN.unknown("Time that a hypervisor takes cannot be read", missing),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +227,8 @@ def _load(before: _Sample, after: _Sample, machine: Machine) -> Observation:
     read += f"; {names}" if names else ""
     title = f"Other processes keep {others:.1f} of {after.cores} cores busy"
     if others < _LOAD_CORES:
-        return Observation("cpu-load", "fine", title, read)
-    return Observation(
-        "cpu-load",
-        "problem",
+        return _LOAD.fine(title, read)
+    return _LOAD.problem(
         title,
         read,
         "They take cores, caches and memory bandwidth from the step, and a different share each time.",
@@ -261,10 +240,8 @@ def _stolen(before: _Sample, after: _Sample) -> Observation:
     stolen = (after.stolen - before.stolen) / (after.total - before.total)
     read = f"/proc/stat, steal over {_SAMPLE_S:g} s: {stolen:.1%}"
     if stolen < _NOTICEABLE_SHARE:
-        return Observation("stolen-time", "fine", "No hypervisor takes time from the cores", read)
-    return Observation(
-        "stolen-time",
-        "problem",
+        return _STOLEN.fine("No hypervisor takes time from the cores", read)
+    return _STOLEN.problem(
         f"The hypervisor takes {stolen:.1%} of the cores' time",
         read,
         "The cores are shared with other virtual machines; the guest stands still meanwhile and cannot see when.",

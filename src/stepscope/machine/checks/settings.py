@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from stepscope.machine.observed import Machine, Observation
+from stepscope.machine.observed import Check, Machine, Observation
 
 _OFF: Final = ("", "0", "false", "off", "no", "n")
 
@@ -119,13 +119,12 @@ SLOW_VERSIONS: Final[tuple[SlowVersions, ...]] = (
 
 def debug_settings(machine: Machine) -> list[Observation]:
     """Debugging aids in the environment."""
-    check = "debug-settings"
+    check = Check("debug-settings")
     if machine.environ is None:
         where = f"/{machine.proc}/environ cannot be read"
-        return [Observation(check, "unknown", "The process's environment variables cannot be read", where)]
+        return [check.unknown("The process's environment variables cannot be read", where)]
     found = [
-        Observation(
-            check,
+        check.says(
             "problem" if setting.problem else "note",
             f"{setting.name} is set: {setting.why}",
             f"{setting.name}={machine.variable(setting.name)}",
@@ -135,20 +134,16 @@ def debug_settings(machine: Machine) -> list[Observation]:
         for setting in SETTINGS
         if setting.name in machine.environ and setting.is_on(machine.variable(setting.name))
     ]
-    fine = Observation(
-        check, "fine", "No debugging aid is set in the environment", f"{len(SETTINGS)} environment variables"
-    )
+    fine = check.fine("No debugging aid is set in the environment", f"{len(SETTINGS)} environment variables")
     return found or [fine]
 
 
 def program_settings(machine: Machine) -> list[Observation]:
     """Debugging aids that a program switches on itself; only it can tell."""
-    check, runtime = "program-settings", machine.runtime
+    check, runtime = Check("program-settings"), machine.runtime
     if runtime.anomaly_mode is None:
         return [
-            Observation(
-                check,
-                "unknown",
+            check.unknown(
                 "Whether the program sets anomaly mode, sync debug mode or deterministic algorithms is not known",
                 "they are set inside the program: look for set_detect_anomaly, set_sync_debug_mode and "
                 "use_deterministic_algorithms; stepscope run --quiet-machine reads them while it runs",
@@ -161,26 +156,22 @@ def program_settings(machine: Machine) -> list[Observation]:
         (bool(runtime.tracer), f"{runtime.tracer or 'Nothing'} traces every Python call", "Python runs much slower"),
     )
     found = [
-        Observation(
-            check, "problem", f"{title}: {why}", "read in the process", "It slows every step down.", "Turn it off."
-        )
+        check.problem(f"{title}: {why}", "read in the process", "It slows every step down.", "Turn it off.")
         for is_on, title, why in aids
         if is_on
     ]
-    return found or [Observation(check, "fine", "The program has no debugging aid on", "read in the process")]
+    return found or [check.fine("The program has no debugging aid on", "read in the process")]
 
 
 def garbage_collector(machine: Machine) -> Observation:
     """Whether Python may stop to look for garbage within a step."""
-    check, runtime = "garbage-collector", machine.runtime
+    check, runtime = Check("garbage-collector"), machine.runtime
     if runtime.collector is None:
-        return Observation(check, "unknown", "The garbage collector is not known", "only the process itself can tell")
+        return check.unknown("The garbage collector is not known", "only the process itself can tell")
     read = f"gc.isenabled(): {runtime.collector}; thresholds {runtime.collector_thresholds}"
     if not runtime.collector:
-        return Observation(check, "fine", "The garbage collector is off", read)
-    return Observation(
-        check,
-        "note",
+        return check.fine("The garbage collector is off", read)
+    return check.note(
         "The garbage collector runs whenever enough objects were made",
         read,
         "A full collection stops the launching thread in some step or other, for longer the more objects there are; "
@@ -192,42 +183,31 @@ def garbage_collector(machine: Machine) -> Observation:
 
 def versions(machine: Machine) -> list[Observation]:
     """Versions that are known to be slow."""
-    check, runtime = "versions", machine.runtime
+    check, runtime = Check("versions"), machine.runtime
     if runtime.python is None or runtime.versions is None:
-        return [Observation(check, "unknown", "The process's versions are not known", "it may use another Python")]
+        return [check.unknown("The process's versions are not known", "it may use another Python")]
     installed = {"python": runtime.python, **runtime.versions}
     read = ", ".join(f"{name} {version}" for name, version in installed.items())
     found = [
-        Observation(
-            check,
-            "note",
-            f"{row.package} {installed[row.package]}: {row.what}",
-            read,
-            f"Source: {row.source}",
-            row.change,
-        )
+        check.note(f"{row.package} {installed[row.package]}: {row.what}", read, f"Source: {row.source}", row.change)
         for row in SLOW_VERSIONS
         if row.package in installed and row.first <= release(installed[row.package]) < row.end
     ]
-    return found or [Observation(check, "fine", "No version is known to be slow", read)]
+    return found or [check.fine("No version is known to be slow", read)]
 
 
 def power_supply(machine: Machine) -> Observation:
     """Whether a laptop runs on its battery."""
-    check, folder = "power-supply", "sys/class/power_supply"
+    check, folder = Check("power-supply"), "sys/class/power_supply"
     if not (machine.root / folder).is_dir():
-        return Observation(check, "unknown", "The power supply cannot be read", f"/{folder} is not there")
+        return check.unknown("The power supply cannot be read", f"/{folder} is not there")
     supplies = [f"{folder}/{path.name}" for path in machine.matching(folder, "*")]
     mains = [path for path in supplies if machine.read(f"{path}/type") == "Mains"]
     if not mains:
-        return Observation(
-            check, "fine", "No battery is known to feed the machine", f"/{folder}: no mains adapter listed"
-        )
+        return check.fine("No battery is known to feed the machine", f"/{folder}: no mains adapter listed")
     if any(machine.number(f"{path}/online") == 1 for path in mains):
-        return Observation(check, "fine", "The machine runs on mains power", f"/{folder}")
-    return Observation(
-        check,
-        "problem",
+        return check.fine("The machine runs on mains power", f"/{folder}")
+    return check.problem(
         "The machine runs on its battery",
         f"/{folder}: mains adapter not connected",
         "Processor and device lower their clocks to save energy.",

@@ -30,12 +30,8 @@ _NODE: Final = ("home", "recipe", "name", "node")
 def with_launches(work: pl.DataFrame, calls: pl.DataFrame, flows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Both tables with `correlation`, a number that a call shares with the work it started.
 
-    The work that one node of a graph does on several units of an engine at once becomes one piece of work.
-
-    Args:
-        work: the device's rows, with row, lane, home, recipe, node, name.
-        calls: the host's rows, with row, written_lane and call.
-        flows: ends of flows as `Sorting` gives them, or empty.
+    Work that one node of a graph does on several units of an engine at once becomes one piece of work. `flows` are
+    those of `Sorting`, or empty.
     """
     work, calls = work.sort("start_ns", "row"), calls.sort("start_ns", "row")
     calls = calls.with_columns(correlation=pl.lit(None, pl.Int64))
@@ -60,10 +56,9 @@ def with_launches(work: pl.DataFrame, calls: pl.DataFrame, flows: pl.DataFrame) 
 
 
 def joined_units(work: pl.DataFrame) -> pl.DataFrame:
-    """Rows of the same node, call and engine that overlap, as one from the first start to the last end.
+    """Rows of the same node, call and engine that overlap, joined from the first start to the last end.
 
-    An engine has several units, such as 24 TPCs, that do parts of the same node at once. When any of them works is
-    the same before and after.
+    An engine has several units, such as 24 TPCs, that do parts of the same node at once.
     """
     keys = [*_NODE, "correlation"]
     work = work.sort([*keys, "start_ns", "row"], nulls_last=True)
@@ -83,7 +78,6 @@ def joined_units(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_flow(work: pl.DataFrame, calls: pl.DataFrame, flows: pl.DataFrame) -> pl.DataFrame:
-    """The row of the call at which the flow to each work begins."""
     sources = calls.select("row", source_lane="written_lane", source_ns="start_ns").unique(
         ["source_lane", "source_ns"], keep="first", maintain_order=True
     )
@@ -96,7 +90,7 @@ def _by_flow(work: pl.DataFrame, calls: pl.DataFrame, flows: pl.DataFrame) -> pl
 
 
 def _copies_in_order(work: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
-    """Copies between host and device belong to the calls in order, where there are as many and none came too early."""
+    """Match copies between host and device to calls in order, if there are as many and none starts before its call."""
     is_copy = work["engine"].is_in(_COPYING) & work["recipe"].is_null() & work["correlation"].is_null()
     started = work.filter(is_copy)
     if not 0 < started.height == copies.height or (started["start_ns"] < copies["start_ns"]).any():
@@ -107,11 +101,11 @@ def _copies_in_order(work: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_recipe(work: pl.DataFrame, launching: pl.DataFrame) -> pl.DataFrame:
-    """The call that started each work: recipes run in the order in which they were enqueued.
+    """Find the call that started each work: recipes run in the order in which they were enqueued.
 
-    A recipe does the same work each time it runs. Where its launches divide the times that a node ran, the n-th of them
-    belongs to the n-th launch; where the recording cut some off, to those that are left at its end. Where that would
-    put work before its launch, the last launch of the recipe before it is taken.
+    A recipe does the same work each time it runs. Where its launches divide the number of times a node ran, the n-th
+    runs belong to the n-th launch; where the recording cut some off, to the last launches. Where that would put work
+    before its launch, the recipe's last launch before the work is taken.
     """
     starts = launching.select("recipe", called="start_ns", row="row").sort("called")
     starts = starts.with_columns(ordinal=pl.int_range(pl.len(), dtype=pl.Int64).over("recipe"))
@@ -181,7 +175,6 @@ class Sorting:
         self._keep_forward_backward(flows, strings)
 
     def _places(self, rows: pl.DataFrame) -> dict[int, _Row]:
-        """What each row of the timeline is."""
         told = rows.group_by("lane").agg(
             pl.col("event").drop_nulls().first(),
             pl.col("device").drop_nulls().first(),
@@ -212,7 +205,7 @@ class Sorting:
         return _Row(device[:100], engine, engine or row_name or thread)
 
     def _on_engines(self, work: pl.DataFrame, places: dict[int, _Row]) -> pl.DataFrame:
-        """The work with its device and engine; all of an engine's units stand on the lane of the first of them."""
+        """Add device and engine; all units of an engine share the lane of the first."""
         columns = self._columns
         first: dict[tuple[str, str], int] = {}
         facts = []
@@ -230,7 +223,7 @@ class Sorting:
         return work.join(rows_frame(facts, schema), on="lane", how="left", maintain_order="left")
 
     def _measured(self, work: pl.DataFrame) -> pl.DataFrame:
-        """Without hardware events that mark only a part of what another measures whole, where an engine has both."""
+        """Drop hardware events that mark only a part of what another event of the engine measures whole."""
         known = self._strings.to_frame("word").with_row_index("code").filter(pl.col("word").is_in(list(names.MEASURED)))
         measured = pl.col("event").is_in(known["code"].implode())
         measures = work.group_by("home").agg(some=measured.fill_null(False).any())
@@ -242,7 +235,7 @@ class Sorting:
         return kept
 
     def _calls(self, host: pl.DataFrame) -> pl.DataFrame:
-        """The host's rows on the lanes of their real threads, with `call`, the kind of a call of the device's API."""
+        """The host's rows on the lanes of their real threads; `call` is the kind of a call of the device's API."""
         codes = host["name"].unique()
         texts = self._strings.gather(codes)
         kinds = pl.DataFrame(
@@ -257,7 +250,7 @@ class Sorting:
         return host
 
     def _real_lanes(self, host: pl.DataFrame) -> dict[int, int]:
-        """Lane that was written -> lane of the real thread, where that is known."""
+        """Lane in the file -> lane of the real thread, where that is known."""
         found = self._lanes_of_loggers(host)
         keys = {number: key for key, number in self._columns.lanes.items()}
         threads: dict[str, set[int]] = {}
@@ -277,7 +270,7 @@ class Sorting:
         return found
 
     def _lanes_of_loggers(self, host: pl.DataFrame) -> dict[int, int]:
-        """Lanes of the bridge's made-up processes -> those of the real process's threads."""
+        """Lanes of the bridge's made-up processes -> lanes of the real process's threads."""
         lanes = self._columns.lanes
         processes = {process for process, _ in lanes}
         found: dict[int, int] = {}
@@ -291,7 +284,7 @@ class Sorting:
         return found
 
     def _ends_of_flows(self, flows: pl.DataFrame | None, strings: pl.Series) -> pl.DataFrame:
-        """The flows from a call to work: flow, source_lane, source_ns, target_lane, target_ns."""
+        """Flows from a call to work: flow, source_lane, source_ns, target_lane, target_ns."""
         if flows is None:
             return pl.DataFrame()
         others = flows.filter(~strings.gather(flows["category"]).is_in(list(FORWARD_BACKWARD_FLOWS)))
@@ -305,7 +298,7 @@ class Sorting:
         return ends["source"].join(ends["target"], on="flow", maintain_order="left")
 
     def _device_work(self, work: pl.DataFrame) -> pl.DataFrame:
-        """What the device did; a computation is named with the type of its numbers, as a kernel's name has it."""
+        """Rows of `device_work`; computations are named with their number type, as kernel names are."""
         told = ["engine", "category", "name", "data_type"]
         sorts = work.select(told).unique(maintain_order=True)
         words = [self._strings.gather(sorts[name]).to_list() for name in told[1:]]
@@ -330,7 +323,6 @@ class Sorting:
         )
 
     def _coded(self, texts: pl.Series) -> pl.Series:
-        """Texts, of which few are different, as numbers of the pool."""
         different = texts.unique()
         codes: pl.Series = texts.replace_strict(
             different, self._pool.codes(different.to_list()), return_dtype=pl.UInt32
@@ -338,7 +330,7 @@ class Sorting:
         return codes
 
     def _launches(self, calls: pl.DataFrame) -> pl.DataFrame:
-        """The calls; one that starts a recipe is named with it."""
+        """Rows of `launches`; a call that starts a recipe is named with it."""
         recipe = self._pool.strings().gather(calls["recipe_name"])
         starts = (calls["call"] == "graph_launch") & recipe.is_not_null()
         both = calls["name_text"] + pl.lit(" (") + recipe.fill_null("") + pl.lit(")")
@@ -375,7 +367,7 @@ def _calling(host: pl.DataFrame, found: dict[int, int]) -> pl.DataFrame:
 
 
 def _inside(calls: pl.DataFrame, calling: pl.DataFrame) -> int | None:
-    """The one thread inside whose own launching calls all launches of a row happen; None if there is no such one."""
+    """The one thread whose own launching calls enclose all launches of a row; None unless there is exactly one."""
     starts = calls.filter(pl.col("call") == "graph_launch").select("start_ns").sort("start_ns")
     if starts.height < _FEWEST_CALLS:
         return None
@@ -408,13 +400,7 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read the events of `source` into `writer`'s tables, and say what the file is and what was repaired.
-
-    Raises:
-        NotATraceError: the file holds no list of trace events.
-        UnreadableTraceError: it holds one, but nothing in it could be read.
-        UsageError: steps were asked for that the trace does not have.
-    """
+    """Read the events of PyTorch and of Intel's bridge into `writer`'s tables; raises as Kineto's `read` does."""
     stream = EventStream(source)
     columns = GaudiColumns(stream.damage)  # also what is after the window: what started what follows from all of it
     spill = Spill(writer.directory)
@@ -433,7 +419,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 
 def _devices(properties: Any, columns: GaudiColumns) -> tuple[Device, ...]:
-    """The devices that worked; the bridge describes one of them, without a number."""
+    """The devices that worked; the bridge describes one, without a number."""
     told = next((item for item in properties if isinstance(item, dict)), {}) if isinstance(properties, list) else {}
     name, memory = told.get("name"), told.get("totalGlobalMem")
     memory = int(memory) if isinstance(memory, str) and memory.isdecimal() and len(memory) < 19 else memory

@@ -127,10 +127,7 @@ def work_kind(engine: str | None, category: str, name: str) -> str:
 
 @lru_cache(maxsize=65536)
 def call_kind(name: str) -> str | None:
-    """Kind of a host row that is a call of the device's API, in the words of `tables.LAUNCH_KINDS`.
-
-    None for what the bridge itself does: building graphs, looking recipes up and queueing their launches.
-    """
+    """Kind of a host row that calls the device's API (`tables.LAUNCH_KINDS`); None for the bridge's own work."""
     known = next((kind for kind, pattern in _CALLS if pattern.search(name)), None)
     if known is not None:
         return known
@@ -204,7 +201,7 @@ class GaudiColumns(Columns):
 
 
 def _node(args: Hardware) -> str | None:
-    """What tells one piece of work from another of the same name: its node in the graph."""
+    """The node of the graph, which tells work of the same name apart."""
     if args.node:
         return args.node[:_LONGEST_NODE]
     original = bytes(args.original_nodes)

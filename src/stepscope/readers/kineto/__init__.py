@@ -70,7 +70,7 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read the events of `source` into `writer`'s tables, and say what the file is and what was repaired.
+    """Read the events of `source` into `writer`'s tables.
 
     Raises:
         NotATraceError: the file holds no list of trace events.
@@ -94,11 +94,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 
 def gather(name: str, stream: EventStream, columns: Columns, spill: Spill) -> None:
-    """Turn all events into rows, which `spill` takes.
-
-    Raises:
-        UnreadableTraceError: there is no event with a start and a duration.
-    """
+    """Turn all events into rows of `spill`; raises UnreadableTraceError if none has a start and a duration."""
     for events in stream.chunks():
         spill.add(columns.batch(events))
     columns.pairs.finish()
@@ -107,7 +103,7 @@ def gather(name: str, stream: EventStream, columns: Columns, spill: Spill) -> No
 
 
 def count_endings(stream: EventStream, source: ByteSource) -> None:
-    """Count among the damage where the list of events, the document around it or the packed data ends early."""
+    """Count where the list of events, the document around it or the packed data ends early."""
     if not (stream.closed and (not stream.before or stream.after.rstrip(_BLANK).endswith(b"}"))):
         stream.damage["truncated"] += 1
     if source.damage:
@@ -115,7 +111,7 @@ def count_endings(stream: EventStream, source: ByteSource) -> None:
 
 
 def header_of(stream: EventStream) -> dict[str, Any]:
-    """The document's keys other than the events, of those that are wanted; the first of a repeated key counts."""
+    """The wanted keys of the document beside the events; the first of a repeated key counts."""
     before, after, damage = stream.before, stream.after, stream.damage
     found: dict[str, Any] = {}
     texts = []
@@ -132,7 +128,7 @@ def header_of(stream: EventStream) -> dict[str, Any]:
 
 
 def _values(text: bytes, damage: Damage) -> dict[str, Any]:
-    """The wanted values of a JSON object; what is not wanted is passed over unread, since it may be long."""
+    """The wanted values of a JSON object; the others, which may be long, are not decoded."""
     try:
         raws = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         wanted = {key: bytes(raw) for key, raw in raws.items() if key in _WANTED}
@@ -150,7 +146,6 @@ def _values(text: bytes, damage: Damage) -> dict[str, Any]:
 
 
 def metadata_of(path: str, header: dict[str, Any], columns: Columns, window: Window | None) -> Metadata:
-    """What the header and the events tell of the trace."""
     distributed = header.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
     recorded = tuple(word for key, word in RECORDED.items() if header.get(key))

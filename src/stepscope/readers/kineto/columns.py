@@ -32,9 +32,9 @@ _ENDS: Final = frozenset({"E", "e", "F"})
 
 
 class Pairs:
-    """Joins each end to the last beginning of its row that is open and has its name.
+    """Joins each end to the last open beginning of its row that has its name.
 
-    What runs beside others is told apart by category and id, and stands on a row of its own for each category.
+    Asynchronous slices are told apart by category and id, and get a row for each category.
     """
 
     def __init__(self, damage: Damage) -> None:
@@ -43,7 +43,7 @@ class Pairs:
         self._count = 0
 
     def closed(self, events: list[Event]) -> list[Event]:
-        """The events with each end as the complete event that it closes, and without beginnings."""
+        """The events with every end as the complete event that it closes, and without beginnings."""
         if _BEGINNINGS.isdisjoint(phases := {event.ph for event in events}) and _ENDS.isdisjoint(phases):
             return events
         result = []
@@ -91,7 +91,7 @@ def _row(event: Event) -> tuple[Any, ...]:
 
 
 def _joined(first: msgspec.Raw, second: msgspec.Raw) -> msgspec.Raw:
-    """The arguments of both, the end's where both have one; what cannot be read is the reader's to count."""
+    """The arguments of both; the end's win. What cannot be read is counted later."""
     if bytes(second) in _EMPTY:
         return first
     if bytes(first) in _EMPTY:
@@ -109,17 +109,13 @@ _ZERO_TIME_LIMIT_NS: Final = 10**12
 
 
 class Columns:
-    """Turns events into batches; what belongs to the whole file is gathered in its attributes.
+    """Turns events into batches, and gathers what belongs to the whole file.
 
     Attributes:
-        pool: the strings behind the batches' code columns.
         lanes: (process, thread) -> number of the lane.
         queues: lane -> (device, queue), of lanes on which devices worked.
         host_lanes: lanes with operators, launches or frames.
-        process_names, process_labels, thread_names: from the metadata events.
-        events, complete_events: counts.
         origin_ns: the earliest complete event's start, None before the first.
-        damage: what was skipped or repaired.
     """
 
     def __init__(self, damage: Damage, keep_until_ns: int = 2 * LATEST_NS) -> None:
@@ -141,7 +137,6 @@ class Columns:
         self.pairs = Pairs(damage)
 
     def batch(self, events: list[Event]) -> Batch:
-        """The rows of these events, by table."""
         self.events += len(events)
         events = self.pairs.closed(events)
         complete: defaultdict[str, list[Event]] = defaultdict(list)
@@ -165,7 +160,7 @@ class Columns:
         return batch
 
     def _category_without(self, event: Event) -> str:
-        """What stands for the category of an event that has none: by its process in the oldest files, else by name."""
+        """The category of an event that has none: by its process in the oldest files, else by its name."""
         category = arguments.LEGACY_CATEGORIES.get(event.pid)
         if category is None:
             category = arguments.CATEGORY_OF_TABLE.get(host_slice_table(event.name) or "", "user_annotation")
@@ -239,7 +234,7 @@ class Columns:
     def _times(
         self, events: list[Event], keep_until_ns: int
     ) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Events whose times are usable, their starts and durations; what is outside the wanted window is left out."""
+        """Events with usable times inside the wanted window, their starts and durations."""
         start, start_fits = nanoseconds([event.ts for event in events])
         duration, duration_fits = nanoseconds([event.dur for event in events])
         usable = start_fits & duration_fits & (duration < LONGEST_NS)
@@ -284,7 +279,7 @@ class Columns:
         return pl.Series([lane_of[event.pid, event.tid] for event in events], dtype=pl.Int32)
 
     def _told(self, table: str, args: Sequence[Any], *names: str) -> dict[str, pl.Series]:
-        """Columns of a table from the arguments of the same names: text by its number in the pool."""
+        """Columns of a table from the arguments of the same names; text by its number in the pool."""
         found = {}
         for name in names:
             values = list(map(attrgetter(name), args))
@@ -372,7 +367,7 @@ class Columns:
         _append(batch, "memory", frame.filter(pl.Series(fits)))
 
     def _flows(self, starts: list[Event], ends: list[Event], batch: Batch) -> None:
-        """Forward-backward flows always; others only while no correlation number was seen."""
+        """Forward-backward flows always, others only while no correlation number was seen."""
         for kind, group in (("source", starts), ("target", ends)):
             events = [
                 event

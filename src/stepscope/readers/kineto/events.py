@@ -107,15 +107,7 @@ class Damage(Counter[str]):
 
 
 def decode_events(text: bytes, *, exact: bool) -> list[Event]:
-    """The events of comma-separated, well-formed text.
-
-    Args:
-        text: any number of JSON objects with commas between them.
-        exact: decode times to Decimal, for numbers a double cannot hold.
-
-    Raises:
-        msgspec.MsgspecError, UnicodeDecodeError, RecursionError: the text is not that.
-    """
+    """The events of comma-separated JSON objects, or one of DECODE_ERRORS; `exact` decodes times to Decimal."""
     decoder = _EXACT if exact else _FAST
     return decoder.decode(b"[%b]" % text)  # type: ignore[return-value]
 
@@ -123,8 +115,7 @@ def decode_events(text: bytes, *, exact: bool) -> list[Event]:
 def decode_damaged(text: bytes, *, exact: bool, is_last: bool, damage: Damage) -> tuple[list[Event], bytes | None]:
     """The events of text that `decode_events` refused, and what follows the array if it ends inside, else None.
 
-    Halves the text until the damage stands in a small piece, and salvages only that. `is_last` says that no more
-    text follows.
+    Halves the text until the damage is in a small piece, and salvages only that.
     """
     try:
         return decode_events(text, exact=exact), None
@@ -159,7 +150,7 @@ def end_of_array(error: Exception, text: bytes, *, is_last: bool) -> int | None:
 
 
 def _ends_array(text: bytes, position: int, *, is_last: bool) -> bool:
-    """Whether the bracket is no stray one, by what follows it."""
+    """Whether what follows shows that the bracket ends the array."""
     return _AFTER_ARRAY.match(text, position) is not None or (is_last and not text[position + 1 :].strip(_ENDING))
 
 
@@ -198,11 +189,7 @@ def salvage_events(text: bytes, *, is_last: bool, damage: Damage) -> tuple[list[
 
 
 def lenient_event(value: Any, damage: Damage) -> Event:
-    """An event from any JSON value; fields of a wrong type are left out.
-
-    Raises:
-        ValueError: the value is no object, or no event at all.
-    """
+    """An event from any JSON value, without fields of a wrong type; raises ValueError if it is no event at all."""
     if not isinstance(value, dict) or not isinstance(value.get("ph"), str):
         raise ValueError("no event")
     damage["repaired_event"] += 1
@@ -245,7 +232,7 @@ _BACKWARD_TRIES: Final = 1000
 
 
 class EventStream:
-    """The events of a document, chunk by chunk; the texts around the array once all were taken.
+    """The events of a document, chunk by chunk.
 
     Attributes:
         before: text before the array, from the document's opening brace; empty for a bare list.
@@ -264,10 +251,9 @@ class EventStream:
         self.damage = Damage()
 
     def chunks(self) -> Iterator[list[Event]]:
-        """The events of each chunk; times that a double cannot hold to the nanosecond come as Decimal.
+        """The events of each chunk; times that a double cannot hold to the nanosecond are Decimal.
 
-        Raises:
-            NotATraceError: there is no event array.
+        Raises NotATraceError.
         """
         for text, is_last in self._texts(self._find_array()):
             damage = self.damage.copy()
@@ -309,9 +295,8 @@ class EventStream:
         raise NotATraceError(f"{self._source.name} is not a trace: no list of trace events was found in it")
 
     def _texts(self, first: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Comma-separated whole events, about CHUNK_BYTES at a time, and whether it is the last text.
-
-        The last one, or the one after which `closed` is set, may end in what follows the events.
+        """Comma-separated whole events, about CHUNK_BYTES at a time, and whether it is the last text, which may end in
+        what follows the events.
         """
         parts, searched = [first], 0
         for block in self._blocks:
@@ -363,9 +348,8 @@ def _needs_decimals(events: list[Event]) -> bool:
 
 
 def _cut(parts: list[bytes], searched: int) -> tuple[bytes, bytes] | None:
-    """The parts as whole events and the rest, without the comma between; None if no event begins in them.
-
-    The first `searched` parts are known to hold no boundary.
+    """The parts as whole events and the rest, without the comma between; None if no event begins after `searched`
+    parts.
     """
     for index in range(len(parts) - 1, searched - 1, -1):
         following = b"".join(parts[index + 1 :])

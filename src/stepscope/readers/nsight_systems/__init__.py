@@ -57,7 +57,7 @@ def recognises(head: bytes) -> bool:
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
     """Read an export of Nsight Systems into `writer`'s tables.
 
-    The recorded process's environment (META_DATA_CAPTURE, TARGET_INFO_SYSTEM_ENV) and output are never asked for.
+    The recorded process's environment (META_DATA_CAPTURE, TARGET_INFO_SYSTEM_ENV) and output are never queried.
 
     Raises:
         NotATraceError: it is a database of something else.
@@ -93,11 +93,10 @@ class _Reading:
         self._others = others.Others(*parts)
 
     def tables(self) -> Iterator[None]:
-        """Gather every table; stops now and then."""
+        """Gather every table, pausing now and then."""
         yield from chain(self._activities.read(), self._ranges.read(), self._others.read())
 
     def finish(self, window: Window | None, steps: StepRange | None) -> tuple[Metadata, tuple[TraceWarning, ...]]:
-        """Put in order and write what was gathered."""
         gathering, database = self._gathering, self._database
         self._ranges.finish(self._end)
         if not gathering.complete_events and window is None:
@@ -122,15 +121,14 @@ class _Reading:
         return metadata, warnings(gathering.damage, EXPLANATIONS)
 
     def _end(self) -> int:
-        """When the recording ended, on the file's clock: what was open then is ended there."""
+        """When the recording ended, on the file's clock; open ranges end there."""
         details = self._database.whole("ANALYSIS_DETAILS", {"stopTime": pl.Int64}, 100)
         stops = [stop for stop in details["stopTime"] if stop is not None]
         return max(stops, default=self._database.extreme("max", dict.fromkeys(_EVENT_TABLES, "end")) or 0)
 
     def _origin_unix_ns(self) -> int | None:
-        """The wall clock at the start of the trace.
-
-        The file's clock counts from the start of the capture, or where it says so is the machine's own clock.
+        """The wall clock at the start of the trace: the file counts from the start of the capture, or by the machine's
+        clock.
         """
         columns = {"utcEpochNs": pl.Int64, "systemClockNs": pl.Int64}
         rows = self._database.whole("TARGET_INFO_SESSION_START_TIME", columns, 100)
@@ -140,7 +138,6 @@ class _Reading:
         return unix_ns if 0 < unix_ns < _LATEST else None
 
     def _count_left_out(self) -> None:
-        """Say which tables have events that are not read."""
         for table, columns in self._database.tables.items():
             has_events = table not in _READ | _NOT_EVENTS and any(time in columns for time in _TIMES)
             if has_events and self._database.is_filled(table):
@@ -157,11 +154,7 @@ def _shifted(window: Window, origin: int) -> Window:
 
 @contextmanager
 def _file(source: ByteSource, directory: Path, damage: Counter[str]) -> Iterator[Path]:
-    """The database as a file: itself, or unpacked for the time of reading, since SQLite reads here and there.
-
-    Raises:
-        UnreadableTraceError: it cannot be unpacked whole, or there is no room for it.
-    """
+    """The database as a file: itself, or unpacked while it is read; raises UnreadableTraceError if that fails."""
     if source.plain_path is not None:
         log = Path(f"{source.plain_path}-wal")
         if log.is_file() and log.stat().st_size:
@@ -185,7 +178,7 @@ def _file(source: ByteSource, directory: Path, damage: Counter[str]) -> Iterator
 
 
 def _refuse_others(database: Database) -> None:
-    """Say what a database is that is no export of Nsight Systems."""
+    """Raise for a database that is no export of Nsight Systems, saying what it is."""
     tables = database.tables
     if any(table in tables for table in _READ) and ("StringIds" in tables or any(own in tables for own in _OWN_TABLES)):
         return

@@ -134,7 +134,6 @@ class Activities(TableReader):
         self._gathering.add("device_work", batch.select(columns))
 
     def _calls(self) -> Iterator[pl.DataFrame]:
-        """Calls of the CUDA runtime and driver."""
         where, parameters = self._selection.of_calls()
         columns: _Types = dict.fromkeys(("start", "end", "globalTid", "correlationId", "nameId"), pl.Int64)
         for batch in self._database.batches(RUNTIME, columns, where=where, parameters=parameters):
@@ -167,7 +166,7 @@ class Activities(TableReader):
             )
 
     def _recorded_events(self) -> pl.DataFrame:
-        """By process and number: the stream and the call that recorded the event that a wait is for."""
+        """By process and number: the stream and the call that recorded the event a wait is for."""
         columns: _Types = dict.fromkeys((*STREAM_KEYS, "correlationId", "eventSyncId"), pl.Int64)
         schema: _Types = {
             "process": pl.Int64,
@@ -199,7 +198,7 @@ _KERNEL_COLUMNS: Final[_Types] = dict.fromkeys(
 
 
 def _copy(kind: int | None, source: int | None, target: int | None) -> list[str]:
-    """Kind and name of a copy; where the direction is not told, from what is copied to where."""
+    """Kind and name of a copy; an unknown direction follows from source and target."""
     names_of = [_MEMORY_KINDS.get(-1 if side is None else side, "Unknown") for side in (source, target)]
     found = _COPIES.get(-1 if kind is None else kind)
     if found is None:
@@ -241,11 +240,7 @@ _ON_HOST: Final = (0, 1)
 
 
 class Others(TableReader):
-    """Reads these tables of one file; call `read` once, after the threads that matter are known.
-
-    Attributes:
-        has_memory: whether allocations were recorded.
-    """
+    """Reads host calls, overheads, scheduling, memory and metrics; call `read` once, after all threads are known."""
 
     has_memory = False
 
@@ -266,9 +261,9 @@ class Others(TableReader):
             yield
 
     def _overhead(self, table: str, working: Sequence[int | None]) -> Iterator[None]:
-        """The profiler's own work, which is overhead on the program's threads, but not on threads of its own.
+        """The profiler's own work: overhead on the program's threads, but not on threads of its own.
 
-        What CUDA does to load kernels is a compilation, and none of the profiler's.
+        Loading kernels is CUDA's work, and counts as a compilation.
         """
         for batch in self._slices(table, {"overheadType": pl.Int64}):
             kind = pl.col("overheadType")
@@ -304,7 +299,7 @@ class Others(TableReader):
         )
 
     def _scheduling(self) -> Iterator[None]:
-        """When each thread that did something else runs on a processor (1) and when it does not (0)."""
+        """Whether each known thread runs on a processor (1) or not (0)."""
         known = self._places.known_threads()
         columns: _Types = dict.fromkeys(("start", "globalTid", "isSchedIn"), pl.Int64)
         where, parameters = self._selection.inside(SCHEDULING, "start")

@@ -52,11 +52,10 @@ _PYTHON_TYPES: Final[Mapping[type[pl.DataType], tuple[type, ...]]] = {
 
 
 class Database:
-    """The tables of an SQLite file; close it after use, or use it in a `with`.
+    """The tables of an SQLite file, for use in a `with`.
 
     Args:
-        path: the file.
-        name: what to call it in messages.
+        name: what to call the file in messages.
         damage: takes what could not be read: "kind" or "kind:detail" -> how often.
 
     Raises:
@@ -106,7 +105,7 @@ class Database:
         return int(self._budget < 0)
 
     def _tables(self) -> dict[str, dict[str, bool]]:
-        """Every real table with its plain columns, and of each whether it is the table's key."""
+        """Every real table with its plain columns, and whether each column is the table's key."""
         names = self._connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 ORDER BY name LIMIT 10000"
         ).fetchall()
@@ -147,11 +146,10 @@ class Database:
         where: str = "",
         parameters: Sequence[int] = (),
     ) -> Iterator[pl.DataFrame]:
-        """The table's rows, some at a time; nothing where there is no such table.
+        """The table's rows, some at a time; none where there is no such table.
 
         Args:
-            table: its name.
-            columns: wanted columns and their types: Int64, Float64 or String; those that the table lacks are null.
+            columns: name -> Int64, Float64 or String; columns that the table lacks are null.
             where: a condition in SQL, with a question mark for each of `parameters`.
 
         A page that cannot be read ends the table early, which is counted.
@@ -231,7 +229,7 @@ class Database:
         )
 
     def _column(self, table: str, name: str, dtype: type[pl.DataType], values: _Values) -> pl.Series:
-        """The values in their type; those of another one are left out and counted."""
+        """The values in their type; those of another type are left out and counted."""
         wanted = _PYTHON_TYPES[dtype]
         try:
             return pl.Series(name, values, dtype=dtype, strict=True)
@@ -250,7 +248,7 @@ def _connected(path: Path, name: str) -> sqlite3.Connection:
 
 
 def _may(action: int, table: str | None, column: str | None, database: str | None, view: str | None) -> int:
-    """What a query may do: read real tables, but for those that hold the environment of the recorded process."""
+    """Allow reading real tables only, but not those with the recorded process's environment."""
     allowed = action in _ACTIONS and view is None and not (action == sqlite3.SQLITE_READ and table in NEVER_READ)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 

@@ -92,7 +92,7 @@ class Places:
         return str(self._gpu_of.get((process >> 24 & _PART, number), number))
 
     def streams(self, frame: pl.DataFrame, *, of_context: bool = False) -> pl.DataFrame:
-        """The frame with `lane`, `device` and `queue` in place of STREAM_KEYS; lane null where there are too many.
+        """The frame with `lane`, `device` and `queue` instead of STREAM_KEYS; lane is null where there are too many.
 
         Args:
             of_context: take the device from the context, not from the row.
@@ -122,7 +122,7 @@ class Places:
     def _queue(
         self, process: int | None, owner: str, label: str, context: int | None, stream: int, *, is_work: bool
     ) -> tuple[int | None, str, str]:
-        """The lane of a stream; streams of several processes or contexts on one device can have the same number."""
+        """The lane of a stream; streams of several processes or contexts on one device can share a number."""
         queue = str(stream)
         if self._claimed.setdefault(("stream", label, queue), (process, context)) != (process, context):
             queue = f"{stream} of process {owner}" + (f", context {context}" if context not in (None, 1) else "")
@@ -166,7 +166,7 @@ class Places:
         return {label: count for label, count in found.items() if count}
 
     def _described(self, label: str) -> Device:
-        """Without the table of which process saw which GPU, only GPUs of one kind can be told."""
+        """A device's description; without the table of which process saw which GPU, only if all GPUs are alike."""
         device = self._gpus.get(int(label)) if self._gpu_of or not self.used_devices else None
         kinds = {
             (gpu.name, gpu.memory_bytes, gpu.compute_capability, gpu.multiprocessors) for gpu in self._gpus.values()
@@ -193,7 +193,7 @@ class Places:
 
 
 def _mapped(values: pl.Series, new: Sequence[int | None]) -> pl.Series:
-    """Each value's counterpart; `new` is in order of the values' first appearance."""
+    """Each value's counterpart; `new` is in order of first appearance."""
     old = values.unique(maintain_order=True).to_frame("value").with_columns(new=pl.Series(new, dtype=pl.Int32))
     joined = values.alias("value").to_frame().join(old, on="value", how="left", nulls_equal=True, maintain_order="left")
     return joined["new"]
@@ -205,7 +205,7 @@ def _process_names(database: Database) -> dict[int, str]:
 
 
 def _thread_names(database: Database, strings: Strings) -> dict[int, str]:
-    """Of several names the one with the highest priority, which is what a program called its thread itself."""
+    """The name with the highest priority, which is what a program called its thread itself."""
     columns: dict[str, type[pl.DataType]] = {"globalTid": pl.Int64, "nameId": pl.Int64, "priority": pl.Int64}
     rows = database.whole("ThreadNames", columns, _MOST_NAMES).sort("priority", nulls_last=False, maintain_order=True)
     rows = rows.drop_nulls(["globalTid", "nameId"])
@@ -249,10 +249,8 @@ class Selection:
     """Conditions in SQL for what a window takes of each table, with their parameters.
 
     Args:
-        database: the tables.
-        damage: takes rows without a time.
-        window: the stretch on the file's clock; None for all of it.
-        work_tables, call_table: tables of device work, and of the calls that gave it.
+        window: on the file's clock; None for everything.
+        work_tables, call_table: tables of device work, and of the calls that launched it.
     """
 
     def __init__(

@@ -49,9 +49,9 @@ class StepMarks:
         self._parts.append(frame.select(pl.col(name).cast(dtype) for name, dtype in _SCHEMA.items()))
 
     def numbered(self) -> pl.DataFrame:
-        """All of them with `step`: its number for those of the label that marks steps, null for others.
+        """All of them with `step`: the number for ranges of the label that marks steps, null for others.
 
-        Of several labels that could, the one that covers the most time does: an iteration, not the batches inside.
+        Of several possible labels, the one that covers the most time wins: an iteration, not the batches inside.
         """
         rows = pl.concat(self._parts).sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
         told = pl.DataFrame(
@@ -79,7 +79,7 @@ def _told(name: str) -> tuple[str, int | None]:
 
 
 def _best(candidates: pl.DataFrame, with_number: bool) -> str | None:
-    """The label whose ranges follow each other on every thread and cover the most time; None where there is none."""
+    """The label whose ranges follow each other on every thread and cover the most time, or None."""
     candidates = candidates.filter(pl.col("duration_ns") > 0)
     if candidates.is_empty():
         return None
@@ -121,11 +121,7 @@ _COLUMNS: Final[dict[str, type[pl.DataType]]] = {
 
 @dataclass
 class Ranges(TableReader):
-    """Reads the NVTX ranges of one file; call `read` once, then `finish` when everything else was gathered.
-
-    Attributes:
-        has_shapes: whether a range told the shapes of an operator's inputs.
-    """
+    """Reads NVTX ranges; call `read` once, then `finish` when everything else was gathered."""
 
     _marks: StepMarks = field(default_factory=StepMarks)
     _open: list[pl.DataFrame] = field(default_factory=list)
@@ -155,7 +151,7 @@ class Ranges(TableReader):
         self._add_annotations(self._marks.numbered())
 
     def _with_times(self, batch: pl.DataFrame) -> pl.DataFrame:
-        """The ranges and instants of a batch; other rows only name things."""
+        """Ranges and instants of a batch; other rows only name things."""
         kind = pl.col("eventType")
         if batch["eventType"].null_count() == batch.height:  # exports without that column
             return batch
@@ -189,7 +185,7 @@ class Ranges(TableReader):
 
 
 def _described(texts: pl.Series) -> pl.DataFrame:
-    """What each text of a range means: columns text, name, sequence, shapes, table."""
+    """What each range's text means: columns text, name, sequence, shapes, table."""
     parts = texts.to_frame("text").with_columns(pl.col("text").str.extract_groups(_EMITTED).alias("parts"))
     parts = parts.unnest("parts").with_columns(
         pl.col("name").fill_null(pl.col("text")),
@@ -205,12 +201,7 @@ def _described(texts: pl.Series) -> pl.DataFrame:
 
 @lru_cache(maxsize=65536)
 def _meaning(name: str, emitted: bool) -> tuple[str, str]:
-    """The table of a range, or "steps" where it may mark steps, and its name there.
-
-    Args:
-        name: without what emit_nvtx appends.
-        emitted: whether emit_nvtx appended something, which it does to everything PyTorch records.
-    """
+    """A range's table (or "steps" where it may mark steps) and name there; `emitted` if emit_nvtx wrote it."""
     if module := _MODULE.match(name):
         return "frames", f"nn.Module: {module[1]}"
     table = event_names.host_slice_table(name)

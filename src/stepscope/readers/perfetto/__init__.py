@@ -64,7 +64,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
     Raises:
         NotATraceError: its packets unpack to far more than any trace does.
-        UnreadableTraceError: there is no slice in it.
+        UnreadableTraceError: it holds no slice.
         UsageError: steps were asked for that the trace does not have.
     """
     gathering = Gathering(writer.directory)
@@ -103,7 +103,6 @@ class _Content:
         self._events = Events(gathering, self._tracks, aside)
 
     def take(self, packet: TracePacket) -> None:
-        """Take one packet."""
         number = packet.trusted_packet_sequence_id
         sequence = self._sequences.get(number)
         if sequence is None:
@@ -137,18 +136,16 @@ class _Content:
         return max(-(2**62), min(sequence.time_us * 1000, 2**62))
 
     def finish(self, source: ByteSource) -> None:
-        """Count what is only known at the end, and hand over the rows."""
         self._damage["unknown_clock"] += sum(self._clocks.unknown.values()) if self._mixes_clocks() else 0
         if source.damage:
             self._damage[f"compressed_data:{source.damage}"] += 1
         self._events.finish()
 
     def _mixes_clocks(self) -> bool:
-        """Whether events on an unknown clock stand beside those of others."""
         return len(self._clocks.unknown) > 1 or (bool(self._clocks.unknown) and self._clocks.unix_offset_ns is not None)
 
     def origin_unix_ns(self) -> int | None:
-        """The wall clock at the start of the trace, None where the file does not tell."""
+        """The wall clock at the start of the trace, None if unknown."""
         origin_ns = self._gathering.origin_ns or 0
         if self._clocks.unix_offset_ns is not None:
             origin_ns += self._clocks.unix_offset_ns
@@ -156,7 +153,7 @@ class _Content:
 
 
 def _nothing(name: str, damage: Counter[str]) -> str:
-    """Why there is nothing in a file to look at."""
+    """Why a file holds nothing to look at."""
     other = sorted({key.partition(":")[2] for key in damage if key.startswith("unused_packet:")})
     if other:
         return f"{name} is a Perfetto trace without a single complete slice of a track; it holds {', '.join(other)}"

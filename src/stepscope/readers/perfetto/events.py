@@ -237,12 +237,7 @@ UNKNOWN_NS: Final = -1
 
 
 class Ends:
-    """The begins and ends of a file's slices.
-
-    Attributes:
-        unmatched: ends that closed nothing.
-        unclosed: begins without an end.
-    """
+    """Begins and ends of slices; `unmatched` ends close nothing, `unclosed` begins have no end."""
 
     def __init__(self) -> None:
         self._times = array("q")
@@ -445,7 +440,6 @@ class Events:
             self._set_aside(table)
 
     def _set_aside(self, table: str) -> None:
-        """Turn the held rows of a table into columns."""
         rows = self._held.pop(table, [])
         pool = self._gathering.pool
         series: dict[str, pl.Series] = {
@@ -511,7 +505,7 @@ class Events:
         return rows.drop("slice", "track", *absent)
 
     def _with_queues(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Device work with the device and the queue of its track, where its own arguments do not tell."""
+        """Fill device and queue of device work from its track where its arguments lack them."""
         codes = rows["track"].unique().to_list()
         places = [self._tracks.queue(code) for code in codes]
         pool = self._gathering.pool
@@ -529,7 +523,7 @@ class Events:
         ).drop("device_of_track", "queue_of_track")
 
     def _add_flows(self, starts: npt.NDArray[np.int64], lanes: npt.NDArray[np.int64]) -> None:
-        """Flows from operator to operator lead to the backward, others from a call to its device work."""
+        """Flows between operators lead to the backward, others from a call to its device work."""
         if not len(self._flows[0]):
             return
         flows, slices, ends = (pl.Series(each) for each in self._flows)
@@ -557,6 +551,5 @@ class Events:
 
 
 def _told_columns(table: str) -> Iterator[str]:
-    """The columns that an event's arguments can tell."""
     left_out = {"start_ns", "duration_ns", "name", "lane", "parent", "operator", "launch"}
     return (column for column in SCHEMAS[table] if column not in left_out)

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def trace_message() -> type[Trace]:
-    """The message that a Perfetto file is.
-
-    Raises:
-        UsageError: the package, or a protobuf new enough for it, is not installed.
-    """
+    """Perfetto's message type; raises UsageError without the package, or a protobuf new enough for it."""
     try:
         messages = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     except _unusable() as error:
@@ -37,7 +33,7 @@ def trace_message() -> type[Trace]:
 
 
 def _unusable() -> tuple[type[Exception], ...]:
-    """What is raised without the package, and by definitions that were made for a newer protobuf."""
+    """The errors of a missing package, and of definitions made for a newer protobuf."""
     try:
         version = import_module("google.protobuf.runtime_version")
     except ImportError:
@@ -98,23 +94,14 @@ def recognises(head: bytes) -> bool:
 
 
 class Packets:
-    """The packets of a file, in order.
-
-    Attributes:
-        damage: takes what could not be read.
-    """
+    """The packets of a file, in order; `damage` counts those that could not be read."""
 
     def __init__(self, source: ByteSource, damage: Counter[str]) -> None:
         self._source = source
         self._damage = damage
 
     def __iter__(self) -> Iterator[TracePacket]:
-        """Decoded one by one, those in compressed packets too.
-
-        Raises:
-            NotATraceError: compressed packets unpack to far more than any trace does.
-            UsageError: the package with the messages' definitions is not installed.
-        """
+        """Decoded one by one, those in compressed packets too; raises TooLargeError or UsageError."""
         trace = trace_message()
         for text in self._framed():
             for packet in self._decoded(text, trace):
@@ -167,7 +154,7 @@ class Packets:
             self._damage["truncated"] += 1
 
     def _together(self, text: bytes) -> Iterator[bytes]:
-        """The whole packets of an unpacked text, several at a time: decoded at once they take many times its size."""
+        """Whole packets of an unpacked text, several at a time: decoded at once they take many times its size."""
         begin = position = 0
         while position < len(text):
             end = _end_of_packet(text, position)
@@ -190,7 +177,6 @@ class Packets:
             yield text[begin:position]
 
     def _decoded(self, text: bytes, trace: type[Trace]) -> Iterator[TracePacket]:
-        """The packets of a serialised trace; those that cannot be decoded are left out."""
         from google.protobuf.message import DecodeError
 
         try:
@@ -211,7 +197,7 @@ class Packets:
             position = end
 
     def _inner(self, packet: TracePacket) -> bytes | None:
-        """What a compressed packet holds: a serialised trace; None of others."""
+        """The serialised trace in a compressed packet; None for other packets."""
         kind = packet.WhichOneof("data")
         if kind not in ("compressed_packets", "zstd_compressed_packets"):
             return None
@@ -232,11 +218,7 @@ class Packets:
 
 
 def _bounded(data: bytes) -> bytes:
-    """Packed data that says it unpacks to no more than may be.
-
-    Raises:
-        zstandard.ZstdError: it does not.
-    """
+    """Packed data that claims an acceptable unpacked size, else raises zstandard.ZstdError."""
     size = zstandard.frame_content_size(data)
     if not 0 <= size <= LARGEST_UNPACKED_BYTES:
         raise zstandard.ZstdError("the size is not told, or too large")
@@ -244,7 +226,7 @@ def _bounded(data: bytes) -> bytes:
 
 
 def _end_of_packet(data: bytes, position: int) -> int | None:
-    """Where the field that begins at `position` ends, perhaps beyond the data; 0: not yet known; None: no packet."""
+    """Where the field at `position` ends, maybe beyond the data; 0: not known yet; None: no packet."""
     tag, after_tag = _varint(data, position)
     if tag is None:
         return 0 if len(data) - position < 10 else None
@@ -263,7 +245,7 @@ def _end_of_packet(data: bytes, position: int) -> int | None:
 
 
 def _varint(data: bytes, position: int) -> tuple[int | None, int]:
-    """A number and where it ends; None if it does not end in the data, or after ten bytes."""
+    """A number and where it ends; None if it does not end in the data or within ten bytes."""
     value = shift = 0
     for place in range(position, min(position + 10, len(data))):
         byte = data[place]
@@ -275,7 +257,7 @@ def _varint(data: bytes, position: int) -> tuple[int | None, int]:
 
 
 def _after(data: bytes, position: int, wire_type: int) -> int | None:
-    """Where a field's value ends; None for types that do not exist."""
+    """Where a field's value ends; None for unknown types."""
     if wire_type == _BYTES:
         length, begin = _varint(data, position)
         return None if length is None else begin + length

@@ -28,11 +28,11 @@ Clock: TypeAlias = "tuple[int, int]"
 
 
 class Clocks:
-    """Turns timestamps into nanoseconds of the trace's main clock, that of the machine's running time by default.
+    """Turns timestamps into nanoseconds of the trace's main clock, by default the machine's running time.
 
     Attributes:
-        unix_offset_ns: what the wall clock is ahead of the main clock; None where no snapshot tells.
-        unknown: timestamps on a clock that no snapshot tells of, and were taken as they are, by clock.
+        unix_offset_ns: wall clock minus main clock; None without a snapshot of both.
+        unknown: by clock, timestamps taken as they are because no snapshot relates the clock.
     """
 
     def __init__(self) -> None:
@@ -109,15 +109,7 @@ def _can_be_kept(text: str) -> bool:
 
 
 class Sequence:
-    """The state of one sequence.
-
-    Attributes:
-        number: of the sequence.
-        clock: number of the clock that its timestamps are on, where a packet does not say.
-        track: its track, where an event does not say.
-        thread: (process, thread) of the old thread descriptor, None without one.
-        time_us: of the last event in files whose events have their own times, in microseconds.
-    """
+    """The state of one packet sequence: its default clock and track, its old thread descriptor, and interned names."""
 
     def __init__(self, number: int, damage: Counter[str]) -> None:
         self.number = number
@@ -232,7 +224,7 @@ class Track:
 class Tracks:
     """Tracks by number, and threads that old files describe without one.
 
-    A queue is a track on which a device worked; its device and number are those of its first work, else of its names.
+    A queue is a track on which a device worked; device and number are those of its first work, else of its names.
     """
 
     def __init__(self, damage: Counter[str]) -> None:
@@ -313,10 +305,8 @@ class Tracks:
         return device, queue
 
     def lane(self, code: int, gathering: Gathering, *, is_host: bool) -> int:
-        """The lane of a track: a thread's own, or one below it, as the thread's.
-
-        Args:
-            is_host: whether a thread's operators, calls or frames stand on it.
+        """The lane of a track; tracks below a thread's are the thread's. `is_host`: operators, calls or frames stand on
+        it.
         """
         place = self._places[code]
         around = self._around(place)
@@ -350,7 +340,7 @@ class Tracks:
         return process, around[0].thread if around else None
 
     def _around(self, place: int | tuple[int, int]) -> list[Track]:
-        """A track and those it stands below, the innermost first."""
+        """A track and its ancestors, innermost first."""
         found: list[Track] = []
         while isinstance(place, int) and place in self._tracks and len(found) < _TRACKS_DEEPEST:
             found.append(self._tracks[place])

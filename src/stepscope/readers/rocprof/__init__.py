@@ -56,12 +56,7 @@ _RANGE_ARGUMENTS: Final = (", seq = ", ", op_id = ", ", sizes = ")
 
 
 class Process:
-    """One element of the file's list.
-
-    Attributes:
-        number: its process id, "0" until the file tells it.
-        devices: the GPUs it could see, in the order of their numbers.
-    """
+    """One process of the file: its number ("0" until known) and the GPUs it could see, in order."""
 
     def __init__(self, gathering: Gathering) -> None:
         self._gathering = gathering
@@ -123,7 +118,7 @@ class Process:
         )
 
     def _add_markers(self, records: list[Record]) -> None:
-        """Ranges of roctx: those of torch are operators, others annotations; calls without a message are left out."""
+        """Ranges of roctx: torch's are operators, others annotations; calls without a message are left out."""
         tables: dict[str, list[tuple[Record, Range]]] = {}
         for record in records:
             if text := self._messages.get(record.correlation_id.internal):
@@ -189,7 +184,7 @@ class Process:
         queues: list[str],
         **columns: list[Any],
     ) -> None:
-        """Add device work; `queues` tells where it ran in files of tools that do not know streams."""
+        """Add device work; `queues` says where it ran in files of tools that do not know streams."""
         queues = [
             queue if record.stream_id is None else str(record.stream_id.handle)
             for record, queue in zip(records, queues, strict=True)
@@ -250,7 +245,7 @@ class Process:
         self._gathering.add(table, pl.DataFrame(series))
 
     def _operation(self, record: Record) -> str:
-        """What was called or copied, by the file's own list of names."""
+        """What was called or copied, by the file's list of names."""
         if 0 <= record.kind < len(self._operations):
             kind = self._operations[record.kind]
             if 0 <= record.operation < len(kind.operations):
@@ -259,7 +254,7 @@ class Process:
         return f"operation {record.kind}.{record.operation}"
 
     def _device(self, handle: int) -> str | None:
-        """The number of a GPU, None for a processor of the host; a GPU that the file does not describe is itself."""
+        """A GPU's number, None for a processor of the host; an undescribed GPU is its own handle."""
         return self._device_of[handle] if handle in self._device_of else (str(handle) if handle else None)
 
 
@@ -275,7 +270,7 @@ def _call_kind(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _kernel_kind(name: str) -> str:
-    """Kind of a kernel's work: the runtime's own kernels fill and copy where no copy engine does."""
+    """The runtime's own kernels fill and copy where no copy engine does."""
     if name.startswith(_RUNTIME_KERNELS):
         return "set" if name.startswith(_FILLS) else "copy_on_device"
     return "communication" if event_names.is_communication(name) else "compute"
@@ -326,7 +321,7 @@ def _int64(value: int | None) -> int | None:
 
 
 def _field(text: bytes, key: str, kind: type[Any]) -> Any:
-    """A field of a JSON object, None where it is missing or something else."""
+    """A field of a JSON object, None where it is missing or of another type."""
     try:
         values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         return msgspec.json.decode(values[key], type=kind)
@@ -373,7 +368,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     """Read kernels, copies, calls of HIP and HSA, and roctx ranges into `writer`'s tables.
 
     Raises:
-        NotATraceError: it is of more processes than any profile.
+        NotATraceError: it has far more lists of records than any profile.
         UnreadableTraceError: the file holds no record that could be read.
         UsageError: steps were asked for that the trace does not have.
     """

@@ -91,12 +91,7 @@ class _Structure:
 
 
 class Document:
-    """The parts of a JSON document, in order.
-
-    Attributes:
-        closed: whether every bracket was closed.
-        dropped: elements and values that were left out because they are too long.
-    """
+    """A JSON document part by part; `closed` once every bracket was, `dropped` counts parts that are too long."""
 
     def __init__(self, source: ByteSource, wanted: Callable[[Path], Wanted]) -> None:
         self._source = source
@@ -146,7 +141,7 @@ class Document:
                 self._close()
 
     def _open(self, block: bytes, before: bytes, place: int, depth: int) -> int:
-        """Go into a container, or begin to take it; where its text begins is returned."""
+        """Enter a container, or begin to take it; returns where its text begins."""
         if self._in_list:
             self._path.append("[]" if self._in_list[-1] else _key(block, before, place))
         wanted = self._wanted(tuple(self._path)) if depth < _DEEPEST_ENTERED else "skip"
@@ -167,7 +162,7 @@ class Document:
             self.closed = not self._in_list
 
     def _take(self, block: bytes, begin: int, marks: _Marks) -> Iterator[Part]:
-        """Keep what the block holds of the value that is being taken."""
+        """Keep what the block holds of the value being taken."""
         if self._taken == "skip":
             return
         if self._taken == "pieces" and (self._size + len(block) - begin >= PIECE_BYTES or self._too_long):
@@ -192,7 +187,6 @@ class Document:
             self._texts, self._size, self._too_long = [], 0, True
 
     def _finish(self, text: bytes, bracket: bytes) -> Iterator[Part]:
-        """The value that is being taken ends here."""
         if self._taken == "whole":
             self._keep(text + bracket)
         elif self._taken == "pieces":
@@ -204,7 +198,7 @@ class Document:
 
 
 def _first_at_most(depths: npt.NDArray[np.int64], position: int, limit: int) -> int:
-    """The first position from `position` on with a depth of no more than `limit`; the length where there is none."""
+    """The first position from `position` on with a depth of at most `limit`; the length if there is none."""
     step = 64
     while position < len(depths):
         found = np.flatnonzero(depths[position : position + step] <= limit)
@@ -216,7 +210,6 @@ def _first_at_most(depths: npt.NDArray[np.int64], position: int, limit: int) -> 
 
 
 def _key(block: bytes, before: bytes, place: int) -> str:
-    """The key before a value that begins at `place`."""
     text = block[max(0, place - _KEY_BYTES) : place]
     if place < _KEY_BYTES:
         text = before + text

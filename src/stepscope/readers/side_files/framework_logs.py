@@ -24,12 +24,7 @@ LARGEST_COUNT: Final = 2**62
 
 
 def lines(path: str | Path) -> Iterator[str]:
-    """The lines without their ends; bytes that are no UTF-8 are replaced.
-
-    Raises:
-        NotATraceError: the file is empty.
-        UnreadableTraceError: it cannot be opened or unpacked.
-    """
+    """The lines without their ends; invalid UTF-8 is replaced. Raises NotATraceError if empty, UnreadableTraceError."""
     source = ByteSource(path)
     try:
         rest, some = b"", False
@@ -75,12 +70,7 @@ class _Report:
 
 
 def read_xla_metrics(path: str | Path) -> RunCounts:
-    """What the reports in a file say of the whole run.
-
-    Raises:
-        UsageError: there is no report in it.
-        TraceError: it cannot be read.
-    """
+    """Counts of the whole run from the reports in a file; raises UsageError without one, TraceError if unreadable."""
     report = _Report()
     kind, name = "", ""
     for line in lines(path):
@@ -116,10 +106,10 @@ def _take(report: _Report, kind: str, name: str, key: str, text: str) -> None:
 
 
 def duration_ns(text: str) -> int | None:
-    """Nanoseconds of a time as the report spells it, such as "14s152ms226.398us"; None if it is none.
+    """Nanoseconds of a time such as "14s152ms226.398us"; None for other text.
 
-    The report rounds each part instead of cutting it off: 2.89 ms stand there as "003ms890.000us". A part that is
-    followed by half of it or more was rounded up.
+    The report rounds each part instead of cutting it off: 2.89 ms are "003ms890.000us". A part that is followed by half
+    of it or more was rounded up.
     """
     match = _TIME.fullmatch(text)
     if match is None:
@@ -132,7 +122,7 @@ def duration_ns(text: str) -> int | None:
 
 
 def _total(values: list[int]) -> int:
-    """The last of growing counts; where the program cleared them in between, the sum of what they had come to."""
+    """The last of growing counts, plus what they had reached each time the program cleared them."""
     cleared = [before for before, after in pairwise(values) if after < before]
     return min(sum(cleared) + values[-1], LARGEST_COUNT)
 
@@ -191,12 +181,7 @@ class _Log:
 
 
 def read_xla_debug_log(path: str | Path) -> RunCounts:
-    """What the debugging output in a file says of the whole run.
-
-    Raises:
-        UsageError: there is none in it.
-        TraceError: it cannot be read.
-    """
+    """Counts of the whole run from debugging output; raises UsageError without any, TraceError if unreadable."""
     log, open_blocks = _Log(), {"Compilation": _Open(), "Execution": _Open()}
     for line in lines(path):
         if "Analysis:" in line and (block := _BLOCK.search(line)):
@@ -212,7 +197,6 @@ def read_xla_debug_log(path: str | Path) -> RunCounts:
 
 
 def _take_block(log: _Log, kind: str, block: _Open, text: str) -> None:
-    """One line of a block, without its prefix."""
     if text.startswith("---") or (text.startswith("===") and block.cause):
         triggers = log.triggers[kind]
         key = (block.cause, tuple(block.frames))
@@ -234,7 +218,7 @@ def _take_block(log: _Log, kind: str, block: _Open, text: str) -> None:
 
 
 def _take_warning(log: _Log, line: str) -> None:
-    """Counts only grow, so the last line of a kind tells most."""
+    """Counts only grow, so the last line of a kind wins."""
     if match := _FREQUENT.search(line):
         if match[1] in log.counts or len(log.counts) < MOST_NAMES:
             log.counts[match[1]] = min(int(match[2]), LARGEST_COUNT)
@@ -288,7 +272,7 @@ class _Counts:
         self._before: dict[str, int] = {}
 
     def take(self, key: str, value: Any) -> int | None:
-        """The total up to here of the number behind `key`, None if that is no number."""
+        """The total so far of the number behind `key`, None if it is no number."""
         number = _number(value)
         if number is None or (key not in self._last and len(self._last) >= MOST_NAMES):
             return self.total(key)
@@ -302,9 +286,7 @@ class _Counts:
 
 
 def read_gaudi_metrics(path: str | Path) -> RunCounts:
-    """What the last counts in a metrics file say of the whole run.
-
-    A run that was killed leaves the array open; what was written is read.
+    """The last counts in a metrics file, of the whole run; a killed run leaves the array open, which is fine.
 
     Raises:
         UsageError: it is no such file.
@@ -409,11 +391,8 @@ _LONGEST_TYPES: Final = 200
 def read_fallback_log(path: str | Path) -> RunCounts:
     """Which operators ran on the CPU, how often, and with inputs of which types.
 
-    Calls are logged one by one, and counted in a table when the process ends; the table is right where both are there.
-
-    Raises:
-        UsageError: there is no such log in the file.
-        TraceError: it cannot be read.
+    Calls are logged one by one, and in a table when the process ends; the table wins where both exist. Raises as the
+    others.
     """
     calls: Counter[str] = Counter()
     types: dict[str, str] = {}

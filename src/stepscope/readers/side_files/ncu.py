@@ -85,7 +85,7 @@ def read_ncu(path: str | Path) -> pl.DataFrame:
 
 
 def _from_header(source: ByteSource) -> Iterator[str]:
-    """The lines from the one that names the columns on; what the program and ncu printed stands before them."""
+    """The lines from the one that names the columns on, without what the program and ncu printed."""
     begun = False
     for line in _lines(source):
         begun = begun or _HEADER.match(line) is not None
@@ -111,7 +111,7 @@ Launch = list["str | float | None"]
 
 
 def _of_metrics(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
-    """Of the details page: a line for each metric of each launch."""
+    """The details page: a line for each metric of each launch."""
     place = {name: number for number, name in enumerate(header)}
     found: dict[tuple[str, str], tuple[Launch, dict[str, int]]] = {}
     for row in rows:
@@ -130,7 +130,7 @@ def _of_metrics(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
 
 
 def _of_columns(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
-    """Of the raw page: a line for each launch, below one with the units."""
+    """The raw page: a line for each launch, below one with the units."""
     found: list[Launch] = []
     for row in rows:
         cell = dict(zip(header, row, strict=False))
@@ -169,7 +169,7 @@ def _sizes(text: str) -> str | None:
 
 
 def _number(text: str) -> float | None:
-    """A value such as "1,234.5"; None for "n/a", and for what no share of a peak is."""
+    """A value such as "1,234.5"; None for "n/a" and for what is no share of a peak."""
     try:
         number = float(text.replace(",", ""))
     except ValueError:

@@ -46,13 +46,9 @@ class _RefusedError(Exception):
 
 
 def load(data: bytes, name: str) -> Plain:
-    """The value that a pickle of protocol 2 to 5 holds.
+    """The value of a pickle of protocol 2 to 5.
 
-    Args:
-        name: of the file, for messages.
-
-    Raises:
-        NotATraceError: it holds more than plain values, or is damaged.
+    Raises NotATraceError if it is damaged or holds more than plain values.
     """
     unpickler = _PlainUnpickler(data)
     try:
@@ -208,7 +204,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     """Read a snapshot into `writer`'s tables: memory events with call stacks, calls of the driver, failed requests.
 
     Raises:
-        NotATraceError: it is no snapshot, holds more than plain values.
+        NotATraceError: it is no snapshot, or holds more than plain values.
         UsageError: steps were asked for, which a snapshot does not have.
     """
     content = _value(b"".join(source.blocks()), source.name)
@@ -252,10 +248,7 @@ def _value(data: bytes, name: str) -> Plain:
 
 
 def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]]]:
-    """The segments, and the events of each device.
-
-    Snapshots of `torch.cuda.memory_snapshot()` are the list of segments alone.
-    """
+    """The segments, and the events of each device; `torch.cuda.memory_snapshot()` gives the segments alone."""
     if isinstance(content, list):
         content = {"segments": content, "device_traces": []}
     if not isinstance(content, dict) or not any(part in content for part in _PARTS):

@@ -48,11 +48,11 @@ class Block(NamedTuple):
 
 
 class Stacks:
-    """The different call stacks, each as "file(line): function" of its frames, innermost first, separated by ";".
+    """The different call stacks: "file(line): function" of the frames, innermost first, separated by ";".
 
     Attributes:
         texts: by number.
-        left_out: call stacks that were not kept, because there was too much of them.
+        left_out: call stacks that were too much text to keep.
     """
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class Stacks:
         self._bytes = 0
 
     def number(self, frames: Any) -> int:
-        """The number of these frames' stack; -1 where no frame of Python is among them.
+        """The number of these frames' stack; -1 without a frame of Python.
 
-        Lists of frames stand in several events; they must live as long as this object is asked.
+        Lists of frames are shared by events, and must outlive this object.
         """
         if type(frames) is not list or not frames:
             return -1
@@ -91,7 +91,7 @@ class Stacks:
 
 
 def _entry(frame: Any) -> str:
-    """A frame of Python, or of the autograd engine, as "file(line): function"; "" for another."""
+    """A frame of Python or the autograd engine as "file(line): function"; "" for another."""
     if type(frame) is not dict:
         return ""
     file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
@@ -109,15 +109,13 @@ def _entry(frame: Any) -> str:
 
 @dataclass
 class DeviceEvents:
-    """The events of one device's allocator.
+    """The events of one device's allocator, in order.
 
     Attributes:
-        number: of the device.
-        events: in the order in which they happened.
         blocks: in use at the end, and not allocated by one of the events.
         allocated_bytes: in use before the first event.
         reserved_bytes: in segments before the first event.
-        all_bytes: of all events, blocks and segments together, which no sum over some of them passes.
+        all_bytes: of all events, blocks and segments, an upper bound of every sum.
         damaged, unknown: events that were passed over.
     """
 
@@ -190,7 +188,7 @@ def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[di
 
 
 def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> tuple[list[Block], int]:
-    """A device's blocks in use when the snapshot was taken, and what its segments hold in all."""
+    """A device's blocks in use when the snapshot was taken, and the bytes of its segments."""
     found: list[Block] = []
     reserved = 0
     for segment in segments:
@@ -213,7 +211,7 @@ def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> t
 
 
 def _of_block(block: dict[Any, Any], size: int) -> tuple[Any, int]:
-    """A block's frames and the bytes that were asked for, in old snapshots by its history."""
+    """A block's frames and requested bytes, in old snapshots from its history."""
     history = block.get("history")
     if type(history) is list and history and type(history[0]) is dict:
         return history[0].get("frames"), _whole(history[0].get("real_size"), LARGEST_SIZE) or size
@@ -243,12 +241,7 @@ _EVENT_SCHEMA: Final = {
 def write_tables(
     writer: StoreWriter, devices: list[DeviceEvents], stacks: Stacks, origin_us: int, window: Window | None
 ) -> None:
-    """Write lanes, memory, launches, annotations and counters.
-
-    Args:
-        origin_us: the first event's time.
-        window: what is wanted of it.
-    """
+    """Write lanes, memory, launches, annotations and counters, with times from `origin_us`, the first event's."""
     lanes = [
         {
             "lane": lane,

@@ -53,7 +53,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     """Read a profile into `writer`'s tables.
 
     Raises:
-        NotATraceError: it holds no plane with events, or more than any profile does.
+        NotATraceError: it holds no plane with events.
         UnreadableTraceError: its first plane is damaged.
         UsageError: steps were asked for that the profile does not have.
     """
@@ -115,10 +115,9 @@ class _Profile:
         return f"{self._name} begins like an XLA profile (.xplane.pb), but is damaged or cut off: {error}; {why}"
 
     def read(self, gathering: Gathering) -> None:
-        """Gather the events of all planes: hosts before devices, whose copies their calls explain.
+        """Gather the events of all planes, hosts first: their calls explain the devices' copies.
 
-        Raises:
-            NotATraceError: there is not a single event.
+        Raises NotATraceError if none.
         """
         by_name = {plane.name: plane for plane in self._planes}
         programs = Programs(self._content, by_name.get(meanings.METADATA_PLANE), self._damage)
@@ -140,7 +139,6 @@ class _Profile:
             raise NotATraceError(f"{self._name} is an XLA profile without a single event (its planes: {found})")
 
     def metadata(self, gathering: Gathering, window: Window | None) -> Metadata:
-        """What the profile says of itself."""
         begin = self._environment.get("profile_start_time")
         first = gathering.origin_ns or 0
         origin = first if first > _EPOCH_NS else begin + first if isinstance(begin, int) and begin > 0 else None

@@ -44,11 +44,7 @@ class WireError(ValueError):
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins at a position, and the position behind it.
-
-    Raises:
-        WireError: the data ends within it, or it is longer than any number.
-    """
+    """The number at a position, and the position behind it; raises WireError if it does not end."""
     result = shift = 0
     for position in range(at, min(at + _LONGEST_VARINT, len(data))):
         byte = data[position]
@@ -60,11 +56,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Number, wire type and value of each field of a message: of varints the number, of others the bytes.
-
-    Raises:
-        WireError: it is no message.
-    """
+    """Number, wire type and value of each field: varints as numbers, others as bytes. Raises WireError."""
     at, end = 0, len(data)
     while at < end:
         tag = data[at]
@@ -106,7 +98,7 @@ def words_at(data: Bytes) -> Values:
 
 
 def varints(data: Bytes, words: Values, at: Positions) -> tuple[Values, Positions]:
-    """The numbers that begin at these positions, and how long each is, 0 for one that does not end.
+    """The numbers at these positions, and how long each is, 0 for one that does not end.
 
     Args:
         data: with PADDING behind the last number.
@@ -126,12 +118,10 @@ def varints(data: Bytes, words: Values, at: Positions) -> tuple[Values, Position
 
 
 def numbers_of(data: Bytes, words: Values, at: Positions, ends: Positions, tag: int) -> tuple[Values, Positions, Mask]:
-    """Of each position the number there, its bytes, and whether there is one with this tag; 0 and 0 where not.
+    """The number at each position, its bytes, and whether there is one with this one-byte tag; 0 and 0 if not.
 
     Args:
-        data, words: as `varints` takes them.
         ends: where the messages end that the positions are in.
-        tag: of one byte, which stands before the number.
     """
     word = words[at]
     has = (word & _BYTE) == tag
@@ -173,11 +163,7 @@ _LONGEST_HEAD: Final = 20
 
 
 class Field(NamedTuple):
-    """A field of a message in the file.
-
-    Attributes:
-        value: of varints the number, of small fields the bytes; None for large ones, which lie from `start` to `end`.
-    """
+    """A field of a message; `value` is None for large ones, which lie from `start` to `end` in the file."""
 
     number: int
     value: int | bytes | None
@@ -186,11 +172,7 @@ class Field(NamedTuple):
 
 
 class Content:
-    """What a file holds once unpacked; close it after use.
-
-    Attributes:
-        size: bytes.
-    """
+    """What a file holds once unpacked (`size` bytes); close it after use."""
 
     def __init__(self, source: ByteSource, directory: Path) -> None:
         self._progress: Progress = lambda done, total: None
@@ -223,11 +205,7 @@ class Content:
         return data
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
-        """The fields of the message between two positions.
-
-        Raises:
-            WireError: it is no message from here on; what came before stands.
-        """
+        """The fields of the message between two positions; raises WireError where they end being one."""
         at, base, window = start, start, b""
         while at < end:
             if at - base + _LONGEST_HEAD > len(window) and base + len(window) < end:

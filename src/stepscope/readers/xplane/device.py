@@ -22,13 +22,10 @@ from stepscope.trace.tables import rows_frame
 
 
 def uncovered(work: pl.DataFrame) -> pl.DataFrame:
-    """The work of one queue, in which operations that run others are replaced by the pieces when none of those ran.
+    """The work of one queue, with operations that run others replaced by the pieces in which none of those ran.
 
-    Args:
-        work: rows of device_work with the column `is_container`, which the result lacks.
-
-    Returns:
-        The rows by start; the union of their times is as before, and no time is counted twice.
+    The union of times stays the same, and no time is counted twice. `work` has the column `is_container`, the result
+    not.
     """
     start, duration = work["start_ns"].to_numpy(), work["duration_ns"].to_numpy()
     end = start + duration
@@ -54,7 +51,7 @@ def uncovered(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _reached(ends: np.ndarray[tuple[int], np.dtype[np.int64]], first: np.ndarray[tuple[int], np.dtype[np.bool_]]):  # type: ignore[no-untyped-def]
-    """Up to where each run of rows has come, the largest end so far within the run."""
+    """The largest end so far within each run of rows."""
     result = ends.copy()
     bounds = np.append(np.flatnonzero(first), len(ends))
     for begin, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -230,7 +227,6 @@ class DeviceReader:
     def _gpu_columns(
         self, state: _Plane, batch: Batch, mine: Positions, columns: dict[str, pl.Series], calls: Positions
     ) -> None:
-        """What GPU profiles tell of each kernel and copy."""
         details = batch.texts(ROLE["kernel_details"], state.words)[mine]
         if (details != -1).any():
             different, inverse = np.unique(details, return_inverse=True)
@@ -303,7 +299,6 @@ class _Rows:
     lane: int
 
     def columns(self, mine: Positions) -> dict[str, pl.Series]:
-        """Time and lane of chosen events."""
         return {
             "start_ns": pl.Series(self.start[mine]),
             "duration_ns": pl.Series(self.duration[mine]),
@@ -319,7 +314,6 @@ class _Executions:
         self._start, self._end, self._number, self._has = nothing, nothing, nothing, np.zeros(0, np.bool_)
 
     def add(self, start: Positions, duration: Positions, number: Positions, has: Mask) -> None:
-        """More executions."""
         start = np.concatenate([self._start, start])
         order = np.argsort(start, kind="stable")
         self._start = start[order]
@@ -328,7 +322,7 @@ class _Executions:
         self._has = np.concatenate([self._has, has])[order]
 
     def around(self, times: Positions) -> pl.Series:
-        """The number of the execution that each time lies in; null for none."""
+        """The number of the execution around each time; null for none."""
         if not len(self._start):
             return pl.repeat(None, len(times), dtype=pl.Int64, eager=True)
         place = np.searchsorted(self._start, times, side="right") - 1

@@ -43,7 +43,7 @@ _MOST_ROUNDS: Final = 200
 
 
 def _hops() -> Positions:
-    """By the two bytes behind an event's tag, as one number, the bytes up to the next event; 0 for long events."""
+    """By the two bytes behind an event's tag: the bytes up to the next event; 0 for long events."""
     number = np.arange(2**16)
     first, second = number & 0xFF, number >> 8
     longer = np.where(second < 0x80, ((first & 0x7F) | second << 7) + 3, 0)
@@ -55,11 +55,7 @@ _HOPS: Final = _hops()
 
 
 def event_bounds(data: Bytes, size: int) -> tuple[Positions, Positions, int]:
-    """Where the events lie that follow each other from the data's beginning: their starts and ends, and what is behind.
-
-    Args:
-        data: with PADDING behind its `size` bytes.
-    """
+    """Starts and ends of the events that `data` begins with, and the position behind them; PADDING follows `size`."""
     if not size or data[0] != EVENT_TAG:
         nothing = np.zeros(0, np.int64)
         return nothing, nothing, 0
@@ -67,7 +63,7 @@ def event_bounds(data: Bytes, size: int) -> tuple[Positions, Positions, int]:
 
 
 def _in_lockstep(data: Bytes, size: int) -> tuple[Positions, Positions, int] | None:
-    """The events of data that has ordinary ones only, all blocks at once; None where the blocks' chains do not meet."""
+    """The events of data with ordinary ones only, all blocks at once; None where the blocks' chains do not meet."""
     behind: Values = np.ndarray((size + 2,), "<u2", buffer=data.data, offset=1, strides=(1,))
     starts = _block_starts(data, behind, size)
     begin = _follow(behind, starts, np.append(starts[1:], size), size)
@@ -92,7 +88,7 @@ def _in_lockstep(data: Bytes, size: int) -> tuple[Positions, Positions, int] | N
 
 
 def _block_starts(data: Bytes, behind: Values, size: int) -> Positions:
-    """Places that begin an event, nearly surely: the first of the data, and one near the beginning of each block."""
+    """Places that almost surely begin an event: the first of the data, and one near the beginning of each block."""
     blocks = (size - _WINDOW_BYTES) // _BLOCK_BYTES
     if blocks < 2:
         return np.zeros(1, np.int64)
@@ -112,7 +108,7 @@ def _block_starts(data: Bytes, behind: Values, size: int) -> Positions:
 
 
 def _follow(behind: Values, starts: Positions, limits: Positions, size: int) -> Positions | None:
-    """All places that are reached from the starts by hops, each up to its limit; None if one limit is not met soon.
+    """All places reached from the starts by hops, each up to its limit; None if a limit is not met soon.
 
     Args:
         behind: for each place the two bytes behind it.
@@ -165,7 +161,7 @@ def _one_by_one(data: Bytes, size: int) -> tuple[Positions, Positions, int]:
 
 
 def _chain(begin: Positions, follows: Positions, size: int) -> Positions:
-    """Which of the places that could begin an event are reached from the first one."""
+    """Which of the possible beginnings are reached from the first one."""
     count = len(begin)
     number = np.full(size + 1, count, np.int64)
     number[begin] = np.arange(count)
@@ -224,14 +220,8 @@ class Words:
 
 @dataclass(slots=True)
 class Stats:
-    """Values that stand with events, one row a value; of the wanted statistics only.
-
-    Attributes:
-        role: which of the wanted ones.
-        event: position of the event in its batch.
-        tag: how the value is written.
-        number: varints, or the bits of a double.
-        content: where text begins.
+    """Values of the wanted statistics, one a row: its role, its event in the batch, how it is written (`tag`), the
+    varint or the bits of a double, and where text begins.
     """
 
     role: Positions
@@ -245,10 +235,7 @@ class Stats:
 class Batch:
     """Some events of a line, in the file's order; arrays of shape (n,).
 
-    Attributes:
-        name: number of the event's metadata.
-        offset_ps, duration_ps: from the line's beginning.
-        lasts: whether a duration was given; instants have none.
+    `name` is the number of the event's metadata; instants do not last.
     """
 
     name: Positions
@@ -299,13 +286,7 @@ class Batch:
 
 
 class LineReader:
-    """Reads one line of a plane: its own fields, and its events in batches.
-
-    Attributes:
-        head: field number -> value of what is no event, complete once `batches` is at its end; what names the line
-            and its beginning comes before the events.
-        damage: takes what was skipped.
-    """
+    """Reads one line of a plane: its own fields into `head`, by number, and its events in batches."""
 
     def __init__(self, content: Content, start: int, end: int, roles: Positions, damage: Counter[str]) -> None:
         self.head: dict[int, int | bytes] = {}
@@ -316,11 +297,7 @@ class LineReader:
         self._roles = roles
 
     def read_head(self) -> None:
-        """Read what comes before the events.
-
-        Raises:
-            WireError: it is no line.
-        """
+        """Read what comes before the events; raises WireError if it is no line."""
         for number, value, start, end in self._content.fields(self._at, self._end):
             if number == 4:
                 return
@@ -330,11 +307,7 @@ class LineReader:
         self._at = self._end
 
     def batches(self) -> Iterator[Batch]:
-        """The events.
-
-        Raises:
-            WireError: from here on it is no line; what came before stands.
-        """
+        """The events; raises WireError where the line is damaged."""
         size = CHUNK_BYTES
         while self._at < self._end:
             raw = self._content.read(self._at, min(size, self._end - self._at))
@@ -366,7 +339,6 @@ def read_events(data: Bytes, starts: Positions, ends: Positions, roles: Position
         data: with PADDING behind the last event.
         starts, ends: of their bytes.
         roles: by number of a statistic, what it is wanted for, 0 for nothing.
-        damage: takes how many were skipped.
     """
     words = words_at(data)
     at = starts.copy()
@@ -427,7 +399,6 @@ def _stat_bounds(data: Bytes, words: Values, at: Positions, ends: Positions) -> 
 def _read_stats(
     data: Bytes, words: Values, event: Positions, starts: Positions, ends: Positions, roles: Positions
 ) -> Stats:
-    """The values of the wanted statistics."""
     number = data[starts + 1].astype(np.int64)
     at = starts + 2
     longer = np.flatnonzero(number >= 0x80)
@@ -460,7 +431,7 @@ def _read_oddly(
     duration: Positions,
     lasts: Mask,
 ) -> bool:
-    """Read the numbers of one event field by field; False where it is none, or counts occurrences instead."""
+    """Read one event field by field; False if it is none, or counts occurrences instead."""
     known = {1: name, 2: offset, 3: duration}
     try:
         for number, _, value in fields(data[start:end].tobytes()):

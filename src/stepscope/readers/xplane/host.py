@@ -38,12 +38,7 @@ HOST: Final = "cpu"
 def memory_rows(
     batch: Batch, mine: Positions, start_ns: Positions, releases: Mask, words: Words, lane: int, role: Mapping[str, int]
 ) -> pl.DataFrame:
-    """Chosen events as rows of the table memory, and whether each releases; `bytes` is null where nothing tells it.
-
-    Args:
-        releases: of the chosen events.
-        role: by the statistic's name.
-    """
+    """Chosen events as rows of `memory`, and whether each releases; `bytes` is null if unknown."""
     size, has_size = batch.integers(role["allocation_bytes"])
     requested, has_requested = batch.integers(role["requested_bytes"])
     size = np.where(has_size, size, requested)[mine]
@@ -71,9 +66,9 @@ def memory_rows(
 
 
 def paired(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The rows of all threads; a release that tells no size has that of the last allocation at its address.
+    """The rows of all threads; a release without a size has that of the last allocation at its address.
 
-    What stays without a size is left out: it was allocated before the recording.
+    Rows that stay without a size were allocated before the recording, and are left out.
     """
     rows = pl.concat(parts).sort("start_ns", maintain_order=True)
     keys = ["device", "address"]
@@ -105,13 +100,7 @@ def launch_number(run: Positions, device: Positions, core: Positions) -> Positio
 
 @dataclass(slots=True)
 class HostFacts:
-    """What the host's events tell that is used elsewhere.
-
-    Attributes:
-        copies: correlation number -> kind of the copy that this call asked for.
-        frames: whether Python's frames were recorded.
-        memory: allocations and releases, not yet paired.
-    """
+    """What host events say that devices need: copies by correlation number, whether there were frames, allocations."""
 
     copies: dict[int, str] = field(default_factory=dict)
     frames: bool = False
@@ -156,7 +145,7 @@ class HostReader:
                 self._gathering.damage["damaged_line"] += 1
 
     def _lane(self, plane: Plane, name: str, process: str, number: int | bytes, on_python: bool) -> int:
-        """The lane of a thread; Python's carries the process's number, as the main thread does."""
+        """The lane of a thread; Python's has the process's number, as the main thread does."""
         thread = process if on_python else str(number)
         return self._gathering.lane(
             (plane.name, number, name),
@@ -214,7 +203,6 @@ class HostReader:
     def _call_columns(
         self, line: _Line, batch: Batch, mine: Positions, row: Positions, calls: Positions, is_call: Mask
     ) -> dict[str, pl.Series]:
-        """Kind, correlation number and bytes of calls of a device's API."""
         meanings = line.meanings
         producer, has_producer = batch.integers(ROLE["_p"])
         run, has_run = batch.integers(ROLE["run_id"])

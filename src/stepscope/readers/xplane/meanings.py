@@ -59,11 +59,7 @@ _XLA: Final = re.compile(
 
 
 class HostName(NamedTuple):
-    """Where a host event belongs.
-
-    Attributes:
-        kind: of launches.
-    """
+    """Table and name of a host event, and the kind of a launch."""
 
     table: str
     name: str
@@ -119,11 +115,9 @@ _TYPES: Final = {"f32": "Float", "bf16": "BFloat16", "f16": "Half", "f64": "Doub
 
 
 class DeviceOperation(NamedTuple):
-    """What the name and category of a device's operation tell.
+    """What name and category of a device's operation tell.
 
-    Attributes:
-        is_container: whether it runs other operations.
-        is_handle: whether it only begins a copy that goes on beside it, or waits for its end.
+    `is_container`: it runs other operations. `is_handle`: it only begins or awaits a copy that goes on beside it.
     """
 
     kind: str
@@ -137,12 +131,7 @@ class DeviceOperation(NamedTuple):
 
 
 def device_operation(name: str, category: str) -> DeviceOperation:
-    """What an operation is.
-
-    Args:
-        name: of the operation, or its whole text in HLO.
-        category: XLA's, such as "loop fusion"; "" where it has none.
-    """
+    """What an operation of this name (or HLO text) and XLA category ("" for none) is."""
     opcode = _opcode(name, category)
     if opcode in ("while", "conditional", "call"):
         return DeviceOperation("other", is_container=True)
@@ -162,7 +151,7 @@ def device_operation(name: str, category: str) -> DeviceOperation:
 
 
 def _opcode(name: str, category: str) -> str:
-    """What tells an operation's kind: the category, unless that is another word for fused or called code."""
+    """What tells an operation's kind: the category, unless that stands for fused or called code."""
     if category and category not in ("custom-call", "async-start", "async-done") and "fusion" not in category:
         return category
     if name.startswith("%") and " = " in name:
@@ -187,7 +176,7 @@ def _copy_direction(name: str) -> str:
 
 
 def _group(name: str) -> tuple[str | None, int | None]:
-    """Who takes part in a collective, and how many in each group."""
+    """The members of a collective, and how many are in each group."""
     match = _GROUPS.search(name)
     if match is None or match[1] == "{}":
         return None, None
@@ -198,7 +187,7 @@ def _group(name: str) -> tuple[str | None, int | None]:
 
 
 def _message(name: str) -> tuple[int | None, str | None]:
-    """How many numbers of which type a collective gives."""
+    """Number and type of the elements of a collective's result."""
     match = _SHAPE.search(name)
     if match is None:
         return None, None
@@ -237,9 +226,8 @@ def kernel_details(text: str) -> KernelDetails:
 
 
 def copied_bytes(text: str) -> int | None:
-    """Bytes from "kind_src:pageable kind_dst:device size:1024 dest:0 async:1"; None where no size is told.
-
-    Sets of memory tell it as "kind:device num_bytes:1024 async:1".
+    """Bytes from "kind_src:pageable kind_dst:device size:1024 dest:0 async:1" or "kind:device num_bytes:1024"; None if
+    unknown.
     """
     found = dict(_DETAIL.findall(text))
     size = _whole(found.get("size") or found.get("num_bytes") or "")
@@ -334,11 +322,7 @@ def role_table(plane: Plane, roles: Sequence[str]) -> Positions:
 
 
 class NameRows:
-    """The names of a plane's events as rows 0 to n - 1.
-
-    Attributes:
-        names: by row.
-    """
+    """The names of a plane's events as rows 0 to n - 1."""
 
     def __init__(self, found: dict[int, EventName]) -> None:
         order = sorted(found)
@@ -391,17 +375,7 @@ def nullable(values: npt.NDArray[np.int64] | npt.NDArray[np.float64], has: Mask)
 
 
 class HostMeanings:
-    """Of each name: the table its events belong to, the name there, and what else follows.
-
-    Attributes:
-        table: index into HOST_TABLES.
-        name: number of the name in the pool.
-        kind: of launches.
-        is_enqueue: whether it gives a TPU a program.
-        is_memory, is_release: whether it is an allocation or a release, and which.
-        texts: the name itself.
-        file, line, function: of frames.
-    """
+    """By name: the table of its events (index into HOST_TABLES), their name in the pool, and what else follows."""
 
     def __init__(self, rows: NameRows, on_python: bool, pooled: Pooled, unclear_files: UnclearFiles) -> None:
         self.texts = [name.name or name.display for name in rows.names]
@@ -428,10 +402,10 @@ class HostFrame(NamedTuple):
 
 
 class UnclearFiles:
-    """The files of Python frames, whose names JAX's tracer writes without the folder.
+    """The files of Python frames, which JAX's tracer names without their folder.
 
-    Where the source lines of compiled programs know a file of that name, it is that one. Else a name that files of JAX
-    and its libraries have is taken for one of theirs, and gets LIBRARY for a folder.
+    A file that the source lines of compiled programs know is that one; a name that JAX and its libraries use is theirs,
+    and gets the folder LIBRARY.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
@@ -470,7 +444,6 @@ class Origins:
         Args:
             row: of each event's name.
             operation: of each event, as `Batch.texts` gives it.
-            role: by the statistic's name.
         """
         compiled = np.flatnonzero(operation[mine] != -1)
         if not compiled.size:

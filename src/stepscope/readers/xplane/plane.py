@@ -21,12 +21,7 @@ Value = int | float | str | bytes
 
 @dataclass(slots=True)
 class EventName:
-    """What an event's metadata says of it.
-
-    Attributes:
-        display: the short name, where there is one beside the full one.
-        stats: of every event of this name, by the statistic's name.
-    """
+    """An event's metadata: name, short name if there is one, and the statistics of every event of this name."""
 
     name: str
     display: str
@@ -37,12 +32,7 @@ class EventName:
 class Plane:
     """One device, the host, or what was compiled.
 
-    Attributes:
-        start, end: of the plane in the file.
-        lines: start and end of each.
-        stat_names: by their number.
-        stats: of the plane itself.
-        whole: whether it could be read to its end.
+    `lines` are (start, end) in the file, `stat_names` by number; `whole` if it could be read to its end.
     """
 
     start: int
@@ -84,11 +74,7 @@ def read_plane(content: Content, start: int, end: int) -> Plane:
 def event_names(
     content: Content, plane: Plane, damage: Counter[str], large: bool = False
 ) -> Iterator[tuple[int, EventName]]:
-    """The names of a plane's events, by number.
-
-    Args:
-        large: read also those that come with programs.
-    """
+    """The names of a plane's events, by number; `large` reads those that come with programs too."""
     try:
         for number, value, first, last in content.fields(plane.start, plane.end):
             if number != 4:
@@ -153,7 +139,6 @@ def _event_name(raw: bytes, names: dict[int, str]) -> tuple[int, EventName]:
 
 
 def _map_entry(raw: bytes) -> tuple[int, bytes]:
-    """Key and value of an entry of a protobuf map."""
     key, entry = 0, b""
     for place, _, value in fields(raw):
         if place == 1 and isinstance(value, int):
@@ -176,8 +161,8 @@ class Operation:
     """What the compiler kept of an operation's origin.
 
     Attributes:
-        call_stack: "file(line): function", innermost first, separated by ";"; None where nothing was kept.
-        scope: the names it stands under, such as "jit(step)/jvp(Model)/dense/dot_general".
+        call_stack: "file(line): function", innermost first, separated by ";"; None if unknown.
+        scope: its path of names, such as "jit(step)/jvp(Model)/dense/dot_general".
         opcode: HLO's, such as "fusion".
     """
 
@@ -229,12 +214,7 @@ class Programs:
         return list(found)
 
     def operation(self, program: int | None, module: str | None, name: str) -> Operation:
-        """What is known of an operation.
-
-        Args:
-            program: its program's number.
-            module: its program's name, which counts where the number says nothing.
-        """
+        """What is known of an operation, by its program's number, else by its module's name."""
         key: int | str | None = None if program is None else program & 0xFFFFFFFFFFFFFFFF
         if key is None or key not in self._by_number:
             key = module
@@ -246,7 +226,7 @@ class Programs:
         return self._read[key].get(name, NOTHING_KNOWN)
 
     def _operations(self, proto: bytes) -> dict[str, Operation]:
-        """Every operation of a program, until there are too many of them."""
+        """Every operation of a program, until there are too many."""
         found: dict[str, Operation] = {}
         try:
             stacks = _Stacks(next((value for number, value in _parts(proto) if number == 17), b""))
@@ -264,7 +244,6 @@ class Programs:
 
 
 def _parts(proto: bytes) -> Iterator[tuple[int, bytes]]:
-    """The fields of a program's module that are messages or text."""
     module = next((value for number, _, value in fields(proto) if number == 1), b"")
     for number, _, value in fields(module if isinstance(module, bytes) else b""):
         if isinstance(value, bytes):
@@ -286,7 +265,6 @@ def _operation(instruction: bytes, stacks: _Stacks) -> tuple[str, Operation]:
 
 
 def _origin(metadata: bytes, stacks: _Stacks) -> tuple[str | None, str | None]:
-    """Scope and call stack of an operation's metadata."""
     scope = file = None
     line = frame = 0
     for number, _, value in fields(metadata):
@@ -318,11 +296,7 @@ def stack_of_text(written: str) -> str | None:
 
 
 class _Stacks:
-    """The stacks of a program's source lines.
-
-    Attributes:
-        files: every file that has a part in one.
-    """
+    """The stacks and files of a program's source lines."""
 
     def __init__(self, index: bytes) -> None:
         self.files: list[str] = []

@@ -230,11 +230,11 @@ _PARTS: Final[Mapping[CacheKind, Callable[[Path], Iterator[tuple[CacheKind, str,
     "xla": _xla,
     "hpu": _hpu,
 }
-"""Kind -> what finds the parts of its entries: of whom, of which entry, and where."""
+"""Kind -> what finds the parts of its entries: compiler, key of the entry, and path."""
 
 
 def _children(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder, without locks and what is being removed; nothing where it is none."""
+    """What lies in a folder, without locks and what is being removed; empty where it cannot be read."""
     try:
         with os.scandir(folder) as found:
             return [each for each in found if each.name != LOCK and not each.name.startswith(TRASH)]

@@ -189,7 +189,7 @@ def _check(step: object, mode: str, compile_mode: str, warm_up: int, most_graphs
         raise TypeError(f"capture_step takes a function or a module, not {type(step).__name__}")
     for name, value, known in (("mode", mode, get_args(Mode)), ("compile_mode", compile_mode, get_args(CompileMode))):
         if value not in known:
-            raise ValueError(f"{name}={value!r} is none of {', '.join(known)}")
+            raise ValueError(f"{name} is {value!r}; it takes {', '.join(known)}")
     check_whole("warm_up", warm_up)
     check_whole("most_graphs", most_graphs)
 

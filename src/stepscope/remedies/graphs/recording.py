@@ -14,6 +14,7 @@ import gc
 import os
 import warnings
 from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -148,23 +149,20 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[self.device.index]
         numbers = generator.clone_state() if hasattr(generator, "clone_state") else None
-        collecting = gc.isenabled()
-        gc.collect()
-        gc.disable()  # what it frees while a stream is recorded may make the recording invalid
-        try:
+        with ExitStack() as finally_, ExitStack() as if_it_fails:
+            if gc.isenabled():
+                finally_.callback(gc.enable)
+            gc.collect()
+            gc.disable()  # what it frees while a stream is recorded may make the recording invalid
+            if numbers is not None:  # a failed recording leaves it waiting for the recording's end
+                if_it_fails.callback(generator.graphsafe_set_state, numbers)
             with (
                 torch.cuda.device(self.device),
                 torch.cuda.stream(torch.cuda.current_stream()),  # a failed recording leaves its own stream current
                 torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
             ):
                 result = call()
-        except BaseException:
-            if numbers is not None:  # a failed recording leaves it waiting for the recording's end
-                generator.graphsafe_set_state(numbers)
-            raise
-        finally:
-            if collecting:
-                gc.enable()
+            if_it_fails.pop_all()
         return result, graph.replay
 
 

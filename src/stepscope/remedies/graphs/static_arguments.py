@@ -77,7 +77,7 @@ def _taken_apart(value: Any, tensors: list[Tensor], what: str, depth: int) -> Ha
     if isinstance(value, (torch.nn.Module, torch.optim.Optimizer)) or (callable(value) and not torch.is_tensor(value)):
         return ("object", _Same(value))
     raise NotStatic(
-        f"{what} holds a {kind.__name__}, whose memory cannot be told: use plain tensors, or tuples, lists and "
+        f"{what} holds a {kind.__name__}, whose memory is not known: use plain tensors, or tuples, lists and "
         "dictionaries of them"
     )
 

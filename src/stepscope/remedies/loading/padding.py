@@ -145,7 +145,7 @@ def pad_to_lengths(
     Args:
         sequences: tensors that differ in the first dimension only, or lists of numbers.
         lengths: the allowed lengths. Give these or `multiple`; by default it is a multiple of 64.
-        multiple: of which every padded length is one.
+        multiple: every padded length is a multiple of this.
         padding_value: what the padding is filled with.
 
     Raises:

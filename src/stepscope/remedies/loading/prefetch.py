@@ -75,7 +75,7 @@ class ThreadedIterator(Iterator[Any]):
                 del item
         except StopIteration:
             pass
-        except BaseException as raised:
+        except BaseException as raised:  # whatever the user's loader raises comes at its place, in `__next__`
             error = raised
         with self._changed:
             self._ended, self._error = True, error
@@ -286,7 +286,7 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device, ahead: int) -> I
                 copying.append(_begun(next(batches), device, streams, side))
             except StopIteration:
                 more = False
-            except Exception as raised:  # comes at its place, after the batches before it
+            except Exception as raised:  # the user's loader's: it comes at its place, after the batches before it
                 more, error = False, raised
         if not copying:
             if error is not None:

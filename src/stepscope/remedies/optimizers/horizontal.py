@@ -104,12 +104,12 @@ def stacked(models: Sequence[nn.Module]) -> Members:
 
 
 def _check_alike(first: nn.Module, other: nn.Module, number: int) -> None:
-    mine, theirs = dict(first.named_modules()), dict(other.named_modules())
-    if list(mine) != list(theirs):
-        odd = next(iter(set(mine) ^ set(theirs)), "the order of their layers")
+    modules, twins = dict(first.named_modules()), dict(other.named_modules())
+    if list(modules) != list(twins):
+        odd = next(iter(set(modules) ^ set(twins)), "the order of their layers")
         raise ValueError(f"models 0 and {number} are built differently: {odd or 'their outermost modules differ'}")
-    for name, module in mine.items():
-        place, twin = name or type(module).__name__, theirs[name]
+    for name, module in modules.items():
+        place, twin = name or type(module).__name__, twins[name]
         if type(module) is not type(twin):
             kinds = f"{type(module).__name__} and {type(twin).__name__}"
             raise ValueError(f"models 0 and {number} are built differently: {place} is {kinds}")
@@ -126,16 +126,16 @@ def _is_held(model: nn.Module, part: nn.Module) -> bool:
     return model.training and not part.training
 
 
+def _facts(values: Mapping[str, Tensor | None]) -> list[tuple[Any, ...]]:
+    return [
+        (name, value is None) if value is None else (name, value.shape, value.dtype, value.device, value.requires_grad)
+        for name, value in values.items()
+    ]
+
+
 def _check_values(first: nn.Module, other: nn.Module, place: str, number: int) -> None:
     for kind in ("_parameters", "_buffers"):
-        mine, theirs = getattr(first, kind), getattr(other, kind)
-        facts = [
-            {name: None if value is None else (tuple(value.shape), value.dtype, value.device, value.requires_grad)}
-            for values in (mine, theirs)
-            for name, value in values.items()
-        ]
-        half = len(facts) // 2
-        if facts[:half] != facts[half:]:
+        if _facts(getattr(first, kind)) != _facts(getattr(other, kind)):
             raise ValueError(
                 f"models 0 and {number} differ in shape, type, device or requires_grad of {place}'s values: models are "
                 "trained together where only their values differ"

@@ -28,6 +28,8 @@ _VARIABLE: Final = re.compile(r"\$\{envvar:([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII
 _PLACE: Final = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_.-]*)\}", re.ASCII)
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 _MOST_WORDS: Final = 1000
+_PREFIXES: Final = {"args": "--", "args_no_hyphens": "", "args_append_hydra": "+", "args_override_hydra": "++"}
+"""Macro -> what stands before each name=value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Command:
         return words, {name: _put_in(value, values) for name, value in self.variables}
 
     def _macro(self, name: str, values: Mapping[str, Any], json_file: Path) -> list[str]:
-        plain = [f"{each}={value}" for each, value in values.items()]
+        if name in _PREFIXES:
+            return [f"{_PREFIXES[name]}{each}={value}" for each, value in values.items()]
         match name:
             case "env":
                 return ["/usr/bin/env"] if os.name == "posix" else []
@@ -68,14 +71,6 @@ class Command:
                 return ["python" if shutil.which("python") else sys.executable]
             case "program":
                 return [str(self.program)]
-            case "args":
-                return [f"--{each}" for each in plain]
-            case "args_no_hyphens":
-                return plain
-            case "args_append_hydra":
-                return [f"+{each}" for each in plain]
-            case "args_override_hydra":
-                return [f"++{each}" for each in plain]
             case "args_no_equals":
                 return [word for each, value in values.items() for word in (f"--{each}", str(value))]
             case "args_no_boolean_flags":
@@ -111,7 +106,7 @@ def parse_command(given: object, program: object, names: Sequence[str]) -> Comma
         names: of the parameters.
 
     Raises:
-        UsageError: there is none, or it names what there is not.
+        UsageError: there is no command, or it names an unknown parameter or macro.
     """
     if program is not None and (not isinstance(program, str) or not program):
         raise UsageError(f"program must be the name of a script, not {program!r}")
@@ -151,7 +146,7 @@ def _words(given: object) -> list[str]:
 
 
 def _named(command: Command, names: Sequence[str]) -> set[str]:
-    """The parameters that stand in the command; macros and names that are none are refused."""
+    """The parameters that stand in the command; unknown macros and names are refused."""
     named: set[str] = set()
     for word in (*command.words, *(value for _, value in command.variables)):
         macro = _MACRO.fullmatch(word)
@@ -167,8 +162,8 @@ def _named(command: Command, names: Sequence[str]) -> set[str]:
         for each in _PLACE.findall(word):
             if each not in names:
                 guess = difflib.get_close_matches(each, names, n=1)
-                told = f"did you mean {{{guess[0]}}}?" if guess else f"there are {', '.join(names)}"
-                raise UsageError(f"command: {{{each}}} is no parameter; {told}")
+                hint = f"did you mean {{{guess[0]}}}?" if guess else f"there are {', '.join(names)}"
+                raise UsageError(f"command: {{{each}}} is no parameter; {hint}")
             named.add(each)
     return named
 

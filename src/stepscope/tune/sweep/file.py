@@ -221,7 +221,7 @@ def parse_sweep(content: dict[Any, Any], *, default_name: str) -> Sweep:
 
 
 def seconds(text: object) -> float:
-    """A time such as 90s, 20m or 2h; a number alone is in seconds. Raises UsageError where it is none."""
+    """A time such as 90s, 20m or 2h; a number alone is in seconds. Raises UsageError for any other text."""
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(s|m|min|h|d|)\s*", str(text), re.ASCII)
     value = float(match[1]) * _TIMES[match[2]] if match else 0.0
     if value <= 0:

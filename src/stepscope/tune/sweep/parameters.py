@@ -176,7 +176,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,199}", re.ASCII)
 _MOST: Final = 200
 _MOST_VALUES: Final = 10_000
 _LARGEST_WHOLE: Final = 2**53
-"""Whole numbers beyond it are not told apart by the database."""
+"""The database cannot distinguish larger whole numbers."""
 _LARGEST_EXPONENT: Final = 700.0
 """Of e; a larger power is no number."""
 _EXPONENTS: Final = ("log_uniform", "q_log_uniform", "inv_log_uniform")

@@ -49,7 +49,7 @@ class SweepTrial:
 
     Attributes:
         values: of every parameter, constants among them; empty where the trial waits.
-        value: of the metric; of a pruned trial the last one that was told; None where there is none.
+        value: of the metric; of a pruned trial the last one; None where there is none.
         iterations: how many values of the metric it gave; None where unknown.
         folder: its name in the sweep's folder; None where it has none.
     """
@@ -115,7 +115,7 @@ def read_results(place: str | Path, name: str | None = None) -> SweepResults:
         name: of the study; None where the database has only one.
 
     Raises:
-        UsageError: there is none of stepscope sweep.
+        UsageError: stepscope sweep made no study there.
     """
     if name is None:
         name = only_study(place)
@@ -136,7 +136,7 @@ def only_study(place: str | Path) -> str:
 
 
 def results_of(sweep: Sweep, study: optuna.Study) -> SweepResults:
-    """The trials of a study, and what they tell of the parameters."""
+    """The trials of a study, and what they say about the parameters."""
     every = study.get_trials(deepcopy=False)
     kept = counted(every)
     trials = tuple(_trial(each) for each in kept)

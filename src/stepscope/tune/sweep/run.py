@@ -69,8 +69,8 @@ class SweepRun:
 
     Args:
         folder: the sweep's.
-        tell: is told of each trial that ended.
-        say: is told what else happens, in sentences.
+        tell: called with each trial that ended.
+        say: called with what else happens, a sentence each.
 
     Attributes:
         ended: the trials of this process, in the order in which they ended.
@@ -133,11 +133,10 @@ class SweepRun:
 
     def _begin(self, trial: optuna.Trial, slot: int) -> None:
         values, devices = trial.user_attrs[VALUES], devices_of(slot, self._sweep.jobs, self._devices)
-        try:
+        with contextlib.ExitStack() as stack:  # also after Ctrl-C: the trial was taken, and nobody would run it
+            stack.callback(self._study.give_back, trial, "it could not be started")
             program = TrialProgram(self._sweep, self._folder, trial.number, values, devices)
-        except BaseException as error:  # also Ctrl-C: the trial was taken, and nobody would run it
-            self._study.give_back(trial, f"it could not be started: {error}")
-            raise
+            stack.pop_all()
         self._study.note(trial, FOLDER, program.folder.name)
         compared = list(iterations_to_compare(self._sweep))
         self._running.append(_Running(trial, program, values, slot, time.monotonic(), compared))
@@ -248,11 +247,11 @@ def visible_devices() -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
     try:
-        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False, stdin=subprocess.DEVNULL)
     except OSError:
         return []
-    lines = [line for line in told.stdout.decode("utf-8", "replace").splitlines() if line.startswith("GPU ")]
-    return [str(number) for number in range(len(lines))] if told.returncode == 0 else []
+    lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(lines))] if done.returncode == 0 else []
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

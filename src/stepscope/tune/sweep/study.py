@@ -79,7 +79,7 @@ def make_grid(sweep: Sweep) -> Any:
             state: optuna.trial.TrialState,
             values: Sequence[float] | None,
         ) -> None:
-            """Optuna's ends a loop of its own here, which there is none of."""
+            """Optuna's ends the loop of `study.optimize`, which is not used here."""
 
         def left(self, study: optuna.Study) -> list[int]:
             """The numbers of the combinations that no trial has begun."""

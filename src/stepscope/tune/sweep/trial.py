@@ -5,6 +5,9 @@
 <folder>/trial-0007/output.log        what it printed
 <folder>/trial-0007/values.jsonl      the values of the metric: iteration, step, value
 <folder>/trial-0007/result.json       how it ended
+
+A trial's values of the metric are counted from 1 in the order in which they come: that number is its iteration,
+whatever the program calls its steps, as W&B counts for its Hyperband.
 """
 
 from __future__ import annotations
@@ -13,11 +16,15 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
+import sqlite3
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +36,7 @@ from stepscope.record.manifest import RunManifest, without_secrets
 from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.run_process import RunOptions
 from stepscope.tune.sweep.command import nested
-from stepscope.tune.sweep.file import Sweep
-from stepscope.tune.sweep.metrics import MetricReader, Values
+from stepscope.tune.sweep.file import Metric, Sweep
 
 LOG: Final = "output.log"
 PARAMETERS: Final = "parameters.json"
@@ -39,6 +45,240 @@ VALUES: Final = "values.jsonl"
 _WANDB: Final = "wandb-config.yaml"
 _ENERGY_STEPS: Final = 5
 _MOST_NAMES: Final = 8
+_MOST_BYTES: Final = 4 << 20
+"""Of a log, read at once; a faster program is read later."""
+_LONGEST_LINE: Final = 4096
+_MOST_KEPT: Final = 10_000
+"""Values kept for the plot of a trial; of more, every second one."""
+_NUMBER: Final = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?nan|[-+]?inf(?:inity)?"
+_ENDS: Final = re.compile(rb"[\r\n]")
+_SOURCES: Final = ("log", "throughput", "optimizer", "gradient", "activation")
+"""Of several series of the same name that of the first of these counts."""
+_NEW: Final = """
+SELECT samples.rowid, step, value FROM samples
+WHERE series = ? AND samples.rowid > ? AND value IS NOT NULL ORDER BY samples.rowid LIMIT 100000"""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value of the metric; `step` as the program calls it, None where it does not say."""
+
+    value: float
+    step: int | None = None
+
+
+@dataclass
+class Values:
+    """The values of a trial so far, of which the latest and the best are exact however many there are.
+
+    Attributes:
+        kept: [iteration, step, value] of those that are kept for a plot.
+        count: how many there were.
+        last, best: of those that were; None where there was none. No best is a NaN where anything else was.
+        total: their sum.
+    """
+
+    metric: Metric
+    kept: list[tuple[int, int | None, float]] = field(default_factory=list)
+    count: int = 0
+    last: float | None = None
+    best: float | None = None
+    total: float = 0.0
+    _every: int = 1
+
+    def add(self, value: Value) -> None:
+        self.count += 1
+        self.last = value.value
+        self.total += value.value
+        if self.best is None or math.isnan(self.best) or self.metric.better(value.value, self.best):
+            self.best = value.value
+        if (self.count - 1) % self._every == 0:
+            self.kept.append((self.count, value.step, value.value))
+        if len(self.kept) >= _MOST_KEPT:
+            self.kept = self.kept[::2]
+            self._every *= 2
+
+    @property
+    def result(self) -> float | None:
+        """The value that counts, by the metric's `use`; None without any."""
+        if not self.count:
+            return None
+        return {"last": self.last, "best": self.best, "mean": self.total / self.count}[self.metric.use]
+
+
+class MetricReader:
+    """Reads the values of a running trial's metric as they come."""
+
+    def __init__(self, metric: Metric, folder: Path, log: Path) -> None:
+        self.metric = metric
+        readers: dict[str, _Printed | _Logged] = {}
+        if metric.source in ("auto", "log"):
+            readers["log"] = _Logged(metric.name, folder)
+        if metric.source in ("auto", "stdout"):
+            readers["stdout"] = _Printed(metric, log)
+        self._readers = readers
+        self._folder = folder
+        self._waiting: dict[str, list[Value]] = {name: [] for name in readers}
+        self._chosen: str | None = next(iter(readers)) if len(readers) == 1 else None
+
+    def new(self, *, is_over: bool = False) -> list[Value]:
+        """The values since the last call.
+
+        What the program logs goes before what it prints: while it runs it may print before it has logged, so of two
+        sources one is chosen only when the logged values are there, or when it has ended (`is_over`) without any.
+        """
+        if self.metric.source == "measure":
+            return _measured(self.metric.name, self._folder) if is_over else []
+        for name, reader in self._readers.items():
+            if self._chosen in (None, name):
+                self._waiting[name] += reader.new(is_over=is_over)
+        if self._chosen is None:
+            if self._waiting["log"]:
+                self._chosen = "log"
+            elif is_over or len(self._waiting["stdout"]) >= _ENOUGH or not self._may_log():
+                self._chosen = "stdout" if self._waiting["stdout"] else None
+        if self._chosen is None:
+            return []
+        found, self._waiting[self._chosen] = self._waiting[self._chosen], []
+        return found
+
+    def _may_log(self) -> bool:
+        return next(self._folder.glob("rank*/telemetry"), None) is not None
+
+
+_ENOUGH: Final = 5
+"""Printed values after which nothing is expected to be logged any more."""
+
+
+class _Printed:
+    """Values in a program's output: by a pattern, from lines of JSON, or as "name: value" or "name=value"."""
+
+    def __init__(self, metric: Metric, log: Path) -> None:
+        self._log = log
+        self._name = metric.name
+        self._own = metric.pattern is not None
+        name = re.escape(metric.name)
+        text = metric.pattern or rf"(?<![\w./-])[\"']?{name}[\"']?\s*[:=]\s*({_NUMBER})(?![\w])"
+        self._pattern = re.compile(text, 0 if self._own else re.IGNORECASE)
+        self._read = 0
+        self._rest = b""
+
+    def new(self, *, is_over: bool) -> list[Value]:
+        """Those of the lines that were written since the last call; at the end also of an unfinished one."""
+        found: list[Value] = []
+        while True:
+            try:
+                with self._log.open("rb") as file:
+                    file.seek(self._read)
+                    data = file.read(_MOST_BYTES)
+            except OSError:
+                return found
+            self._read += len(data)
+            *lines, self._rest = _ENDS.split(self._rest + data)
+            if is_over and len(data) < _MOST_BYTES:
+                lines.append(self._rest)
+                self._rest = b""
+            self._rest = self._rest[-_LONGEST_LINE * 4 :]
+            for line in lines:
+                found += self._of_line(line[:_LONGEST_LINE].decode("utf-8", "replace"))
+            if len(data) < _MOST_BYTES or not is_over:
+                return found
+
+    def _of_line(self, line: str) -> Iterator[Value]:
+        if not self._own and line.lstrip().startswith("{"):
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError):
+                content = None
+            if isinstance(content, dict):
+                value = number_of(content.get(self._name))
+                if value is not None:
+                    yield Value(value, _step_of(content))
+                return
+        for match in self._pattern.finditer(line):
+            value = number_of(match[match.lastindex or 1] if self._own else match[1])
+            if value is not None:
+                yield Value(value)
+
+
+class _Logged:
+    """Values in the telemetry that the program keeps: of its lowest rank, of the first process that has the metric."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self._name = name
+        self._folder = folder
+        self._file: Path | None = None
+        self._series: int | None = None
+        self._row = 0
+
+    def new(self, *, is_over: bool) -> list[Value]:
+        files = [self._file] if self._file else sorted(self._folder.glob("rank*/telemetry/*.sqlite"), key=_by_rank)
+        for file in files:
+            try:
+                with contextlib.closing(
+                    sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
+                ) as database:
+                    database.text_factory = lambda text: text.decode("utf-8", "replace")
+                    found = self._of_file(database)
+            except sqlite3.Error:  # not all there yet, or damaged: what it has next time
+                continue
+            if self._series is not None:
+                self._file = file
+                return found
+        return []
+
+    def _of_file(self, database: sqlite3.Connection) -> list[Value]:
+        if self._series is None:
+            rows = database.execute("SELECT id, source FROM series WHERE name = ?", (self._name,)).fetchall()
+            known = [(_SOURCES.index(source), number) for number, source in rows if source in _SOURCES]
+            if not known:
+                return []
+            self._series = min(known)[1]
+        found = []
+        for row, step, value in database.execute(_NEW, (self._series, self._row)):
+            self._row = row
+            number = number_of(value)
+            if number is not None:
+                found.append(Value(number, step if type(step) is int else None))
+        return found
+
+
+def number_of(value: Any) -> float | None:
+    """The value as a number, NaN and infinities included; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _by_rank(path: Path) -> tuple[int, str]:
+    rank = path.parts[-3].removeprefix("rank")
+    return (int(rank) if rank.isdecimal() else sys.maxsize, path.name)
+
+
+def _step_of(content: dict[str, Any]) -> int | None:
+    found = (content.get(name) for name in ("step", "global_step", "iteration", "epoch"))
+    return next((each for each in found if type(each) is int), None)
+
+
+def _measured(name: str, folder: Path) -> list[Value]:
+    """The mean over the steps that stepscope timed after their warm-up, or the mean energy of a step."""
+    if name == "step_ms":
+        from itertools import pairwise
+
+        from stepscope.compare.bench_programs import job_ends_ns, read_records
+        from stepscope.compare.statistics import warm_up
+
+        step_ns = [second - first for first, second in pairwise(job_ends_ns(read_records(RunFolder(folder))))]
+        steady = step_ns[warm_up(step_ns).dropped :] if step_ns else []
+        return [Value(sum(steady) / len(steady) / 1e6)] if steady else []
+    from stepscope.trace.energy_records import step_energies
+
+    energies = step_energies([RunFolder(folder).recordings()])
+    kinds = [runs[0] for runs in energies.values() if runs[0]]
+    return [Value(sum(sum(windows) / len(windows) for windows in kinds))] if kinds else []
 
 
 class TrialProgram:
@@ -161,7 +401,7 @@ class TrialProgram:
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     def _what_it_gave(self) -> str:
-        """What was logged instead, so that a wrong name can be mended."""
+        """What was logged instead, so that a wrong name can be corrected."""
         source = self._sweep.metric.source
         if source == "measure":
             return ": no step of it could be seen" if self._sweep.metric.name == "step_ms" else ", for want of counters"
@@ -212,8 +452,6 @@ def _environment(place: RunFolder, sweep: Sweep) -> dict[str, str]:
 
 
 def _logged_names(folder: Path) -> list[str]:
-    import sqlite3
-
     names = set()
     for file in sorted(folder.glob("rank*/telemetry/*.sqlite")):
         with (
