@@ -24,9 +24,10 @@ import pytest
 from stepscope.analysis.flame import FlameFrame, FlameGraph
 from stepscope.analysis.picture import PathPiece, PictureGap, PictureLane, PictureSlice, Shown, StepPicture
 from stepscope.compare import compare_traces
-from stepscope.report.html.compare import html_comparison
-from stepscope.report.html.page import html_report
+from stepscope.report.comparison import comparison_document
+from stepscope.report.html.page import html_of
 from tests.unit.hand_built import empty, full
+from tests.unit.rendered import html_report
 from tests.unit.report.test_html_compare import training
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -199,7 +200,7 @@ def test_a_report_is_silent_and_asks_for_nothing(browser: Browser, tmp_path: Pat
     diagnosis = full(operators=operators)
 
     # When
-    report = html_report([diagnosis, empty()], [picture(name), None], None, [flame(name), None])
+    report = html_report([diagnosis, empty()], [picture(name), None], flame=[flame(name), None])
     path = opened(browser, tmp_path, report)
     browser.script("document.querySelectorAll('button').forEach(button => button.click())")
 
@@ -284,7 +285,7 @@ def test_two_steps_beside_each_other_zoom_together(browser: Browser, tmp_path: P
     # Given a comparison whose second step is half as long
     comparison = compare_traces(training(load_ns=900), training(load_ns=100))
     pictures = (picture("before"), replace(picture("after"), duration_ns=500_000))
-    path = opened(browser, tmp_path, html_comparison([comparison], [pictures], top=20))
+    path = opened(browser, tmp_path, html_of(comparison_document([comparison], [pictures]), top=20))
     after = "document.querySelectorAll('canvas')[1].toDataURL()"
     whole = browser.script(after)
 
@@ -368,7 +369,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, tmp_p
 
 def test_the_flame_graph_zooms_searches_and_obeys_the_keyboard(browser: Browser, tmp_path: Path) -> None:
     # Given
-    opened(browser, tmp_path, html_report([full()], [None], None, [flame(HOSTILE)]))
+    opened(browser, tmp_path, html_report([full()], [None], flame=[flame(HOSTILE)]))
     names = "[...document.querySelectorAll('.frames button')].map(each => each.textContent)"
     focused = "document.activeElement.textContent"
     said = "document.querySelector('.flame output').textContent"
@@ -406,7 +407,7 @@ def test_nothing_is_wider_than_the_window(browser: Browser, tmp_path: Path, widt
     browser.page("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
 
     # When
-    opened(browser, tmp_path, html_report([full()], [picture("x" * 300)], None, [flame("y" * 300)]))
+    opened(browser, tmp_path, html_report([full()], [picture("x" * 300)], flame=[flame("y" * 300)]))
 
     # Then
     assert browser.script("document.documentElement.scrollWidth") <= width

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.report.html.sweep import html_sweep
+from stepscope.report.html.page import html_of
+from stepscope.report.sweep import sweep_document
 from stepscope.tune.sweep.file import parse_sweep
 from stepscope.tune.sweep.results import Effect, SweepResults, SweepTrial
 from tests.e2e.test_html_in_browser import CHROMIUM, HOSTILE, Browser, opened
@@ -30,7 +31,7 @@ def test_choosing_trials_with_the_arrow_keys(browser: Browser, tmp_path: Path) -
         for number in range(3)
     )
     effects = tuple(Effect(each, None, None, 3) for each in sweep.searched)
-    path = opened(browser, tmp_path, html_sweep(SweepResults(sweep, trials, effects, 0)))
+    path = opened(browser, tmp_path, html_of(sweep_document(SweepResults(sweep, trials, effects, 0))))
 
     assert browser.complaints == []
     assert browser.requests == [path.as_uri()]

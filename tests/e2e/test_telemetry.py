@@ -19,7 +19,8 @@ import stepscope
 from stepscope.analysis.telemetry import telemetry_picture
 from stepscope.commands import main
 from stepscope.record.telemetry.store import Missing, Sample, Series, TelemetryStore
-from stepscope.report.html.page import telemetry_page
+from stepscope.report.diagnosis import telemetry_document
+from stepscope.report.html.page import html_of
 from stepscope.trace.telemetry import read_telemetry, telemetry_files
 from tests.e2e.test_html_in_browser import HOSTILE, Browser, browser, opened
 from tests.e2e.test_html_in_browser import pytestmark as in_a_browser
@@ -205,7 +206,7 @@ def page_of(folder: Path, samples: list[Sample], missing: list[Missing] | None =
     store.close()
     picture = telemetry_picture(read_telemetry([path]))
     assert picture is not None
-    return telemetry_page("a run", [("Rank 0", picture)])
+    return html_of(telemetry_document("a run", [("Rank 0", picture)]))
 
 
 class TestInABrowser:

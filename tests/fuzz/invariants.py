@@ -23,10 +23,10 @@ from stepscope.diagnosis.finding import Confidence, Evidence, Location, NotAnswe
 from stepscope.diagnosis.view import View
 from stepscope.errors import StepscopeError
 from stepscope.report.format import printable
-from stepscope.report.json import json_bytes, json_reports
-from stepscope.report.text import text_reports
+from stepscope.report.json import json_bytes
 from stepscope.trace import Trace, TraceWarning, Window
 from tests.fuzz.values import SCRIPT
+from tests.unit.rendered import json_of, text_reports
 
 LONGEST_SENTENCE = 3_000
 _SIGNED = ("start_ns", "origin_unix_ns", "launch_delay_ns")
@@ -117,7 +117,7 @@ def check_text(text: str, what: str) -> None:
 def check_diagnosis(trace: Trace, minimum_share: float = 0.0) -> dict[str, Any]:
     """The JSON report of a trace, after everything in it that can be added up was."""
     diagnosis = diagnose_view(View(trace, {}), minimum_share=minimum_share)
-    data = json_bytes(json_reports([diagnosis]))
+    data = json_bytes(json_of([diagnosis]))
     report = parsed(data, "the report")
     check_schema(report)
     check_sums(report)

@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.compare import Comparison, compare_traces
 from stepscope.readers import open_trace
-from stepscope.report.comparison import where_sentences
+from stepscope.report.words.comparison import where_sentences
 
 pytestmark = pytest.mark.traces
 

@@ -16,8 +16,8 @@ from stepscope.analysis.device_time import device_time
 from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.errors import TraceError
 from stepscope.readers import open_trace
-from stepscope.report.json import json_bytes, json_report
-from stepscope.report.text import text_report
+from stepscope.report.json import json_bytes
+from tests.unit.rendered import json_report, text_report
 
 pytestmark = pytest.mark.traces
 

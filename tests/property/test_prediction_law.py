@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,12 @@ from stepscope.machine.devices import named_device
 from stepscope.predict.prediction import StepPredictor, predicted_steps
 from stepscope.predict.step_replay import joint_band
 from stepscope.readers import open_trace
-from stepscope.report.predict import predict_json, predict_text
+from stepscope.report.predict import predict_document, predict_json
+from stepscope.report.text import text_of
 from stepscope.whatif.experiment import Experiment
 from tests.simulator import KinetoOptions, Machine, write_kineto
 from tests.simulator.strategies import programs
+from tests.unit.rendered import written
 
 PROPERTY = settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 T4, L4, H100 = (named_device(name) for name in ("T4", "L4", "H100-SXM"))
@@ -44,8 +45,8 @@ def test_any_program_takes_as_long_on_its_own_device_and_lies_in_its_range_on_ot
         assert 0 < each.low_ns <= each.step_ns <= each.high_ns
         if each.device is T4:
             assert each.low_ns == each.high_ns == experiment.recorded_ns / experiment.step_count
-    assert json.loads(json.dumps(predict_json(answer), allow_nan=False))["schema"] == 1
-    assert predict_text(answer, width=80, top=0).endswith("\n")
+    assert written(predict_json(answer))["schema"] == 1
+    assert text_of(predict_document(answer, top=0), width=80).endswith("\n")
 
 
 @PROPERTY

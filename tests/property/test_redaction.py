@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from stepscope.commands import main
-from stepscope.report.json import redact_table
+from stepscope.report.redaction import redact_table
 from tests.property.test_every_format import FORMATS, Format
 from tests.simulator import Machine, write_kineto
 from tests.simulator.programs import PROGRAMS

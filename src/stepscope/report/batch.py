@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import polars as pl
 
 from stepscope.analysis.batch_size import GAIN, BatchModel, Line, Measurement
 from stepscope.predict.data_parallel_settings import Reason, SettingsFromTrace
-from stepscope.report.format import count, duration, filled, share, size
-from stepscope.report.tables import table_lines
+from stepscope.report.document import Block, Code, Document, Section, Table, Text, section_if, texts
+from stepscope.report.format import count, duration, share, size
+from stepscope.report.json import fields
 
 _BATCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "batch_size": pl.Int64,
@@ -41,10 +42,10 @@ def batch_table(model: BatchModel) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=dict(_BATCH_SCHEMA), orient="row")
 
 
-def batch_text(model: BatchModel, *, width: int) -> str:
+def batch_document(model: BatchModel) -> Document:
     """The measurements, the lines through them, and what follows."""
-    lines = [*table_lines(batch_table(model), width=width), "", *_lines(model), "", *verdict(model)]
-    return "\n".join(lines) + "\n"
+    parts = ((Table(batch_table(model)),), texts(*_lines(model)), texts(*verdict(model)))
+    return Document("batch size", tuple(Section("", part, is_quiet=True) for part in parts))
 
 
 def _lines(model: BatchModel) -> Iterator[str]:
@@ -53,12 +54,12 @@ def _lines(model: BatchModel) -> Iterator[str]:
     if model.memory is not None:
         yield f"memory takes {_line(model.memory, size)}"
         if model.measurements[0].device == "cpu":
-            yield "  (of the host, what torch allocated while recording: what was there before is not counted)"
+            yield "(of the host, what torch allocated while recording: what was there before is not counted)"
     for problem in model.problems:
         yield f"not answered: {problem}"
 
 
-def _line(line: Line, write: Any) -> str:
+def _line(line: Line, write: Callable[[float], str]) -> str:
     """Such as "10.0 ms (± 0.2 ms) + 2.0 ms (± 0.1 ms) for each sample; explains 99.9 %"."""
     constant, slope = write(line.constant), write(line.slope)
     if line.constant_error is not None and line.slope_error is not None:
@@ -113,23 +114,11 @@ def batch_json(model: BatchModel) -> dict[str, Any]:
     """The same for programs."""
     return {
         "schema": 1,
-        "measurements": batch_table(model).rows(named=True),
-        "time": _line_json(model.time),
-        "memory": _line_json(model.memory),
-        "capacity_bytes": model.capacity_bytes,
-        "kept_free": model.kept_free,
-        "largest_batch": model.largest_batch,
+        "measurements": batch_table(model),
+        **fields(model, "time", "memory", "capacity_bytes", "kept_free", "largest_batch", "problems"),
         "samples_per_second_limit": model.throughput_limit,
-        "problems": list(model.problems),
         "verdict": list(verdict(model)),
     }
-
-
-def _line_json(line: Line | None) -> dict[str, float | None] | None:
-    if line is None:
-        return None
-    names = ("slope", "constant", "slope_error", "constant_error", "r_squared")
-    return {name: getattr(line, name) for name in names}
 
 
 _SIZES: Final[dict[str, type[pl.DataType]]] = {
@@ -140,19 +129,21 @@ _SIZES: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
-def data_parallel_text(found: SettingsFromTrace, *, width: int, file: str | None = None) -> str:
+def data_parallel_document(found: SettingsFromTrace, *, file: str | None = None) -> Document:
     """Each setting with its reason, the sizes of buckets that were tried, and the code.
 
     Args:
         file: where the settings were written, for the code that reads them.
     """
-    lines = [*filled(_head(found), width), ""]
-    for reason in found.reasons:
-        lines += [f"{reason.setting} = {_value(reason)}", *filled(reason.why, width, "    ", "    ")]
-    if found.sizes:
-        lines += ["", "Sizes of buckets, the mean step", *table_lines(_sizes(found), width=width)]
-    lines += ["", "In the program", *_code(found, file)]
-    return "\n".join(lines) + "\n"
+    settings = [Section(f"{each.setting} = {_value(each)}", (Text(each.why),)) for each in found.reasons]
+    sizes = (Table(_sizes(found)),) if found.sizes else ()
+    blocks: tuple[Block, ...] = (
+        Text(_head(found)),
+        *settings,
+        *section_if("Sizes of buckets, the mean step", *sizes),
+        Section("In the program", (_code(found, file),)),
+    )
+    return Document("data parallel", blocks)
 
 
 def _head(found: SettingsFromTrace) -> str:
@@ -187,22 +178,22 @@ def _sizes(found: SettingsFromTrace) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=dict(_SIZES), orient="row")
 
 
-def _code(found: SettingsFromTrace, file: str | None) -> Iterator[str]:
+def _code(found: SettingsFromTrace, file: str | None) -> Code | Text:
     given = found.settings.arguments()
     if not given:
-        yield "  " + (
-            "nothing to change: torch's own settings are right, as far as the recording tells"
-            if any(each.known for each in found.reasons)
-            else "nothing to change: the recording does not tell which settings would be right"
-        )
-        return
+        known = any(each.known for each in found.reasons)
+        right = "torch's own settings are right, as far as the recording tells"
+        unknown = "the recording does not tell which settings would be right"
+        return Text(f"nothing to change: {right if known else unknown}")
     words = ", ".join(f"{name}={value!r}" for name, value in given.items())
-    yield f"  model = DistributedDataParallel(model, {words})"
-    yield "or"
-    yield "  from stepscope.remedies import DataParallelSettings"
     made = f"DataParallelSettings.load({file!r})" if file is not None else f"DataParallelSettings({words})"
-    yield f"  settings = {made}"
-    yield "  model = settings.ddp(model)                       # or: Trainer(strategy=settings.lightning_strategy())"
+    return Code(
+        f"model = DistributedDataParallel(model, {words})\n"
+        "# or\n"
+        "from stepscope.remedies import DataParallelSettings\n"
+        f"settings = {made}\n"
+        "model = settings.ddp(model)                       # or: Trainer(strategy=settings.lightning_strategy())"
+    )
 
 
 def data_parallel_json(found: SettingsFromTrace) -> dict[str, Any]:
@@ -210,19 +201,10 @@ def data_parallel_json(found: SettingsFromTrace) -> dict[str, Any]:
     written: dict[str, Any] = json.loads(found.settings.to_json())
     return {
         **written,
-        "reasons": {each.setting: {"why": each.why, "known": each.known} for each in found.reasons},
-        "step_ns": found.step_ns,
-        "ranks": found.ranks,
-        "recorded_ranks": found.recorded_ranks,
-        "latency_ns": found.latency_ns,
-        "bandwidth_bytes_s": found.bandwidth_bytes_s,
+        "reasons": {each.setting: fields(each, "why", "known") for each in found.reasons},
+        **fields(found, "step_ns", "ranks", "recorded_ranks", "latency_ns", "bandwidth_bytes_s"),
         "sizes": [
-            {
-                "bucket_cap_mb": each.megabytes,
-                "messages": each.messages,
-                "communication_ns": each.communication_ns,
-                "exposed_ns": each.exposed_ns,
-            }
+            {"bucket_cap_mb": each.megabytes, **fields(each, "messages", "communication_ns", "exposed_ns")}
             for each in found.sizes
         ],
     }

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev, variance
-from textwrap import wrap
 from typing import Any, Final
 
 import polars as pl
 
-from stepscope import __version__
 from stepscope.compare.bench import Bench, BenchRun
 from stepscope.compare.bench_programs import BenchCommand
 from stepscope.compare.comparison import Comparison
 from stepscope.compare.statistics import NAME as WARM_UP_RULE
 from stepscope.compare.statistics import SampleComparison
-from stepscope.report.comparison import change_words, detectable_sentences, interval_words, share_of, verdict_sentence
-from stepscope.report.comparison_formats import comparison_markdown, comparison_report, comparison_text
-from stepscope.report.format import duration, printable, share
-from stepscope.report.markdown import escape
-from stepscope.report.tables import table_lines
+from stepscope.report.comparison import comparison_document, comparison_json
+from stepscope.report.document import Document, Facts, Items, Section, Table, Verbatim
+from stepscope.report.format import duration, share
+from stepscope.report.json import fields, stamped
+from stepscope.report.words.common import change_words, interval_words, share_of
+from stepscope.report.words.comparison import detectable_sentences, verdict_sentence
 
 _FEWEST_RUNS: Final = 3
 _UNLIKELY: Final = 0.01
@@ -90,42 +89,19 @@ _SIGNS: Final = {
     "forward": "a call of the outermost module",
 }
 _BUSY_CORES: Final = 0.5
-_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
-_ROWS: Final = 5
-"""Of each table about the profiles."""
 
 
-def bench_text(bench: Bench, profiled: Sequence[Comparison] = (), *, width: int) -> str:
+def bench_document(bench: Bench, profiled: Sequence[Comparison] = ()) -> Document:
     """The commands, the table, the verdicts, how it was measured, and what the profiles say.
 
     Args:
         profiled: comparisons of the commands' profiles.
     """
-    commands = [f"{command.label}  {printable(command.shown)}" for command in bench.commands]
-    lines = [*commands, "", *table_lines(bench_table(bench), width=width), ""]
-    lines += [*_wrapped(verdicts(bench), width), "", *_wrapped(how(bench), width)]
-    text = "\n".join(lines) + "\n"
-    if profiled:
-        text += "\n" + comparison_text(profiled, width=width, top=_ROWS, only_why=True)
-    return text
-
-
-def bench_markdown(bench: Bench, profiled: Sequence[Comparison] = ()) -> str:
-    """The same for a pull request."""
-    table = bench_table(bench).drop("low_ns", "high_ns")
-    rows = [
-        "| run | step | change | interval | verdict | steps | runs | command |",
-        "|---|---:|---|---|---|---:|---:|---|",
-    ]
-    for command, row in zip(bench.commands, table.iter_rows(named=True), strict=True):
-        step = "" if row["step_ns"] is None else duration(row["step_ns"])
-        words = [row["run"], step, row["change"], row["interval"], row["verdict"], row["steps"], row["runs"]]
-        rows.append("| " + " | ".join(escape(str(word or "")) for word in [*words, command.shown]) + " |")
-    said = [f"- {escape(sentence)}" for sentence in [*verdicts(bench), *how(bench)]]
-    text = "\n".join([*rows, "", *said]) + "\n"
-    if profiled:
-        text += "\n" + comparison_markdown(profiled, top=_ROWS, only_why=True)
-    return text
+    commands = Facts(tuple((command.label, Verbatim(command.shown)) for command in bench.commands))
+    parts = (commands, Table(bench_table(bench)), Items(tuple(verdicts(bench))), Items(tuple(how(bench))))
+    why = comparison_document(profiled, only_why=True).blocks if profiled else ()
+    quiet = [Section("", (part,), is_quiet=True) for part in parts]
+    return Document("bench", (*quiet, *why), "--json -", level=4)
 
 
 def bench_table(bench: Bench) -> pl.DataFrame:
@@ -185,7 +161,7 @@ def how(bench: Bench) -> Iterator[str]:
     firsts = [bench.runs_of(command.label)[:1] for command in bench.commands]
     for command, runs in zip(bench.commands, firsts, strict=True):
         for outcome in runs[0].applied if runs else ():
-            yield f"{command.label}, {printable(outcome.text)}."
+            yield f"{command.label}, {outcome.text}."
     yield from _alike_once(sentence for runs in firsts for run in runs for sentence in run.said)
 
 
@@ -280,13 +256,6 @@ def _others(bench: Bench) -> Iterator[str]:
     yield sentence + ("; without them the intervals would be narrower." if max(known) > _BUSY_CORES else ".")
 
 
-def _wrapped(sentences: Iterable[str], width: int) -> Iterator[str]:
-    for sentence in sentences:
-        kept = sentence.replace(" %", _NO_BREAK + "%")
-        lines = wrap(kept, width, break_on_hyphens=False, break_long_words=False)
-        yield from (line.replace(_NO_BREAK, " ") for line in lines)
-
-
 def _alike_once(sentences: Iterable[str]) -> Iterator[str]:
     """The sentences; of those that differ in numbers only, the first."""
     seen = set()
@@ -302,53 +271,39 @@ def _span(numbers: list[int]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-SCHEMA: Final = 1
-
-
 def bench_json(bench: Bench, profiled: Sequence[Comparison] = ()) -> dict[str, Any]:
-    """Every run with all its steps, and the comparisons; keys may be added within schema 1, never removed.
+    """Every run with all its steps, and the comparisons.
 
     Args:
         profiled: of the commands' profiles; what `stepscope compare --json` writes of them stands under "profile".
     """
     failure = bench.failure
-    return {
-        "schema": SCHEMA,
-        "stepscope": __version__,
-        "folder": str(bench.folder),
-        "stop": bench.stop,
-        "failure": None
-        if failure is None
-        else {"label": failure.label, "round": failure.round, "sentence": failure.sentence},
-        "rounds": bench.rounds,
-        "seconds": bench.seconds,
-        "settings": asdict(bench.settings),
-        "warm_up": WARM_UP_RULE,
-        "commands": [
+    return stamped(
+        folder=str(bench.folder),
+        stop=bench.stop,
+        failure=None if failure is None else fields(failure, "label", "round", "sentence"),
+        rounds=bench.rounds,
+        seconds=bench.seconds,
+        settings=bench.settings,
+        warm_up=WARM_UP_RULE,
+        commands=[
             {
                 "label": command.label,
                 "command": replace(command, apply=()).shown,
-                "apply": list(command.apply),
+                "apply": command.apply,
                 "runs": [_run(run) for run in bench.runs_of(command.label)],
             }
             for command in bench.commands
         ],
-        "comparisons": [{"label": command.label, **asdict(found)} for command, found in bench.comparisons()],
-        "profile": comparison_report(profiled) if profiled else None,
-    }
+        comparisons=[{"label": command.label, **fields(found)} for command, found in bench.comparisons()],
+        profile=comparison_json(profiled) if profiled else None,
+    )
 
 
 def _run(run: BenchRun) -> dict[str, Any]:
     return {
-        "round": run.round,
-        "step_ns": list(run.step_ns),
+        **fields(run, "round", "step_ns", "source", "clock", "ranks", "complete", "seconds", "other_cores"),
         "dropped": run.warm_up.dropped,
         "steady": run.warm_up.steady,
-        "source": run.source,
-        "clock": run.clock,
-        "ranks": run.ranks,
-        "complete": run.complete,
-        "seconds": run.seconds,
-        "other_cores": run.other_cores,
         "applied": [outcome.to_json() for outcome in run.applied],
     }

@@ -1,20 +1,51 @@
-"""Where a difference comes from, in two or three sentences."""
+"""Two or more programs beside a baseline, as a document and as records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import polars as pl
 
-from stepscope.analysis.host import CAUSES
+from stepscope.analysis.picture import StepPicture
 from stepscope.compare.comparison import Comparison, SideSummary, by_name
-from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
+from stepscope.compare.matching import SAME
 from stepscope.compare.notes import EnergyComparison
-from stepscope.compare.statistics import POWER, SampleComparison
-from stepscope.report.energy import ALL_WORDS, energy
-from stepscope.report.format import count, duration, printable, share
+from stepscope.compare.statistics import SampleComparison
+from stepscope.report.document import (
+    Block,
+    Document,
+    Drawing,
+    Facts,
+    Group,
+    Items,
+    Section,
+    Table,
+    Text,
+    section_if,
+    texts,
+)
+from stepscope.report.energy import energy
+from stepscope.report.format import count, duration
+from stepscope.report.html.changes import changes_view, steps_view
+from stepscope.report.json import fields, stamped
+from stepscope.report.redaction import Redactor
+from stepscope.report.words.common import change_words, file_name, interval_words, share_of
+from stepscope.report.words.comparison import (
+    advice,
+    detectable_sentences,
+    place_of_line,
+    side_sentence,
+    verdict_sentence,
+    where_sentences,
+)
 
+Pictures = tuple[StepPicture | None, StepPicture | None]
+"""A step of either side."""
+TABLES: Final = ("causes", "lines", "operators", "kernels", "modules", "communication", "memory", "settings")
+"""The tables of a comparison, by the names that they have as attributes and as keys."""
+_STARRED: Final = "* a function: the trace tells which, not which of its lines."
 _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "run": pl.String,
     "step_ns": pl.Float64,
@@ -23,68 +54,129 @@ _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "steps": pl.Int64,
     "runs": pl.Int64,
 }
-_MANY_TIMES: Final = 9.0
-"""A change from which on a time is told as so many times the other."""
-_WORDS: Final = {"faster": "Faster", "slower": "Slower", "no difference shown": "No difference shown"}
 
 
-def verdict_lines(samples: SampleComparison) -> list[str]:
-    """The verdict with its interval, the smallest difference that could have been shown, and the caveats.
+def comparison_document(
+    comparisons: Sequence[Comparison], pictures: Sequence[Pictures] = (), *, only_why: bool = False
+) -> Document:
+    """Every comparison with the same baseline, one after the other; of several a table first.
 
-    A sentence each, the verdict first.
+    Args:
+        pictures: for each comparison a step of either side, for a page.
+        only_why: leave out the verdict, which stands elsewhere: only what makes the difference.
+
+    Raises:
+        ValueError: there is no comparison, or not one pair of pictures for each.
     """
-    return [verdict_sentence(samples), *detectable_sentences(samples), *samples.caveats]
+    if not comparisons:
+        raise ValueError("a document needs at least one comparison")
+    groups = [
+        _group(f"c{number}", comparison, pair, only_why)
+        for number, (comparison, pair) in enumerate(
+            zip(comparisons, pictures or [(None, None)] * len(comparisons), strict=True)
+        )
+    ]
+    names = [file_name(side.name) for side in (comparisons[0].before, comparisons[0].after)]
+    if len(comparisons) == 1 or only_why:
+        return Document(f"{names[0]} and {names[1]}", tuple(groups), "--json -", 4)
+    title = f"{len(comparisons)} runs beside {names[0]}"
+    head = Section(title, (Table(overview(comparisons)),), style="summary", is_quiet=True)
+    return Document(f"{names[0]} and {len(comparisons)} others", (head, *groups), "--json -", 4)
 
 
-def verdict_sentence(samples: SampleComparison) -> str:
-    """Such as "Slower: a step takes 11.0 ms instead of 10.0 ms, 10.0 % more (95 % interval: 9.0 % to 11.1 % more)."."""
-    word = _WORDS[samples.verdict]
-    if samples.before_ns is None or samples.after_ns is None:
-        missing = [name for name, ns in (("before", samples.before_ns), ("after", samples.after_ns)) if ns is None]
-        return f"{word}: there are no steps {' and '.join(missing)}."
-    times = f"a step takes {duration(samples.after_ns)} instead of {duration(samples.before_ns)}"
-    if samples.change is None:
-        return f"{word}: {times}."
-    if samples.change_low is None or samples.change_high is None:
-        return f"{word}: {times}, {change_words(samples.change)}, and nothing tells how much of that is chance."
-    interval = interval_words(samples.change_low, samples.change_high)
-    return f"{word}: {times}, {change_words(samples.change)} ({share_of(samples.confidence)} interval: {interval})."
+def _group(key: str, comparison: Comparison, pictures: Pictures, only_why: bool) -> Group:
+    before, after = comparison.before, comparison.after
+    why = "Where the difference comes from: " if only_why else ""
+    blocks = (
+        Section(
+            f"{file_name(before.name)} → {file_name(after.name)}",
+            tuple(_summary(comparison, only_why)),
+            id=f"{key}-verdict",
+            link="Verdict",
+            style="summary compared-summary",
+            is_quiet=True,
+        ),
+        *_steps(key, comparison, pictures),
+        Section(
+            "Where the difference comes from",
+            (Drawing("changes", changes_view(comparison)),),
+            id=f"{key}-causes",
+            link="Where it comes from",
+            only="page",
+        ),
+        Section(
+            "What the difference of a step is made of", (Table(cause_table(comparison)),), folded=True, only="off page"
+        ),
+        *_difference_sections(key, comparison),
+    )
+    return Group(f"{why}{after.name} against {before.name}", blocks, key, "both", is_quiet=True)
 
 
-def detectable_sentences(samples: SampleComparison) -> list[str]:
-    """What difference such data would have shown; nothing where that is unknown, or a larger one was shown."""
-    least = samples.smallest_detectable
-    if least is None:
-        return []
-    if least >= 1 and samples.verdict != "no difference shown":
-        return []
-    if least >= 1:
-        return ["The steps vary so much that even a step twice as long might not have been shown."]
-    often = f"{round(POWER * 5)} times out of 5"
-    return [f"The smallest difference such data show {often} is {share(least)} of a step."]
+def _summary(comparison: Comparison, only_why: bool) -> Iterator[Block]:
+    samples, sides = comparison.samples, (comparison.before, comparison.after)
+    yield Facts(tuple(zip(("Before", "After"), map(side_sentence, sides), strict=True)))
+    yield from () if only_why else (Text(verdict_sentence(samples), f"headline {samples.verdict.split(' ')[0]}"),)
+    yield from texts(" ".join([*where_sentences(comparison), *([] if only_why else advice(comparison))]), style="where")
+    if not only_why:
+        yield Drawing("tiles", {"tiles": list(_tiles(samples))})
+        yield Table(sample_table(samples, (sides[0].name, sides[1].name), comparison.energies), only="markdown")
+    notes = (*([] if only_why else [*detectable_sentences(samples), *samples.caveats]), *comparison.notes)
+    yield from section_if("To keep in mind", *([Items(notes, "keep muted")] if notes else []), folded=True)
 
 
-def change_words(change: float) -> str:
-    """A change as "21.8 % less", "3.0 % more" or "the same"."""
-    if change == 0:
-        return "the same"
-    return f"{share(abs(change))} {'more' if change > 0 else 'less'}"
+def _tiles(samples: SampleComparison) -> Iterator[dict[str, str]]:
+    """The numbers to see first: both steps, the change, each with its interval."""
+    sides = (
+        ("Step before", samples.before_ns, samples.before_low_ns, samples.before_high_ns),
+        ("Step after", samples.after_ns, samples.after_low_ns, samples.after_high_ns),
+    )
+    for label, ns, low_ns, high_ns in sides:
+        if ns is not None:
+            interval = "" if low_ns is None or high_ns is None else f"{duration(low_ns)} to {duration(high_ns)}"
+            yield {"label": label, "value": duration(ns), "note": interval}
+    if samples.change is not None:
+        low, high = samples.change_low, samples.change_high
+        interval = "one step tells no interval" if low is None or high is None else interval_words(low, high)
+        label = f"Change, {share_of(samples.confidence)} interval"
+        yield {"label": label, "value": change_words(samples.change), "note": interval}
 
 
-def interval_words(low: float, high: float) -> str:
-    """An interval of changes: "20.1 % to 23.4 % less", "2.1 % less to 2.9 % more", "5.0 % less to 12 times as long"."""
-    if high <= 0:
-        return f"{share(-high)} to {share(-low)} less"
-    most = f"{share(high)} more" if high < _MANY_TIMES else f"{count(round(1 + high))} times as long"
-    if low >= 0:
-        least = share(low) if high < _MANY_TIMES else f"{share(low)} more"
-        return f"{least} to {most}"
-    return f"{share(-low)} less to {most}"
+def _steps(key: str, comparison: Comparison, pictures: Pictures) -> Iterator[Section]:
+    view = steps_view(key, comparison, pictures)
+    if view["steps"]:
+        title = "A typical step of each, on one scale"
+        drawing = Drawing("steps_beside", view)
+        yield Section(title, (drawing,), id=f"{key}-picture", link="Both steps", style="compared", only="page")
 
 
-def share_of(confidence: float) -> str:
-    """A confidence as "95 %"."""
-    return f"{count(round(confidence * 100, 2))} %"
+def _difference_sections(key: str, comparison: Comparison) -> Iterator[Section]:
+    for number, (title, table) in enumerate(difference_tables(comparison)):
+        is_starred = table.things == "lines" and comparison.lines["exact_line"].eq(False).any()
+        blocks: tuple[Block, ...] = (table, *texts(_STARRED if is_starred else "", style="muted"))
+        yield Section(title, blocks, id=f"{key}-{number}", link=title, folded=True)
+    if comparison.settings.height:
+        table = Table(settings_table(comparison))
+        yield Section("Settings that differ", (table,), id=f"{key}-settings", link="Settings", folded=True)
+
+
+def overview(comparisons: Sequence[Comparison]) -> pl.DataFrame:
+    """One row a program, the baseline first: run, step_ns, change, verdict; what energy counters measured of all."""
+    first = comparisons[0]
+    rows = [(first.before.name, first.samples.before_ns, "", "the baseline")]
+    for each in comparisons:
+        change = "" if each.samples.change is None else change_words(each.samples.change)
+        rows.append((each.after.name, each.samples.after_ns, change, each.samples.verdict))
+    schema = {"run": pl.String, "step_ns": pl.Float64, "change": pl.String, "verdict": pl.String}
+    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(_energies(comparisons))
+
+
+def _energies(comparisons: Sequence[Comparison]) -> Iterator[pl.Series]:
+    """A column for each kind of counter that every program has, such as gpu_energy: of a step."""
+    for kind in ("gpu", "cpu", "dram"):
+        found = [[each for each in comparison.energies if each.kind == kind] for comparison in comparisons]
+        if all(found):
+            joules = [found[0][0].before_j, *(each.after_j for (each,) in found)]
+            yield pl.Series(f"{kind}_energy", [energy((each, each)) for each in joules])
 
 
 def sample_table(
@@ -96,8 +188,8 @@ def sample_table(
     before = (samples.before_ns, samples.before_low_ns, samples.before_high_ns, samples.before_steps)
     after = (samples.after_ns, samples.after_low_ns, samples.after_high_ns, samples.after_steps)
     rows = [
-        (printable(names[0]), *before, samples.before_runs),
-        (printable(names[1]), *after, samples.after_runs),
+        (names[0], *before, samples.before_runs),
+        (names[1], *after, samples.after_runs),
     ]
     table = pl.DataFrame(rows, schema=dict(_SAMPLE_SCHEMA), orient="row")
     return table.with_columns(
@@ -106,216 +198,8 @@ def sample_table(
     )
 
 
-_TELLING: Final = 0.25
-"""Of the whole difference, what a further cause must make to be worth a word."""
-_TELLING_PLACE: Final = 0.1
-_NOTHING: Final = 0.01
-"""Share of a step below which no difference is worth a sentence."""
-_WORK: Final = {
-    "computing": "time in which the device computed",
-    "communication": "time in which the device only communicated",
-    "copies": "time in which the device only copied",
-    "other work": "time of other work of the device",
-}
-_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats", "none": "no steps found"}
-
-Row = dict[str, Any]
-
-
-def where_sentences(comparison: Comparison) -> list[str]:
-    """Which causes make the difference, at which line of the user's code, in which operator; and what energy does."""
-    return [*_where(comparison), *energy_sentences(comparison)]
-
-
-def energy_sentences(comparison: Comparison) -> list[str]:
-    """How the measured energy differs, such as "Devices use 1.60 J a step instead of 2.00 J, 20.0 % less (...)."."""
-    sentences = []
-    for each in comparison.energies:
-        text = f"{ALL_WORDS[each.kind].capitalize()} use {energy((each.after_j, each.after_j))} a step instead of "
-        text += f"{energy((each.before_j, each.before_j))}, {change_words(each.change)}"
-        if each.change_low is None or each.change_high is None:
-            sentences.append(f"{text}, and nothing tells how much of that is chance.")
-        else:
-            interval = interval_words(each.change_low, each.change_high)
-            sentences.append(f"{text} ({share_of(each.confidence)} interval: {interval}).")
-    return sentences
-
-
-def _where(comparison: Comparison) -> list[str]:
-    """Which causes make the difference, at which line of the user's code, in which operator; the first first."""
-    whole = comparison.difference_ns
-    causes = comparison.causes.rows(named=True)
-    if contradicts(comparison):
-        before, after = duration(comparison.before.step_ns), duration(comparison.after.step_ns)
-        text = f"The recorded steps say the opposite: one takes {after} instead of {before}."
-        return [f"{text} The machine was hardly as free in both runs."]
-    largest = max((abs(row["share"]) for row in causes), default=0.0)
-    if largest < _NOTHING and abs(whole) < _NOTHING * max(comparison.before.step_ns, 1.0):
-        return ["No cause of busy or idle time differs by 1 % of a step or more."]
-    warning = ["The recorded steps differ the other way, which may be chance as well."] if _opposite(comparison) else []
-    return [*warning, _causes(comparison, whole, causes), *_lines(comparison, whole), *_operators(comparison, whole)]
-
-
-def advice(comparison: Comparison) -> list[str]:
-    """What to do where the steps leave open whether there is a difference worth knowing; a sentence, or none."""
-    samples = comparison.samples
-    if samples.before_ns is None or samples.after_ns is None:
-        return ["To be judged, steps must be marked: by stepscope.step(), or step() of torch.profiler."]
-    least = 1.0 if samples.smallest_detectable is None else samples.smallest_detectable
-    is_open = samples.verdict == "no difference shown" and samples.change and least > _NOTHING
-    if not is_open and not contradicts(comparison):
-        return []
-    return ["To be surer, let stepscope bench run both programs in turn, or record more steps."]
-
-
-def contradicts(comparison: Comparison) -> bool:
-    """Whether the steps in the traces differ the other way than those without the profiler, which were judged.
-
-    Where no difference was shown, also further than these steps leave room for.
-    """
-    if not _opposite(comparison):
-        return False
-    samples, recorded = comparison.samples, comparison.difference_ns / max(comparison.before.step_ns, 1.0)
-    if samples.verdict != "no difference shown":
-        return True
-    low, high = samples.change_low, samples.change_high
-    return low is not None and high is not None and not low <= recorded <= high
-
-
-def _opposite(comparison: Comparison) -> bool:
-    """Whether the mean recorded step and the mean of those that were judged differ in opposite directions."""
-    recorded = comparison.difference_ns / max(comparison.before.step_ns, 1.0)
-    other_way = (comparison.samples.change or 0.0) * recorded < 0
-    return comparison.is_unprofiled and other_way and abs(recorded) >= _NOTHING
-
-
-def side_sentence(side: SideSummary) -> str:
-    """What is known of a side, such as "runs/a: 4 of 6 steps (annotated), Tesla V100"."""
-    of_all = f" of {count(side.step_count + len(side.left_out))}" if side.left_out else ""
-    steps = "no steps found" if side.step_source == "none" else f"{count(side.step_count)}{of_all} {_plural(side)}"
-    source = "" if side.step_source == "none" else f" ({_SOURCES[side.step_source]})"
-    of = f" of {count(side.runs)} runs" if side.runs > 1 else ""
-    of += f" of {count(side.ranks)} ranks" if side.ranks > 1 else ""
-    devices = ", ".join(map(printable, side.devices)) or ("no device recorded" if side.basis == "host" else "")
-    return f"{printable(side.name)}: {steps}{of}{source}" + (f", {devices}" if devices else "")
-
-
-def cause_phrase(kind: str, name: str) -> str:
-    """A cause as what the time was, such as "idle time in which the host was loading data (input)"."""
-    name = printable(name)
-    if kind == "busy":
-        return _WORK.get(name, f"busy time ({name})")
-    idle = "idle time" if kind == "idle" else "time"
-    if name == "compute":
-        return f"{idle} in which the host computed"
-    if name == "unknown":
-        return f"{idle} that the trace does not explain"
-    return f"{idle} in which {CAUSES[name]} ({name})" if name in CAUSES else f"{idle} with the cause {name}"
-
-
-def place_words(row: Row) -> str:
-    """A row of the lines as "train.py:88 main", with the line after where it is another."""
-    moved = f" (line {row['after_line']} after)" if row["after_line"] is not None else ""
-    return printable(f"{row['file']}:{row['line']} {row['function'] or ''}".rstrip()) + moved
-
-
-def _plural(side: SideSummary) -> str:
-    return "step" if side.step_count == 1 and not side.left_out else "steps"
-
-
-def _word(ns: float) -> str:
-    return "more" if ns > 0 else "less"
-
-
-def _causes(comparison: Comparison, whole: float, causes: list[Row]) -> str:
-    along = [row for row in causes if row["difference_ns"] * whole > 0]
-    against = [row for row in causes if row["difference_ns"] * whole < 0 or not whole]
-    along = along[:1] + [row for row in along[1:2] if abs(row["difference_ns"]) >= _TELLING * abs(whole)]
-    against = [row for row in against[:1] if abs(row["difference_ns"]) >= _TELLING * abs(whole)]
-    chance = comparison.samples.verdict == "no difference shown"
-    step = "a recorded step" if comparison.is_unprofiled else "a step"
-    if along and not against and sum(abs(row["difference_ns"]) for row in along) <= abs(whole):
-        parts = [f"{duration(abs(row['difference_ns']))} are {_phrase(row)}" for row in along]
-        text = f"Of {duration(abs(whole))} {_word(whole)} {step}, {' and '.join(parts)}"
-        return f"{text}; all of it may be chance." if chance else f"{text}."
-    how = f"{duration(abs(whole))} {_word(whole)}" if whole else "as long"
-    text = f"{step.capitalize()} takes {how}" + (", which may be chance: " if chance and whole else ": ")
-    parts = [f"{duration(abs(row['difference_ns']))} {_word(row['difference_ns'])} {_phrase(row)}" for row in along]
-    text += " and ".join(parts)
-    if against:
-        row = against[0]
-        more = f"{duration(abs(row['difference_ns']))} {_word(row['difference_ns'])} {_phrase(row)}"
-        text += f", but {more}" if parts else more
-    return f"{text}."
-
-
-def _phrase(row: Row) -> str:
-    return cause_phrase(row["kind"], row["name"])
-
-
-def _lines(comparison: Comparison, whole: float) -> Iterator[str]:
-    least = max(_TELLING_PLACE * abs(whole), _NOTHING * comparison.before.step_ns)
-    told = comparison.lines.filter(pl.col("file").is_not_null() & (pl.col("difference_ns").abs() >= least))
-    rows = [row for row in told.rows(named=True) if row["difference_ns"] * whole > 0 or not whole]
-    if not rows:
-        return
-    row = rows[0]
-    place, before, after = place_words(row), duration(row["before_ns"]), duration(row["after_ns"])
-    if row["match"] not in (ONLY_BEFORE, ONLY_AFTER):
-        yield f"The line that makes most of it is {place}: {after} a step instead of {before}."
-        return
-    side, other = ("before", ONLY_AFTER) if row["match"] == ONLY_BEFORE else ("after", ONLY_BEFORE)
-    text = f"{place}, {before if side == 'before' else after} a step, is there only {side}"
-    replaced = comparison.lines.filter((pl.col("match") == other) & pl.col("file").is_not_null()).head(1)
-    for new in replaced.rows(named=True):
-        ns = duration(new["after_ns"] if side == "before" else new["before_ns"])
-        text += f"; {place_words(new)}, {ns}, only {other.removeprefix('only ')}"
-    yield f"{text}."
-
-
-def _operators(comparison: Comparison, whole: float) -> Iterator[str]:
-    """The operator that makes most of what was computed more or less."""
-    work = comparison.causes.filter((pl.col("kind") == "busy") | (pl.col("name") == "compute"))
-    computed = float(work["difference_ns"].sum())
-    if computed * whole <= 0 or abs(computed) < _TELLING * abs(whole):
-        return
-    for row in by_name(comparison.operators).head(1).rows(named=True):
-        if row["difference_ns"] * whole <= 0 or abs(row["difference_ns"]) < _TELLING_PLACE * abs(computed):
-            return
-        name = printable(row["name"])
-        if row["match"] in (ONLY_BEFORE, ONLY_AFTER):
-            ns = duration(row["before_ns"] or row["after_ns"])
-            yield f"Of the operators {name} changed most: it is there {row['match']}, {ns} a step."
-            return
-        calls = ""
-        if row["before_calls"] != row["after_calls"]:
-            noun = "call" if row["after_calls"] == 1 else "calls"
-            calls = f", in {count(row['after_calls'])} {noun} instead of {count(row['before_calls'])}"
-        how = "" if row["match"] == SAME else f" ({row['match']})"
-        yield (
-            f"Of the operators {name} changed most: {duration(row['after_ns'])} a step instead of "
-            f"{duration(row['before_ns'])}{calls}{how}."
-        )
-
-
 _TIMES: Final = ("before_ns", "after_ns", "difference_ns")
 _LONGEST_TEXT: Final = 120
-
-
-class ShownTable(NamedTuple):
-    """A table, cut to its largest differences.
-
-    Attributes:
-        title: what stands above it.
-        frame: its rows.
-        total: how many there are uncut.
-        things: what its rows are called.
-    """
-
-    title: str
-    frame: pl.DataFrame
-    total: int
-    things: str
 
 
 def cause_table(comparison: Comparison) -> pl.DataFrame:
@@ -326,23 +210,22 @@ def cause_table(comparison: Comparison) -> pl.DataFrame:
     return pl.concat([rows, pl.DataFrame([whole], schema=rows.schema, orient="row")])
 
 
-def shown_tables(comparison: Comparison, top: int) -> Iterator[ShownTable]:
-    """The tables of what differs, each cut to `top` rows (0 for all); those that hold nothing are left out."""
+def difference_tables(comparison: Comparison) -> Iterator[tuple[str, Table]]:
+    """Title and rows of what differs, the largest difference first; those that hold nothing are left out."""
     tables = (
-        ("Lines of your code", _tables_lines(comparison), "lines"),
+        ("Lines of your code", _line_table(comparison), "lines"),
         ("Operators", _named(comparison.operators), "operators"),
         ("Kernels", _named(comparison.kernels), "kernels"),
         ("Modules", _modules(comparison), "modules"),
         ("Communication", _communication(comparison), "kinds of communication"),
-        ("Memory at the peak", _memory(comparison), "categories"),
     )
     for title, frame, things in tables:
-        differing = frame.filter(pl.col(frame.columns[3]) != 0)
-        if things == "categories":
-            differing = frame if differing.height else frame.clear()
+        differing = frame.filter(pl.col("difference_ns") != 0)
         if differing.height:
-            cut = differing.head(top) if top and things != "categories" else differing
-            yield ShownTable(title, cut, differing.height, things)
+            yield title, Table(differing, things)
+    memory = _memory(comparison)
+    if memory.filter(pl.col("difference_bytes") != 0).height:
+        yield "Memory at the peak", Table(memory)
 
 
 def settings_table(comparison: Comparison) -> pl.DataFrame:
@@ -361,10 +244,10 @@ def _named(table: pl.DataFrame) -> pl.DataFrame:
     return _without_empty(shown.select(columns))
 
 
-def _tables_lines(comparison: Comparison) -> pl.DataFrame:
+def _line_table(comparison: Comparison) -> pl.DataFrame:
     table = comparison.lines
     names = [
-        "(no line of yours)" if row["file"] is None else place_words(row) + ("" if row["exact_line"] else "*")
+        "(no line of yours)" if row["file"] is None else place_of_line(row) + ("" if row["exact_line"] else "*")
         for row in table.rows(named=True)
     ]
     return _without_empty(table.select(pl.Series("line", names, pl.String), *_TIMES, _match()))
@@ -412,3 +295,59 @@ def _without_empty(table: pl.DataFrame) -> pl.DataFrame:
         if table[name].null_count() == table.height or (table[name].dtype == pl.String and (table[name] == "").all())
     ]
     return table.drop(empty)
+
+
+def comparison_json(comparisons: Sequence[Comparison], *, top: int = 0) -> dict[str, Any]:
+    """Everything in the comparisons; `top` rows of each table, 0 for all. Causes and settings are never cut."""
+    return stamped(comparisons=[_comparison_json(comparison, top) for comparison in comparisons])
+
+
+def _comparison_json(comparison: Comparison, top: int) -> dict[str, Any]:
+    report = {
+        "before": _side(comparison.before),
+        "after": _side(comparison.after),
+        "verdict": comparison.samples.verdict,
+        "sentences": [verdict_sentence(comparison.samples), *where_sentences(comparison), *advice(comparison)],
+        "samples": {**fields(comparison.samples), "is_unprofiled": comparison.is_unprofiled},
+        **fields(comparison, "basis", "difference_ns", "notes", "energies"),
+    }
+    for name in TABLES:
+        table: pl.DataFrame = getattr(comparison, name)
+        report[name] = table if not top or name in ("causes", "settings") else table.head(top)
+        report[f"{name}_count"] = table.height
+    return report
+
+
+def _side(side: SideSummary) -> dict[str, Any]:
+    names = ("name", "paths", "ranks", "runs", "basis", "devices", "step_source", "step_count", "total_ns", "step_ns")
+    return fields(side, *names, "left_out", "warnings")
+
+
+def redacted_comparison(
+    comparison: Comparison, redactor_of: Callable[[Sequence[str], Sequence[str]], Redactor] = Redactor
+) -> Comparison:
+    """The comparison without paths, host, user and process names.
+
+    Args:
+        redactor_of: makes a `Redactor` that knows these names and paths too.
+
+    The traces of its sides are left as they are: draw from them what the same `Redactor` is applied to.
+    """
+    hosts = [side.trace.metadata.host for side in (comparison.before, comparison.after)]
+    redactor = redactor_of([*filter(None, hosts)], list(_paths(comparison)))
+    tables: dict[str, Any] = {name: redactor.table(getattr(comparison, name)) for name in TABLES}
+    tables["settings"] = tables["settings"].filter(pl.col("name") != "machine")
+    sides = [_redact_side(side, redactor) for side in (comparison.before, comparison.after)]
+    notes = tuple(map(redactor.text, comparison.notes))
+    return replace(comparison, before=sides[0], after=sides[1], notes=notes, **tables)
+
+
+def _redact_side(side: SideSummary, redactor: Redactor) -> SideSummary:
+    return replace(side, name=redactor.text(side.name), paths=tuple(map(redactor.path, side.paths)))
+
+
+def _paths(comparison: Comparison) -> Iterator[str]:
+    for side in (comparison.before, comparison.after):
+        yield from (side.name, *side.paths)
+    for column in ("file", "after_file"):
+        yield from comparison.lines.select(pl.col(column).drop_nulls().unique()).to_series()

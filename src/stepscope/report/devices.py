@@ -1,8 +1,8 @@
-"""One device of the table as text: its figures, and where they stand."""
+"""Devices and their prices: figures, and where they stand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date
 from typing import Final
 
@@ -10,45 +10,59 @@ import polars as pl
 
 from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks
 from stepscope.predict.cost.prices import Price
-from stepscope.report.format import printable
+from stepscope.report.document import Document, Facts, Section
 
-_LABEL: Final = 14
+_NUMBERS: Final = ("on_demand_usd_h", "spot_usd_h", "gpu_memory_gb", "vcpus", "memory_gib")
+_PRICE_COLUMNS: Final = (
+    "provider",
+    "instance",
+    "gpu",
+    "count",
+    "on_demand_usd_h",
+    "spot_usd_h",
+    "as_of",
+    "age_days",
+    "old",
+    "region",
+    "source",
+    "device",
+    "gpu_memory_gb",
+    "vcpus",
+    "memory_gib",
+    "link",
+    "page",
+)
 
 
-def device_lines(row: DevicePeaks) -> Iterator[str]:
-    """Every figure that is known, with its unit; then the sources."""
+def device_document(row: DevicePeaks) -> Document:
+    """Every figure of a device that is known, with its unit; then the sources."""
     made = ", ".join(filter(None, (row.vendor, row.architecture)))
-    yield printable(f"{row.name} ({made})" if made else row.name)
-    yield from _figures(
-        (
-            ("also called", ", ".join(row.aliases)),
-            ("memory", _amount(row.memory_bytes, 1e9, "GB")),
-            ("bandwidth", _with_measured(row.bandwidth_bytes_s, row.sustained_bandwidth_bytes_s, 1e9, "GB/s")),
-            *(
-                (kind, _with_measured(row.flops_s.get(kind), row.sustained_flops_s.get(kind), 1e12, _unit(kind)))
-                for kind in NUMBER_TYPES
-            ),
-            ("best bf16", _best(row)),
-            ("power", _amount(row.power_w, 1, "W at most")),
-            ("idle", _amount(row.idle_power_w, 1, "W")),
-            ("small kernel", _amount(row.launch_ns, 1e3, "us from one to the next")),
-            ("host link", _amount(row.host_link_bytes_s, 1e9, "GB/s each way")),
-            ("peer link", _amount(row.peer_link_bytes_s, 1e9, "GB/s each way")),
-            ("units", _amount(row.multiprocessors, 1, "")),
-            ("clock", _amount(row.clock_mhz, 1, "MHz")),
-            ("cache", _amount(row.cache_bytes, 2**20, "MiB")),
-            ("capability", row.capability or ""),
-        )
-    )
-    yield ""
-    for label, source in (("source", row.source), ("measured", row.measured_source)):
-        yield from _figures((label if place == 0 else "", one) for place, one in enumerate(_addresses(source)))
-
-
-def _figures(figures: Iterable[tuple[str, str]]) -> Iterator[str]:
-    for label, value in figures:
-        if value:
-            yield printable(f"  {label:<{_LABEL}}{value}".rstrip())
+    figures = {
+        "also called": ", ".join(row.aliases),
+        "memory": _amount(row.memory_bytes, 1e9, "GB"),
+        "bandwidth": _with_measured(row.bandwidth_bytes_s, row.sustained_bandwidth_bytes_s, 1e9, "GB/s"),
+        **{
+            kind: _with_measured(row.flops_s.get(kind), row.sustained_flops_s.get(kind), 1e12, _unit(kind))
+            for kind in NUMBER_TYPES
+        },
+        "best bf16": _best(row),
+        "power": _amount(row.power_w, 1, "W at most"),
+        "idle": _amount(row.idle_power_w, 1, "W"),
+        "small kernel": _amount(row.launch_ns, 1e3, "us from one to the next"),
+        "host link": _amount(row.host_link_bytes_s, 1e9, "GB/s each way"),
+        "peer link": _amount(row.peer_link_bytes_s, 1e9, "GB/s each way"),
+        "units": _amount(row.multiprocessors, 1, ""),
+        "clock": _amount(row.clock_mhz, 1, "MHz"),
+        "cache": _amount(row.cache_bytes, 2**20, "MiB"),
+        "capability": row.capability or "",
+    }
+    sources = [
+        (label if place == 0 else "", address)
+        for label, source in (("source", row.source), ("measured", row.measured_source))
+        for place, address in enumerate(_addresses(source))
+    ]
+    known = tuple((label, value) for label, value in (*figures.items(), *sources) if value)
+    return Document(row.name, (Section(f"{row.name} ({made})" if made else row.name, (Facts(known),)),))
 
 
 def _addresses(source: str) -> list[str]:
@@ -87,23 +101,15 @@ def price_table(prices: Sequence[Price], today: date) -> pl.DataFrame:
     memory_gib, link, source, page.
     """
     ordered = sorted(prices, key=lambda each: (each.provider, each.gpu, each.count, each.instance, each.region or ""))
-    columns: dict[str, tuple[pl.DataType, list[object]]] = {
-        "provider": (pl.String(), [each.provider for each in ordered]),
-        "instance": (pl.String(), [each.instance for each in ordered]),
-        "gpu": (pl.String(), [each.gpu for each in ordered]),
-        "count": (pl.Int64(), [each.count for each in ordered]),
-        "on_demand_usd_h": (pl.Float64(), [each.on_demand_usd_h for each in ordered]),
-        "spot_usd_h": (pl.Float64(), [each.spot_usd_h for each in ordered]),
-        "as_of": (pl.String(), [each.as_of.isoformat() for each in ordered]),
-        "age_days": (pl.Int64(), [each.age_days(today) for each in ordered]),
-        "old": (pl.Boolean(), [each.is_old(today) for each in ordered]),
-        "region": (pl.String(), [each.region for each in ordered]),
-        "source": (pl.String(), [each.source for each in ordered]),
-        "device": (pl.String(), [each.device for each in ordered]),
-        "gpu_memory_gb": (pl.Float64(), [each.gpu_memory_gb for each in ordered]),
-        "vcpus": (pl.Float64(), [each.vcpus for each in ordered]),
-        "memory_gib": (pl.Float64(), [each.memory_gib for each in ordered]),
-        "link": (pl.String(), [each.link for each in ordered]),
-        "page": (pl.String(), [each.page for each in ordered]),
-    }
-    return pl.DataFrame([pl.Series(name, values, dtype) for name, (dtype, values) in columns.items()])
+    rows = [
+        {
+            **{name: getattr(each, name) for name in _PRICE_COLUMNS if hasattr(each, name)},
+            "as_of": each.as_of.isoformat(),
+            "age_days": each.age_days(today),
+            "old": each.is_old(today),
+        }
+        for each in ordered
+    ]
+    other = {"count": pl.Int64, "age_days": pl.Int64, "old": pl.Boolean}
+    types = {name: other.get(name, pl.Float64 if name in _NUMBERS else pl.String) for name in _PRICE_COLUMNS}
+    return pl.DataFrame(rows, schema=types, orient="row")

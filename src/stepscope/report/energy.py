@@ -1,9 +1,9 @@
-"""What a step's energy is and where it goes, for a terminal."""
+"""What a step's energy is, where it goes, and at which power limit a program needs least."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
@@ -19,10 +19,14 @@ from stepscope.predict.cost.energy_parts import (
     counted_hosts,
     joules,
 )
-from stepscope.report.format import count, duration, filled, printable
-from stepscope.report.html.picture import View, table_view
-from stepscope.report.tables import showing, table_lines
+from stepscope.report.document import Block, Document, Items, Section, Table, texts
+from stepscope.report.format import count, duration
+from stepscope.report.json import fields, stamped
+from stepscope.report.words.common import change_words, file_name, warning_sentence
 from stepscope.trace.energy_records import Counter, EnergyRecord, MissingCounter
+
+if TYPE_CHECKING:
+    from stepscope.record.energy import LimitRun
 
 _JOULES: Final = ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ"))
 _WATT_HOURS: Final = ((3.6e9, "MWh"), (3.6e6, "kWh"), (3.6e3, "Wh"), (3.6, "mWh"), (3.6e-3, "uWh"))
@@ -110,16 +114,16 @@ def grouped(missing: Sequence[MissingCounter]) -> Iterator[tuple[str, str]]:
     """What could not be measured for one reason, as "processors, memory", and the reason."""
     by_reason: dict[str, list[str]] = {}
     for lack in dict.fromkeys(missing):
-        what = ALL_WORDS[lack.kind] if lack.device is None else f"{WORDS[lack.kind]} {printable(lack.device)}"
+        what = ALL_WORDS[lack.kind] if lack.device is None else f"{WORDS[lack.kind]} {lack.device}"
         by_reason.setdefault(lack.reason, []).append(what)
     for reason, whats in by_reason.items():
-        yield ", ".join(whats), printable(reason)
+        yield ", ".join(whats), reason
 
 
 def counter_name(counter: Counter) -> str:
     """Such as "device 0 (NVIDIA A100)"."""
-    named = f" ({printable(counter.name)})" if counter.kind == "gpu" and counter.name else ""
-    return f"{WORDS[counter.kind]} {printable(counter.device)}{named}"
+    named = f" ({counter.name})" if counter.kind == "gpu" and counter.name else ""
+    return f"{WORDS[counter.kind]} {counter.device}{named}"
 
 
 _BASES: Final = {
@@ -129,47 +133,37 @@ _BASES: Final = {
     "given": "from the power given",
     None: "not known",
 }
-_WIDE: Final = 100
 _WORTH_COMPARING_KG: Final = 0.001
 """Less is hardly a metre by car."""
 
 
-def energy_text(answer: EnergyAnswer, *, width: int, top: int) -> str:
-    """The whole answer as text; `top` rows of each table, 0 for all."""
-    lines: list[str] = []
-    for trace in answer.traces:
-        lines += [*_trace(trace, answer, width, top), ""]
-    lines += _together(answer, width)
-    return "\n".join(lines).rstrip("\n") + "\n"
+def energy_document(answer: EnergyAnswer) -> Document:
+    """The energy of every trace, where it goes, and what the run uses in all."""
+    blocks = [block for trace in answer.traces for block in _trace(trace, answer)]
+    return Document("energy", (*blocks, Section("", texts(*run_sentences(answer)), is_quiet=True)))
 
 
-def _trace(trace: TraceEnergy, answer: EnergyAnswer, width: int, top: int) -> Iterator[str]:
-    yield from filled(f"{_name(trace)}: {length_sentence(trace)}.", width)
-    for warning in trace.warnings:
-        text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
-        yield from filled(text, width)
-    for sentence in device_sentences(trace.devices):
-        yield from filled(sentence, width, "  ", "    ")
-    for host in trace.hosts:
-        yield from filled(host_sentence(host), width, "  ", "    ")
-    for sentence in missing_sentences(trace):
-        yield from filled(sentence, width, "  ", "    ")
+def _trace(trace: TraceEnergy, answer: EnergyAnswer) -> Iterator[Block]:
+    rank = "" if trace.rank is None else f" (rank {trace.rank})"
+    head = f"{file_name(trace.path)}{rank}: {length_sentence(trace)}."
+    warnings = [f"While reading: {warning_sentence(warning)}." for warning in trace.warnings]
+    sentences = [*device_sentences(trace.devices), *map(host_sentence, trace.hosts), *missing_sentences(trace)]
     if not any(host.kind == "cpu" for host in counted_hosts(answer.traces)):
-        yield from filled("Processors have no number; --cpu-watts gives their power.", width, "  ", "    ")
+        sentences.append("Processors have no number; --cpu-watts gives their power.")
+    yield Section("", (*texts(head, *warnings), Items(tuple(sentences))), is_quiet=True)
     for device in trace.devices:
-        yield from _device_tables(device, trace, width, top)
+        yield from _device_tables(device, trace)
     for host in trace.hosts:
         if host.parts:
             title = f"What the main thread did while the processors used {energy(joules((host.nanojoules,) * 2))}"
-            yield from _table(title, part_table(host.parts, (host.nanojoules, host.nanojoules)), "causes", width, top)
+            yield _section(title, part_table(host.parts, (host.nanojoules, host.nanojoules)), "causes")
     if trace.findings:
-        yield from _table(
-            "What the findings would save" + (f", in {count(answer.steps)} steps" if answer.steps > 1 else ""),
-            _findings(trace, answer),
-            "findings",
-            width,
-            top,
-        )
+        steps = f", in {count(answer.steps)} steps" if answer.steps > 1 else ""
+        yield _section(f"What the findings would save{steps}", _findings(trace, answer), "findings")
+
+
+def _section(title: str, frame: pl.DataFrame, things: str = "") -> Section:
+    return Section(title, (Table(frame, things, wide_only=("meaning", "title")),))
 
 
 def length_sentence(trace: TraceEnergy) -> str:
@@ -187,18 +181,18 @@ def device_sentences(devices: Sequence[DeviceEnergy]) -> Iterator[str]:
             yield device_sentence(device)
     for why in dict.fromkeys(device.how for device in devices if device.nanojoules is None):
         alike_ones = [device for device in devices if device.nanojoules is None and device.how == why]
-        names = ", ".join(printable(device.device) for device in alike_ones)
-        called = f" ({printable(alike_ones[0].name)})" if alike_ones[0].name else ""
-        yield f"Device{'s' if len(alike_ones) > 1 else ''} {names}{called}: no number, because {printable(why)}."
+        names = ", ".join(device.device for device in alike_ones)
+        called = f" ({alike_ones[0].name})" if alike_ones[0].name else ""
+        yield f"Device{'s' if len(alike_ones) > 1 else ''} {names}{called}: no number, because {why}."
 
 
 def device_sentence(device: DeviceEnergy) -> str:
     """Such as "Device 0 (NVIDIA A100): 21.3 to 52.5 J a step, 122 to 300 W: an estimate; ..."."""
-    name = f"Device {printable(device.device)}" + (f" ({printable(device.name)})" if device.name else "")
+    name = f"Device {device.device}" + (f" ({device.name})" if device.name else "")
     assert device.nanojoules is not None
     amount = joules(device.nanojoules)
     watts = (amount[0] / max(device.step_ns, 1) * 1e9, amount[1] / max(device.step_ns, 1) * 1e9)
-    sentence = f"{name}: {energy(amount)} a step, {power(watts)}: {_BASES[device.basis]}: {printable(device.how)}."
+    sentence = f"{name}: {energy(amount)} a step, {power(watts)}: {_BASES[device.basis]}: {device.how}."
     if device.basis == "measured":
         sentence += f" Such a step takes {duration(device.step_ns)}."
     return sentence
@@ -208,16 +202,16 @@ def idle_sentence(device: DeviceEnergy) -> str:
     """How much of the energy went while the device did nothing; empty where that is not known."""
     if device.idle_share is None:
         return ""
-    return f"Idle gaps used {shares(device.idle_share)} of the energy of device {printable(device.device)}."
+    return f"Idle gaps used {shares(device.idle_share)} of the energy of device {device.device}."
 
 
 def host_sentence(host: HostEnergy) -> str:
     """Such as "Processor 0: 8.1 J a step, 46.3 W: measured: ..."."""
     what = "Memory beside processor" if host.kind == "dram" else "Processor"
-    name = f"{what} {printable(host.device)}" if host.device != "all" else "Processors"
+    name = f"{what} {host.device}" if host.device != "all" else "Processors"
     watts = host.nanojoules / max(host.step_ns, 1)
     amount = energy(joules((host.nanojoules, host.nanojoules)))
-    sentence = f"{name}: {amount} a step, {power((watts, watts))}: {_BASES[host.basis]}: {printable(host.how)}."
+    sentence = f"{name}: {amount} a step, {power((watts, watts))}: {_BASES[host.basis]}: {host.how}."
     return f"{sentence} Such a step takes {duration(host.step_ns)}." if host.basis == "measured" else sentence
 
 
@@ -238,20 +232,21 @@ def run_sentences(answer: EnergyAnswer) -> Iterator[str]:
     building = f", with PUE {answer.pue:g}" if answer.pue != 1 else ""
     marked = " (an estimate)" if answer.is_estimate else ""
     ranks = f" of all {len(answer.traces)} ranks" if len(answer.traces) > 1 else ""
-    yield f"{steps}{ranks} use {electricity(amount)}{building}{marked}."
+    use = "uses" if steps.startswith(("What was", "The recorded step")) and not ranks else "use"
+    yield f"{steps}{ranks} {use} {electricity(amount)}{building}{marked}."
     unknown = answer.unknown_devices
     if unknown:
-        names = ", ".join(f"device {printable(each.device)}" for each in unknown)
+        names = ", ".join(f"device {each.device}" for each in unknown)
         yield f"That is without {names}, of which nothing is known."
     kilograms = answer.kilograms(amount)
     if kilograms is None or answer.grid is None:
         yield "No CO2 is told without a place: --region FRA, --region US-CA, --region gcp:europe-west9."
     else:
         grid = answer.grid
-        of = "" if grid.basis == "own" else f", the figure of {printable(grid.basis)}"
+        of = "" if grid.basis == "own" else f", the figure of {grid.basis}"
         year = f", {grid.year}" if grid.year else ""
         yield (
-            f"In {printable(grid.name)} ({printable(grid.code)}) that emits {mass(kilograms)} of CO2 equivalents: "
+            f"In {grid.name} ({grid.code}) that emits {mass(kilograms)} of CO2 equivalents: "
             f"{grid.g_per_kwh:g} g per kWh ({grid_source()}{year}{of})."
         )
         same = [f"{number((low.value, high.value))} {low.unit}" for low, high in alike(kilograms)]
@@ -267,26 +262,16 @@ def _recorded(answer: EnergyAnswer) -> str:
     return "The recorded step" if answer.steps == 1 else f"The {count(answer.steps)} recorded steps"
 
 
-def _together(answer: EnergyAnswer, width: int) -> Iterator[str]:
-    for sentence in run_sentences(answer):
-        verb = sentence.replace(" use ", " uses ", 1) if sentence.startswith(("What was", "The recorded step ")) else ""
-        yield from filled(verb or sentence, width)
-
-
-def _device_tables(device: DeviceEnergy, trace: TraceEnergy, width: int, top: int) -> Iterator[str]:
+def _device_tables(device: DeviceEnergy, trace: TraceEnergy) -> Iterator[Block]:
     if device.nanojoules is None:
         return
-    sentence = idle_sentence(device)
-    if sentence:
-        yield ""
-        yield from filled(sentence, width)
-    of = f" of device {printable(device.device)}" if len(trace.devices) > 1 else ""
-    table = part_table(device.parts, device.nanojoules)
-    yield from _table(f"Where the energy{of} goes, a step", table, "parts", width, 0)
+    yield from (Section("", (each,), is_quiet=True) for each in texts(idle_sentence(device)))
+    of = f" of device {device.device}" if len(trace.devices) > 1 else ""
+    if device.parts:
+        yield _section(f"Where the energy{of} goes, a step", part_table(device.parts, device.nanojoules))
     if device.operators and {part.name for part in device.operators} != {"(no operator)"}:
-        busy = device.of_kind("busy")
-        rows = part_table(device.operators, busy).drop("what", "meaning").rename({"cause": "operator"})
-        yield from _table(f"The work's energy{of}, by operator", rows, "operators", width, top)
+        rows = part_table(device.operators, device.of_kind("busy")).drop("what", "meaning")
+        yield _section(f"The work's energy{of}, by operator", rows.rename({"cause": "operator"}), "operators")
 
 
 def part_table(parts: Sequence[EnergyPart], whole: tuple[int, int]) -> pl.DataFrame:
@@ -296,7 +281,7 @@ def part_table(parts: Sequence[EnergyPart], whole: tuple[int, int]) -> pl.DataFr
         of_each = [one / total for one, total in zip(part.nanojoules, whole, strict=True) if total]
         part_of = shares((min(of_each), max(of_each))) if of_each else ""
         meaning = CAUSES.get(part.name, "") if part.kind in ("idle", "host") else ""
-        rows.append((part.kind, printable(part.name), part.ns, energy(joules(part.nanojoules)), part_of, meaning))
+        rows.append((part.kind, part.name, part.ns, energy(joules(part.nanojoules)), part_of, meaning))
     schema = {
         "what": pl.String,
         "cause": pl.String,
@@ -315,42 +300,19 @@ def _findings(trace: TraceEnergy, answer: EnergyAnswer) -> pl.DataFrame:
         kilograms = answer.kilograms(run)
         rows.append(
             {
-                "finding": printable(each.rule),
+                "finding": each.rule,
                 "saves_ns": each.saving_ns,
                 "a step": energy(joules(each.nanojoules)),
                 "in all": electricity(run),
                 **({"CO2": mass(kilograms)} if kilograms is not None else {}),
-                "title": printable(each.title),
+                "title": each.title,
             }
         )
     return pl.DataFrame(rows)
 
 
-def _table(title: str, frame: pl.DataFrame, things: str, width: int, top: int) -> Iterator[str]:
-    if frame.is_empty():
-        return
-    if width < _WIDE:
-        frame = frame.drop("meaning", "title", strict=False)
-    cut = frame.head(top) if top else frame
-    yield ""
-    yield title
-    yield from (f"  {line}" for line in table_lines(cut, width=width - 2))
-    if showing(cut.height, frame.height, things):
-        yield f"  {showing(cut.height, frame.height, things)}"
-
-
-def _name(trace: TraceEnergy) -> str:
-    name = printable(trace.path).replace("\\", "/").rsplit("/", 1)[-1]
-    return name if trace.rank is None else f"{name} (rank {trace.rank})"
-
-
-_One = TypeVar("_One")
-
-
-def section_sentences(found: TraceEnergy | None) -> Iterator[str]:
-    """What was measured, what idle gaps used of it, and what could not be measured; nothing for a run without it."""
-    if found is None:
-        return
+def section_sentences(found: TraceEnergy) -> Iterator[str]:
+    """What was measured, what idle gaps used of it, and what could not be measured."""
     for device in found.devices:
         if device.basis == "measured" and device.nanojoules is not None:
             amount = joules(device.nanojoules)
@@ -358,43 +320,141 @@ def section_sentences(found: TraceEnergy | None) -> Iterator[str]:
             idle = device.idle_share
             gaps = f", {shares(idle)} of it in idle gaps" if idle is not None else ""
             uses = f"uses {energy(amount)} a step ({power((watts, watts))}){gaps}"
-            yield f"Device {printable(device.device)} {uses}; measured outside of the profiler."
+            yield f"Device {device.device} {uses}; measured outside of the profiler."
     for host in found.hosts:
         if host.basis == "measured":
             amount = joules((host.nanojoules, host.nanojoules))
             watts = amount[0] / max(host.step_ns, 1) * 1e9
-            what = f"{WORDS[host.kind].capitalize()} {printable(host.device)}"
+            what = f"{WORDS[host.kind].capitalize()} {host.device}"
             yield f"{what} uses {energy(amount)} a step ({power((watts, watts))}), other programs included."
     for lacks, reason in grouped(found.missing):
         yield f"Not measured: {lacks}: {reason}."
     yield "stepscope energy tells where it goes, what it emits and what the findings would save."
 
 
-def energy_view(found: TraceEnergy | None) -> View | None:
-    """For the page: the sentences, and the parts of each measured device in a table."""
-    if found is None:
-        return None
+def measured_section(found: TraceEnergy, **options: Any) -> Section:
+    """What was measured; on a page with the parts of each measured device."""
     tables = [
-        (f"Where the energy of device {printable(device.device)} goes", part_table(device.parts, device.nanojoules))
+        Section(
+            f"Where the energy of device {device.device} goes",
+            (_parts_of(device.parts, device.nanojoules),),
+            only="page",
+        )
         for device in found.devices
         if device.basis == "measured" and device.nanojoules is not None
     ]
+    return Section("Energy", (Items(tuple(section_sentences(found))), *tables), **options)
+
+
+def _parts_of(parts: Sequence[EnergyPart], whole: tuple[int, int]) -> Table:
+    frame = part_table(parts, whole)
+    return Table(frame.drop("meaning") if (frame["meaning"] == "").all() else frame)
+
+
+def limits_document(runs: Sequence[LimitRun]) -> Document:
+    """A program at several power limits: what each costs in time and saves in energy, and which needs the least."""
+    return Document("power limits", (Table(_limit_table(runs)), *texts(*_limit_sentences(runs))))
+
+
+def _limit_table(runs: Sequence[LimitRun]) -> pl.DataFrame:
+    first = _highest(runs)
+    rows = []
+    for run in runs:
+        time = energy_change = ""
+        if first is not None and run is not first and run.step_ns and run.joules and first.step_ns and first.joules:
+            time = change_words(run.step_ns / first.step_ns - 1)
+            energy_change = change_words(run.joules / first.joules - 1)
+        used = "not measured" if run.joules is None else energy((run.joules, run.joules))
+        rows.append((f"{run.limit_w:g} W", run.step_ns, time, used, energy_change, run.exit_code))
+    schema = {
+        "limit": pl.String,
+        "step_ns": pl.Float64,
+        "time": pl.String,
+        "energy a step": pl.String,
+        "energy": pl.String,
+        "exit_code": pl.Int64,
+    }
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _limit_sentences(runs: Sequence[LimitRun]) -> Iterator[str]:
+    most = _highest(runs)
+    if most is None or most.step_ns is None or most.joules is None:
+        yield "Nothing was measured, so that nothing tells which limit is best."
+        return
+    least = min((run for run in runs if run.joules is not None), key=lambda run: run.joules or 0)
+    if least is most:
+        yield f"The highest limit, {most.limit_w:g} W, needs the least energy."
+    elif least.step_ns is not None and least.joules is not None:
+        time = change_words(least.step_ns / most.step_ns - 1)
+        saved = change_words(least.joules / most.joules - 1)
+        yield f"{least.limit_w:g} W needs the least energy: {saved} than {most.limit_w:g} W, with {time} time."
+
+
+def _highest(runs: Sequence[LimitRun]) -> LimitRun | None:
+    """The highest limit at which something was measured: what the others are held against."""
+    return max((run for run in runs if run.step_ns and run.joules), key=lambda run: run.limit_w, default=None)
+
+
+def energy_json(answer: EnergyAnswer) -> dict[str, Any]:
+    """Joules, nanoseconds, watts, kilograms, shares from 0 to 1. docs/energy.md describes it."""
+    total = answer.step_nanojoules
+    run = None if total is None else answer.of_run(total)
+    kilograms = None if run is None else answer.kilograms(run)
+    same = [] if kilograms is None else alike(kilograms)
+    return stamped(
+        traces=[trace_json(trace) for trace in answer.traces],
+        total={
+            "joules": None if total is None else joules(total),
+            "is_estimate": answer.is_estimate,
+            "unknown_devices": [each.device for each in answer.unknown_devices],
+        },
+        run={
+            "iterations": answer.steps,
+            "asked": answer.iterations is not None,
+            "pue": answer.pue,
+            "joules": run,
+            "kwh": None if run is None else [each / 3.6e6 for each in run],
+            "kilograms": kilograms,
+            "equivalences": [
+                {"value": [low.value, high.value], "unit": low.unit, "source": low.source} for low, high in same
+            ],
+        },
+        carbon=None if answer.grid is None else {**fields(answer.grid), "source": grid_source()},
+    )
+
+
+def trace_json(trace: TraceEnergy) -> dict[str, Any]:
+    """The energy of one trace."""
     return {
-        "sentences": list(section_sentences(found)),
-        "tables": [{"title": title, **table_view(_without_empty(frame))} for title, frame in tables],
+        **fields(trace, "path", "format", "rank", "step_ns", "step_count", "stepped", "missing", "warnings"),
+        "devices": [_device_json(each) for each in trace.devices],
+        "hosts": [
+            {
+                **fields(each, "kind", "device", "basis", "how", "step_ns", "window_joules"),
+                "joules": joules((each.nanojoules, each.nanojoules))[0],
+                "parts": _parts_json(each.parts),
+            }
+            for each in trace.hosts
+        ],
+        "findings": [
+            {**fields(each, "rule", "title", "saving_ns", "busy_ns"), "joules": joules(each.nanojoules)}
+            for each in trace.findings
+        ],
     }
 
 
-def each_or_none(given: Sequence[_One | None], count: int) -> Sequence[_One | None]:
-    """One for each of so many diagnoses; nothing given means None for each.
+def _device_json(device: DeviceEnergy) -> dict[str, Any]:
+    powers = device.powers or ()
+    return {
+        **fields(device, "device", "name", "basis", "how", "step_ns", "idle_share", "window_joules"),
+        "joules": None if device.nanojoules is None else joules(device.nanojoules),
+        "idle_watts": [each.idle_w for each in powers] or None,
+        "busy_watts": [each.busy_w for each in powers] or None,
+        "parts": _parts_json(device.parts),
+        "operators": _parts_json(device.operators),
+    }
 
-    Raises:
-        ValueError: there is another number of them.
-    """
-    if given and len(given) != count:
-        raise ValueError(f"{count} diagnoses, and {len(given)} energies")
-    return given or [None] * count
 
-
-def _without_empty(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.drop("meaning") if (frame["meaning"] == "").all() else frame
+def _parts_json(parts: Sequence[EnergyPart]) -> list[dict[str, Any]]:
+    return [{**fields(each, "kind", "name", "ns"), "joules": joules(each.nanojoules)} for each in parts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections.abc import Sequence
 from typing import Final
 
 _DURATIONS: Final = ((1_000_000_000, "s", 2), (1_000_000, "ms", 1), (1_000, "us", 1), (1, "ns", 0))
@@ -19,12 +20,33 @@ _SHARES: Final = ("share", "occupancy", "utilisation")
 
 _UNKNOWN: Final = "-"
 
+_SMALLEST_SPREAD: Final = 0.02
+"""A plot spans at least this share of the step: less would make chance look large."""
+
 _ABOVE_ASCII: Final = re.compile(r"[^\x00-\x7e]")
 
 
 def duration(ns: float) -> str:
     """A time in nanoseconds as "1.23 s", "54.1 ms", "8.3 us" or "540 ns"."""
     return _scaled(ns, _DURATIONS)
+
+
+def clock(seconds: float | None) -> str:
+    """A time of a run: minutes and hours where there are any."""
+    if seconds is None:
+        return _UNKNOWN
+    if seconds < 120:
+        return duration(seconds * 1e9)
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def plot_range(times_ns: Sequence[float]) -> tuple[float, float]:
+    """The lowest and the highest time of a plot; they are never so near that chance looks large."""
+    low, high = min(times_ns), max(times_ns)
+    short = max(_SMALLEST_SPREAD * high, 1.0) - (high - low)
+    return (max(low - short / 2, 0.0), high + short / 2) if short > 0 else (low, high)
 
 
 def size(bytes: float) -> str:
@@ -139,18 +161,19 @@ _KEPT: Final = "\xa0"
 """No-break space: it keeps a number and its unit on one line while lines are made."""
 
 
-def filled(text: str, width: int, first: str = "", following: str = "") -> list[str]:
-    """The text as lines of at most so many characters; longer words stay whole, and so do numbers with their unit.
+def filled(text: str, width: int, first: str = "", following: str = "", *, break_words: bool = False) -> list[str]:
+    """The text as lines of at most so many characters, with numbers and their unit on one line.
 
     Args:
         first, following: what the first line and the others begin with.
+        break_words: also longer words, which else stay whole.
     """
     lines = textwrap.wrap(
         _BEFORE_UNIT.sub(_KEPT, text),
         width,
         initial_indent=first,
         subsequent_indent=following,
-        break_long_words=False,
+        break_long_words=break_words,
         break_on_hyphens=False,
     )
     return [line.replace(_KEPT, " ") for line in lines]

@@ -1,13 +1,14 @@
-"""The report for programs: schema 1, to which keys may be added and from which none is ever taken away."""
+"""Reports for programs: schema 1, to which keys may be added and from which none is ever taken away.
+
+The records are those of the analyses. msgspec writes them: times in integer nanoseconds, shares from 0 to 1, null for
+numbers that JSON has no word for.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-import re
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 import polars as pl
@@ -15,347 +16,87 @@ import polars as pl
 from stepscope import __version__
 from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding
-from stepscope.predict.cost.energy_parts import TraceEnergy
-from stepscope.report.energy import each_or_none
-from stepscope.report.energy_json import trace_json
 from stepscope.report.format import printable_json
-from stepscope.trace import Trace
-from stepscope.trace.tables import SCHEMAS
+from stepscope.report.trace_report import TraceReport
 
 SCHEMA: Final = 1
+_RATIOS: Final = ("device_ratio", "device_host_ratio", "low_precision_ratio", "host_overlap")
+
+
+def json_bytes(report: dict[str, Any]) -> bytes:
+    """The report as indented UTF-8 text, one line break at the end; what cannot be seen is escaped."""
+    encoded = msgspec.json.encode(report, enc_hook=_plain)
+    return printable_json(msgspec.json.format(encoded, indent=2)) + b"\n"
+
+
+def _plain(value: object) -> object:
+    return value.rows(named=True) if isinstance(value, pl.DataFrame) else str(value)
+
+
+def stamped(**content: Any) -> dict[str, Any]:
+    """A report's keys below the number of the schema and the version."""
+    return {"schema": SCHEMA, "stepscope": __version__, **content}
+
+
+def fields(record: Any, *names: str) -> dict[str, Any]:
+    """Attributes of a record by name; by default all its fields."""
+    names = names or tuple(field.name for field in dataclasses.fields(record))
+    return {name: getattr(record, name) for name in names}
 
 
 def json_reports(
-    diagnoses: Sequence[Diagnosis],
-    across: Sequence[Finding] = (),
-    unreadable: Sequence[Unreadable] = (),
-    energies: Sequence[TraceEnergy | None] = (),
+    reports: Sequence[TraceReport], across: Sequence[Finding] = (), unreadable: Sequence[Unreadable] = ()
 ) -> dict[str, Any]:
     """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each], "across_ranks"}.
 
     Args:
         across: findings about the ranks together.
         unreadable: files that there is no diagnosis of, as {"path", "reason"}.
-        energies: what each rank's run measured of its energy; none where it measured none.
     """
-    measured = each_or_none(energies, len(diagnoses))
-    reports = [json_report(diagnosis, energy) for diagnosis, energy in zip(diagnoses, measured, strict=True)]
-    without = [_plain(each) for each in unreadable]
-    if len(diagnoses) == 1:
-        return {**reports[0], "unreadable": without}
-    return {
-        "schema": SCHEMA,
-        "stepscope": __version__,
-        "ranks": reports,
-        "across_ranks": [_finding(finding) for finding in across],
-        "unreadable": without,
-    }
+    found = [json_report(report) for report in reports]
+    if len(found) == 1:
+        return {**found[0], "unreadable": unreadable}
+    return stamped(ranks=found, across_ranks=[_finding(finding) for finding in across], unreadable=unreadable)
 
 
-def json_report(diagnosis: Diagnosis, energy: TraceEnergy | None = None) -> dict[str, Any]:
-    """Everything in a diagnosis as plain values: times in integer nanoseconds, shares from 0 to 1, no NaN."""
-    return {
-        "schema": SCHEMA,
-        "stepscope": __version__,
-        "trace": _trace(diagnosis),
-        "devices": [_plain(device) for device in diagnosis.devices],
-        "summary": _summary(diagnosis),
-        "steps": {
+def json_report(report: TraceReport) -> dict[str, Any]:
+    """Everything in the report of one trace but what is drawn."""
+    from stepscope.report.energy import trace_json
+
+    diagnosis = report.diagnosis
+    return stamped(
+        trace=_trace(diagnosis),
+        devices=diagnosis.devices,
+        summary=_summary(diagnosis),
+        steps={
             "source": diagnosis.step_source,
             "step_ns": diagnosis.step_ns,
             "count": diagnosis.step_count,
-            "list": _rows(diagnosis.steps),
+            "list": diagnosis.steps,
         },
-        "idle": _rows(diagnosis.idle),
-        "host": _rows(diagnosis.host),
-        "operators": _rows(diagnosis.operators),
-        "operator_count": diagnosis.operator_count,
-        "kernels": _rows(diagnosis.kernels),
-        "kernel_count": diagnosis.kernel_count,
-        "findings": [_finding(finding) for finding in diagnosis.findings],
-        "findings_hidden": diagnosis.hidden,
-        "together": _plain(diagnosis.together),
-        "afterwards": [_plain(each) for each in diagnosis.afterwards],
-        "not_answered": [_plain(question) for question in diagnosis.not_answered],
-        **({"applied": list(diagnosis.applied)} if diagnosis.applied else {}),
-        **({} if energy is None else {"energy": trace_json(energy)}),
-    }
-
-
-def json_bytes(report: dict[str, Any]) -> bytes:
-    """The report as indented UTF-8 text, one line break at the end; what cannot be seen is escaped."""
-    return printable_json(msgspec.json.format(msgspec.json.encode(report, enc_hook=str), indent=2)) + b"\n"
+        **fields(diagnosis, "idle", "host", "operators", "operator_count", "kernels", "kernel_count"),
+        findings=[_finding(finding) for finding in diagnosis.findings],
+        findings_hidden=diagnosis.hidden,
+        **fields(diagnosis, "together", "afterwards", "not_answered"),
+        **({"applied": diagnosis.applied} if diagnosis.applied else {}),
+        **({} if report.energy is None else {"energy": trace_json(report.energy)}),
+    )
 
 
 def _trace(diagnosis: Diagnosis) -> dict[str, Any]:
     metadata = diagnosis.metadata
-    return {
-        "path": metadata.path,
-        "format": metadata.format,
-        "events": metadata.events,
-        "rank": metadata.rank,
-        "world_size": metadata.world_size,
-        "origin_unix_ns": metadata.origin_unix_ns,
-        "host": metadata.host,
-        "window": _plain(metadata.window),
-        "warnings": [_plain(warning) for warning in diagnosis.warnings],
-        **({"evidence": _plain(metadata.evidence)} if metadata.evidence is not None else {}),
-    }
+    names = ("path", "format", "events", "rank", "world_size", "origin_unix_ns", "host", "window")
+    evidence = {"evidence": metadata.evidence} if metadata.evidence is not None else {}
+    return {**fields(metadata, *names), "warnings": diagnosis.warnings, **evidence}
 
 
 def _summary(diagnosis: Diagnosis) -> dict[str, Any]:
     """How well devices and host were used: their times, and the ratios that follow from them."""
-    ratios = ("device_ratio", "device_host_ratio", "low_precision_ratio", "host_overlap")
-    devices = [
-        {**_plain(use), **{name: _plain(getattr(use, name)) for name in ratios}} for use in diagnosis.device_uses
-    ]
-    engines = {"engines": [_plain(use) for use in diagnosis.engine_uses]} if diagnosis.engine_uses else {}
-    return {"devices": devices, "host": _plain(diagnosis.host_use), **engines}
+    devices = [{**fields(use), **fields(use, *_RATIOS)} for use in diagnosis.device_uses]
+    engines = {"engines": diagnosis.engine_uses} if diagnosis.engine_uses else {}
+    return {"devices": devices, "host": diagnosis.host_use, **engines}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:
-    keys = (
-        "rule",
-        "title",
-        "severity",
-        "saving_ns_per_step",
-        "saving_share",
-        "saving_basis",
-        "saving_from",
-        "confidence",
-    )
-    report = {key: _plain(getattr(finding, key)) for key in keys}
-    report["ends_run_in_ns"] = finding.ends_run_in_ns
-    report["evidence"] = _plain(finding.evidence)
-    report["where"] = _plain(finding.where)
-    report["remedy"] = _plain(finding.remedy)
-    return report
-
-
-def _rows(frame: pl.DataFrame) -> list[Any]:
-    return [_plain(row) for row in frame.iter_rows(named=True)]
-
-
-def _plain(value: Any) -> Any:
-    """Dataclasses as objects, tuples as lists, and null for numbers that JSON has no word for."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return value
-
-
-_T = TypeVar("_T")
-
-_REDACTED: Final = "[redacted]"
-_SUFFIXES: Final = "pyx?|pyc|ipynb|so|cpp|cc|cuh?|h|hpp|json|gz|zst|zip|pb|nsys-rep|sqlite|pt|log|txt|ya?ml"
-_DOMAIN: Final = r"(?:(?:\.[a-z][a-z0-9-]{0,62}){2,8}(?![^\W_]))?"
-"""What follows the name of a host."""
-_NAME: Final = r"[^\\/\s'\"<>|:*?()\[\]{},;]+"
-_FOLDER: Final = rf"(?:(?!\s)(?:(?!\.(?:{_SUFFIXES})(?![\w.\\/-]))[^\\/\n\t'\"<>|:*?;]){{1,100}}(?<!\s)[\\/]+)"
-"""A folder's name, which may hold blanks because a separator follows, and does not go on behind the name of a file."""
-_ANY_PATH: Final = re.compile(
-    rf"""(?:
-        # A home folder, also inside of a name such as triton_/home/jane/kernel.py
-        (?:file:)?(?:(?<![^\W_])[A-Za-z]:)?(?<![\\/])[\\/]+(?:home|Users)[\\/]+{_FOLDER}*(?:{_NAME})?
-      | (?<![A-Za-z0-9\\/.~-])(?:file:/{{0,2}})?
-        (?:
-            (?:[A-Za-z]:[\\/]+|\\\\+|~[\w.-]*[\\/]|\.{{1,2}}[\\/])(?:{_NAME}[\\/]+)?{_FOLDER}*(?:{_NAME})?
-          | /+{_NAME}/+{_FOLDER}*(?:{_NAME})?
-        )
-        # A relative path, told from "tokens/s" by its ending
-      | (?<![\w\\/.~-])(?:[\w.@+-]+[\\/]+)+[\w.@+-]+\.(?:{_SUFFIXES})\b
-    )""",
-    re.VERBOSE,
-)
-_SECRET: Final = re.compile(
-    r"""
-    (?P<before>
-        (?<![\w-])[\w-]{0,40}?
-        (?:token(?!s|i[sz])|secret|passw(?:or)?d|passphrase|credential|(?:api|access|private)[_-]?key|authorization
-          |(?-i:[A-Z]_KEY)|(?<=-)key)
-        [\w-]{0,40}["']?\s*[=:]\s*["']?(?:(?:bearer|basic)\s+)?
-      | (?<![\w-])--?[\w-]{0,40}?(?:token(?!s|i[sz])|secret|passw(?:or)?d|[_-]key|credential)[\w-]{0,40}\s+
-      | \b(?:bearer|basic)\s+(?=\S{8})
-      | :// (?=[^\s/@]{1,200}@)
-    )
-    (?P<value>[^\s"',;&@]+(?:(?<=:)[^\s/@]*)?)
-  | (?<![^\W_])(?:hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|sk-|AKIA|ASIA|AIza|ya29\.)[\w-]{12,}
-  | (?<![^\W_])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*
-  | (?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){0,8}\.[A-Za-z]{2,}\b
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-"""Values of variables and options that name a secret, tokens by their form, and e-mail addresses."""
-_INSTALLED: Final = re.compile(r".*(?:site-packages|dist-packages|lib/python\d[\d.]*)/(.+)")
-_HOME: Final = r"""[\\/](?:home|Users)[\\/]+([^\\/\n'"<>|:*?;()]{1,64})(?:[\\/]|$)"""
-_ONLY_HOME: Final = re.compile(r".*/(?:home|Users)/+[^/]*/*")
-_PUBLIC_PACKAGES: Final = frozenset(
-    """torch torchvision torchaudio torchao torchtune triton numpy scipy pandas polars sklearn PIL jax jaxlib flax optax
-    tensorflow keras transformers datasets accelerate peft trl diffusers tokenizers safetensors huggingface_hub timm
-    lightning pytorch_lightning lightning_fabric deepspeed apex xformers flash_attn bitsandbytes vllm ray wandb
-    tensorboard matplotlib tqdm stepscope torch_xla torchrec torch_geometric fbgemm_gpu megatron sglang numba cupy
-    asyncio collections concurrent ctypes email encodings html http importlib json logging multiprocessing re sqlite3
-    unittest urllib xml zoneinfo""".split()  # noqa: SIM905
-)
-_EVERYONE: Final = frozenset({"root", "user", "users", "admin", "ubuntu", "runner", "home", "localhost", "shared"})
-_WORDS: Final = frozenset({"rule", "severity", "confidence", "unit", "kind", "format", "step_source", "saving_from"})
-"""Fields of stepscope's own vocabulary, which no name may be replaced in."""
-
-
-def redact(diagnosis: Diagnosis, names: Sequence[str] = ()) -> Diagnosis:
-    """The diagnosis without paths, host, user and process names; `names` as `Redactor.of` takes them."""
-    return Redactor.of(diagnosis, names).redact(diagnosis)
-
-
-def redact_table(frame: pl.DataFrame, names: Sequence[str] = ()) -> pl.DataFrame:
-    """The table with the same done to every text in it, nested ones included."""
-    return Redactor(names).redact(frame)
-
-
-class Redactor:
-    """Does the same to everything that is shared of one trace.
-
-    Args:
-        names: words to take out, such as this machine's and this user's name.
-        paths: paths to shorten as a whole, wherever they stand; others are recognised by their form.
-    """
-
-    def __init__(self, names: Sequence[str], paths: Sequence[str] = ()) -> None:
-        words = sorted(
-            {name for name in names if len(name) > 2 and name.lower() not in _EVERYONE}, key=len, reverse=True
-        )
-        joined = "|".join(map(re.escape, words))
-        self._names = re.compile(rf"(?<![^\W_])(?:{joined})(?![^\W_]){_DOMAIN}", re.IGNORECASE) if words else None
-        # Known paths are replaced as a whole first: only of them can be told where a path with spaces ends.
-        self._paths = sorted({path for path in paths if "/" in path or "\\" in path}, key=len, reverse=True)
-
-    @classmethod
-    def of(cls, diagnosis: Diagnosis, names: Sequence[str] = ()) -> Redactor:
-        """With the diagnosis's own paths and host, and the users' names in its paths of home folders."""
-        own_names, own_paths = secrets_in(diagnosis)
-        return cls([*names, *own_names], own_paths)
-
-    def redact(self, thing: _T) -> _T:
-        """A table, a trace, or a dataclass such as a diagnosis or a picture with everything in it."""
-        return cast(_T, self.value("", thing))
-
-    def text(self, text: str) -> str:
-        for path in self._paths:
-            text = text.replace(path, self.path(path))
-        text = _SECRET.sub(lambda match: (match["before"] or "") + _REDACTED, text)
-        text = _ANY_PATH.sub(lambda match: _short(match[0]), text)
-        return self._names.sub(_REDACTED, text) if self._names else text
-
-    def path(self, path: str) -> str:
-        short = _SECRET.sub(lambda match: (match["before"] or "") + _REDACTED, _short(path))
-        return self._names.sub(_REDACTED, short) if self._names else short
-
-    def table(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.with_columns([self._series(frame[name]) for name in frame.columns if _may_hold_text(frame[name])])
-
-    def value(self, name: str, value: Any) -> Any:
-        """Any part of a diagnosis, by the name of the field or column it stands in."""
-        if isinstance(value, str):
-            return self._string(name, value)
-        if isinstance(value, pl.DataFrame):
-            return self.table(value)
-        if isinstance(value, Trace):
-            return self._trace(value)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.value(field, item) for field, item in zip(value._fields, value, strict=True)))
-        if isinstance(value, (tuple, list, set, frozenset)):
-            return type(value)(self.value(name, item) for item in value)
-        if isinstance(value, dict):
-            return {self._key(key): self.value(key, item) for key, item in value.items()}
-        if isinstance(value, msgspec.Struct):
-            fields = value.__struct_fields__
-            return msgspec.structs.replace(value, **{name: self.value(name, getattr(value, name)) for name in fields})
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            names = [field.name for field in dataclasses.fields(value) if field.init]
-            return dataclasses.replace(value, **{name: self.value(name, getattr(value, name)) for name in names})
-        return value
-
-    def _key(self, key: Any) -> Any:
-        """Keys are most often words of stepscope's own, which have no blank and no separator."""
-        return self.text(key) if isinstance(key, str) and not key.isidentifier() else key
-
-    def _trace(self, trace: Trace) -> Trace:
-        tables = functools.cache(lambda name: self.table(trace.table(name)))
-        metadata, warnings = self.value("metadata", trace.metadata), self.value("warnings", trace.warnings)
-        return Trace(metadata, warnings, lambda name: tables(name).lazy(), _owner=trace)
-
-    def _string(self, name: str, value: str) -> str | None:
-        if name in _WORDS:
-            return value
-        if name == "host":
-            return None
-        if name == "process_name":
-            return _REDACTED
-        return self.path(value) if name in ("path", "file") else self.text(value)
-
-    def _series(self, series: pl.Series) -> pl.Series:
-        if series.dtype != pl.String:
-            values = [self.value(series.name, value) for value in series.to_list()]
-            return pl.Series(series.name, values, series.dtype)
-        texts = series.drop_nulls().unique()
-        after = pl.Series([self._string(series.name, text) for text in texts], dtype=pl.String)
-        redacted: pl.Series = series.replace_strict(texts, after, default=None, return_dtype=pl.String)
-        return redacted
-
-
-def secrets_in(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
-    """What a `Redactor` has to know of a diagnosis: its host and the users of its home folders, and its paths."""
-    paths = list(_paths_in(diagnosis))
-    found = [match[1] for path in paths for match in re.finditer(_HOME, path)]
-    return [*found, *filter(None, [diagnosis.metadata.host])], paths
-
-
-def secrets_of(trace: Trace) -> tuple[list[str], list[str]]:
-    """What a `Redactor` has to know of a trace: names of hosts and users, and paths with blanks, wherever they end."""
-    names, paths = {trace.metadata.host or ""}, {trace.metadata.path}
-    for table, schema in SCHEMAS.items():
-        for column in (name for name, dtype in schema.items() if dtype == pl.String):
-            texts = trace.scan(table).select(pl.col(column).unique()).drop_nulls()
-            if column in ("file", "source_file"):
-                spaced = texts.filter(pl.col(column).str.contains(r"\s")).collect()
-                paths.update(spaced[column])
-            users = texts.select(pl.col(column).str.extract_all(_HOME).explode().drop_nulls().unique()).collect()
-            names.update(match[1].strip() for text in users[column] for match in re.finditer(_HOME, text))
-    names.update(match[1] for path in paths for match in re.finditer(_HOME, path))
-    names.update(name.split(".")[0] for name in [trace.metadata.host or ""])
-    return sorted(filter(None, names)), sorted(paths)
-
-
-def _short(path: str) -> str:
-    """The path inside its installed package, or only the last part of it."""
-    path = path.replace("\\", "/")
-    if _ONLY_HOME.fullmatch(path):
-        return _REDACTED
-    installed = _INSTALLED.fullmatch(path)
-    if installed is not None:
-        return installed[1]
-    if path.split("/", 1)[0] in _PUBLIC_PACKAGES:
-        return path
-    return path.rstrip("/").rsplit("/", 1)[-1]
-
-
-def _may_hold_text(series: pl.Series) -> bool:
-    return series.dtype == pl.String or series.dtype.is_nested()
-
-
-def _paths_in(value: Any, name: str = "") -> Iterator[str]:
-    """Every path of a diagnosis: the trace's and those of places in code."""
-    if isinstance(value, str):
-        if name in ("path", "file"):
-            yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _paths_in(item, name)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _paths_in(getattr(value, field.name), field.name)
+    names = ("rule", "title", "severity", "saving_ns_per_step", "saving_share", "saving_basis", "saving_from")
+    return fields(finding, *names, "confidence", "ends_run_in_ns", "evidence", "where", "remedy")

@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
 from stepscope.analysis.blocks import CATEGORIES
 from stepscope.analysis.memory import MemorySummary
-from stepscope.report.format import cell, count, duration, printable, share, size
-from stepscope.report.tables import showing, table_lines
+from stepscope.report.document import Block, Document, Facts, Group, Section, Table, Text
+from stepscope.report.format import cell, count, duration, share, size
+from stepscope.report.json import fields
 
-NO_ADDRESSES = (
+_NO_ADDRESSES: Final = (
     "The events have no addresses, as those of older profilers: how long each block lived is not known, and what was "
     "alive at the peak cannot be told."
 )
 
 
-def memory_text(summaries: Sequence[MemorySummary], *, width: int, top: int) -> str:
-    """One screen for each device; `top` rows of each table, 0 for all."""
-    parts = ["\n".join(_device(summary, width, top)) for summary in summaries]
-    return "\n\n".join(parts) + "\n"
+def memory_document(summaries: Sequence[MemorySummary]) -> Document:
+    """Each device: its numbers, what was alive at the peak, and what allocated."""
+    groups = (Group(device_name(each), tuple(_device(each)), f"d{place}") for place, each in enumerate(summaries))
+    return Document("memory", tuple(groups))
 
 
-def _device(summary: MemorySummary, width: int, top: int) -> Iterator[str]:
-    yield device_name(summary)
-    for label, sentence in facts(summary):
-        yield f"  {label:<10}{sentence}"
-    if summary.addressed:
-        yield from _table("Alive at the peak, by category", described(summary.categories), width, 0, "categories")
-        yield from _table("By line", _named(summary.lines, "file", "(no line of yours)"), width, top, "lines")
-        if summary.modules.height > 1 or summary.modules["module"].null_count() == 0:
-            named = _named(summary.modules, "module", "(outside of modules)")
-            yield from _table("By module", named, width, top, "modules")
-        if summary.operators["operator_name"].null_count() < summary.operators.height:
-            steps = " in the steps" if summary.memory.steps.height else ""
-            named = _named(summary.operators, "operator_name", "(no operator)")
-            yield from _table(f"Allocated{steps}, by operator", named, width, top, "operators")
-    else:
-        yield f"  {NO_ADDRESSES}"
+def _device(summary: MemorySummary) -> Iterator[Block]:
+    yield Facts(tuple(facts(summary)))
+    if not summary.addressed:
+        yield Text(_NO_ADDRESSES)
+        return
+    categories = summary.categories
+    meaning = pl.col("category").replace_strict(CATEGORIES, default="")
+    yield Section("Alive at the peak, by category", (Table(categories.with_columns(meaning=meaning)),))
+    yield _section("By line", summary.lines, "file", "(no line of yours)", "lines")
+    if summary.modules.height > 1 or summary.modules["module"].null_count() == 0:
+        yield _section("By module", summary.modules, "module", "(outside of modules)", "modules")
+    if summary.operators["operator_name"].null_count() < summary.operators.height:
+        steps = " in the steps" if summary.memory.steps.height else ""
+        title = f"Allocated{steps}, by operator"
+        yield _section(title, summary.operators, "operator_name", "(no operator)", "operators")
+
+
+def _section(title: str, frame: pl.DataFrame, column: str, nothing: str, things: str) -> Section:
+    return Section(title, (Table(frame.with_columns(pl.col(column).fill_null(nothing)), things),))
 
 
 def device_name(summary: MemorySummary) -> str:
@@ -47,7 +51,7 @@ def device_name(summary: MemorySummary) -> str:
     device = summary.memory.device
     if device == "cpu":
         return "The host's memory"
-    return f"Device {printable(device)}" + (f" ({printable(summary.name)})" if summary.name else "")
+    return f"Device {device}" + (f" ({summary.name})" if summary.name else "")
 
 
 def facts(summary: MemorySummary) -> Iterator[tuple[str, str]]:
@@ -72,7 +76,7 @@ def facts(summary: MemorySummary) -> Iterator[tuple[str, str]]:
         yield "driver", f"{count(calls)} calls for memory {per}: {_names(summary.allocator)}"
     for row in summary.failures.iter_rows(named=True):
         free = "" if row["free_bytes"] is None else f", {size(row['free_bytes'])} were free"
-        where = "" if row["file"] is None else f" at {printable(row['file'])}:{row['line']}"
+        where = "" if row["file"] is None else f" at {row['file']}:{row['line']}"
         yield "failed", f"{size(row['asked_bytes'])} asked for{where}{free}, {cell('start_ns', row['start_ns'])}"
     if not memory.is_total:
         yield "counted", "what was allocated since the recording began; what was there before is not known"
@@ -92,41 +96,19 @@ def _growth(summary: MemorySummary) -> str:
 
 def _names(allocator: pl.DataFrame) -> str:
     rows = allocator.head(4).select("name", "calls").iter_rows()
-    return ", ".join(f"{printable(name)} {count(calls)} times" for name, calls in rows)
-
-
-def described(categories: pl.DataFrame) -> pl.DataFrame:
-    """The table with what each category means."""
-    return categories.with_columns(meaning=pl.col("category").replace_strict(CATEGORIES, default=""))
-
-
-def _named(frame: pl.DataFrame, column: str, nothing: str) -> pl.DataFrame:
-    return frame.with_columns(pl.col(column).fill_null(nothing))
-
-
-def _table(title: str, frame: pl.DataFrame, width: int, top: int, things: str) -> Iterator[str]:
-    shown = frame.head(top) if top else frame
-    yield ""
-    yield title
-    yield from (f"  {line}" for line in table_lines(shown, width=width - 2))
-    cut = showing(shown.height, frame.height, things)
-    if cut:
-        yield f"  {cut}"
+    return ", ".join(f"{name} {count(calls)} times" for name, calls in rows)
 
 
 def memory_json(summaries: Sequence[MemorySummary]) -> dict[str, Any]:
-    """The same for programs: one entry a device, numbers in bytes and nanoseconds."""
-    return {"schema": 1, "devices": [_json(summary) for summary in summaries]}
+    """One entry a device, numbers in bytes and nanoseconds."""
+    return {"schema": 1, "devices": [_device_json(summary) for summary in summaries]}
 
 
-def _json(summary: MemorySummary) -> dict[str, Any]:
+def _device_json(summary: MemorySummary) -> dict[str, Any]:
     memory, growth = summary.memory, summary.growth
     return {
-        "device": memory.device,
-        "name": summary.name,
-        "capacity_bytes": memory.capacity_bytes,
+        **fields(memory, "device", "capacity_bytes", "reserved_bytes"),
         "peak": {"start_ns": memory.peak_ns, "bytes": memory.peak_bytes, "step": summary.peak_step},
-        "reserved_bytes": memory.reserved_bytes,
         "unused_reserved_bytes": memory.fragmentation_bytes,
         "unused_reserved_share": memory.fragmentation_share,
         "growth": None
@@ -135,12 +117,8 @@ def _json(summary: MemorySummary) -> dict[str, Any]:
             "bytes_per_step": growth.leak_bytes,
             "slope_bytes": growth.slope_bytes,
             "level_bytes": growth.level_bytes.tolist(),
-            "accumulated": growth.accumulated.rows(named=True),
+            "accumulated": growth.accumulated,
         },
-        "categories": summary.categories.rows(named=True),
-        "lines": summary.lines.rows(named=True),
-        "modules": summary.modules.rows(named=True),
-        "operators": summary.operators.rows(named=True),
-        "allocator": summary.allocator.rows(named=True),
-        "out_of_memory": summary.failures.rows(named=True),
+        **fields(summary, "name", "categories", "lines", "modules", "operators", "allocator"),
+        "out_of_memory": summary.failures,
     }

@@ -1,4 +1,4 @@
-"""What lines and modules cost, for the terminal and for programs."""
+"""What lines and modules cost, and devices and the host at a glance."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope import __version__
 from stepscope.analysis.device_time import ENGINES, DeviceUse, EngineUse, HostUse
 from stepscope.analysis.places import PHASE_COLUMNS, PlaceCosts
 from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.report.document import Document, Section, Table, Text, texts
 from stepscope.report.format import cell, count, duration, printable, share
-from stepscope.report.json import SCHEMA
-from stepscope.report.tables import (
-    heading as column_heading,
-)
-from stepscope.report.tables import showing, table_lines
+from stepscope.report.json import fields, stamped
+from stepscope.report.tables import heading as column_heading
+from stepscope.report.tables import showing
 from stepscope.trace.model import XLA_FORMATS
 
 _SMALLEST_PHASE: Final = 0.01
@@ -41,7 +39,7 @@ _LIBRARIES: Final = (
 )
 
 
-def places_text(costs: PlaceCosts, table: pl.DataFrame, things: str, *, width: int, top: int) -> str:
+def places_document(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top: int) -> Document:
     """A heading and the table of lines or modules, with times for one step.
 
     Args:
@@ -51,33 +49,26 @@ def places_text(costs: PlaceCosts, table: pl.DataFrame, things: str, *, width: i
     if table[table.columns[0]].null_count() == table.height:
         has_frames = things == "lines" and costs.attribution.trace.frames.height > 0
         how = _HOW_IN_XLA if costs.attribution.trace.metadata.format in XLA_FORMATS else _HOW
-        return f"No {things} of yours are known in this trace: {_LIBRARIES if has_frames else how[things]}\n"
+        nothing = f"No {things} of yours are known in this trace: {_LIBRARIES if has_frames else how[things]}"
+        return Document(things, (Text(nothing),))
     shown = table.head(top) if top else table
-    rest = table[shown.height :].filter(pl.col(table.columns[0]).is_null())  # often most of the time: never cut off
+    without_place = pl.col(table.columns[0]).is_null()
+    rest = table[shown.height :].filter(without_place)  # often most of the time: never cut off
     shown = pl.concat([shown, rest])
-    rows = table_lines(_for_reading(shown, costs, things), width=width)
-    rest_ns = int(table.filter(pl.col(table.columns[0]).is_null())["total_ns"].sum())
+    rest_ns = int(table.filter(without_place)["total_ns"].sum())
     title = heading(costs) if things == "lines" else heading(costs, costs.total_ns - rest_ns, "modules")
-    lines = [title, "", *(row.replace("--format csv", "--csv -") if row[:1] == "(" else row for row in rows)]
-    lines += ["", *filter(None, [showing(shown.height, table.height, things), *_notes(shown, things)])]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    rows = Section("", (Table(_for_reading(shown, costs, things)),), is_quiet=True)
+    notes = texts(showing(shown.height, table.height, things), *_notes(shown, things))
+    return Document(things, (Text(title), rows, *notes), "--csv -")
 
 
-def places_report(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top: int) -> dict[str, Any]:
+def places_json(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top: int) -> dict[str, Any]:
     """The table for programs: sums over the steps, in whole nanoseconds."""
-    shown = table.head(top) if top else table
-    return {
-        "schema": SCHEMA,
-        "stepscope": __version__,
-        "trace": costs.attribution.trace.metadata.path,
-        "basis": costs.basis,
-        "steps": costs.steps,
-        "total_ns": costs.total_ns,
-        "attributed_ns": costs.attributed_ns,
-        "idle_ns": costs.idle_ns,
-        f"{things[:-1]}_count": table.height,
-        things: shown.rows(named=True),
-    }
+    return stamped(
+        trace=costs.attribution.trace.metadata.path,
+        **fields(costs, "basis", "steps", "total_ns", "attributed_ns", "idle_ns"),
+        **{f"{things[:-1]}_count": table.height, things: table.head(top) if top else table},
+    )
 
 
 def heading(costs: PlaceCosts, placed_ns: int | None = None, where: str = "lines of yours") -> str:
@@ -221,15 +212,11 @@ def glances(diagnosis: Diagnosis, devices: Sequence[str] | None = None) -> tuple
         return ()
     engines = {use.device: use for use in diagnosis.engine_uses if devices is None or use.device in devices}
     found = tuple(
-        Glance(
-            f"Device {printable(use.device)} at a glance", tuple(_device_rows(use, has_engines=use.device in engines))
-        )
+        Glance(f"Device {use.device} at a glance", tuple(_device_rows(use, has_engines=use.device in engines)))
         for use in diagnosis.device_uses
         if devices is None or use.device in devices
     )
-    found += tuple(
-        Glance(f"Engines of device {printable(use.device)}", tuple(_engine_rows(use))) for use in engines.values()
-    )
+    found += tuple(Glance(f"Engines of device {use.device}", tuple(_engine_rows(use))) for use in engines.values())
     if diagnosis.host_use is None or not diagnosis.host_use.window_ns:
         return found
     return (*found, Glance("The host at a glance", _host_rows(diagnosis.host_use)))

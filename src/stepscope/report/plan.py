@@ -1,345 +1,71 @@
-"""What a plan comes down to, in sentences that the terminal and the page share."""
+"""What training would take and cost on every machine with a known price."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import polars as pl
 
-from stepscope import __version__
-from stepscope.predict.cost.plan import Machine, Plan, Refused
-from stepscope.predict.cost.prices import OLD_DAYS
-from stepscope.report.format import count, dollars, duration, filled, printable, share, size
-from stepscope.report.tables import showing, table_lines
-
-_EXACT: Final = 0.005
-"""A band that is narrower than this share of its middle is not shown."""
-_FASTER: Final = 1.15
-"""A machine is called faster from this many times as fast on."""
-_TWICE: Final = 2.0
-_DAYS_FROM_HOURS: Final = 100.0
-_MOST_NAMES: Final = 12
-
-
-def machine_name(machine: Machine) -> str:
-    """Such as "8 x H100-SXM at aws (p5.48xlarge)"."""
-    price = machine.price
-    return f"{devices_words(machine)} at {printable(price.provider)} ({printable(price.instance)})"
-
-
-def devices_words(machine: Machine) -> str:
-    """Such as "8 x H100-SXM"."""
-    return f"{count(machine.price.count)} x {printable(machine.prediction.device.name)}"
+from stepscope.predict.cost.plan import Machine, Plan
+from stepscope.report.document import Block, Document, Drawing, Items, Section, Table, section_if, texts
+from stepscope.report.format import duration, share
+from stepscope.report.html.charts import plan_view
+from stepscope.report.json import fields, stamped
+from stepscope.report.words.common import file_name
+from stepscope.report.words.plan import (
+    asked_sentence,
+    basis_sentences,
+    cost_band,
+    devices_words,
+    doubt_sentences,
+    head_sentence,
+    hours_band,
+    left_out_sentences,
+    price_sentences,
+    price_words,
+    range_words,
+    recommendation,
+    samples_sentence,
+    warning_sentences,
+)
 
 
-def hours_words(hours: float, *, like: float | None = None) -> str:
-    """Such as "42 min", "12.3 h" or "5.1 days"; in the unit that suits the time `like`, by default its own."""
-    unit = hours if like is None else like
-    if unit < 1 / 60:
-        return f"{hours * 3600:.2g} s"
-    if unit < 1:
-        return f"{hours * 60:.0f} min"
-    if unit < _DAYS_FROM_HOURS:
-        return f"{hours:.1f} h"
-    days = hours / 24
-    return f"{days:,.1f} days" if days < 1000 else f"{days:,.0f} days"
-
-
-def money(usd: float) -> str:
-    """A cost: as `dollars`, from a hundred on without cents."""
-    return f"${usd:,.0f}" if usd >= 99.995 else dollars(usd)
-
-
-def hours_band(machine: Machine) -> str:
-    """The time with its band, such as "12.3 h (10.1 to 15.0 h)"."""
-    return _with_band(
-        machine.hours, machine.hours_low, machine.hours_high, lambda hours: hours_words(hours, like=machine.hours_high)
+def plan_document(plan: Plan) -> Document:
+    """What to take, time against cost of every machine, and the machines as a table."""
+    head = texts(head_sentence(plan), *warning_sentences(plan), asked_sentence(plan), style="muted")
+    advice = Section("", texts(*doubt_sentences(plan), *recommendation(plan)), style="advice", is_quiet=True)
+    basis = (samples_sentence(plan), *price_sentences(plan), *left_out_sentences(plan), *basis_sentences(plan))
+    blocks = (
+        Section(
+            "What the training would take, and cost",
+            (*head, advice),
+            id="advice",
+            link="What to take",
+            style="summary",
+            is_quiet=True,
+        ),
+        *(_machines(plan) if plan.machines else ()),
+        Section(
+            "What this rests on",
+            (Items(tuple(filter(None, basis)), "said muted"),),
+            id="basis",
+            link="What this rests on",
+        ),
     )
+    return Document(f"plan for {file_name(plan.recorded.path)}", blocks, "--html")
 
 
-def cost_band(machine: Machine) -> str:
-    """The cost with its band, such as "$45.30 ($38.20 to $52.10)"."""
-    return _with_band(machine.usd, machine.usd_low, machine.usd_high, money)
-
-
-def range_words(values: tuple[float, float] | None, unit: str) -> str:
-    """An estimate's bounds, such as "1.2 to 3.4 kWh"; empty where there is none."""
-    if values is None:
-        return ""
-    low, high = (_number(value) for value in values)
-    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
-
-
-def price_words(machine: Machine, plan: Plan) -> str:
-    """The price of an hour and its age, such as "$0.18, 13 days" or "$4.21, 626 days, old"."""
-    days = machine.price.age_days(plan.today)
-    words = "today" if days <= 0 else "1 day" if days == 1 else f"{count(days)} days"
-    return f"{dollars(machine.usd_h)}, {words}{', old' if machine.price.is_old(plan.today) else ''}"
-
-
-def seen_words(machine: Machine, plan: Plan) -> str:
-    """Such as "by a price 13 days old"."""
-    days = machine.price.age_days(plan.today)
-    return "by today's price" if days <= 0 else f"by a price {'1 day' if days == 1 else f'{count(days)} days'} old"
-
-
-def asked_time(hours: float) -> str:
-    """A deadline as it was asked for, such as "48 h" or "90 min"."""
-    return f"{hours:g} h" if hours >= 2 or hours == int(hours) else f"{hours * 60:g} min"
-
-
-def asked_sentence(plan: Plan) -> str:
-    """What is to be done, and what an iteration is."""
-    times_of = f"{count(plan.request.iterations)} iterations"
-    stepped = plan.recorded.stepped
-    whole = (
-        f"{times_of} of {'the recorded step' if stepped else 'the whole recording, since nothing marks steps in it'}"
-    )
-    if plan.recorded_devices > 1:
-        whole += f" on {count(plan.recorded_devices)} devices"
-    samples = ""
-    if plan.recorded_samples is not None:
-        total = plan.request.iterations * plan.recorded_devices * plan.recorded_samples
-        each_device = "1 sample" if plan.recorded_samples == 1 else f"{count(plan.recorded_samples)} samples"
-        samples = f" ({each_device} a device, {count(total)} in all)"
-    if plan.batch_factor != 1 and plan.batch is not None:
-        samples += f", now with {count(plan.batch)} samples a device and step"
-    limits = []
-    if plan.request.deadline_h is not None:
-        limits.append(f"within {asked_time(plan.request.deadline_h)}")
-    if plan.request.budget_usd is not None:
-        limits.append(f"for at most {money(plan.request.budget_usd)}")
-    wanted = f", {' and '.join(limits)}" if limits else ""
-    return f"{whole}{samples}{wanted}, at {'spot' if plan.request.spot else 'on-demand'} prices."
-
-
-def samples_sentence(plan: Plan) -> str:
-    """What several devices mean."""
-    if all(machine.price.count == plan.recorded_devices for machine in plan.machines):
-        return ""
-    if not any(machine.scaled is not None for machine in plan.machines):
-        return "On several devices each works on a batch as large as the recorded one."
-    return (
-        "On several devices each works on a batch as large as the recorded one: the same number of samples takes "
-        "fewer, longer steps. What so much larger a global batch does to the training is not counted."
-    )
-
-
-def recommendation(plan: Plan) -> list[str]:
-    """The machine to take, what pays more for less time, and what limits them; the answer first."""
-    if not plan.machines:
-        return ["There is no machine with a known price and a prediction: see below what was left out."]
-    fitting = [machine for machine in plan.machines if plan.meets(machine)]
-    sentences = _best(plan, fitting) if fitting else list(_nearest(plan))
-    return [*sentences, *_host_sentence(plan), *_energy_sentence(fitting or list(plan.machines))]
-
-
-def _best(plan: Plan, fitting: list[Machine]) -> list[str]:
-    best = fitting[0]  # the cheapest first
-    limits = _limits(plan)
-    cheapest = f"The cheapest{f' {limits}' if limits else ''} is {machine_name(best)}"
-    sentences = [f"{cheapest}: {hours_band(best)} for {cost_band(best)}, {seen_words(best, plan)}."]
-    sentences += _risk(plan, best)
-    faster = [machine for machine in fitting if machine.on_front and best.hours / machine.hours >= _FASTER]
-    for machine in faster[:1]:
-        sentences.append(_faster(machine, best, plan))
-    if len(faster) > 1 and faster[0].hours / faster[-1].hours >= _FASTER:
-        sentences.append(_faster(faster[-1], best, plan))
-    return sentences
-
-
-def _faster(machine: Machine, best: Machine, plan: Plan) -> str:
-    more = machine.usd / best.usd - 1
-    price = (
-        "for the same money"
-        if more < 0.001
-        else f"for {more:.0%} more"
-        if more < 1
-        else f"for {times(more + 1)} the money"
-    )
-    return (
-        f"{times(best.hours / machine.hours)} as fast {price}: {machine_name(machine)}, "
-        f"{hours_words(machine.hours)} for {money(machine.usd)}, {seen_words(machine, plan)}."
-    )
-
-
-def times(ratio: float) -> str:
-    """Such as "2.1 times"."""
-    return f"{ratio:.1f} times" if ratio < 100 else f"{ratio:,.0f} times"
-
-
-def _limits(plan: Plan) -> str:
-    deadline, budget = plan.request.deadline_h, plan.request.budget_usd
-    words = [f"within {asked_time(deadline)}"] if deadline is not None else []
-    words += [f"for at most {money(budget)}"] if budget is not None else []
-    return " and ".join(words)
-
-
-def _risk(plan: Plan, machine: Machine) -> Iterator[str]:
-    """Where the band reaches over what was asked."""
-    deadline, budget = plan.request.deadline_h, plan.request.budget_usd
-    if deadline is not None and machine.hours_high > deadline:
-        yield f"Not certain: its time may reach {hours_words(machine.hours_high)}, past the deadline."
-    if budget is not None and machine.usd_high > budget:
-        yield f"Not certain: its cost may reach {money(machine.usd_high)}, over the budget."
-
-
-def _nearest(plan: Plan) -> Iterator[str]:
-    """Nothing keeps to what was asked: what comes nearest to either part of it."""
-    deadline, budget = plan.request.deadline_h, plan.request.budget_usd
-    yield f"No machine does it {_limits(plan)}."
-    affordable = [each for each in plan.machines if budget is None or each.usd <= budget]
-    timely = [each for each in plan.machines if deadline is None or each.hours <= deadline]
-    if deadline is not None:
-        fastest = min(affordable or plan.machines, key=lambda each: (each.hours, each.usd))
-        lead = "The fastest within the budget is" if affordable and budget is not None else "The fastest is"
-        ratio = fastest.hours / deadline
-        over = f"{share(ratio - 1)} too long" if ratio < _TWICE else f"{times(ratio)} as long as asked for"
-        took = f"{hours_band(fastest)} for {money(fastest.usd)}, {seen_words(fastest, plan)}"
-        yield f"{lead} {machine_name(fastest)}: {took}; {over}."
-    if budget is not None:
-        cheapest = min(timely or plan.machines, key=lambda each: (each.usd, each.hours))
-        lead = "The cheapest within the deadline is" if timely and deadline is not None else "The cheapest is"
-        ratio = cheapest.usd / budget
-        over = f"{share(ratio - 1)} over the budget" if ratio < _TWICE else f"{times(ratio)} the budget"
-        took = f"{hours_words(cheapest.hours)} for {cost_band(cheapest)}, {seen_words(cheapest, plan)}"
-        yield f"{lead} {machine_name(cheapest)}: {took}; {over}."
-
-
-def _host_sentence(plan: Plan) -> Iterator[str]:
-    """Where a faster accelerator does not pay."""
-    limited = list(
-        dict.fromkeys(machine.prediction.device.name for machine in plan.machines if machine.is_limited_by_host)
-    )
-    if not limited:
-        return
-    causes = {machine.limit for machine in plan.machines if machine.is_limited_by_host}
-    what = "waiting for batches" if causes == {"input"} else "the host"
-    alone = len({machine.prediction.device.name for machine in plan.machines}) == len(limited)
-    where = "all of these devices" if alone and len(limited) > 1 else _names(limited)
-    yield (
-        f"On {where} {what} limits the step: a faster device does not pay. stepscope diagnose tells what to change "
-        "first."
-    )
-    if any(machine.is_limited_by_host and machine.price.count > 1 for machine in plan.machines):
-        yield "That the processors of a machine do the host's part for several devices as fast as for one is assumed."
-
-
-def _energy_sentence(machines: list[Machine]) -> Iterator[str]:
-    known = [machine for machine in machines if machine.kwh is not None]
-    if len(known) < 2:
-        return
-    least = min(known, key=lambda each: (each.kwh or (0.0, 0.0))[::-1])
-    bounds = least.kwh or (0.0, 0.0)
-    words = f"at most {range_words((bounds[1], bounds[1]), 'kWh')}" if not bounds[0] else range_words(bounds, "kWh")
-    yield f"The least energy, an estimate of the accelerators' alone: {machine_name(least)}, {words}."
-
-
-def price_sentences(plan: Plan) -> Iterator[str]:
-    """What to know of the prices."""
-    old = [machine for machine in plan.machines if machine.price.is_old(plan.today)]
-    if old:
-        these = (
-            f"{count(len(old))} of {count(len(plan.machines))} prices are" if len(plan.machines) > 1 else "The price is"
-        )
-        yield (
-            f"{these} more than {OLD_DAYS} days old, marked as old: look them up before relying on them, or import "
-            "newer ones (stepscope prices import)."
-        )
-    if plan.request.spot:
-        yield (
-            "Spot machines can be taken back at any time, and their prices change daily. Interruptions, and work that "
-            "is done again after one, are not counted."
-        )
-    yield "Prices are without taxes, disks and traffic."
-
-
-def left_out_sentences(plan: Plan) -> Iterator[str]:
-    """Which machines nothing is planned for, by reason, and devices without a price."""
-    reasons: dict[str, list[Refused]] = {}
-    for each in plan.refused:
-        reasons.setdefault(each.reason, []).append(each)
-    for reason, refused in reasons.items():
-        number = sum(each.machines for each in refused)
-        machines = "1 machine" if number == 1 else f"{count(number)} machines"
-        whats = [each.what for each in refused if each.what]
-        yield f"Left out: {machines}{f' ({_names(whats)})' if whats else ''}: {printable(reason)}."
-    if plan.without_price:
-        yield f"No price is known of {_names(list(plan.without_price))}."
-
-
-def basis_sentences(plan: Plan) -> Iterator[str]:
-    """What the predictions rest on."""
-    recorded = plan.recorded
-    if recorded.memory.bytes is not None:
-        least = "at least " if recorded.memory.at_least else ""
-        yield f"The step needs {least}{size(recorded.memory.bytes)} of a device's memory."
-    for note in plan.notes:
-        yield f"{printable(note[:1].upper() + note[1:])}."
-
-
-def doubt_sentences(plan: Plan) -> Iterator[str]:
-    """Why all that follows is less certain than it reads; stands above what is recommended."""
-    why = plan.recorded.why_not
-    if why is not None:
-        yield f"Not certain: {printable(why)}, so that the steps are not replayed and the bands are wide."
-
-
-def warning_sentences(plan: Plan) -> Iterator[str]:
-    """What was skipped or repaired while reading the trace."""
-    for warning in plan.recorded.warnings:
-        yield f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
-
-
-def head_sentence(plan: Plan) -> str:
-    """The trace, and how long a step took where it was recorded."""
-    recorded = plan.recorded
-    name = printable(recorded.path).replace("\\", "/").rsplit("/", 1)[-1]
-    on = f" on {printable(recorded.device)}" if recorded.device else " on the CPU" if recorded.from_shapes else ""
-    what = "a step takes" if recorded.stepped else "the recording takes"
-    return f"{name}: {what} {duration(recorded.measured_ns)}{on}."
-
-
-def _with_band(middle: float, low: float, high: float, write: Callable[[float], str]) -> str:
-    text, first, last = write(middle), write(low), write(high)
-    if high - low < _EXACT * middle or first == last:
-        return text
-    number, space, unit = first.partition(" ")
-    return f"{text} ({number if space and last.endswith(f' {unit}') else first} to {last})"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.0f}"
-
-
-def _names(names: list[str]) -> str:
-    shown = [printable(name) for name in names[:_MOST_NAMES]]
-    rest = len(names) - len(shown)
-    if rest:
-        return f"{', '.join(shown)} and {'1 other' if rest == 1 else f'{count(rest)} others'}"
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def plan_text(plan: Plan, *, width: int, top: int) -> str:
-    """The whole plan as text; `top` machines of the long table, 0 for all."""
-    parts: list[str] = []
-    for sentence in (head_sentence(plan), *warning_sentences(plan), asked_sentence(plan)):
-        parts += filled(sentence, width)
-    for sentence in doubt_sentences(plan):
-        parts += filled(sentence, width)
-    parts.append("")
-    for sentence in recommendation(plan):
-        parts += filled(sentence, width)
-    parts.append("")
-    if plan.machines:
-        parts += _tables(plan, width, top)
-    for sentence in (samples_sentence(plan), *price_sentences(plan)):
-        parts += filled(sentence, width)
-    for sentence in (*left_out_sentences(plan), *basis_sentences(plan)):
-        parts += filled(sentence, width)
-    return "\n".join(parts).rstrip("\n") + "\n"
+def _machines(plan: Plan) -> Iterator[Block]:
+    drawing = Drawing("plan", plan_view(plan))
+    yield Section("Time and cost of each machine", (drawing,), id="chart", link="Time and cost", only="page")
+    yield Section("Machines", (Table(plan_frame(plan)),), id="machines", link="Machines", only="page")
+    these = "this" if len(plan.front) == 1 else "these"
+    front = Table(plan_table(plan, plan.front))
+    yield Section(f"Nothing is both cheaper and faster than {these}", (front,), only="off page")
+    others = [machine for machine in plan.machines if not machine.on_front]
+    tables = (Table(plan_table(plan, others), "machines"),) if others else ()
+    yield from section_if("The others, the cheapest first", *tables, only="off page")
 
 
 def plan_table(plan: Plan, machines: Sequence[Machine]) -> pl.DataFrame:
@@ -348,10 +74,7 @@ def plan_table(plan: Plan, machines: Sequence[Machine]) -> pl.DataFrame:
     Columns of text, since the cells carry their bands.
     """
     columns = {
-        "machine": [
-            f"{devices_words(each)}, {printable(each.price.provider)} {printable(each.price.instance)}"
-            for each in machines
-        ],
+        "machine": [f"{devices_words(each)}, {each.price.provider} {each.price.instance}" for each in machines],
         "time": [hours_band(each) for each in machines],
         "cost": [cost_band(each) for each in machines],
         "price/h, its age": [price_words(each, plan) for each in machines],
@@ -366,102 +89,81 @@ def plan_table(plan: Plan, machines: Sequence[Machine]) -> pl.DataFrame:
     return pl.DataFrame(kept, schema=dict.fromkeys(kept, pl.String))
 
 
-def _tables(plan: Plan, width: int, top: int) -> Iterator[str]:
-    front = plan.front
-    yield f"Nothing is both cheaper and faster than {'this' if len(front) == 1 else 'these'}"
-    yield from _table(plan, front, width)
-    others = [machine for machine in plan.machines if not machine.on_front]
-    shown = others[:top] if top else others
-    if shown:
-        yield ""
-        yield "The others, the cheapest first"
-        yield from _table(plan, shown, width)
-        cut = showing(len(shown), len(others), "machines")
-        if cut:
-            yield f"  {cut}"
-    yield ""
+def plan_frame(plan: Plan) -> pl.DataFrame:
+    """A row a machine with numbers to sort by, the cheapest first."""
+    machines = plan.machines
+    columns: dict[str, list[object]] = {
+        "machine": [f"{each.price.provider} {each.price.instance}" for each in machines],
+        "devices": [devices_words(each) for each in machines],
+        "hours": [each.hours for each in machines],
+        "band of time": [_band(hours_band(each)) for each in machines],
+        "cost_usd": [each.usd for each in machines],
+        "band of cost": [_band(cost_band(each)) for each in machines],
+        "price_usd_h": [each.usd_h for each in machines],
+        "days since seen": [each.price.age_days(plan.today) for each in machines],
+        "old": [each.price.is_old(plan.today) for each in machines],
+        "limit": [each.limit for each in machines],
+        "step_ns": [each.step_ns for each in machines],
+        "of ideal_share": [None if each.scaled is None else each.scaled.efficiency for each in machines],
+        "energy (estimate)": [range_words(each.kwh, "kWh") for each in machines],
+        "CO2 (estimate)": [range_words(each.kilograms, "kg") for each in machines],
+        "region": [each.price.region for each in machines],
+        "source": [each.price.source for each in machines],
+    }
+    kept = {name: cells for name, cells in columns.items() if any(cell not in (None, "") for cell in cells)}
+    return pl.DataFrame(kept, strict=False)
 
 
-def _table(plan: Plan, machines: Sequence[Machine], width: int) -> Iterator[str]:
-    yield from (f"  {line}" for line in table_lines(plan_table(plan, machines), width=width - 2, whole="--html"))
-
-
-SCHEMA: Final = 1
+def _band(text: str) -> str:
+    """What stands in parentheses behind a time or a cost."""
+    return text.partition(" (")[2].removesuffix(")")
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """Everything in a plan as plain values: times in nanoseconds and hours, US dollars, null for what is not known."""
+    """Everything in a plan: times in nanoseconds and hours, US dollars, null for what is not known."""
     recorded, request = plan.recorded, plan.request
-    return {
-        "schema": SCHEMA,
-        "stepscope": __version__,
-        "trace": {
-            "path": recorded.path,
-            "format": recorded.format,
+    return stamped(
+        trace={
+            **fields(recorded, "path", "format", "device", "why_not", "warnings"),
             "step_ns": recorded.measured_ns,
             "steps": recorded.step_count if recorded.stepped else 0,
-            "device": recorded.device,
             "devices": plan.recorded_devices,
             "batch_size": plan.recorded_batch,
-            "why_not": recorded.why_not,
             "memory_bytes": recorded.memory.bytes,
-            "warnings": [dataclasses.asdict(each) for each in recorded.warnings],
         },
-        "asked": {
-            "iterations": request.iterations,
+        asked={
+            **fields(request, "iterations", "spot", "deadline_h", "budget_usd"),
             "gpus": None if request.counts is None else list(request.counts),
-            "spot": request.spot,
-            "deadline_h": request.deadline_h,
-            "budget_usd": request.budget_usd,
             "link": None if request.link is None else request.link.name,
             "precision": recorded.precision,
             "batch_size": plan.batch,
         },
-        "today": plan.today.isoformat(),
-        "recommendation": recommendation(plan),
-        "machines": [_machine(each, plan) for each in plan.machines],
-        "left_out": [dataclasses.asdict(each) for each in plan.refused],
-        "without_price": list(plan.without_price),
-        "notes": list(plan.notes),
-    }
+        today=plan.today.isoformat(),
+        recommendation=recommendation(plan),
+        machines=[_machine(each, plan) for each in plan.machines],
+        left_out=plan.refused,
+        **fields(plan, "without_price", "notes"),
+    )
 
 
 def _machine(machine: Machine, plan: Plan) -> dict[str, Any]:
     price, prediction, scaled = machine.price, machine.prediction, machine.scaled
+    names = ("hours", "hours_low", "hours_high", "usd", "usd_low", "usd_high", "usd_h")
+    scaling = ("efficiency", "communication_ns", "exposed_ns", "straggler_ns")
     return {
-        "provider": price.provider,
-        "instance": price.instance,
-        "region": price.region,
+        **fields(price, "provider", "instance", "region"),
         "device": prediction.device.name,
         "devices": price.count,
         "on_front": machine.on_front,
         "meets": plan.meets(machine),
-        "hours": machine.hours,
-        "hours_low": machine.hours_low,
-        "hours_high": machine.hours_high,
-        "usd": machine.usd,
-        "usd_low": machine.usd_low,
-        "usd_high": machine.usd_high,
-        "usd_h": machine.usd_h,
+        **fields(machine, *names, "steps", "step_ns", "step_low_ns", "step_high_ns", "limit"),
         "price_as_of": price.as_of.isoformat(),
         "price_age_days": price.age_days(plan.today),
         "price_is_old": price.is_old(plan.today),
         "price_source": price.source,
-        "steps": machine.steps,
-        "step_ns": machine.step_ns,
-        "step_low_ns": machine.step_low_ns,
-        "step_high_ns": machine.step_high_ns,
-        "limit": machine.limit,
         "fits": prediction.fits,
-        "scaling": None
-        if scaled is None
-        else {
-            "efficiency": scaled.efficiency,
-            "communication_ns": scaled.communication_ns,
-            "exposed_ns": scaled.exposed_ns,
-            "straggler_ns": scaled.straggler_ns,
-        },
-        "estimated_kwh": None if machine.kwh is None else list(machine.kwh),
-        "estimated_kg_co2": None if machine.kilograms is None else list(machine.kilograms),
+        "scaling": None if scaled is None else fields(scaled, *scaling),
+        "estimated_kwh": machine.kwh,
+        "estimated_kg_co2": machine.kilograms,
         "notes": [*prediction.notes, *(scaled.notes if scaled is not None else ())],
     }

@@ -8,31 +8,42 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope import __version__
 from stepscope.predict.links import Link
 from stepscope.predict.prediction import PredictedSteps, StepPrediction
 from stepscope.predict.scaling import ScaledStep
-from stepscope.report.format import count, duration, filled, printable, share, size
-from stepscope.report.tables import showing, table_lines
+from stepscope.report.document import Block, Document, Items, Section, Table, section_if, texts
+from stepscope.report.format import count, duration, share, size
+from stepscope.report.json import fields, stamped
+from stepscope.report.words.common import file_name, warning_sentence
 
 _MOST_WARNINGS: Final = 5
 _EXACT: Final = 0.0005
 """A band that is narrower than this share of the step is not shown."""
 
 
-def predict_text(answer: PredictedSteps, *, width: int, top: int) -> str:
-    """The whole answer as text; `top` devices, 0 for all."""
-    shown = answer.predictions[:top] if top else answer.predictions
-    parts = [*_head(answer, width)]
-    if any(each.step_ns is not None for each in shown):
-        parts += _table(answer, shown, width)
-    parts += [
-        *_sentences(answer, shown, width),
-        "",
-        *_basis(shown, width, from_shapes=answer.from_shapes),
-        *_notes(answer, shown, width),
-    ]
-    return "\n".join(parts).rstrip("\n") + "\n"
+def predict_document(answer: PredictedSteps, scaled: Sequence[Block] = (), *, top: int = 0) -> Document:
+    """What a step would take on each device, what limits it there, and what that rests on.
+
+    Args:
+        scaled: what it would take on several devices.
+        top: devices, 0 for all.
+    """
+    total = len(answer.predictions)
+    answer = dataclasses.replace(answer, predictions=answer.predictions[: top or total])
+    blocks = (
+        Section("", texts(*_head(answer)), is_quiet=True),
+        *(_times(answer, total) if any(each.step_ns is not None for each in answer.predictions) else ()),
+        *section_if("", *_items(_sentences(answer)), is_quiet=True),
+        *_basis(answer),
+        *section_if("", *_items(_notes(answer)), is_quiet=True),
+        *scaled,
+    )
+    return Document("prediction", blocks)
+
+
+def _items(sentences: Iterator[str]) -> tuple[Items, ...]:
+    found = tuple(sentences)
+    return (Items(found),) if found else ()
 
 
 def step_text(prediction: StepPrediction) -> str:
@@ -43,10 +54,13 @@ def step_text(prediction: StepPrediction) -> str:
     if prediction.high_ns - prediction.low_ns < _EXACT * prediction.step_ns:
         return step
     low, high = duration(prediction.low_ns), duration(prediction.high_ns)
-    if low == step == high:
-        return step
+    return step if low == step == high else f"{step} ({_range(low, high)})"
+
+
+def _range(low: str, high: str) -> str:
+    """Two times with their unit, once where it is the same."""
     number, unit = low.split(" ")
-    return f"{step} ({number if high.endswith(' ' + unit) else low} to {high})"
+    return f"{number if high.endswith(' ' + unit) else low} to {high}"
 
 
 def prediction_sentence(prediction: StepPrediction, answer: PredictedSteps) -> str:
@@ -70,7 +84,7 @@ def _what_helps(prediction: StepPrediction) -> str:
     """What limits the steps, and where to read on."""
     match prediction.limit:
         case "host":
-            most = f", most of it {printable(prediction.limit_cause)}" if prediction.limit_cause else ""
+            most = f", most of it {prediction.limit_cause}" if prediction.limit_cause else ""
             return (
                 f"the host limits it{most}, and is no faster there. stepscope diagnose tells why; stepscope whatif "
                 "--graphs, what one launch a step would save"
@@ -86,20 +100,20 @@ def _what_helps(prediction: StepPrediction) -> str:
     return "what limits it is not in the trace"
 
 
-def _sentences(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int) -> Iterator[str]:
+def _sentences(answer: PredictedSteps) -> Iterator[str]:
     """What happens on each device; on several of which the same is true, once."""
     groups: dict[str, list[StepPrediction]] = {}
-    for each in shown:
+    for each in answer.predictions:
         alike = each.step_ns is not None and each.fits is not False
         groups.setdefault(_what_helps(each) if alike else _without_time(each), []).append(each)
     for what, alike_ones in groups.items():
-        names = ", ".join(printable(each.device.name) for each in alike_ones)
+        names = ", ".join(each.device.name for each in alike_ones)
         if len(alike_ones) == 1 or alike_ones[0].step_ns is None or alike_ones[0].fits is False:
             sentence = prediction_sentence(alike_ones[0], answer) if len(alike_ones) == 1 else what
         else:
             idle = [1 - each.busy_share for each in alike_ones if each.busy_share is not None]
             sentence = _idle(idle, answer) + what
-        yield from filled(f"{names}: {sentence}.", width, "", "  ")
+        yield f"{names}: {sentence}."
 
 
 def _without_time(prediction: StepPrediction) -> str:
@@ -122,9 +136,8 @@ def _whole(answer: PredictedSteps) -> str:
     return "the step" if answer.stepped else "the recording"
 
 
-def _head(answer: PredictedSteps, width: int) -> Iterator[str]:
-    name = printable(answer.path).replace("\\", "/").rsplit("/", 1)[-1]
-    on = f" on {printable(answer.device)}" if answer.device else ""
+def _head(answer: PredictedSteps) -> Iterator[str]:
+    on = f" on {answer.device}" if answer.device else ""
     if answer.stepped:
         steps = "1 step" if answer.step_count == 1 else f"mean of {count(answer.step_count)}"
         took = f"a step takes {duration(answer.measured_ns)}{on} ({steps})"
@@ -133,51 +146,39 @@ def _head(answer: PredictedSteps, width: int) -> Iterator[str]:
     busy = "; no device's work was recorded"
     if answer.busy_share is not None:
         busy = f"; the device works {share(answer.busy_share)} of it"
-    yield from filled(f"{name}: {took}{busy}.", width)
+    yield f"{file_name(answer.path)}: {took}{busy}."
     if answer.devices > 1:
-        yield from filled(f"The trace shows {count(answer.devices)} devices; the busiest counts.", width)
+        yield f"The trace shows {count(answer.devices)} devices; the busiest counts."
     if answer.why_not is not None:
-        doubt = f"Not certain: {printable(answer.why_not)}."
+        doubt = f"Not certain: {answer.why_not}."
         if any(each.step_ns is not None for each in answer.predictions):
             doubt += (
                 " So the steps are not replayed: a time is what follows if the device's idle time stays as it is, and "
                 "its range reaches to where host and device overlap completely."
             )
-        yield from filled(doubt, width)
-    for warning in answer.warnings[:_MOST_WARNINGS]:
-        text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
-        yield from filled(text, width)
+        yield doubt
+    yield from (f"While reading: {warning_sentence(warning)}." for warning in answer.warnings[:_MOST_WARNINGS])
     if len(answer.warnings) > _MOST_WARNINGS:
         yield f"While reading: {count(len(answer.warnings) - _MOST_WARNINGS)} more; stepscope diagnose names them."
-    yield ""
 
 
-def _table(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int) -> Iterator[str]:
+def _times(answer: PredictedSteps, total: int) -> Iterator[Section]:
     how = f" in {answer.precision}" if answer.precision else ""
     if answer.batch != answer.recorded_batch:
         how += f" with {count(answer.batch or 0)} samples instead of {count(answer.recorded_batch or 0)}"
     bounds = answer.why_not is not None or answer.from_shapes
     range_words = "and between which bounds" if bounds else "and where nine of ten should lie"
-    yield f"What {_whole(answer)} would take{how}, {range_words}"
-    rows = [
-        {
-            "device": each.device.name,
-            "step": _step_cell(each),
-            "speed_up": None if each.fits is False or each.speed_up is None else f"{each.speed_up:.2f} x",
-            "samples_per_s": None if each.fits is False else each.samples_per_s,
-            "busy_share": None if each.fits is False else each.busy_share,
-            "limit": None if each.fits is False else each.limit,
-            "fits_memory": each.fits,
-        }
-        for each in shown
-    ]
-    table = pl.DataFrame(rows, schema=_COLUMNS)
+    table = pl.DataFrame([_row(each) for each in answer.predictions], schema=_COLUMNS)
     table = table.drop([name for name in ("samples_per_s", "fits_memory") if table[name].null_count() == table.height])
-    yield from ("  " + line for line in table_lines(table, width=width - 2))
-    cut = showing(len(shown), len(answer.predictions), "devices")
-    if cut:
-        yield f"  {cut}"
-    yield ""
+    yield Section(f"What {_whole(answer)} would take{how}, {range_words}", (Table(table, "devices", total),))
+
+
+def _row(prediction: StepPrediction) -> dict[str, Any]:
+    row = {"device": prediction.device.name, "step": _step_cell(prediction), "fits_memory": prediction.fits}
+    if prediction.fits is False:
+        return row
+    speed_up = None if prediction.speed_up is None else f"{prediction.speed_up:.2f} x"
+    return {**row, "speed_up": speed_up, **fields(prediction, "samples_per_s", "busy_share", "limit")}
 
 
 _COLUMNS: Final[dict[str, type[pl.DataType]]] = {
@@ -197,15 +198,13 @@ def _step_cell(prediction: StepPrediction) -> str:
     return step_text(prediction) or "not given"
 
 
-def _basis(shown: tuple[StepPrediction, ...], width: int, *, from_shapes: bool) -> Iterator[str]:
+def _basis(answer: PredictedSteps) -> Iterator[Section]:
     """Which share of the device's time was predicted how."""
-    names = list(dict.fromkeys(basis for each in shown for basis, _ in each.bases))
+    names = list(dict.fromkeys(basis for each in answer.predictions for basis, _ in each.bases))
     if not names:
         return
-    whose = "operators'" if from_shapes else "device's"
-    yield f"What that rests on: share of the {whose} measured time by how it was predicted"
     groups: dict[tuple[tuple[str, str], ...], list[StepPrediction]] = {}
-    for each in shown:
+    for each in answer.predictions:
         groups.setdefault(tuple((basis, share(part)) for basis, part in each.bases), []).append(each)
     rows = [
         {"device": ", ".join(each.device.name for each in alike)}
@@ -213,75 +212,49 @@ def _basis(shown: tuple[StepPrediction, ...], width: int, *, from_shapes: bool) 
         for alike in groups.values()
     ]
     schema = {"device": pl.String} | {f"{basis}_share": pl.Float64 for basis in names}
-    yield from ("  " + line for line in table_lines(pl.DataFrame(rows, schema=schema), width=width - 2))
-    yield ""
+    whose = "operators'" if answer.from_shapes else "device's"
+    title = f"What that rests on: share of the {whose} measured time by how it was predicted"
+    yield Section(title, (Table(pl.DataFrame(rows, schema=schema)),))
 
 
-def _notes(answer: PredictedSteps, shown: tuple[StepPrediction, ...], width: int) -> Iterator[str]:
+def _notes(answer: PredictedSteps) -> Iterator[str]:
     """What was assumed or refused; once where it holds for every device."""
     found: dict[str, list[str]] = {}
-    for each in shown:
-        own = each.notes[:-1] if each.step_ns is None else each.notes  # the last says why there is no time
-        for note in dict.fromkeys(own):
+    for each in answer.predictions:
+        notes = each.notes[:-1] if each.step_ns is None else each.notes  # the last says why there is no time
+        for note in dict.fromkeys(notes):
             found.setdefault(_on_any(note, each), []).append(each.device.name)
     for note, devices in found.items():
-        whom = "" if len(devices) == len(shown) else f"{', '.join(map(printable, devices))}: "
-        yield from filled(f"Note: {whom}{printable(note)}.", width, "", "  ")
+        whom = "" if len(devices) == len(answer.predictions) else f"{', '.join(devices)}: "
+        yield f"Note: {whom}{note}."
     memory = answer.memory
     if memory.bytes is None:
-        yield from filled(f"Note: {printable(memory.note)}, so that nothing tells what fits.", width, "", "  ")
+        yield f"Note: {memory.note}, so that nothing tells what fits."
     else:
         least = "at least " if memory.at_least else ""
-        yield from filled(f"Memory: {least}{size(memory.bytes)}, {printable(memory.note)}.", width, "", "  ")
-
-
-SCHEMA: Final = 1
+        yield f"Memory: {least}{size(memory.bytes)}, {memory.note}."
 
 
 def predict_json(answer: PredictedSteps) -> dict[str, Any]:
-    """Everything in an answer as plain values: times in nanoseconds, shares from 0 to 1, null for what is not known."""
-    return {
-        "schema": SCHEMA,
-        "stepscope": __version__,
-        "trace": {
-            "path": answer.path,
-            "format": answer.format,
-            "warnings": [dataclasses.asdict(each) for each in answer.warnings],
-        },
-        "steps": {"source": "recorded" if answer.stepped else "none", "count": answer.step_count},
-        "step_ns": answer.measured_ns,
-        "device": answer.device,
-        "devices": answer.devices,
-        "busy_share": answer.busy_share,
-        "from_shapes": answer.from_shapes,
-        "why_not": answer.why_not,
-        "precision": answer.precision,
-        "batch": answer.batch,
-        "recorded_batch": answer.recorded_batch,
-        "memory": dataclasses.asdict(answer.memory),
-        "predictions": [_prediction(each) for each in answer.predictions],
-    }
+    """Everything in an answer."""
+    names = ("device", "devices", "busy_share", "from_shapes", "why_not", "precision", "batch", "recorded_batch")
+    return stamped(
+        trace=fields(answer, "path", "format", "warnings"),
+        steps={"source": "recorded" if answer.stepped else "none", "count": answer.step_count},
+        step_ns=answer.measured_ns,
+        **fields(answer, *names, "memory"),
+        predictions=[_prediction(each) for each in answer.predictions],
+    )
 
 
 def _prediction(prediction: StepPrediction) -> dict[str, Any]:
+    times = ("step_ns", "low_ns", "high_ns", "speed_up", "samples_per_s", "device_ns", "busy_share", "host_ns")
     return {
         "device": prediction.device.name,
-        "step_ns": prediction.step_ns,
-        "low_ns": prediction.low_ns,
-        "high_ns": prediction.high_ns,
-        "speed_up": prediction.speed_up,
-        "samples_per_s": prediction.samples_per_s,
-        "device_ns": prediction.device_ns,
-        "busy_share": prediction.busy_share,
-        "host_ns": prediction.host_ns,
-        "limit": prediction.limit,
-        "limit_share": prediction.limit_share,
-        "limit_cause": prediction.limit_cause,
-        "memory_bytes": prediction.memory_bytes,
+        **fields(prediction, *times, "limit", "limit_share", "limit_cause", "memory_bytes"),
         "device_memory_bytes": prediction.device.memory_bytes,
-        "fits": prediction.fits,
+        **fields(prediction, "fits", "notes"),
         "bases": dict(prediction.bases),
-        "notes": list(prediction.notes),
     }
 
 
@@ -297,76 +270,54 @@ _TEXT_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
-def scaling_text(device: str, link: Link | None, steps: Sequence[ScaledStep], *, width: int) -> str:
+def scaling_json(device: str, link: Link | None, steps: Sequence[ScaledStep]) -> dict[str, Any]:
+    """The same as plain values: times in nanoseconds, shares from 0 to 1, null for what is not known."""
+    names = ("name", "bandwidth_bytes_s", "fitted", "error", "source")
+    return {"device": device or None, "link": None if link is None else fields(link, *names), "steps": steps}
+
+
+def scaling_section(device: str, link: Link | None, steps: Sequence[ScaledStep]) -> Section:
     """A table of the numbers of devices, what its columns mean, and what was not counted.
 
     Args:
         device: what they are, such as "H100-SXM"; "" where that is not known.
     """
-    return "\n".join(_lines(device, link, steps, width)) + "\n"
-
-
-def scaling_json(device: str, link: Link | None, steps: Sequence[ScaledStep]) -> dict[str, Any]:
-    """The same as plain values: times in nanoseconds, shares from 0 to 1, null for what is not known."""
-    return {
-        "device": device or None,
-        "link": None if link is None else _link(link),
-        "steps": [dataclasses.asdict(each) for each in steps],
-    }
-
-
-def _link(link: Link) -> dict[str, Any]:
-    return {
-        "name": link.name,
-        "bandwidth_bytes_s": link.bandwidth_bytes_s,
-        "fitted": link.fitted,
-        "error": link.error,
-        "source": link.source,
-    }
-
-
-def _lines(device: str, link: Link | None, steps: Sequence[ScaledStep], width: int) -> Iterator[str]:
-    what = f"on several {printable(device)}" if device else "on several devices"
-    name = "" if link is None else "the recorded link" if link.fitted else printable(link.name)
+    what = f"on several {device}" if device else "on several devices"
+    name = "" if link is None else "the recorded link" if link.fitted else link.name
     over = "" if link is None else f" over {name} ({link.bandwidth_bytes_s / 1e9:.4g} GB/s)"
-    yield f"What a step would take {what}{over}, each with a batch as large as the recorded one"
-    first = steps[0]
-    rows = [
-        {
-            "devices": each.devices,
-            "step": _step(each),
-            "throughput": f"{each.devices * each.efficiency:.2f} x",
-            "samples_per_s": each.samples_per_s,
-            "efficiency_share": each.efficiency,
-            "communication": duration(each.communication_ns),
-            "exposed": duration(each.exposed_ns),
-            "stragglers": duration(each.straggler_ns),
-        }
-        for each in steps
-    ]
-    table = pl.DataFrame(rows, schema=_TEXT_COLUMNS)
-    if first.samples_per_s is None:
+    table = pl.DataFrame([_scaled_row(each) for each in steps], schema=_TEXT_COLUMNS)
+    if steps[0].samples_per_s is None:
         table = table.drop("samples_per_s")
     if not any(each.straggler_ns for each in steps):
         table = table.drop("stragglers")
-    yield from ("  " + line for line in table_lines(table, width=width - 2))
     meaning = (
         "efficiency: of as many times one device's throughput; communication: all messages of a step; exposed: by how "
         "much they make it longer"
     )
-    if first.recorded_ranks > 1:
+    if steps[0].recorded_ranks > 1:
         meaning += ", with waiting for late ranks and slower computation beside them: it can exceed communication"
     if "stragglers" in table.columns:
         meaning += "; stragglers: waiting for the slowest device, as the recorded steps vary"
-    yield from filled(meaning, width, "  ", "  ")
-    for note in dict.fromkeys(note for each in steps for note in each.notes):
-        yield from filled(f"Note: {printable(note)}.", width, "", "  ")
+    notes = [f"Note: {note}." for note in dict.fromkeys(note for each in steps for note in each.notes)]
+    title = f"What a step would take {what}{over}, each with a batch as large as the recorded one"
+    return Section(title, (Table(table), *texts(meaning, *notes)))
+
+
+def _scaled_row(step: ScaledStep) -> dict[str, Any]:
+    return {
+        "devices": step.devices,
+        "step": _step(step),
+        "throughput": f"{step.devices * step.efficiency:.2f} x",
+        "samples_per_s": step.samples_per_s,
+        "efficiency_share": step.efficiency,
+        "communication": duration(step.communication_ns),
+        "exposed": duration(step.exposed_ns),
+        "stragglers": duration(step.straggler_ns),
+    }
 
 
 def _step(step: ScaledStep) -> str:
     whole = duration(step.step_ns)
     if step.high_ns - step.low_ns < _EXACT * step.step_ns:
         return whole
-    low, high = duration(step.low_ns), duration(step.high_ns)
-    number, unit = low.split(" ")
-    return f"{whole} ({number if high.endswith(' ' + unit) else low} to {high})"
+    return f"{whole} ({_range(duration(step.low_ns), duration(step.high_ns))})"

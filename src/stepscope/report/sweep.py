@@ -1,92 +1,92 @@
-"""What a sweep found, for a terminal: the best values, what each parameter matters, and the best trials."""
+"""What a sweep found: the best values, what each parameter matters, and the trials."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 import polars as pl
 
-from stepscope import __version__
-from stepscope.report.format import duration, filled, printable, share
-from stepscope.report.tables import showing, table_lines
+from stepscope.report.document import Block, Document, Drawing, Items, Section, Table, Text, texts
+from stepscope.report.format import clock, share
+from stepscope.report.html.charts import sweep_view
+from stepscope.report.json import fields, stamped
+from stepscope.report.words.sweep import (
+    basis_sentences,
+    best_sentences,
+    correlation_words,
+    counted,
+    effect_sentences,
+    failure_sentences,
+    head_sentence,
+    is_number,
+    number_words,
+    searched_words,
+    value_words,
+)
 from stepscope.tune.sweep.parameters import Parameter
-from stepscope.tune.sweep.results import BEST_SHARE, FEWEST_FOR_IMPORTANCE, Effect, SweepResults, SweepTrial
+from stepscope.tune.sweep.results import Effect, SweepResults, SweepTrial
 
-_MOST_REASONS: Final = 3
-_LONGEST_VALUE: Final = 40
-
-
-def sweep_text(results: SweepResults, *, width: int, top: int) -> str:
-    """The whole report; `top` trials, 0 for all."""
-    lines = [*filled(head_sentence(results), width)]
-    for sentence in best_sentences(results):
-        lines += filled(sentence, width)
-    if results.effects and results.of_state("complete"):
-        lines += ["", f"Parameters, over {_count(len(results.of_state('complete')), 'complete trial')}"]
-        lines += [f"  {line}" for line in table_lines(effects_table(results), width=width - 2, whole="--html")]
-        for sentence in effect_sentences(results):
-            lines += filled(sentence, width, "  ", "  ")
-    ranked = results.ranked
-    shown = ranked[:top] if top else ranked
-    if shown:
-        lines += ["", "The best trials"]
-        lines += [f"  {line}" for line in table_lines(trials_table(results, shown), width=width - 2, whole="--html")]
-        cut = showing(len(shown), len(ranked), "complete trials")
-        lines += [f"  {cut}"] if cut else []
-    for sentence in failure_sentences(results):
-        lines += ["", *filled(sentence, width)] if not lines[-1].startswith("trial ") else filled(sentence, width)
-    return "\n".join(lines) + "\n"
+MOST_ROWS: Final = 1000
+"""Trials in a page's table."""
+_STATES: Final = ("complete", "pruned", "failed", "running", "waiting")
 
 
-def head_sentence(results: SweepResults) -> str:
-    """What was searched, how, and how many trials of which kind there are."""
-    sweep = results.sweep
-    goal = "maximising" if sweep.metric.is_maximized else "minimising"
-    words = [
-        f"{len(found)} {name}"
-        for name, found in (
-            ("complete", results.of_state("complete")),
-            ("pruned", results.of_state("pruned")),
-            ("failed", results.of_state("failed")),
-            ("running", results.of_state("running")),
-            ("waiting to be repeated", results.of_state("waiting")),
-        )
-        if found
-    ]
-    seconds = sum(trial.seconds or 0.0 for trial in results.trials)
-    of = f" of {sweep.trials}" if sweep.trials is not None and len(results.trials) <= sweep.trials else ""
-    counts = f": {', '.join(words)}" if words else ""
-    spent = f"; {duration_words(seconds)} of running programs" if seconds else ""
-    return printable(
-        f"Sweep {sweep.name}, {goal} {sweep.metric.name} by {method_words(sweep.method)}: "
-        f"{len(results.trials)}{of} trials{counts}{spent}."
+def sweep_document(results: SweepResults) -> Document:
+    """The best trial, every trial as a line over parallel axes, what matters, and the trials as a table."""
+    best, *more = best_sentences(results)
+    head = (Text(head_sentence(results), "muted"), *texts(best, only="off page"), *texts(*more))
+    blocks = (
+        Section(best, head, id="best", link="Best", style="summary", is_quiet=True),
+        *_chart(results),
+        *_parameters(results),
+        *_trials(results),
+        Section("", texts(*failure_sentences(results)), is_quiet=True, only="off page"),
+        Section(
+            "What was run",
+            (Items(tuple(basis_sentences(results)), "said muted"),),
+            id="basis",
+            link="What was run",
+            only="page",
+        ),
     )
+    return Document(f"sweep {results.sweep.name}", blocks, "--html")
 
 
-def best_sentences(results: SweepResults) -> Iterator[str]:
-    """The best value and what gave it; or that there is none."""
-    best = results.best
-    if best is None:
-        yield "No trial is complete yet, so there is no best one."
+def _chart(results: SweepResults) -> Iterator[Block]:
+    view = sweep_view(results)
+    if view is not None:
+        yield Section("All trials", (Drawing("sweep", view),), id="chart", link="All trials", only="page")
+
+
+def _parameters(results: SweepResults) -> Iterator[Block]:
+    complete = results.of_state("complete")
+    if not results.effects or not complete:
         return
-    searched = {each.name: best.values.get(each.name) for each in results.sweep.searched}
-    where = f" ({best.folder})" if best.folder else ""
-    yield printable(
-        f"Best: {results.sweep.metric.name} {number_words(best.value)} in trial {best.number}{where}, with "
-        f"{values_words(searched)}."
-    )
+    meters = Drawing("effects", {"effects": [_effect(each) for each in results.effects]})
+    table = Table(effects_table(results), only="off page")
+    notes = texts(*effect_sentences(results), style="muted said")
+    title = f"Parameters, over {counted(len(complete), 'complete trial')}"
+    yield Section(title, (meters, table, *notes), id="effects", link="What matters")
+
+
+def _trials(results: SweepResults) -> Iterator[Block]:
+    ranked = results.ranked
+    if ranked:
+        table = Table(trials_table(results, ranked), "complete trials")
+        yield Section("The best trials", (table,), only="off page")
+    if results.trials:
+        cut = f"showing {MOST_ROWS:,} of {len(results.trials):,} trials" if len(results.trials) > MOST_ROWS else ""
+        notes = texts(cut, *failure_sentences(results), style="muted said")
+        yield Section("Trials", (Table(trials_frame(results)), *notes), id="trials", link="Table", only="page")
 
 
 def effects_table(results: SweepResults) -> pl.DataFrame:
     """A row a parameter: importance, correlation, the best trial's value, and what was searched."""
     best = results.best
     columns: dict[str, list[str]] = {
-        "parameter": [printable(each.parameter.name) for each in results.effects],
+        "parameter": [each.parameter.name for each in results.effects],
         "importance": ["-" if each.importance is None else share(each.importance) for each in results.effects],
         "correlation": [correlation_words(each) for each in results.effects],
         "best": ["" if best is None else value_words(best.values.get(e.parameter.name)) for e in results.effects],
@@ -99,148 +99,74 @@ def trials_table(results: SweepResults, trials: list[SweepTrial]) -> pl.DataFram
     """A row a trial: its number, the metric, the parameters in order of importance, and its time."""
     columns = {
         "trial": [str(each.number) for each in trials],
-        printable(results.sweep.metric.name): [number_words(each.value) for each in trials],
+        results.sweep.metric.name: [number_words(each.value) for each in trials],
         **{
-            f"{printable(effect.parameter.name)} ": [
-                value_words(each.values.get(effect.parameter.name)) for each in trials
-            ]
+            f"{effect.parameter.name} ": [value_words(each.values.get(effect.parameter.name)) for each in trials]
             for effect in results.effects
         },
-        "time": [duration_words(each.seconds) for each in trials],
+        "time": [clock(each.seconds) for each in trials],
     }
     return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
 
-def effect_sentences(results: SweepResults) -> Iterator[str]:
-    """How the numbers of the table are to be read, and why some are not there."""
-    complete = len(results.of_state("complete"))
-    if any(each.importance is not None for each in results.effects):
-        yield (
-            f"Importance: PED-ANOVA, how much a parameter tells the best {BEST_SHARE:.0%} of the trials from all of "
-            "them; the shares sum to 1."
-        )
-    elif complete < FEWEST_FOR_IMPORTANCE:
-        yield f"Importance takes at least {FEWEST_FOR_IMPORTANCE} complete trials."
-    else:
-        yield "Importance: none can be told, for the best trials have the same values as all of them."
-    pruned = len(results.of_state("pruned"))
-    if pruned:
-        yield f"{_count(pruned, 'pruned trial')} left out: what would have come of them is not known."
-    yield (
-        f"Correlation: Spearman's, of ranks; positive where a larger value goes with a larger "
-        f"{printable(results.sweep.metric.name)}. - stands for values without an order."
-    )
+def trials_frame(results: SweepResults) -> pl.DataFrame:
+    """A row a trial with numbers to sort by, the best first, then those that have no value; MOST_ROWS at most."""
+    rest = [trial for trial in results.trials if trial.state != "complete"]
+    trials = [*results.ranked, *rest][:MOST_ROWS]
+    columns: dict[str, list[Any]] = {
+        "trial": [each.number for each in trials],
+        "state": [each.state for each in trials],
+        results.sweep.metric.name: [each.value for each in trials],
+        **{
+            f"{effect.parameter.name} ": _cells(
+                [each.values.get(effect.parameter.name) for each in trials], effect.parameter
+            )
+            for effect in results.effects
+        },
+        "iterations": [each.iterations for each in trials],
+        "seconds": [None if each.seconds is None else round(each.seconds, 3) for each in trials],
+        "why": [each.reason or "" for each in trials],
+    }
+    if not any(columns["why"]):
+        del columns["why"]
+    return pl.DataFrame(columns, strict=False)
 
 
-def failure_sentences(results: SweepResults) -> Iterator[str]:
-    """Why trials failed, the first few."""
-    failed = results.of_state("failed")
-    for trial in failed[:_MOST_REASONS]:
-        where = f" ({trial.folder})" if trial.folder else ""
-        yield printable(f"trial {trial.number}{where} failed: {trial.reason or 'for an unknown reason'}")
-    if len(failed) > _MOST_REASONS:
-        yield f"trial {failed[_MOST_REASONS].number} and {len(failed) - _MOST_REASONS - 1} more failed as well"
+def _cells(values: Sequence[Any], parameter: Parameter) -> list[Any]:
+    """Numbers as such, so that the table sorts by them; else texts."""
+    if not parameter.is_choice and all(value is None or is_number(value) for value in values):
+        return [None if value is None else float(value) for value in values]
+    return ["" if value is None else value_words(value) for value in values]
 
 
-def method_words(method: str) -> str:
-    """The search's name."""
-    return {"tpe": "TPE", "hyperband": "TPE and Hyperband", "random": "random search", "grid": "grid"}[method]
-
-
-def searched_words(parameter: Parameter) -> str:
-    """What values a parameter may take, short."""
-    if parameter.is_choice:
-        shown = ", ".join(value_words(each) for each in parameter.values[:6])
-        return shown + (f", ... ({len(parameter.values)})" if len(parameter.values) > 6 else "")
-    if parameter.low is None or parameter.high is None:
-        about = (
-            f"a {parameter.a:g}, b {parameter.b:g}"
-            if "beta" in parameter.distribution
-            else (f"mu {parameter.mu:g}, sigma {parameter.sigma:g}")
-        )
-        return f"{parameter.distribution}, {about}" + (f", q {parameter.q:g}" if parameter.q else "")
-    words = f"{number_words(parameter.low)} to {number_words(parameter.high)}"
-    words += ", log" if parameter.is_logarithmic else ""
-    gap = parameter.step if parameter.step is not None else parameter.q
-    return words + (f", in steps of {gap:g}" if gap else "")
-
-
-def correlation_words(effect: Effect) -> str:
-    """A correlation with its sign."""
-    return "-" if effect.correlation is None else f"{effect.correlation + 0.0:+.2f}"
-
-
-def values_words(values: Mapping[str, Any]) -> str:
-    """Parameters with their values, as "lr 0.003, width 64"."""
-    return ", ".join(f"{printable(name)} {value_words(value)}" for name, value in values.items())
-
-
-def value_words(value: Any) -> str:
-    """A parameter's value, short."""
-    if isinstance(value, float):
-        return number_words(value)
-    text = value if isinstance(value, str) else json.dumps(value)
-    text = printable(text)
-    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
-
-
-def number_words(value: float | None) -> str:
-    """A number with four digits that count."""
-    if value is None:
-        return "-"
-    if isinstance(value, int) or not math.isfinite(value):
-        return str(value)
-    return f"{value + 0.0:.4g}"
-
-
-def duration_words(seconds: float | None) -> str:
-    """A time of a trial: minutes and hours where there are any."""
-    if seconds is None:
-        return "-"
-    if seconds < 120:
-        return duration(seconds * 1e9)
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
-SCHEMA: Final = 1
+def _effect(effect: Effect) -> dict[str, Any]:
+    part = effect.importance or 0.0
+    return {
+        "name": effect.parameter.name,
+        "importance": "-" if effect.importance is None else share(effect.importance),
+        "width": 100 * part,
+        "correlation": correlation_words(effect),
+        "searched": searched_words(effect.parameter),
+    }
 
 
 def sweep_json(results: SweepResults) -> dict[str, Any]:
-    """Everything as plain values: times in seconds, shares from 0 to 1, null for what is not known."""
+    """Everything in the results: times in seconds."""
     sweep, best = results.sweep, results.best
-    return {
-        "schema": SCHEMA,
-        "stepscope": __version__,
-        "name": sweep.name,
-        "command": sweep.command.shown,
-        "program": sweep.command.program,
-        "method": sweep.method,
-        "metric": dataclasses.asdict(sweep.metric),
-        "parameters": [_parameter(each) for each in sweep.parameters],
-        "asked_trials": sweep.trials,
-        "counts": {
-            **{state: len(results.of_state(state)) for state in ("complete", "pruned", "failed", "running", "waiting")},
-            "repeated": results.abandoned,
-        },
-        "best": None if best is None else _trial(best),
-        "effects": [
-            {
-                "parameter": each.parameter.name,
-                "importance": each.importance,
-                "correlation": each.correlation,
-                "trials": each.trials,
-            }
+    return stamped(
+        **fields(sweep, "name", "method", "metric", "warnings"),
+        command=sweep.command.shown,
+        program=sweep.command.program,
+        parameters=[_parameter(each) for each in sweep.parameters],
+        asked_trials=sweep.trials,
+        counts={**{state: len(results.of_state(state)) for state in _STATES}, "repeated": results.abandoned},
+        best=best,
+        effects=[
+            {"parameter": each.parameter.name, **fields(each, "importance", "correlation", "trials")}
             for each in results.effects
         ],
-        "trials": [_trial(each) for each in results.trials],
-        "warnings": list(sweep.warnings),
-    }
+        trials=results.trials,
+    )
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
@@ -251,12 +177,3 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     for name in ("values", "probabilities"):
         unused[name] = not content[name]
     return {name: None if unused.get(name) else value for name, value in content.items()}
-
-
-def _trial(trial: SweepTrial) -> dict[str, Any]:
-    content = dataclasses.asdict(trial)
-    content["values"] = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in trial.values.items()
-    }
-    return content

@@ -7,15 +7,13 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
 import polars as pl
 
-from stepscope import __version__
 from stepscope.record.manifest import without_secrets
-from stepscope.report.comparison import share_of
-from stepscope.report.format import count, duration, filled, printable
-from stepscope.report.markdown import code, escape
-from stepscope.report.tables import table_lines
+from stepscope.report.document import Block, Code, Document, Facts, Items, Section, Table, Text, Verbatim, section_if
+from stepscope.report.format import count, duration
+from stepscope.report.json import fields, stamped
+from stepscope.report.words.common import share_of
 from stepscope.tune.measure import UNCHECKED
 from stepscope.tune.search import TuneResult
 from stepscope.tune.trials import LEAST_GAIN, Configuration, Knob, LossCheck, Measured, Trial, code_of
@@ -247,124 +245,70 @@ def gain_words(trial: Trial) -> str:
     return f"{saved}{reason}"
 
 
-_INDENT: Final = "    "
-
-
-def tune_text(result: TuneResult, command: Sequence[str], *, width: int) -> str:
+def tune_document(result: TuneResult, command: Sequence[str]) -> Document:
     """The result, how to use it, the remedies as code, what was tried, and how it was measured."""
     sentence = outcome_sentence(result)
-    lines = []
-    if result.best.settings:
-        best = "Best" if result.is_proven else "Best so far, not proven"
-        lines += [*filled(f"{best}: {printable(result.space.shown(result.best))}", width), ""]
-    lines += [*filled(f"{sentence[0].upper()}{sentence[1:]}.", width), ""]
-    if result.best.settings:
-        lines += [
-            "To use it:" if result.is_proven else "To try it:",
-            f"{_INDENT}{printable(command_line(result, command))}",
-            "",
-        ]
-        lines += _remedies(result, width)
-    lines += ["What was tried:", ""]
-    lines += table_lines(trial_table(result), width=width, whole="--json FILE")
-    lines.append("")
-    why = [line for said in reasons(result) for line in filled(printable(said), width, "  ", _INDENT)]
-    if why:
-        lines += ["Why some of it could not be had:", *why, ""]
-    for said in how(result):
-        lines += filled(printable(said), width)
-    return "\n".join(lines) + "\n"
+    best = tuple(_best(result, command)) if result.best.settings else ()
+    why = tuple(reasons(result))
+    blocks = (
+        Text(f"{sentence[0].upper()}{sentence[1:]}.", "strong"),
+        *best,
+        Section("What was tried", (Table(trial_table(result)),)),
+        *section_if("Why some of it could not be had", *([Items(why)] if why else [])),
+        Section("How it was measured", (Items(tuple(how(result))),)),
+    )
+    return Document("tune", blocks, "--json FILE", level=3)
 
 
-def _remedies(result: TuneResult, width: int) -> Iterator[str]:
+def _best(result: TuneResult, command: Sequence[str]) -> Iterator[Block]:
+    label = "Best" if result.is_proven else "Best so far, not proven"
+    yield Section("", (Facts(((label, Verbatim(result.space.shown(result.best))),)),), is_quiet=True)
+    use = Code(command_line(result, command), "sh")
+    yield Section("To use it" if result.is_proven else "To try it", (use,))
     for knob, shown, as_code, diff in remedies(result):
-        yield from filled(printable(f"{shown}: {knob.why}"), width)
-        for sentence in applied_sentences(result, knob):
-            yield from filled(printable(sentence), width, _INDENT, _INDENT)
-        for line in (diff or as_code).rstrip().splitlines():
-            yield f"{_INDENT}{printable(line)}"
-        yield ""
-
-
-def tune_markdown(result: TuneResult, command: Sequence[str]) -> str:
-    """The same for a pull request."""
-    sentence = outcome_sentence(result)
-    lines = [f"**{escape(sentence[0].upper() + sentence[1:])}.**", ""]
-    if result.best.settings:
-        lines += [
-            f"- {'Best' if result.is_proven else 'Best so far, not proven'}: {code(result.space.shown(result.best))}",
-            f"- To {'use' if result.is_proven else 'try'} it: {code(command_line(result, command))}",
-        ]
-        lines.append("")
-        for knob, shown, as_code, diff in remedies(result):
-            lines += [f"{code(shown)}: {escape(knob.why)}", ""]
-            lines += [f"- {escape(sentence)}" for sentence in applied_sentences(result, knob)]
-            lines.append("")
-            lines += [*_fenced(diff or as_code, "diff" if diff else "python"), ""]
-    rows = [
-        "| tried | on top of | step | times faster | outcome | interval | loss difference |",
-        "|---|---|---:|---:|---|---|---|",
-    ]
-    for row in trial_table(result).iter_rows(named=True):
-        row["step_ns"] = "" if row["step_ns"] is None else duration(row["step_ns"])
-        rows.append("| " + " | ".join(escape(str(word)) for word in row.values()) + " |")
-    return "\n".join([*lines, *rows, "", *(f"- {escape(said)}" for said in (*reasons(result), *how(result)))]) + "\n"
-
-
-def _fenced(text: str, language: str) -> list[str]:
-    if not text:
-        return []
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return [f"{fence}{language}", *(printable(line) for line in text.expandtabs(4).splitlines()), fence]
-
-
-SCHEMA: Final = 1
+        said = Items(tuple(applied_sentences(result, knob)))
+        code = Code(diff or as_code, "diff" if diff else "python")
+        yield Section(f"{shown}: {knob.why}", (*([said] if said.texts else []), *([code] if code.text else [])))
 
 
 def tune_json(result: TuneResult, command: Sequence[str]) -> dict[str, Any]:
-    """The best, its proof and every trial; keys may be added within schema 1, never removed."""
-    has_best = bool(result.best.settings)
+    """The best, its proof and every trial."""
+    return stamped(
+        command=without_secrets(command),
+        outcome=outcome_sentence(result),
+        is_proven=result.is_proven,
+        best=_best_json(result, command) if result.best.settings else None,
+        proof=None if result.proof is None else _trial(result, result.proof),
+        stop=result.stop,
+        seconds=result.seconds,
+        space=result.space,
+        trials=[_trial(result, trial) for trial in result.trials],
+        how=list(how(result)),
+    )
+
+
+def _best_json(result: TuneResult, command: Sequence[str]) -> dict[str, Any]:
+    best, space = result.best, result.space
     return {
-        "schema": SCHEMA,
-        "stepscope": __version__,
-        "command": without_secrets(command),
-        "outcome": outcome_sentence(result),
-        "is_proven": result.is_proven,
-        "best": None
-        if not has_best
-        else {
-            "settings": dict(result.best.settings),
-            "apply": list(result.space.apply_words(result.best)),
-            "arguments": list(result.space.arguments(result.best)),
-            "variables": result.space.variables(result.best),
-            "command_line": command_line(result, command),
-            "remedies": [
-                {"setting": shown, "source": knob.source, "why": knob.why, "code": code, "diff": diff}
-                for knob, shown, code, diff in remedies(result)
-            ],
-        },
-        "proof": None if result.proof is None else _trial(result, result.proof),
-        "stop": result.stop,
-        "seconds": result.seconds,
-        "space": msgspec.to_builtins(result.space),
-        "trials": [_trial(result, trial) for trial in result.trials],
-        "how": list(how(result)),
+        "settings": dict(best.settings),
+        "apply": space.apply_words(best),
+        "arguments": space.arguments(best),
+        "variables": space.variables(best),
+        "command_line": command_line(result, command),
+        "remedies": [
+            {"setting": shown, "source": knob.source, "why": knob.why, "code": code, "diff": diff}
+            for knob, shown, code, diff in remedies(result)
+        ],
     }
 
 
 def _trial(result: TuneResult, trial: Trial) -> dict[str, Any]:
     measured = trial.measured
     return {
-        "number": trial.number,
+        **fields(trial, "number", "state", "reason", "machine", "folder"),
         "purpose": trial.proposal.purpose,
         "configuration": dict(trial.proposal.configuration.settings),
         "reference": dict(trial.proposal.reference.settings),
-        "state": trial.state,
         "outcome": "" if trial.state == "running" else outcome_words(result, trial),
-        "reason": trial.reason,
-        "machine": trial.machine,
-        "folder": trial.folder,
-        "measured": None if measured is None else msgspec.to_builtins(measured),
+        "measured": measured,
     }

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
 import polars as pl
 
-from stepscope import __version__
 from stepscope.analysis.host import CAUSES
-from stepscope.report.format import count, duration, printable, share
-from stepscope.report.tables import showing, table_lines
+from stepscope.report.document import Block, Document, Section, Table, Text, texts
+from stepscope.report.format import count, duration, share
+from stepscope.report.json import fields, stamped
+from stepscope.report.words.common import file_name, warning_sentence
 from stepscope.whatif.answer import Answer, AsMeasured, Prospect, path_by_name
 from stepscope.whatif.critical_path import slack_by_name
 from stepscope.whatif.experiment import RankProspect
@@ -24,8 +22,6 @@ _ALIKE: Final = 0.0005
 _APART: Final = 0.01
 """Of a step: where a rank's replay with the others differs by more from the one alone, a sentence says so."""
 _LONGEST_NAME: Final = 80
-_WIDE: Final = 100
-"""Columns from which on there is room for what resources mean."""
 _NO_REMEDY: Final = ("compute", "untraced", "unknown")
 """Causes that nobody can simply remove: there is a better one to try next."""
 _RESOURCES: Final = {
@@ -46,21 +42,27 @@ _LIMITS: Final = {
 _COMPUTING: Final = "operators computed"
 
 
-def whatif_text(answer: Answer, *, width: int, top: int) -> str:
-    """The whole answer as text; `top` rows of each table, 0 for all."""
-    parts = [*_head(answer, width), *_ranks(answer, width), *_limits(answer, width), *_causes(answer, width)]
+def whatif_document(answer: Answer) -> Document:
+    """What a step would take with changes, what it waits for, and what would save most."""
+    measured = answer.measured
+    blocks = [*_head(answer), *_ranks(answer), *_limits(answer), *_causes(answer)]
     if answer.path is not None:
         title = "What stands on the critical path" + (" then" if answer.together else "")
-        parts += _table(title, _named(path_by_name(answer.path)), "names", width, top)
+        blocks.append(_section(title, _named(path_by_name(answer.path)), "names"))
     if answer.slack is not None:
-        title = f"Slack: how much later operators could end without making {whole(answer.measured)} longer"
+        title = f"Slack: how much later operators could end without making {whole(measured)} longer"
         slack = slack_by_name(answer.slack).rename({"critical": "without_slack"})
-        parts += _table(title, slack, "operators", width, top)
+        blocks.append(_section(title, slack, "operators"))
     if answer.curve is not None:
-        title = f"How much shorter {whole(answer.measured)} would be if each took only a part of its time"
-        parts += _table(title, _curve(answer.curve), "names", width, 0)
-        parts += _curve_sentence(answer.curve, answer.measured, width)
-    return "\n".join(parts).rstrip("\n") + "\n"
+        title = f"How much shorter {whole(measured)} would be if each took only a part of its time"
+        blocks.append(_section(title, _curve(answer.curve), "", *_curve_sentence(answer.curve, measured)))
+    return Document("what if", tuple(blocks))
+
+
+def _section(title: str, frame: pl.DataFrame, things: str, *sentences: str) -> Section:
+    nothing = texts(f"There are no {things} of that kind in the recording.")
+    table = Table(frame, things, wide_only=("what_it_means",))
+    return Section(title, (*((table,) if frame.height else nothing), *texts(*sentences)))
 
 
 def whole(measured: AsMeasured) -> str:
@@ -80,7 +82,7 @@ def trust_sentences(measured: AsMeasured) -> list[str]:
     """How far a replay can be believed here."""
     if measured.why_not is not None:
         return [
-            f"Not certain: {printable(measured.why_not)}. What follows is what the replay gives, not a promise; "
+            f"Not certain: {measured.why_not}. What follows is what the replay gives, not a promise; "
             "stepscope diagnose adds up the time that each cause took instead."
         ]
     off = abs(measured.replayed_step_ns - measured.step_ns) / max(measured.step_ns, 1)
@@ -111,66 +113,39 @@ def limit_sentence(resources: pl.DataFrame, measured: AsMeasured, then: str = ""
         return ""
     kind, part = sums.row(0)
     most = resources.filter(pl.col("kind") == kind).sort("share", descending=True).row(0, named=True)
-    cause = f"{printable(most['cause'] or '')} ({share(most['share'])})"
+    cause = f"{(most['cause'] or '')} ({share(most['share'])})"
     return _LIMITS[kind].format(whole=f"{whole(measured)}{then}", part=share(part), most=cause)
 
 
 def resource_name(kind: str, cause: str | None) -> str:
     """What a part of the critical path is called."""
-    return f"host: {printable(cause or 'unknown')}" if kind == "host" else _RESOURCES[kind][0]
+    return f"host: {(cause or 'unknown')}" if kind == "host" else _RESOURCES[kind][0]
 
 
-def _filled(text: str, width: int, indent: str = "") -> Iterator[str]:
-    """A sentence in lines of this width; words that are longer stay whole."""
-    yield from textwrap.wrap(
-        text,
-        width,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _head(answer: Answer, width: int) -> Iterator[str]:
+def _head(answer: Answer) -> Iterator[Block]:
     measured = answer.measured
-    name = printable(measured.path).replace("\\", "/").rsplit("/", 1)[-1]
-    yield from _filled(f"{name}: {measured_sentence(measured)}.", width)
-    for sentence in trust_sentences(measured):
-        yield from _filled(sentence, width)
-    for warning in measured.warnings:
-        text = f"While reading: {count(warning.count)} x {printable(warning.kind)}: {printable(warning.detail)}."
-        yield from _filled(text, width)
-    yield ""
+    warnings = [f"While reading: {warning_sentence(warning)}." for warning in measured.warnings]
+    head = f"{file_name(measured.path)}: {measured_sentence(measured)}."
+    yield Section("", texts(head, *trust_sentences(measured), *warnings), is_quiet=True)
     if answer.together is None:
         return
+    prospect = prospect_sentence(answer.together, measured)
     if len(answer.alone) == 1:
-        yield from _filled(f"{printable(answer.alone[0].name)}: {prospect_sentence(answer.together, measured)}.", width)
-        yield ""
+        yield Section("", (Text(f"{answer.alone[0].name}: {prospect}.", "strong"),), is_quiet=True)
         return
-    yield from _filled(f"With all of these, {prospect_sentence(answer.together, measured)}.", width)
     savings = [share(each.saving_share) for each in answer.alone]
     alone = f"{', '.join(savings[:-1])} and {savings[-1]}"
-    yield from _filled(f"Alone they save {alone}; together {share(answer.together.saving_share)}.", width)
-    yield ""
-    rows = [*answer.alone, answer.together]
-    table = pl.DataFrame(
-        {
-            "change": [each.name for each in rows],
-            "step_ns": [each.step_ns for each in rows],
-            "saves_ns": [each.saving_ns for each in rows],
-            "saves_share": [each.saving_share for each in rows],
-        }
-    )
-    yield from ("  " + line for line in table_lines(table, width=width - 2))
-    yield ""
+    together = f"Alone they save {alone}; together {share(answer.together.saving_share)}."
+    rows = [fields(each, "name", "step_ns", "saving_ns", "saving_share") for each in (*answer.alone, answer.together)]
+    table = pl.DataFrame(rows).rename({"name": "change", "saving_ns": "saves_ns", "saving_share": "saves_share"})
+    yield Section("", (Text(f"With all of these, {prospect}.", "strong"), Text(together)), is_quiet=True)
+    yield Section("Alone and together", (Table(table),))
 
 
-def _ranks(answer: Answer, width: int) -> Iterator[str]:
+def _ranks(answer: Answer) -> Iterator[Section]:
     """What every rank's step would take, which waits for the slowest in collectives."""
     if not answer.ranks:
         return
-    yield "The ranks together: each waits for the others in their collectives"
     table = pl.DataFrame(
         {
             "rank": [_short(each.name) for each in answer.ranks],
@@ -180,37 +155,31 @@ def _ranks(answer: Answer, width: int) -> Iterator[str]:
             "alone_share": [_saved(each.alone_step_ns, each) for each in answer.ranks],
         }
     )
-    yield from ("  " + line for line in table_lines(table, width=width - 2))
-    yield from _filled("alone: if only this rank were changed", width, "  ")
     first = answer.ranks[0]
+    note = ""
     if answer.together is not None and abs(first.step_ns - answer.together.step_ns) > _APART * first.measured_step_ns:
-        yield from _filled(
+        note = (
             f"All but this table is about {_short(first.name)} as if the others never made it wait longer or shorter: "
             f"{duration(answer.together.step_ns)} a step. Believe the {duration(first.step_ns)} of the table, in which "
-            "it waits for them.",
-            width,
+            "it waits for them."
         )
-    yield ""
+    title = "The ranks together: each waits for the others in their collectives"
+    yield _section(title, table, "", "alone: if only this rank were changed", note)
 
 
 def _saved(step_ns: float, rank: RankProspect) -> float:
     return 1 - step_ns / rank.measured_step_ns if rank.measured_step_ns else 0.0
 
 
-def _limits(answer: Answer, width: int) -> Iterator[str]:
+def _limits(answer: Answer) -> Iterator[Section]:
     """What the critical path consists of, before and after, and what limits."""
     measured = answer.measured
     per_step = ", per step" if measured.stepped else ""
-    yield f"What {whole(measured)} waits for: the critical path{per_step}"
-    table = _resource_table(measured.resources, answer.resources, measured.step_count)
-    table = table if width >= _WIDE else table.drop("what_it_means")
-    yield from ("  " + line for line in table_lines(table, width=width - 2))
-    yield ""
-    now = " now" if answer.resources is not None else ""
-    yield from _filled(limit_sentence(measured.resources, measured, now), width)
-    if answer.resources is not None:
-        yield from _filled(limit_sentence(answer.resources, measured, " then"), width)
-    yield ""
+    title = f"What {whole(measured)} waits for: the critical path{per_step}"
+    yield _section(title, _resource_table(measured.resources, answer.resources, measured.step_count), "")
+    now = limit_sentence(measured.resources, measured, "" if answer.resources is None else " now")
+    then = "" if answer.resources is None else limit_sentence(answer.resources, measured, " then")
+    yield Section("", texts(now, then), is_quiet=True)
 
 
 def _resource_table(now: pl.DataFrame, then: pl.DataFrame | None, steps: int) -> pl.DataFrame:
@@ -241,14 +210,13 @@ def _meaning(kind: str, cause: str | None) -> str:
     return _COMPUTING if cause == "compute" else CAUSES.get(cause or "", "")
 
 
-def _causes(answer: Answer, width: int) -> Iterator[str]:
+def _causes(answer: Answer) -> Iterator[Section]:
     """What a step would save without each cause."""
     measured, causes = answer.measured, answer.causes
     if causes is None:
         return
     if causes.is_empty():
-        yield "No cause took a noticeable part of the time."
-        yield ""
+        yield Section("", texts("No cause took a noticeable part of the time."), is_quiet=True)
         return
     table = causes.select(
         "cause",
@@ -257,20 +225,16 @@ def _causes(answer: Answer, width: int) -> Iterator[str]:
         saves_ns="saving_ns",
         saves_share="saving_share",
     )
-    yield f"What {whole(measured)} would save without each cause; savings overlap"
-    yield from ("  " + line for line in table_lines(table, width=width - 2))
     took = "the main thread's time by cause"
     if measured.device is not None:
         took = "the device's idle time by cause, with copies and communication that no computation hides"
-    yield from _filled(f"took: {took}; saves: what the replay without it gives", width, indent="  ")
-    yield ""
+    meaning = f"took: {took}; saves: what the replay without it gives"
+    yield _section(f"What {whole(measured)} would save without each cause; savings overlap", table, "", meaning)
     better = causes.filter(~pl.col("cause").is_in(_NO_REMEDY) & (pl.col("saving_ns") > 0))
     if better.height:
-        best = better["cause"][0]
-        ask = f"stepscope whatif TRACE --remove {printable(best)}"
         rule = "" if measured.why_not else ", or --remove RULE for what a rule of stepscope diagnose found"
-        yield from _filled(f"Next: {ask}{rule}.", width)
-        yield ""
+        ask = f"stepscope whatif TRACE --remove {better['cause'][0]}"
+        yield Section("", texts(f"Next: {ask}{rule}."), is_quiet=True)
 
 
 def _named(table: pl.DataFrame) -> pl.DataFrame:
@@ -289,76 +253,35 @@ def _curve(curve: pl.DataFrame) -> pl.DataFrame:
     return names
 
 
-def _curve_sentence(curve: pl.DataFrame, measured: AsMeasured, width: int) -> Iterator[str]:
+def _curve_sentence(curve: pl.DataFrame, measured: AsMeasured) -> Iterator[str]:
     """Such as "If train.py:12 were twice as fast, the step would be 3.0 % shorter."."""
     half = curve.filter((pl.col("factor") == 0.5) & (pl.col("saving_share") > 0)).sort("saving_share", descending=True)
     if half.height:
         name, part = _short(half["name"][0]), share(half["saving_share"][0])
-        yield from _filled(f"If {name} were twice as fast, {whole(measured)} would be {part} shorter.", width)
+        yield f"If {name} were twice as fast, {whole(measured)} would be {part} shorter."
 
 
 def _short(name: str) -> str:
-    name = printable(name)
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
-def _table(title: str, frame: pl.DataFrame, things: str, width: int, top: int) -> Iterator[str]:
-    yield title
-    if frame.is_empty():
-        yield f"  There are no {things} of that kind in the recording."
-    else:
-        shown = frame.head(top) if top else frame
-        yield from ("  " + line for line in table_lines(shown, width=width - 2))
-        cut = showing(shown.height, frame.height, things)
-        if cut:
-            yield f"  {cut}"
-    yield ""
-
-
-SCHEMA: Final = 1
-
-
 def whatif_json(answer: Answer) -> dict[str, Any]:
-    """Everything in an answer as plain values: times in nanoseconds, shares from 0 to 1, no NaN."""
+    """Everything in an answer."""
     measured = answer.measured
-    return {
-        "schema": SCHEMA,
-        "stepscope": __version__,
-        "trace": {
-            "path": measured.path,
-            "format": measured.format,
-            "warnings": [dataclasses.asdict(each) for each in measured.warnings],
-        },
-        "steps": {"source": "recorded" if measured.stepped else "none", "count": measured.step_count},
-        "step_ns": measured.step_ns,
-        "replayed_step_ns": measured.replayed_step_ns,
-        "device": measured.device,
-        "unexplained_share": measured.unexplained_share,
-        "why_not": measured.why_not,
-        "resources": _rows(measured.resources),
-        "causes": None if answer.causes is None else _rows(answer.causes),
-        "changes": [_prospect(each) for each in answer.alone],
-        "together": None if answer.together is None else _prospect(answer.together),
-        "ranks": [dataclasses.asdict(each) for each in answer.ranks],
-        "resources_then": None if answer.resources is None else _rows(answer.resources),
-        "critical_path": None if answer.path is None else _rows(answer.path),
-        "slack": None if answer.slack is None else _rows(answer.slack),
-        "curve": None if answer.curve is None else _rows(answer.curve),
-    }
+    return stamped(
+        trace=fields(measured, "path", "format", "warnings"),
+        steps={"source": "recorded" if measured.stepped else "none", "count": measured.step_count},
+        **fields(measured, "step_ns", "replayed_step_ns", "device", "unexplained_share", "why_not", "resources"),
+        causes=answer.causes,
+        changes=[_prospect(each) for each in answer.alone],
+        together=None if answer.together is None else _prospect(answer.together),
+        ranks=answer.ranks,
+        resources_then=answer.resources,
+        critical_path=answer.path,
+        slack=answer.slack,
+        curve=answer.curve,
+    )
 
 
 def _prospect(prospect: Prospect) -> dict[str, Any]:
-    return {
-        "change": prospect.name,
-        "step_ns": prospect.step_ns,
-        "saving_ns": prospect.saving_ns,
-        "saving_share": prospect.saving_share,
-    }
-
-
-def _rows(frame: pl.DataFrame) -> list[dict[str, Any]]:
-    return [{name: _plain(value) for name, value in row.items()} for row in frame.iter_rows(named=True)]
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {"change": prospect.name, **fields(prospect, "step_ns", "saving_ns", "saving_share")}

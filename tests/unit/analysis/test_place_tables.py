@@ -6,10 +6,12 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.places import LINE_SCHEMA, MODULE_SCHEMA, line_table, module_table, place_costs
-from stepscope.report.places import places_report, places_text, source_view
+from stepscope.report.places import places_document, places_json, source_view
+from stepscope.report.text import text_of
 from stepscope.trace import Metadata, Trace, Window
 from tests.unit.analysis.test_attribution import training
 from tests.unit.recording import Recording
+from tests.unit.rendered import written
 
 SHORT = [
     "file",
@@ -49,7 +51,7 @@ def test_nothing() -> None:
     assert dict(line_table(trace).schema) == {name: dtype() for name, dtype in LINE_SCHEMA.items()}
     assert module_table(trace).is_empty()
     assert dict(module_table(trace).schema) == {name: dtype() for name, dtype in MODULE_SCHEMA.items()}
-    assert places_text(place_costs(trace), line_table(trace), "lines", width=100, top=0) == (
+    assert text_of(places_document(place_costs(trace), line_table(trace), "lines", top=0), width=200) == (
         "No lines of yours are known in this trace: it has no Python stacks either. stepscope run records lines; "
         "torch.profiler needs with_stack=True.\n"
     )
@@ -60,7 +62,7 @@ def test_who_has_no_torch_is_not_told_to_record_with_it(things: str) -> None:
     trace = Trace.from_tables({}, Metadata(format="xplane"))
 
     table = line_table(trace) if things == "lines" else module_table(trace)
-    text = places_text(place_costs(trace), table, things, width=100, top=0)
+    text = text_of(places_document(place_costs(trace), table, things, top=0), width=100)
 
     assert "XLA_IR_DEBUG=1" in text
     assert "torch.profiler" not in text
@@ -132,15 +134,15 @@ def test_the_text_tells_one_step_and_what_was_cut() -> None:
     trace = on_host().trace()
     costs = place_costs(trace)
 
-    assert places_text(costs, line_table(trace), "lines", width=100, top=20) == (
+    assert text_of(places_document(costs, line_table(trace), "lines", top=20), width=100) == (
         "Operators’ own time per step, mean of 2: 70 ns; 100.0 % of it in lines of yours.\n\n"
         "line                 function  total    share  forward  backward  calls  allocated\n"
         "/srv/ada/model.py:3  forward   70 ns  100.0 %    30 ns     40 ns      1    4.0 KiB\n"
     )
-    tree = places_text(costs, module_table(trace), "modules", width=100, top=20)
+    tree = text_of(places_document(costs, module_table(trace), "modules", top=20), width=100)
     assert tree.splitlines()[-1] == "Net.body.0  70 ns  70 ns  100.0 %    30 ns     40 ns      1    4.0 KiB"
     several = line_table(trace, costs=place_costs(trace, window=Window(0, 400)))
-    assert places_text(costs, several, "lines", width=100, top=1).splitlines()[-1] == (
+    assert text_of(places_document(costs, several, "lines", top=1), width=100).splitlines()[-1] == (
         "showing 1 of 2 lines, --top 0 for all"
     )
 
@@ -149,7 +151,7 @@ def test_the_report_for_programs_has_sums() -> None:
     trace = on_host().trace()
     costs = place_costs(trace)
 
-    report = places_report(costs, module_table(trace), "modules", top=0)
+    report = written(places_json(costs, module_table(trace), "modules", top=0))
 
     assert list(report) == [
         "schema", "stepscope", "trace", "basis", "steps", "total_ns", "attributed_ns", "idle_ns", "module_count",

@@ -13,7 +13,7 @@ import pytest
 from stepscope.commands import main
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
-from stepscope.report.comparison_formats import TABLES
+from stepscope.report.comparison import TABLES
 from tests.unit.small_traces import complete, kernel, launch
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -226,7 +226,7 @@ def test_the_command_prints_reasons_and_code_and_writes_the_file(
     assert lines[0].startswith("Recorded steps among 2 ranks take 3.0 ms. A message takes 50.0 us")
     assert "bucket_cap_mb = 2" in lines
     assert "gradient_as_bucket_view = (torch's own)" in lines
-    assert "  model = DistributedDataParallel(model, bucket_cap_mb=2.0, find_unused_parameters=False)" in lines
+    assert "      model = DistributedDataParallel(model, bucket_cap_mb=2.0, find_unused_parameters=False)" in lines
     assert DataParallelSettings.load(tmp_path / "settings.json") == settings_of(two_ranks()).settings
 
     assert main(["data-parallel", str(tmp_path / "trace"), "--json", "-"]) == 0
@@ -242,7 +242,7 @@ def test_recorded_ranks(traces_folder: Path, capsys: pytest.CaptureFixture[str])
     assert main(["data-parallel", str(folder / "cpu_ddp_gloo")]) == 0
     gloo = capsys.readouterr().out
     assert "Recorded steps among 2 ranks take 167.5 ms." in gloo
-    assert "gradient_as_bucket_view = True\n    29 gradients a step are copied out of their buckets" in gloo
+    assert "gradient_as_bucket_view = True\n  29 gradients a step are copied out of their buckets" in gloo
     assert "Only one rank's trace was given" not in gloo
 
     assert main(["data-parallel", str(folder / "v100_ddp_rank1of2.json.gz"), "--json", "-"]) == 0

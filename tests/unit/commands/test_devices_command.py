@@ -62,21 +62,20 @@ def test_one_device_with_its_sources(capsys: pytest.CaptureFixture[str]) -> None
     v100s = named_device("V100S")
     assert capsys.readouterr().out == (
         "V100S-PCIe (NVIDIA, Volta)\n"
-        "  also called   V100S\n"
-        "  memory        32 GB\n"
-        "  bandwidth     1,134 GB/s\n"
-        "  fp64          8.2 TFLOP/s\n"
-        "  fp32          16.4 TFLOP/s\n"
-        "  fp16          130 TFLOP/s\n"
-        "  power         250 W at most\n"
-        "  host link     15.75 GB/s each way\n"
-        "  peer link     15.75 GB/s each way\n"
-        "  units         80\n"
-        "  clock         1,597 MHz\n"
-        "  cache         6 MiB\n"
-        "  capability    7.0\n"
-        "\n"
-        f"  source        {v100s.source}\n"
+        "  also called  V100S\n"
+        "  memory       32 GB\n"
+        "  bandwidth    1,134 GB/s\n"
+        "  fp64         8.2 TFLOP/s\n"
+        "  fp32         16.4 TFLOP/s\n"
+        "  fp16         130 TFLOP/s\n"
+        "  power        250 W at most\n"
+        "  host link    15.75 GB/s each way\n"
+        "  peer link    15.75 GB/s each way\n"
+        "  units        80\n"
+        "  clock        1,597 MHz\n"
+        "  cache        6 MiB\n"
+        "  capability   7.0\n"
+        f"  source       {v100s.source}\n"
     )
 
 
@@ -84,10 +83,10 @@ def test_measured_figures_stand_beside_the_peaks(capsys: pytest.CaptureFixture[s
     assert main(["devices", "H100-SXM"]) == 0
 
     text = capsys.readouterr().out
-    assert "  bf16          989.4 TFLOP/s; 794.5 TFLOP/s measured (80%)\n" in text
-    assert "  bandwidth     3,350 GB/s; 2,903 GB/s measured (87%)\n" in text
+    assert "  bf16        989.4 TFLOP/s; 794.5 TFLOP/s measured (80%)\n" in text
+    assert "  bandwidth   3,350 GB/s; 2,903 GB/s measured (87%)\n" in text
     first, second = named_device("H100-SXM").measured_source.split()
-    assert text.endswith(f"\n  measured      {first}\n                {second}\n")
+    assert text.endswith(f"\n  measured    {first}\n              {second}\n")
 
 
 def test_devices_are_kept_replaced_and_removed(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from stepscope.commands import main
 from stepscope.compare.run_times import KEPT, series_of
 from stepscope.files import with_checksum
+from tests.unit.rendered import golden
 from tests.unit.run_folders import COMMIT, made_run, recording
 
 OTHER_COMMIT = "9f8e7d6c5b4a" + "0" * 28
@@ -66,38 +67,12 @@ def test_the_series_of_a_name(name: str, series: str) -> None:
     assert series_of(name) == series
 
 
-REPORT = """\
-train: 7 runs, in /home/alice/project
-Mean time of steps without the profiler, from 2026-09-21 14:13:20 UTC on.
-
-12.1 ms │          ┆ ●   ●   ●   ●
-        │          ┆
-        │          ┆
-        │          ┆
-11.0 ms │          ┆
-        │          ┆
-        │          ┆
-10.0 ms │●   ●   ● ┆
-
-Slower from train-4 on, 2026-09-24 14:13:20 UTC: 20.3 % more (99 % interval: 19.9 % to 20.7 % more), \
-12.0 ms a step instead of 10.0 ms (3 runs before, 4 from there on).
-  command           ... --workers 4 -> ... --workers 0
-  git commit        a1b2c3d4e5f6 -> 9f8e7d6c5b4a
-  version of torch  2.12.0 -> 2.13.0
-  git log --oneline a1b2c3d4e5f6..9f8e7d6c5b4a
-
-run      started                     step      low     high  steps  change  git commit    device
-train-7  2026-09-27 14:13:20 UTC  12.1 ms  12.1 ms  12.1 ms     12          9f8e7d6c5b4a  2 x NVIDIA H100
-train-6  2026-09-26 14:13:20 UTC  12.1 ms  12.0 ms  12.1 ms     12          9f8e7d6c5b4a  2 x NVIDIA H100
-showing the latest 2 of 7 runs, --top 0 for all
-"""
-
-
 def test_the_report_of_a_series(capsys: pytest.CaptureFixture[str]) -> None:
     slower_from_the_fourth_run()
 
     assert main(["history", "train", "--top", "2"]) == 0
-    assert capsys.readouterr().out == REPORT
+    text = capsys.readouterr().out
+    assert text == golden("history.txt", text)
 
 
 def test_several_series_are_an_overview(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.predict.test_prediction import US, copying
 from tests.unit.recording import Recording, saved
+from tests.unit.rendered import golden
 
 
 @pytest.fixture(autouse=True)
@@ -49,26 +50,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return written.err
 
 
-ON_ITS_OWN = """\
-trace.json: a step takes 1.0 ms on A100-SXM4-80GB (mean of 3); the device works 40.2 % of it.
-
-What the step would take, and where nine of ten should lie
-  device          step    speed up    busy  limit
-  A100-SXM4-80GB  1.0 ms  1.00 x    40.2 %  host
-
-A100-SXM4-80GB: idle for 59.8 % of the step: the host limits it, most of it python, and is no faster there. stepscope
-  diagnose tells why; stepscope whatif --graphs, what one launch a step would save.
-
-What that rests on: share of the device's measured time by how it was predicted
-  device          same device
-  A100-SXM4-80GB      100.0 %
-
-Note: memory was not recorded: record with profile_memory=True, so that nothing tells what fits.
-"""
-
-
 def test_on_the_recorded_device(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys, trace, "--to", "A100-SXM4-80GB") == ON_ITS_OWN
+    text = printed(capsys, trace, "--to", "A100-SXM4-80GB")
+    assert text == golden("prediction_of_a_trace.txt", text)
 
 
 def test_the_fastest_comes_first(trace: str, capsys: pytest.CaptureFixture[str]) -> None:

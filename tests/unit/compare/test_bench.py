@@ -14,8 +14,10 @@ from stepscope.commands import main
 from stepscope.compare.bench import Bench, BenchFailure, BenchRun, BenchSettings, order_of, stop_of
 from stepscope.compare.bench_programs import BenchCommand
 from stepscope.compare.statistics import WarmUp
-from stepscope.report.bench import bench_json, bench_markdown, bench_table, bench_text, how, noise_of, verdicts
+from stepscope.report.bench import bench_document, bench_json, bench_table, how, noise_of, verdicts
 from stepscope.report.json import json_bytes
+from stepscope.report.markdown import markdown_of
+from stepscope.report.text import text_of
 
 MS = 1_000_000
 RUNS_DIFFER = (
@@ -172,7 +174,7 @@ def test_why_it_stopped(stop: str, said: str) -> None:
 
 
 def test_the_text_begins_with_the_commands_and_their_steps() -> None:
-    lines = bench_text(bench((50.0, 50.2, 49.9), (40.0, 40.1, 39.8)), width=120).splitlines()
+    lines = text_of(bench_document(bench((50.0, 50.2, 49.9), (40.0, 40.1, 39.8))), width=120).splitlines()
     assert lines[:6] == [
         f"A  {sys.executable} -c pass",
         f"B  {sys.executable} -c '1|2'",
@@ -181,13 +183,13 @@ def test_the_text_begins_with_the_commands_and_their_steps() -> None:
         "A    50.0 ms  49.7 ms  50.4 ms                                                  60     3",
         "B    40.0 ms  39.6 ms  40.3 ms  20.1 % less  19.5 % to 20.8 % less  faster      60     3",
     ]
-    assert max(map(len, bench_text(bench((50.0, 50.2), (40.0, 40.1)), width=80).splitlines())) <= 120
+    assert max(map(len, text_of(bench_document(bench((50.0, 50.2), (40.0, 40.1))), width=80).splitlines())) <= 120
 
 
 def test_markdown_is_escaped() -> None:
-    text = bench_markdown(bench((50.0, 50.2, 49.9), (40.0, 40.1, 39.8)))
-    assert r"-c '1\|2' |" in text
-    assert text.startswith("| run | step | change | interval | verdict | steps | runs | command |\n|---|---:|")
+    text = markdown_of(bench_document(bench((50.0, 50.2, 49.9), (40.0, 40.1, 39.8))))
+    assert text.startswith(f"- **A** `{sys.executable} -c pass`\n- **B** `{sys.executable} -c '1|2'`\n")
+    assert "| run | step | low | high | change | interval | verdict | steps | runs |\n| --- | ---: |" in text
     assert "- B against A: faster: a step takes 40.0 ms instead of 50.0 ms" in text
 
 

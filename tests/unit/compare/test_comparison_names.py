@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.compare import compare_traces
 from stepscope.compare.matching import numberless
-from stepscope.report.comparison import shown_tables
+from stepscope.report.comparison import difference_tables
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
 
@@ -69,7 +69,7 @@ def test_kernels_of_two_compilations_are_the_same_kernels() -> None:
     )
     assert (row["before_total_ns"], row["after_total_ns"], row["before_calls"], row["after_calls"]) == (400, 240, 1, 1)
     assert found.operators["match"].to_list() == ["same operator, other number"]
-    shown = {table.title: table.frame for table in shown_tables(found, 0)}
+    shown = {title: table.frame for title, table in difference_tables(found)}
     assert shown["Kernels"]["matched as"].to_list() == ["same kernel, other number"]
     assert "family" not in found.kernels.columns + found.operators.columns
 

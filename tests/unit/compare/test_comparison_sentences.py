@@ -10,15 +10,12 @@ import pytest
 
 from stepscope.compare import Comparison, compare_samples
 from stepscope.compare.comparison import SideSummary
-from stepscope.report.comparison import advice, cause_phrase, side_sentence, where_sentences
-from stepscope.report.comparison_formats import (
-    comparison_markdown,
-    comparison_report,
-    comparison_text,
-    overview,
-    redacted_comparison,
-)
+from stepscope.report.comparison import comparison_document, comparison_json, overview, redacted_comparison
+from stepscope.report.markdown import markdown_of
+from stepscope.report.text import text_of
+from stepscope.report.words.comparison import advice, cause_phrase, side_sentence, where_sentences
 from stepscope.trace import Trace
+from tests.unit.rendered import written
 
 MS = 1_000_000
 TIMES = {
@@ -173,8 +170,8 @@ def test_where_the_verdict_stands_elsewhere_only_the_reasons_are_told() -> None:
     samples = compare_samples([[100 * MS, 140 * MS]], [[80 * MS, 120 * MS]])
     found = [comparison(100, 80, [("idle", "input", 20, 0)], samples=samples, notes=("A note.",))] * 2
 
-    text = comparison_text(found, width=200, top=5, only_why=True)
-    page = comparison_markdown(found, top=5, only_why=True)
+    text = text_of(comparison_document(found, only_why=True), width=200, top=5)
+    page = markdown_of(comparison_document(found, only_why=True), top=5)
 
     for shown in (text, page):
         assert "No difference shown" not in shown
@@ -213,7 +210,7 @@ def test_a_line_that_came() -> None:
         (("mm", 50, 9, "other shapes", 64, 1),
          "mm changed most: 9.0 ms a step instead of 50.0 ms, in 1 call instead of 64 (other shapes)."),
         (("mm", 50, 0, "only before", 1, 0), "mm changed most: it is there only before, 50.0 ms a step."),
-        (("m\x1bm", 50, 0, "only before", 1, 0), "m\\x1bm changed most: it is there only before, 50.0 ms a step."),
+        (("m\x1bm", 50, 0, "only before", 1, 0), "m\x1bm changed most: it is there only before, 50.0 ms a step."),
     ],
 )  # fmt: skip
 def test_the_operator(made: tuple[Any, ...], sentence: str) -> None:
@@ -235,7 +232,7 @@ def test_operators_are_left_out_where_nothing_was_computed_otherwise() -> None:
         ("host", "compute", "time in which the host computed"),
         ("host", "input", "time in which the host was loading data (input)"),
         ("idle", "unknown", "idle time that the trace does not explain"),
-        ("idle", "new\x1bcause", "idle time with the cause new\\x1bcause"),
+        ("idle", "new\x1bcause", "idle time with the cause new\x1bcause"),
     ],
 )
 def test_causes_in_words(kind: str, name: str, phrase: str) -> None:
@@ -259,7 +256,7 @@ def test_the_text_shows_control_characters_and_fits() -> None:
     settings = pl.DataFrame({"name": ["x\x1b[2J"], "before": ["1"], "after": [None]})
     found = comparison(100, 80, [("idle", "input", 20, 0)], settings=settings, before=side("a\x1b", 100))
 
-    text = comparison_text([found], width=60, top=5)
+    text = text_of(comparison_document([found]), width=60, top=5)
 
     assert "\x1b" not in text
     assert "x\\x1b[2J" in text
@@ -278,7 +275,7 @@ def test_redaction_takes_paths_and_the_machine_out() -> None:
         notes=("Passed over: /home/alice/runs/x.json is empty",),
     )  # fmt: skip
 
-    report = str(comparison_report([redacted_comparison(found)]))
+    report = str(written(comparison_json([redacted_comparison(found)])))
 
     assert "alice" not in report
     assert "node7" not in report

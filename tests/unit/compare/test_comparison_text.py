@@ -8,7 +8,9 @@ import polars as pl
 import pytest
 
 from stepscope.compare import SampleComparison, compare_samples
-from stepscope.report.comparison import change_words, interval_words, sample_table, verdict_lines
+from stepscope.report.comparison import sample_table
+from stepscope.report.words.common import change_words, interval_words
+from stepscope.report.words.comparison import detectable_sentences, verdict_sentence
 
 MEASURED: dict[str, Any] = {
     "before_ns": 120_300_000.0, "before_low_ns": 118_000_000.0, "before_high_ns": 122_000_000.0,
@@ -22,11 +24,15 @@ def measured(**changes: Any) -> SampleComparison:
     return SampleComparison(**{**MEASURED, **changes})
 
 
+def verdict_lines(samples: SampleComparison) -> list[str]:
+    return [verdict_sentence(samples), *detectable_sentences(samples), *samples.caveats]
+
+
 def test_no_steps() -> None:
     assert verdict_lines(compare_samples([], [])) == [
         "No difference shown: there are no steps before and after.",
-        "No step before: at least two are needed to tell a difference.",
-        "No step after: at least two are needed to tell a difference.",
+        "No step before: at least two are needed to show a difference.",
+        "No step after: at least two are needed to show a difference.",
     ]
 
 
@@ -89,7 +95,7 @@ def test_both_sides_as_a_table() -> None:
     table = sample_table(measured(), ("main\x1b[31m", "branch"))
 
     assert table.rows() == [
-        ("main\\x1b[31m", 120_300_000.0, 118_000_000.0, 122_000_000.0, 40, 1),
+        ("main\x1b[31m", 120_300_000.0, 118_000_000.0, 122_000_000.0, 40, 1),
         ("branch", 94_100_000.0, 93_000_000.0, 95_000_000.0, 80, 2),
     ]
     assert isinstance(table, pl.DataFrame)

@@ -9,10 +9,13 @@ import pytest
 
 from stepscope.compare import Side, compare_sides
 from stepscope.compare.notes import compared_energies
-from stepscope.report.comparison import energy_sentences
-from stepscope.report.comparison_formats import comparison_markdown, comparison_report, comparison_text, overview
+from stepscope.report.comparison import comparison_document, comparison_json, overview
+from stepscope.report.markdown import markdown_of
+from stepscope.report.text import text_of
+from stepscope.report.words.comparison import energy_sentences
 from stepscope.trace.energy_records import Counter, EnergyRecord, step_energies
 from tests.unit.predict.test_energy import measured, steps
+from tests.unit.rendered import written
 
 BEFORE = {"gpu": [[2.0, 2.02, 1.98, 2.01, 1.99]], "cpu": [[0.5]]}
 AFTER = {"gpu": [[1.6, 1.62, 1.58, 1.61, 1.59]], "dram": [[0.1, 0.1]]}
@@ -39,8 +42,8 @@ def test_in_reports() -> None:
 
     (sentence,) = energy_sentences(comparison)
     assert sentence.startswith("Devices use 1.60 J a step instead of 2.00 J, 20.0 % less (95 % interval: ")
-    assert "Devices use 1.60 J a step" in comparison_text([comparison], width=100, top=1)
-    report = json.loads(json.dumps(comparison_report([comparison])["comparisons"][0]["energies"]))
+    assert "Devices use 1.60 J a step" in text_of(comparison_document([comparison]), width=100, top=1)
+    report = json.loads(json.dumps(written(comparison_json([comparison]))["comparisons"][0]["energies"]))
     assert [(each["kind"], each["before_windows"]) for each in report] == [("gpu", 5)]
 
 
@@ -55,8 +58,8 @@ def test_as_columns_where_every_program_measured_it() -> None:
     table = overview(comparisons)
     assert table["gpu_energy"].to_list() == ["2.00 J", "1.60 J", "1.20 J"]
     assert "cpu_energy" not in table.columns
-    assert "gpu energy" in comparison_text(comparisons, width=120, top=1)
-    assert "cpu energy" in comparison_markdown(comparisons, top=1)
+    assert "gpu energy" in text_of(comparison_document(comparisons), width=120, top=1)
+    assert "cpu energy" in markdown_of(comparison_document(comparisons), top=1)
 
 
 def test_one_window_tells_nothing_of_chance() -> None:

@@ -21,17 +21,14 @@ from stepscope.predict.cost.energy_parts import (
     TraceEnergy,
     shared,
 )
-from stepscope.report.energy import electricity, energy, energy_text, mass
-from stepscope.report.energy_json import energy_json
-from stepscope.report.html.page import html_report
-from stepscope.report.json import json_reports
-from stepscope.report.markdown import markdown_reports
-from stepscope.report.text import text_reports
+from stepscope.report.energy import electricity, energy, energy_document, energy_json, mass
+from stepscope.report.text import text_of
 from stepscope.trace import Metadata, Trace, Window
 from stepscope.trace.energy_records import Counter, EnergyRecord, EnergyWindow, MissingCounter
 from stepscope.trace.model import Device
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 from tests.unit.recording import Recording
+from tests.unit.rendered import html_report, json_of, markdown_reports, text_reports, written
 from tests.unit.small_traces import complete, kernel, opened
 
 MS = 1_000_000
@@ -159,7 +156,9 @@ def test_missing_counters_are_named_and_give_no_number() -> None:
 
     assert (result.missing, result.hosts) == ((lack,), ())
     assert result.devices[0].basis == "estimate"
-    assert "Not measured: processors: RAPL needs root." in energy_text(EnergyAnswer((result,)), width=120, top=0)
+    assert "Not measured: processors: RAPL needs root." in text_of(
+        energy_document(EnergyAnswer((result,))), width=120, top=0
+    )
 
 
 def test_a_counter_that_did_not_move_in_a_window_has_no_number() -> None:
@@ -230,8 +229,8 @@ def test_nothing_is_shared_among_none() -> None:
 def test_a_single_event(event: dict[str, Any], tmp_path: Path) -> None:
     answer = EnergyAnswer((of(opened(tmp_path, [event]), PowerSettings(300, 50, 90)),), 1000, 1.1, grid_of("FRA"))
 
-    assert "1,000 iterations use" in energy_text(answer, width=80, top=1)
-    for device in energy_json(answer)["traces"][0]["devices"]:
+    assert "1,000 iterations use" in text_of(energy_document(answer), width=80, top=1)
+    for device in written(energy_json(answer))["traces"][0]["devices"]:
         assert sum(part["joules"][1] for part in device["parts"]) == pytest.approx(device["joules"][1])
 
 
@@ -249,14 +248,14 @@ class TestSeveralRanks:
 
         assert EnergyAnswer((first, *others)).step_nanojoules == (800 * MS, 800 * MS)
         assert EnergyAnswer(tuple(others)).step_nanojoules == (500 * MS, 500 * MS)
-        assert "--cpu-watts gives" not in energy_text(EnergyAnswer((first, of(steps()))), width=120, top=0)
+        assert "--cpu-watts gives" not in text_of(energy_document(EnergyAnswer((first, of(steps())))), width=120, top=0)
 
     def test_a_device_without_a_number_is_named(self) -> None:
         answer = EnergyAnswer((of(steps(), record=measured(160.0)), of(steps())))
 
         assert answer.step_nanojoules == (1600 * MS, 1600 * MS)
         assert [device.device for device in answer.unknown_devices] == ["0"]
-        assert "That is without device 0" in energy_text(answer, width=120, top=0)
+        assert "That is without device 0" in text_of(energy_document(answer), width=120, top=0)
 
 
 class TestSamples:
@@ -294,7 +293,7 @@ class TestSamples:
         (found,) = self.sampled("power_w", values)
 
         assert found.step_joules is None
-        assert "in the 4 s of the steps, which tells too little" in found.how
+        assert "in the 4 s of the steps, which is too little" in found.how
 
     def test_no_samples(self) -> None:
         assert self.sampled("utilization_share", [(0, 1), (3, 1), (6, 1)]) == ()
@@ -305,7 +304,7 @@ class TestReports:
     ANSWER = EnergyAnswer((of(steps(), WATTS),), 4_000_000, 1.5, grid_of("FRA"))
 
     def test_a_run_in_kilowatt_hours_and_kilograms(self) -> None:
-        text = energy_text(self.ANSWER, width=160, top=0)
+        text = text_of(energy_document(self.ANSWER), width=160, top=0)
 
         # 1.0 to 2.8 J a step, 4 million times, times 1.5: 6 to 16.8 MJ.
         assert "4,000,000 iterations use 1.67 to 4.67 kWh, with PUE 1.5 (an estimate)." in text
@@ -314,7 +313,7 @@ class TestReports:
         assert "Idle gaps used 14.3 to 40.0 % of the energy of device 0." in text
 
     def test_for_programs(self) -> None:
-        report = energy_json(self.ANSWER)
+        report = written(energy_json(self.ANSWER))
 
         assert report["total"] == {"joules": [1.0, 2.8000000000000003], "is_estimate": True, "unknown_devices": []}
         assert report["run"]["kwh"] == pytest.approx([6 / 3.6, 16.8 / 3.6])
@@ -327,11 +326,14 @@ class TestReports:
     def test_without_a_place_no_carbon_is_guessed(self) -> None:
         answer = EnergyAnswer((of(steps(), WATTS),))
 
-        assert "No CO2 is told without a place" in energy_text(answer, width=120, top=0)
-        assert (energy_json(answer)["run"]["kilograms"], energy_json(answer)["carbon"]) == (None, None)
+        assert "No CO2 is told without a place" in text_of(energy_document(answer), width=120, top=0)
+        assert (written(energy_json(answer))["run"]["kilograms"], written(energy_json(answer))["carbon"]) == (
+            None,
+            None,
+        )
 
     def test_hostile_names_are_written_out(self) -> None:
-        text = energy_text(EnergyAnswer((of(steps(name="\x1b[31mH100\n"), WATTS),)), width=120, top=0)
+        text = text_of(energy_document(EnergyAnswer((of(steps(name="\x1b[31mH100\n"), WATTS),))), width=120, top=0)
 
         assert "\x1b" not in text
         assert r"\x1b[31mH100\n" in text
@@ -357,19 +359,19 @@ class TestSections:
         assert f"Energy\n  - {self.SENTENCE}\n  - Not measured: processors: RAPL <needs> root.\n" in text
         markdown = markdown_reports([diagnosis], top=1, energies=[found])
         assert f"## Energy\n\n- {self.SENTENCE}\n- Not measured: processors: RAPL &lt;needs&gt; root.\n" in markdown
-        page = html_report([diagnosis], [None], energies=[found]).decode()
-        assert f"<p>{self.SENTENCE}</p>" in page
+        page = html_report([diagnosis], energy=[found]).decode()
+        assert f"<li>{self.SENTENCE}</li>" in page
         assert "<h3>Where the energy of device 0 goes</h3>" in page
         assert 'href="#r0-energy"' in page
-        assert json_reports([diagnosis], energies=[found])["energy"]["devices"][0]["joules"] == [1.6, 1.6]
+        assert json_of([diagnosis], energies=[found])["energy"]["devices"][0]["joules"] == [1.6, 1.6]
 
     def test_of_the_rank_that_measured(self) -> None:
         diagnosis, found = self.found()
         both = [diagnosis, diagnose_view(View(steps()))]
 
-        page = html_report(both, [None, None], energies=[None, found]).decode()
+        page = html_report(both, energy=[None, found]).decode()
         assert ('id="r0-energy"' in page, 'id="r1-energy"' in page) == (False, True)
-        reports = json_reports(both, energies=[None, found])["ranks"]
+        reports = json_of(both, energies=[None, found])["ranks"]
         assert ["energy" in report for report in reports] == [False, True]
         assert (
             text_reports(both, width=160, colour=False, top=1, every=True, energies=[None, found]).count("\nEnergy\n")
@@ -381,13 +383,7 @@ class TestSections:
 
         assert "Energy" not in text_reports([diagnosis], width=160, colour=False, top=1)
         assert "-energy" not in html_report([diagnosis], [None]).decode()
-        assert "energy" not in json_reports([diagnosis])
-
-    def test_one_for_each(self) -> None:
-        diagnosis, found = self.found()
-
-        with pytest.raises(ValueError, match="1 diagnoses, and 2 energies"):
-            json_reports([diagnosis], energies=[found, found])
+        assert "energy" not in json_of([diagnosis])
 
 
 class TestFormats:

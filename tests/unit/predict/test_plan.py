@@ -21,12 +21,15 @@ from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import MemoryNeed
 from stepscope.predict.links import named_link
 from stepscope.predict.prediction import StepPrediction, StepPredictor, predicted_steps
-from stepscope.report.html.plan import html_plan
-from stepscope.report.plan import asked_sentence, hours_words, plan_json, plan_text, recommendation
+from stepscope.report.html.page import html_of
+from stepscope.report.plan import plan_document, plan_json
+from stepscope.report.text import text_of
+from stepscope.report.words.plan import asked_sentence, hours_words, recommendation
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.whatif.experiment import Experiment
 from tests.unit.recording import Recording
+from tests.unit.rendered import written
 
 TODAY = date(2026, 11, 22)
 US = 1000
@@ -224,7 +227,7 @@ def test_a_larger_batch_needs_fewer_steps() -> None:
 
     assert (usual.machines[0].steps, larger.machines[0].steps) == (1e5, 0.25e5)
     assert (larger.recorded_batch, larger.batch, larger.batch_factor) == (8, 32, 4.0)
-    assert "now with 32 samples a device and step" in plan_text(larger, width=300, top=0)
+    assert "now with 32 samples a device and step" in text_of(plan_document(larger), width=300, top=0)
 
 
 def test_the_cheapest_and_what_faster_ones_cost() -> None:
@@ -288,7 +291,7 @@ def test_times(value: float, words: str) -> None:
 
 
 def test_the_text() -> None:
-    text = plan_text(plan_of([machine(8, 10), machine(9, 20, "L4")]), width=120, top=0)
+    text = text_of(plan_document(plan_of([machine(8, 10), machine(9, 20, "L4")])), width=120, top=0)
 
     assert text.startswith("trace.json: a step takes 1.0 ms on A100-SXM4-80GB.\n3,600,000 iterations of the recorded")
     assert "Nothing is both cheaper and faster than this\n" in text
@@ -299,16 +302,16 @@ def test_the_text() -> None:
 def test_old_prices_are_marked() -> None:
     old = machine(8, 10)
     plan = plan_of([replace(old, price=replace(old.price, as_of=date(2025, 3, 6)))])
-    text = plan_text(plan, width=120, top=0)
+    text = text_of(plan_document(plan), width=120, top=0)
     assert "$1.25, 626 days, old" in text
     assert "The price is more than 90 days old" in text
 
 
 def test_nothing_at_all() -> None:
     plan = plan_of([])
-    assert "no machine with a known price" in plan_text(plan, width=80, top=20)
-    assert b"<section" in html_plan(plan)
-    assert plan_json(plan)["machines"] == []
+    assert "no machine with a known price" in text_of(plan_document(plan), width=80, top=20)
+    assert b"<section" in html_of(plan_document(plan))
+    assert written(plan_json(plan))["machines"] == []
 
 
 def test_hostile_names_are_text_everywhere() -> None:
@@ -316,14 +319,18 @@ def test_hostile_names_are_text_everywhere() -> None:
     bad = machine(8, 10)
     plan = plan_of([replace(bad, price=replace(bad.price, instance=name, provider="=cmd"))])
 
-    assert "\x1b" not in plan_text(plan, width=120, top=0)
-    page = html_plan(plan).decode()
+    assert "\x1b" not in text_of(plan_document(plan), width=120, top=0)
+    page = html_of(plan_document(plan)).decode()
     assert "<script>alert" not in page
     assert "\x1b" not in page
 
 
 def test_the_page_draws_every_machine() -> None:
-    page = html_plan(plan_of([machine(8, 10), machine(4, 20, "L4"), machine(9, 30, "T4")], deadline_h=5, budget_usd=25))
+    page = html_of(
+        plan_document(
+            plan_of([machine(8, 10), machine(4, 20, "L4"), machine(9, 30, "T4")], deadline_h=5, budget_usd=25)
+        )
+    )
     text = page.decode()
     assert text.count("data-tip=") == 3
     assert text.count('<i class="dot front') == 2
@@ -334,7 +341,7 @@ def test_the_page_draws_every_machine() -> None:
 
 
 def test_the_json() -> None:
-    found = json.loads(json.dumps(plan_json(plan_of([machine(8, 10)], deadline_h=12))))
+    found = json.loads(json.dumps(written(plan_json(plan_of([machine(8, 10)], deadline_h=12)))))
     assert (found["schema"], found["asked"]["deadline_h"], found["today"]) == (1, 12, "2026-11-22")
     (row,) = found["machines"]
     assert (row["hours"], row["usd"], row["device"], row["meets"]) == (8.0, 10.0, "A10", True)
@@ -451,18 +458,21 @@ def test_a_lower_bound_of_the_memory_is_called_one(at_least: bool, said: str) ->
     plan = planned([price()])
     plan = replace(plan, recorded=replace(plan.recorded, memory=MemoryNeed(2 << 30, at_least, "")))
 
-    assert f"The step {said} of a device's memory." in plan_text(plan, width=120, top=0)
+    assert f"The step {said} of a device's memory." in text_of(plan_document(plan), width=120, top=0)
 
 
 def test_doubts_stand_above_what_is_recommended() -> None:
     plan = plan_of([machine(10.0, 20.0)])
     doubtful = replace(plan, recorded=replace(plan.recorded, why_not="the device waited 42% of the time"))
-    text = plan_text(doubtful, width=120, top=0)
+    text = text_of(plan_document(doubtful), width=120, top=0)
 
     doubt = "Not certain: the device waited 42% of the time, so that the steps are not replayed and the bands are wide."
     assert text.count(doubt) == 1
     assert text.index(doubt) < text.index("The cheapest is")
-    assert b"Not certain: the device waited 42% of the time" in html_plan(doubtful).partition(b"The cheapest is")[0]
+    assert (
+        b"Not certain: the device waited 42% of the time"
+        in html_of(plan_document(doubtful)).partition(b"The cheapest is")[0]
+    )
 
 
 @pytest.mark.parametrize(("passes", "said"), [(1, True), (2, False)])

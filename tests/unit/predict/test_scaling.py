@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,19 +19,26 @@ from stepscope.predict.links import Link, Protocol, fitted_link, link_table, nam
 from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest, over_link
 from stepscope.readers import open_trace
-from stepscope.report.predict import scaling_json, scaling_text, step_text
+from stepscope.report.document import Document
+from stepscope.report.predict import scaling_json, scaling_section, step_text
+from stepscope.report.text import text_of
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace.tables import SCHEMAS
 from stepscope.whatif import Experiment, replay
 from tests.unit.predicting import predict_step
+from tests.unit.rendered import written
 from tests.unit.whatif.test_graph import US, Machine
 
 MIB = 1 << 20
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 LINK = named_link("10GB/s")
 """1 MiB among two devices takes 104.8576 us."""
+
+
+def scaling_text(*arguments: Any, width: int) -> str:
+    return text_of(Document("", (scaling_section(*arguments),)), width=width)
 
 
 def gradient(machine: Machine, end: int, elements: int = MIB // 4, kind: str = "float") -> None:
@@ -94,12 +102,12 @@ def two_ranks(*, transfer: int = 100, waits: tuple[int, ...] = (0, 40, 40)) -> T
 
 
 def test_a_recording_of_nothing_has_no_gradients() -> None:
-    with pytest.raises(UsageError, match="tells no gradients"):
+    with pytest.raises(UsageError, match="has no gradients"):
         data_parallel(Experiment(Trace.from_tables({})), [2], LINK)
 
 
 def test_gradients_without_shapes_are_refused() -> None:
-    with pytest.raises(UsageError, match="how large its gradients are: record shapes"):
+    with pytest.raises(UsageError, match="the size of its gradients: record shapes"):
         data_parallel(Experiment(device_steps(elements=0)), [2], LINK)
 
 
@@ -417,7 +425,7 @@ def test_the_table_tells_devices_step_band_and_what_is_not_counted() -> None:
 def test_programs_get_the_same() -> None:
     link = named_link("10GB/s")
 
-    value = scaling_json("", link, data_parallel(Experiment(device_steps()), [2], link))
+    value = written(scaling_json("", link, data_parallel(Experiment(device_steps()), [2], link)))
 
     assert value["device"] is None
     assert value["link"]["bandwidth_bytes_s"] == 10e9

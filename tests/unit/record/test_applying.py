@@ -28,10 +28,8 @@ from stepscope.record.apply.flags import Outcome, applied_beside, flag_rows, out
 from stepscope.record.apply.patching import Applying, in_a_line
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
-from stepscope.report.json import json_report
-from stepscope.report.markdown import markdown_report
-from stepscope.report.text import text_report
 from tests.unit.hand_built import full
+from tests.unit.rendered import json_report, markdown_report, text_report
 
 Start = Callable[[str], Applying]
 RULES = Path(stepscope.diagnosis.__file__).parent

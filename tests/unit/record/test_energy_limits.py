@@ -17,7 +17,8 @@ from stepscope.errors import UsageError
 from stepscope.record.energy import DeviceLimits, Limit, LimitRun, device_limits, measure_limits
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
-from stepscope.report.energy_limits import limits_text
+from stepscope.report.energy import limits_document
+from stepscope.report.text import text_of
 from tests.unit.predict.test_energy import measured
 
 
@@ -165,14 +166,14 @@ class TestText:
     def test_the_best_limit(self) -> None:
         runs = [LimitRun(400, 0, 1e7, 2.0, 5), LimitRun(300, 0, 1.03e7, 1.6, 5), LimitRun(200, 0, 1.5e7, 1.9, 5)]
 
-        lines = limits_text(runs, width=120).splitlines()
+        lines = text_of(limits_document(runs), width=120).splitlines()
         assert re.split(r"\s{2,}", lines[2]) == ["300 W", "10.3 ms", "3.0 % more", "1.60 J", "20.0 % less", "0"]
         assert lines[-1] == "300 W needs the least energy: 20.0 % less than 400 W, with 3.0 % more time."
 
     def test_the_highest_is_best(self) -> None:
         runs = [LimitRun(300, 0, 2e7, 2.0, 5), LimitRun(400, 0, 1e7, 1.6, 5)]
 
-        assert limits_text(runs, width=120).endswith("The highest limit, 400 W, needs the least energy.\n")
+        assert text_of(limits_document(runs), width=120).endswith("The highest limit, 400 W, needs the least energy.\n")
 
     def test_nothing_measured(self) -> None:
-        assert "Nothing was measured" in limits_text([LimitRun(300, 1, None, None, 0)], width=120)
+        assert "Nothing was measured" in text_of(limits_document([LimitRun(300, 1, None, None, 0)]), width=120)

@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.device_time import EngineTime, EngineUse, device_uses, engine_uses
 from stepscope.diagnosis import diagnose
-from stepscope.report.html.page import html_report
-from stepscope.report.json import json_report
-from stepscope.report.markdown import markdown_report
-from stepscope.report.text import text_report
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
+from tests.unit.rendered import html_report, json_report, markdown_report, text_report
 
 KINDS = {"MME": "compute", "TPC": "compute", "EDMA": "copy_on_device", "PDMA": "copy_in", "NIC": "communication"}
 

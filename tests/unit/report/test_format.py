@@ -6,12 +6,7 @@ import polars as pl
 import pytest
 
 from stepscope.report.format import cell, count, duration, filled, printable, printable_json, share, size
-from stepscope.report.tables import (
-    heading,
-    showing,
-    table_bytes,
-    table_lines,
-)
+from stepscope.report.tables import heading, showing, table_bytes, table_lines
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from stepscope.analysis.picture import StepPicture
 from stepscope.commands import main
 from stepscope.commands.read.compare import compared_picture
 from stepscope.compare import Comparison, Side, compare_sides, compare_traces
-from stepscope.report.html.compare import html_comparison
+from stepscope.report.comparison import comparison_document
+from stepscope.report.html.page import html_of
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.recording import Recording
@@ -42,7 +43,7 @@ def training(*, load_ns: int, steps: int = 4, device: bool = True, name: str = "
 
 def page_of(*comparisons: Comparison) -> str:
     pictures = [(compared_picture(each.before.trace), compared_picture(each.after.trace)) for each in comparisons]
-    return html_comparison(comparisons, pictures, top=20).decode()
+    return html_of(comparison_document(comparisons, pictures), top=20).decode()
 
 
 def drawn(page: str) -> list[dict[str, Any]]:
@@ -62,10 +63,10 @@ def test_nothing_recorded_on_either_side() -> None:
 
 def test_without_a_comparison_there_is_no_page() -> None:
     with pytest.raises(ValueError, match="at least one comparison"):
-        html_comparison([], [], top=20)
+        comparison_document([], [])
     comparison = compare_traces(training(load_ns=10), training(load_ns=20))
-    with pytest.raises(ValueError, match="shorter"):
-        html_comparison([comparison], [], top=20)
+    with pytest.raises(ValueError, match="longer"):
+        comparison_document([comparison], [(None, None)] * 2)
 
 
 def test_both_steps_are_drawn_on_the_scale_of_the_longer_one() -> None:
@@ -124,7 +125,7 @@ def test_several_sides_have_an_overview_and_a_part_each() -> None:
 def test_a_side_that_is_not_drawn_leaves_the_other() -> None:
     comparison = compare_traces(training(load_ns=900), training(load_ns=100))
     picture: StepPicture = compared_picture(comparison.after.trace)
-    page = html_comparison([comparison], [(None, picture)], top=20).decode()
+    page = html_of(comparison_document([comparison], [(None, picture)]), top=20).decode()
 
     (after,) = drawn(page)
     assert (after["duration"], after["scale"]) == (220, 220)

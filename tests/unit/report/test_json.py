@@ -5,9 +5,10 @@ import polars as pl
 
 import stepscope
 from stepscope.diagnosis.diagnosis import Together, Unreadable
-from stepscope.report.json import json_bytes, json_report, json_reports
+from stepscope.report.json import json_bytes
 from stepscope.trace import Metadata, Window
 from tests.unit.hand_built import empty, full
+from tests.unit.rendered import json_of, json_report
 
 EMPTY_REPORT = {
     "schema": 1,
@@ -180,27 +181,27 @@ def test_what_findings_save_together() -> None:
 
 
 def test_several_ranks_stand_in_one_report() -> None:
-    assert json_reports([empty(), full()]) == {
+    assert json_of([empty(), full()]) == {
         "schema": 1,
         "stepscope": stepscope.__version__,
         "ranks": [EMPTY_REPORT, FULL_REPORT],
         "across_ranks": [],
         "unreadable": [],
     }
-    assert json_reports([full()]) == {**FULL_REPORT, "unreadable": []}
+    assert json_of([full()]) == {**FULL_REPORT, "unreadable": []}
 
 
 def test_files_that_could_not_be_read_are_listed() -> None:
     unreadable = [Unreadable("/data/rank2.json", "/data/rank2.json is empty")]
     listed = [{"path": "/data/rank2.json", "reason": "/data/rank2.json is empty"}]
-    assert json_reports([full()], unreadable=unreadable)["unreadable"] == listed
-    assert json_reports([empty(), full()], unreadable=unreadable)["unreadable"] == listed
+    assert json_of([full()], unreadable=unreadable)["unreadable"] == listed
+    assert json_of([empty(), full()], unreadable=unreadable)["unreadable"] == listed
 
 
 def test_findings_about_the_ranks_together_stand_beside_them() -> None:
     about = full().findings[0]
 
-    assert json_reports([empty(), full()], [about])["across_ranks"] == [FULL_REPORT["findings"][0]]
+    assert json_of([empty(), full()], [about])["across_ranks"] == [FULL_REPORT["findings"][0]]
 
 
 def test_numbers_without_a_value_are_null_and_nested_values_plain() -> None:

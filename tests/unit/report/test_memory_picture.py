@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import polars as pl
 import pytest
 
 from stepscope.analysis.memory import MOMENTS, MemoryPicture, memory_pictures
+from stepscope.report.document import Drawing, Section
 from stepscope.report.html.memory import memory_view
-from stepscope.report.html.page import html_report
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.model import Device
 from tests.unit.hand_built import full
 from tests.unit.recording import Recording
+from tests.unit.rendered import html_report
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -39,6 +42,12 @@ def the_picture(trace: Trace) -> MemoryPicture:
     return picture
 
 
+def the_drawing(picture: MemoryPicture) -> Mapping[str, Any]:
+    [section] = memory_view(picture)
+    [drawing] = [block for block in section.blocks if isinstance(block, Drawing)]
+    return drawing.view
+
+
 def test_a_trace_without_memory_events_has_no_picture() -> None:
     assert memory_pictures(Trace.from_tables({})) == ()
 
@@ -56,7 +65,7 @@ def test_what_is_drawn() -> None:
 
 
 def test_bands_are_stacked_and_lie_in_the_frame() -> None:
-    view = memory_view(the_picture(two_steps()))
+    view = the_drawing(the_picture(two_steps()))
 
     # The device's 1200 bytes are the upper edge: 200 of them are 50 of 300 units high, 700 are 175.
     assert [band["path"] for band in view["bands"]] == [
@@ -64,7 +73,7 @@ def test_bands_are_stacked_and_lie_in_the_frame() -> None:
         "M60.0 125.0H300.0V250.0H560.0V125.0H800.0V250.0H1000.0V250.0H800.0V250.0H560.0V250.0H300.0V250.0H60.0Z",
     ]
     assert view["reserved"] == "M60.0 50.0H300.0V50.0H560.0V50.0H800.0V50.0H1000.0"
-    assert view["steps"] == [{"left": 0.0, "label": "step 0"}, {"left": 50.0, "label": "step 1"}]
+    assert view["steps"] == [{"left": 0.0}, {"left": 50.0}]
     assert view["peak"] == {"left": 6.0, "top": pytest.approx(100 * 5 / 12)}
     assert view["ticks"] == ["1.2 KiB", "900 B", "600 B", "300 B", "0 B"]
     assert view["sentence"] == (
@@ -79,7 +88,8 @@ def test_events_without_addresses_have_one_band_and_no_tables() -> None:
     picture = the_picture(recording.trace())
 
     assert picture.bands == {"allocated": (50, 0)}
-    assert memory_view(picture)["tables"] == []
+    [section] = memory_view(picture)
+    assert not [block for block in section.blocks if isinstance(block, Section)]
 
 
 def test_a_long_history_keeps_its_peak() -> None:
@@ -95,7 +105,7 @@ def test_a_long_history_keeps_its_peak() -> None:
 
 
 def test_the_report_draws_it_and_names_are_text() -> None:
-    page = html_report([full()], [None], memories=[memory_pictures(two_steps(HOSTILE))]).decode()
+    page = html_report([full()], [None], memory=[memory_pictures(two_steps(HOSTILE))]).decode()
 
     section = page[page.index('<section id="r0-memory"') :]
     section = section[: section.index("</section>")]

@@ -10,8 +10,10 @@ import pytest
 from stepscope.machine.devices import named_device
 from stepscope.predict.limits import MemoryNeed
 from stepscope.predict.prediction import PredictedSteps, StepPrediction
-from stepscope.report.predict import predict_text, step_text
+from stepscope.report.predict import predict_document, step_text
+from stepscope.report.text import text_of
 from stepscope.trace import TraceWarning
+from tests.unit.rendered import golden
 
 MS = 1_000_000
 HIDDEN = "\x1b[31m"
@@ -58,58 +60,36 @@ def answer(*predictions: StepPrediction, **more: Any) -> PredictedSteps:
     return PredictedSteps(**{**given, **more})
 
 
-REFUSED = "for 60% of the device's time nothing tells what the T4 needs: no step time is given"
-WHOLE = """\
-trace.json: a step takes 50.0 ms on V100-SXM2-32GB (mean of 3); the device works 60.0 % of it.
-
-What the step would take in bf16 with 128 samples instead of 64, and where nine of ten should lie
-  device          step                       speed up  samples per s    busy  limit             fits memory
-  H100-SXM        40.0 ms (36.0 to 47.5 ms)  1.25 x            1,600  25.0 %  host                      yes
-  H200-SXM        40.0 ms (36.0 to 47.5 ms)  1.25 x            1,600  50.0 %  host                      yes
-  L4              40.0 ms (36.0 to 47.5 ms)  1.25 x            1,600  25.0 %  memory bandwidth          yes
-  A100-SXM4-40GB  does not fit                                                                           no
-  T4              not given                                                                             yes
-
-H100-SXM, H200-SXM: idle for 50.0 % to 75.0 % of the step: the host limits it, most of it dispatch, and is no faster
-  there. stepscope diagnose tells why; stepscope whatif --graphs, what one launch a step would save.
-L4: idle for 75.0 % of the step: the bandwidth of memory limits it. stepscope diagnose tells what moves less of it.
-A100-SXM4-40GB: does not fit: it needs 60.00 GiB; of the device's 37.25 GiB a tenth stays free for the runtime.
-T4: for 60% of the device's time nothing tells what the T4 needs: no step time is given.
-
-What that rests on: share of the device's measured time by how it was predicted
-  device                                      learned ratio  bandwidth
-  H100-SXM, H200-SXM, L4, A100-SXM4-40GB, T4         90.0 %     10.0 %
-
-Note: H200-SXM, L4: the device is new.
-Memory: 4.00 GiB, the most that was allocated at once.
-"""
+REFUSED = "for 60% of the device's time there is no model for the T4: no step time is given"
 
 
 def test_the_whole_answer() -> None:
-    text = predict_text(
-        answer(
-            predicted("H100-SXM"),
-            predicted("H200-SXM", device_ns=20 * MS, notes=("the H200-SXM is new",)),
-            predicted("L4", limit="memory bandwidth", notes=("the L4 is new",)),
-            predicted("A100-SXM4-40GB", fits=False, memory_bytes=60 * 2**30),
-            predicted(
-                "T4",
-                step_ns=None,
-                low_ns=None,
-                high_ns=None,
-                device_ns=None,
-                samples_per_s=None,
-                limit=None,
-                notes=(REFUSED,),
+    text = text_of(
+        predict_document(
+            answer(
+                predicted("H100-SXM"),
+                predicted("H200-SXM", device_ns=20 * MS, notes=("the H200-SXM is new",)),
+                predicted("L4", limit="memory bandwidth", notes=("the L4 is new",)),
+                predicted("A100-SXM4-40GB", fits=False, memory_bytes=60 * 2**30),
+                predicted(
+                    "T4",
+                    step_ns=None,
+                    low_ns=None,
+                    high_ns=None,
+                    device_ns=None,
+                    samples_per_s=None,
+                    limit=None,
+                    notes=(REFUSED,),
+                ),
+                precision="bf16",
+                batch=128,
             ),
-            precision="bf16",
-            batch=128,
+            top=0,
         ),
         width=120,
-        top=0,
     )
 
-    assert text == WHOLE
+    assert text == golden("prediction.txt", text)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +104,7 @@ def test_the_whole_answer() -> None:
     ],
 )
 def test_what_limits_in_words(limit: str | None, words: str) -> None:
-    text = predict_text(answer(predicted("L4", limit=limit)), width=400, top=0)
+    text = text_of(predict_document(answer(predicted("L4", limit=limit)), top=0), width=400)
 
     assert f"L4: idle for 75.0 % of the step: {words}" in text
 
@@ -137,7 +117,7 @@ def test_the_range_has_one_unit_where_it_can() -> None:
 
 
 def test_where_nothing_is_replayed_bounds_are_given() -> None:
-    text = predict_text(answer(predicted("L4"), why_not="the device waited"), width=120, top=0)
+    text = text_of(predict_document(answer(predicted("L4"), why_not="the device waited"), top=0), width=120)
 
     assert "Not certain: the device waited. So the steps are not replayed" in text
     assert "and between which bounds" in text
@@ -147,16 +127,18 @@ def test_without_any_time_there_is_no_table() -> None:
     refused = predicted("T4", step_ns=None, notes=(REFUSED,), fits=None)
     other = replace(refused, device=named_device("L4"), notes=(REFUSED.replace("T4", "L4"),))
 
-    text = predict_text(answer(refused, other, stepped=False, busy_share=None, device=None), width=120, top=0)
+    text = text_of(
+        predict_document(answer(refused, other, stepped=False, busy_share=None, device=None), top=0), width=120
+    )
 
     assert "What the recording would take" not in text
-    assert "T4, L4: for 60% of the device's time nothing tells what the device needs: no step time is given." in text
+    assert "T4, L4: for 60% of the device's time there is no model for the device: no step time is given." in text
     assert text.startswith("trace.json: 50.0 ms recorded, without steps; no device's work was recorded.")
 
 
 def test_without_any_time_nothing_is_said_of_how_it_was_found() -> None:
     refused = predicted("T4", step_ns=None, notes=(REFUSED,), fits=None)
-    text = predict_text(answer(refused, why_not="the device waited"), width=120, top=0)
+    text = text_of(predict_document(answer(refused, why_not="the device waited"), top=0), width=120)
 
     assert "Not certain: the device waited.\n" in text
     assert "replayed" not in text
@@ -174,7 +156,7 @@ def test_what_comes_from_a_trace_cannot_write_to_the_terminal() -> None:
         memory=memory,
     )
 
-    text = predict_text(hostile, width=120, top=0)
+    text = text_of(predict_document(hostile, top=0), width=120)
 
     assert "\x1b" not in text
     assert "While reading: 2 more; stepscope diagnose names them." in text

@@ -5,8 +5,10 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from stepscope.diagnosis.finding import Location, NotAnswered
-from stepscope.report.json import json_bytes, json_report, redact, redact_table
+from stepscope.report.json import json_bytes
+from stepscope.report.redaction import redact, redact_table
 from tests.unit.hand_built import FULL, INPUT_BOUND, empty, full
+from tests.unit.rendered import json_report
 
 
 def redact_text(text: str, *names: str) -> str:

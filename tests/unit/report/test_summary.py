@@ -9,13 +9,10 @@ import pytest
 from stepscope.analysis.device_time import DeviceUse, HostUse, device_uses, host_use
 from stepscope.analysis.host import host_time
 from stepscope.diagnosis import diagnose
-from stepscope.report.html.page import html_report
-from stepscope.report.json import json_report
-from stepscope.report.markdown import markdown_report
 from stepscope.report.places import glances
-from stepscope.report.text import text_report
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
+from tests.unit.rendered import html_report, json_report, markdown_report, text_report
 
 
 def a_bit_of_everything() -> Trace:

@@ -6,76 +6,15 @@ import pytest
 
 from stepscope.diagnosis.diagnosis import DeviceSummary, Together, Unreadable
 from stepscope.diagnosis.finding import Remedy
-from stepscope.report.markdown import markdown_report
-from stepscope.report.sentences import headline, idle_by_cause, rank_table, together_sentence
-from stepscope.report.text import text_report, text_reports
+from stepscope.report.words.diagnosis import causes_of, headline, joined_causes, rank_table, together_sentence
 from stepscope.trace import Metadata
 from tests.unit.hand_built import FULL, HOST, IDLE, INPUT_BOUND, empty, full
+from tests.unit.rendered import golden, markdown_report, text_report, text_reports
 
 EMPTY_TEXT = """\
 No device was recorded; 0 ns recorded, without steps.
 
 Nothing was found that would save a noticeable part of the recording.
-"""
-
-FULL_TEXT = """\
-Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms (mean of 10, annotated), over the recording
-idle 47.2 %, busy 52.8 %; biggest cause: the host was loading data (33.2 %).
-
-1. The device waits 40.0 ms a step for the DataLoader
-   saves  40.0 ms of 120.3 ms per step (33.2 %); the idle time with the cause input; attributed, not
-          replayed; confidence high
-   where  /home/jane doe/project/train.py:88 main (90.0 % of it)
-          /opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py:12 __next__ (10.0 %
-          of it)
-   rule   input-bound (stepscope explain input-bound)
-   change Load batches in worker processes.
-
-          loader = DataLoader(
-              dataset, num_workers=8
-          )
-
-2. The profiler \\x1b[31mitself [bold]took[/bold] 3 % | <b>of</b> the time @all
-   note   counted; confidence low
-   rule   profiler-overhead (stepscope explain profiler-overhead)
-   change Record without stacks.
-
-2 more findings save less than 1 % of the step; --all shows them.
-
-Why device 0 was idle: 568.0 ms of 1.20 s (47.2 %)
-  input    ███████               33.2 %  400.0 ms the host was loading data
-  python   ███                   13.8 %  166.0 ms the host was running Python code between
-                                                  operators; 60.0 ms of it after
-                                                  cudaStreamSynchronize
-  2 others                        0.2 %    2.0 ms
-
-Kernels, the costliest first
-  name         total   share
-  gemm<a|b>  50.0 ms  40.0 %
-
-Operators, the costliest first
-  name      calls  host self
-  aten::mm  1,000    50.0 ms
-  showing 1 of 431 operators, --top 0 for all
-
-What this trace cannot answer
-  - Is memory fragmented? No allocations were recorded.
-   how    profile_memory=True
-
-While reading the trace
-  - 1 x truncated: /home/jane doe/runs/trace.json ends early
-"""
-
-RANKS_TEXT = """\
-2 ranks
-rank      step    busy    idle  exposed communication  top finding
-3     120.3 ms  52.8 %  47.2 %                  0.6 %  The device waits 40.0 ms a step for the Data…
-4        90 ns
-
-Below: rank 3, which can save most. -v shows every rank.
-
-== rank 3
-
 """
 
 
@@ -84,12 +23,15 @@ def test_the_empty_diagnosis() -> None:
 
 
 def test_the_whole_report() -> None:
-    assert text_report(full(), width=100, colour=False, top=1) == FULL_TEXT
+    text = text_report(full(), width=100, colour=False, top=1)
+    assert text == golden("diagnosis.txt", text)
 
 
 def test_several_ranks_begin_with_a_table_and_show_the_one_that_can_save_most() -> None:
     ranks = [full(), empty(metadata=Metadata(rank=4), step_ns=90, step_source="inferred")]
-    assert text_reports(ranks, width=100, colour=False, top=1) == RANKS_TEXT + FULL_TEXT
+    best = text_reports(ranks, width=100, colour=False, top=1)
+    assert best == golden("ranks.txt", best)
+    assert best.endswith(text_report(full(), width=100, colour=False, top=1))
     every = text_reports(ranks, width=100, colour=False, top=1, every=True)
     assert "== rank 3\n" in every
     assert every.endswith(
@@ -133,7 +75,8 @@ def test_colour_adds_nothing_but_colour_and_lets_no_escape_of_the_trace_through(
     coloured = text_report(full(), width=100, colour=True, top=1)
     assert "\x1b[1;31m1. The device" in coloured
     plain = re.sub(r"\x1b\[[\d;]*m", "", coloured)
-    assert [line.rstrip() for line in plain.splitlines()] == FULL_TEXT.splitlines()
+    expected = text_report(full(), width=100, colour=False, top=1)
+    assert [line.rstrip() for line in plain.splitlines()] == expected.splitlines()
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 79, 200])
@@ -226,9 +169,8 @@ def test_files_that_could_not_be_read_stand_below_the_table_of_the_others() -> N
 
 def test_a_file_that_could_not_be_read_stands_below_the_only_other() -> None:
     report = text_reports([full()], width=100, colour=False, top=1, unreadable=UNREADABLE[:1])
-    assert report == (
-        f"{FULL_TEXT}\n1 file could not be read, and is not in this report\n  - /data/rank2.json is empty.\n"
-    )
+    alone = text_report(full(), width=100, colour=False, top=1)
+    assert report == f"{alone}\n1 file could not be read, and is not in this report\n  - /data/rank2.json is empty.\n"
 
 
 def test_a_cause_that_has_its_name_in_brackets_gets_no_second_pair() -> None:
@@ -245,7 +187,7 @@ def test_without_steps_small_savings_are_shares_of_the_recording() -> None:
 
 
 def test_idle_by_cause_keeps_every_nanosecond() -> None:
-    causes = idle_by_cause(FULL["idle"])
-    assert causes["cause"].to_list() == ["input", "python", "2 others"]
-    assert causes["ns"].sum() == FULL["idle"]["ns"].sum()
-    assert idle_by_cause(pl.DataFrame(schema=HOST)).is_empty()
+    causes = joined_causes(causes_of(FULL["idle"]))
+    assert [each.cause for each in causes] == ["input", "python", "2 others"]
+    assert sum(each.ns for each in causes) == FULL["idle"]["ns"].sum()
+    assert causes_of(pl.DataFrame(schema=HOST)) == ()

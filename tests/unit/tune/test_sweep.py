@@ -16,14 +16,17 @@ import scipy.stats
 
 from stepscope.errors import UsageError
 from stepscope.record.telemetry.store import Sample, Series, TelemetryStore
-from stepscope.report.html.sweep import html_sweep
-from stepscope.report.json import Redactor, json_bytes
-from stepscope.report.sweep import sweep_json, sweep_text
+from stepscope.report.html.page import html_of
+from stepscope.report.json import json_bytes
+from stepscope.report.redaction import Redactor
+from stepscope.report.sweep import sweep_document, sweep_json
+from stepscope.report.text import text_of
 from stepscope.tune.sweep.file import Metric, Sweep, parse_sweep
 from stepscope.tune.sweep.results import SweepResults, SweepTrial, results_of, spearman
 from stepscope.tune.sweep.run import SweepRun, TrialEnd, devices_of
 from stepscope.tune.sweep.study import SILENT_S, SweepStudy, is_behind, iterations_to_compare
 from stepscope.tune.sweep.trial import MetricReader, TrialProgram, Value, Values
+from tests.unit.rendered import written
 
 PRINTING = """
 import sys, time
@@ -245,7 +248,7 @@ class TestRunning:
 
         stop, ended, results = search(sweep, tmp_path)
         assert (stop, {end.state for end in ended}) == ("failing", {"failed"})
-        assert "No trial is complete yet" in sweep_text(results, width=100, top=10)
+        assert "No trial is complete yet" in text_of(sweep_document(results), width=100, top=10)
 
     def test_a_program_that_cannot_be_started(self, tmp_path: Path) -> None:
         sweep = sweep_of({"x": [1, 2]}, command="no-such-program {x}")
@@ -349,7 +352,7 @@ class TestReport:
         assert spearman([1, 1, 1], [1, 2, 3]) is None
 
     def test_the_text(self) -> None:
-        text = sweep_text(self.planted(), width=100, top=2)
+        text = text_of(sweep_document(self.planted()), width=100, top=2)
 
         assert text.startswith("Sweep try, minimising loss by TPE: 40 trials: 40 complete.\nBest: loss ")
         assert re.search(r"\n  strong +\d+\.\d % +\+0\.\d+ +0\.\d+ +0 to 1\n", text)
@@ -359,14 +362,14 @@ class TestReport:
     def test_an_empty_study(self) -> None:
         results = results_with(self.PLANTED, [])
 
-        assert sweep_text(results, width=80, top=10) == (
+        assert text_of(sweep_document(results), width=80, top=10) == (
             "Sweep try, minimising loss by TPE: 0 of 30 trials.\nNo trial is complete yet, so there is no best one.\n"
         )
-        assert b"No trial is complete yet" in html_sweep(results)
-        assert sweep_json(results)["best"] is None
+        assert b"No trial is complete yet" in html_of(sweep_document(results))
+        assert written(sweep_json(results))["best"] is None
 
     def test_the_page_has_a_line_for_each_trial_and_an_axis_for_each_parameter(self) -> None:
-        page = html_sweep(self.planted()).decode()
+        page = html_of(sweep_document(self.planted())).decode()
 
         assert page.count('<polyline class="hit"') == 40
         names = re.findall(r'<b class="(?:metric)?" style="left:([\d.]+)%">(.+?)</b>', page)
@@ -382,7 +385,7 @@ class TestReport:
         failed = SweepTrial(1, "failed", {"x": "b"}, None, None, 2.0, hostile, None)
         done = results_with(sweep, [])
         results = SweepResults(sweep, (trial, failed), done.effects, 0)
-        page = html_sweep(results).decode()
+        page = html_of(sweep_document(results)).decode()
 
         assert "<img" not in page
         assert page.count("</script>") == 1
@@ -394,13 +397,13 @@ class TestReport:
         failed = SweepTrial(1, "failed", {"x": "b"}, None, None, 2.0, "no /home/alice/data.csv", None)
         results = Redactor(["alice"]).redact(SweepResults(sweep, (trial, failed), results_with(sweep, []).effects, 0))
 
-        for report in (html_sweep(results).decode(), sweep_text(results, width=100, top=0)):
+        for report in (html_of(sweep_document(results)).decode(), text_of(sweep_document(results), width=100, top=0)):
             assert "alice" not in report
             assert "a.txt" in report
             assert "no data.csv" in report
 
     def test_the_json(self) -> None:
-        content = sweep_json(self.planted())
+        content = written(sweep_json(self.planted()))
 
         assert [content["parameters"][0][key] for key in ("low", "high", "mu", "values")] == [0.0, 1.0, None, None]
         assert (content["schema"], content["counts"]["complete"], len(content["trials"])) == (1, 40, 40)

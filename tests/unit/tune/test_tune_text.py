@@ -7,6 +7,8 @@ import re
 from dataclasses import replace
 
 from stepscope.report.json import json_bytes
+from stepscope.report.markdown import markdown_of
+from stepscope.report.text import text_of
 from stepscope.report.tune import (
     command_line,
     gain_words,
@@ -14,12 +16,12 @@ from stepscope.report.tune import (
     outcome_sentence,
     proof_sentence,
     trial_row,
+    tune_document,
     tune_json,
-    tune_markdown,
-    tune_text,
 )
 from stepscope.tune.search import TuneResult
 from stepscope.tune.trials import ON, Configuration, Knob, LossCheck, Measured, Proposal, Trial, user_knob
+from tests.unit.rendered import written
 from tests.unit.tune.searches import DIFFERENT, measured, space_of
 
 FUSED = Knob(
@@ -73,10 +75,10 @@ def test_results_that_are_none() -> None:
         "it looked faster in the search, but fresh runs do not show it: 1.01 times faster, interval 0.96 to 1.06"
     )
     assert not chance.is_proven
-    assert tune_text(chance, COMMAND, width=120).startswith(
-        "Best so far, not proven: fuse-optimizer, workers=2\n\nIt looked faster"
-    )
-    assert "To try it:" in tune_text(chance, COMMAND, width=120)
+    text = text_of(tune_document(chance, COMMAND), width=120)
+    assert text.startswith("It looked faster")
+    assert "\nBest so far, not proven  fuse-optimizer, workers=2\n" in text
+    assert "\nTo try it\n" in text
     wrong = replace(RESULT, proof=replace(TRIALS[5], measured=replace(PROOF, losses=DIFFERENT)))
     assert outcome_sentence(wrong).endswith("losses differ by more than 1e-4 (largest difference 3.0e-2 in 50 losses)")
 
@@ -111,21 +113,21 @@ def test_another_value_of_a_setting_stands_for_the_one_that_it_takes_the_place_o
 
 
 def test_the_text() -> None:
-    text = tune_text(RESULT, COMMAND, width=120)
+    text = text_of(tune_document(RESULT, COMMAND), width=120)
     lines = text.splitlines()
-    assert lines[0] == "Best: fuse-optimizer, workers=2"
-    assert lines[2].startswith("Step 48.2 ms -> 20.1 ms: 2.40 times faster (95 % interval 2.31 to 2.49)")
-    assert "    AdamW made at train.py:31 now runs fused" in lines
-    assert "    AdamW(..., fused=True)" in lines
-    assert "    DataLoader(dataset, ..., num_workers=2)" in lines
-    rows = {re.split("  +", line)[0]: re.split("  +", line) for line in lines}
+    assert "Best  fuse-optimizer, workers=2" in lines
+    assert lines[0].startswith("Step 48.2 ms -> 20.1 ms: 2.40 times faster (95 % interval 2.31 to 2.49)")
+    assert "  - AdamW made at train.py:31 now runs fused" in lines
+    assert "      AdamW(..., fused=True)" in lines
+    assert "      DataLoader(dataset, ..., num_workers=2)" in lines
+    rows = {re.split("  +", line.strip())[0]: re.split("  +", line.strip()) for line in lines}
     assert "kept" in rows["fuse-optimizer"]
     assert "kept" in rows["workers=2"]  # on top of the fused optimizer, which the table says
     assert "may help, not shown" in text
     assert "losses differ" in rows["A_B=1"]
     assert "failed" in rows["--fast"]
-    assert r"  --fast: the program failed with exit code 1: \x1b[31mboom" in lines
-    assert "  A_B=1: losses differ by more than 1e-4 (largest difference 3.0e-2 in 50 losses)" in lines
+    assert r"  - --fast: the program failed with exit code 1: \x1b[31mboom" in lines
+    assert "  - A_B=1: losses differ by more than 1e-4 (largest difference 3.0e-2 in 50 losses)" in lines
     assert "proven" in rows["the best, in fresh runs"]
     assert "\x1b" not in text
     assert "6 comparisons were measured, each with both sides in turn; this process took 754.00 s." in text
@@ -134,12 +136,13 @@ def test_the_text() -> None:
 
 
 def test_the_markdown_is_escaped() -> None:
-    text = tune_markdown(RESULT, COMMAND)
+    text = markdown_of(tune_document(RESULT, COMMAND))
     assert text.startswith("**Step 48.2 ms -&gt; 20.1 ms: 2.40 times faster")
     assert "<b>" not in text
-    assert "- To use it: `stepscope run --apply fuse-optimizer,workers=2 train.py --api-key *** --out 'a b'`" in text
+    command = "stepscope run --apply fuse-optimizer,workers=2 train.py --api-key *** --out 'a b'"
+    assert f"### To use it\n\n```sh\n{command}\n```" in text
     assert "```python\nAdamW(..., fused=True)\n```" in text
-    assert tune_markdown(NOTHING, COMMAND).startswith("**Nothing was measured.**")
+    assert markdown_of(tune_document(NOTHING, COMMAND)).startswith("**Nothing was measured.**")
 
 
 def test_the_json() -> None:
@@ -149,7 +152,7 @@ def test_the_json() -> None:
     assert content["proof"]["measured"]["change"] == PROOF.change
     assert "hunter2" not in json.dumps(content)
     assert [trial["outcome"] for trial in content["trials"]][:2] == ["kept", "may help, not shown"]
-    assert tune_json(NOTHING, COMMAND)["best"] is None
+    assert written(tune_json(NOTHING, COMMAND))["best"] is None
 
 
 def test_progress() -> None:

@@ -46,13 +46,13 @@ def write_model(measurements: Sequence[Measurement], arguments: argparse.Namespa
         UsageError: fewer than two different sizes.
     """
     from stepscope.analysis.batch_size import batch_model
-    from stepscope.report.batch import batch_json, batch_text
+    from stepscope.report.batch import batch_document, batch_json
 
     model = batch_model(measurements, capacity_bytes=arguments.memory_limit, kept_free=arguments.keep_free)
     if "format" in arguments:
-        output.write_document(arguments, lambda: batch_text(model, width=output.width()), lambda: batch_json(model))
+        output.write_document(arguments, lambda: batch_document(model), lambda: batch_json(model))
     else:
-        output.print_text(batch_text(model, width=output.width()))
+        output.print_document(batch_document(model))
 
 
 def measurements_of_run(arguments: argparse.Namespace, folder: Path) -> list[Measurement]:
@@ -108,7 +108,7 @@ def _prepare_data_parallel(parser: CommandParser) -> None:
 def _data_parallel(arguments: argparse.Namespace) -> int:
     from stepscope.diagnosis.view import View
     from stepscope.predict.data_parallel_settings import data_parallel_settings
-    from stepscope.report.batch import data_parallel_json, data_parallel_text
+    from stepscope.report.batch import data_parallel_document, data_parallel_json
     from stepscope.whatif import Experiment
 
     paths = [file for path in arguments.paths for file in trace_paths(path)]
@@ -116,7 +116,7 @@ def _data_parallel(arguments: argparse.Namespace) -> int:
     found = data_parallel_settings(View(first), [Experiment(each) for each in rest])
     output.write_reports(
         arguments,
-        lambda: data_parallel_text(found, width=output.width(), file=arguments.json),
+        lambda: data_parallel_document(found, file=arguments.json),
         json=lambda: data_parallel_json(found),
     )
     return 0

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from stepscope.compare.bench_programs import BenchCommand
 
 _LABELS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_ROWS: Final = 5
+"""Of each table about the profiles."""
 _MOST_SHOWN: Final = 99
 """More rounds than these are never needed; the precision is reached before."""
 
@@ -154,7 +156,7 @@ def _progress(bench: Bench, run: BenchRun) -> str:
 
 
 def _most_rounds(bench: Bench) -> int | None:
-    """How many rounds there can be; None before the first has told how long one takes."""
+    """How many rounds there can be; None while it is unknown how long one takes."""
     from stepscope.compare.bench import FEWEST_ROUNDS
 
     settings, whole = bench.settings, bench.rounds
@@ -183,13 +185,13 @@ def _explanations(bench: Bench) -> list[Comparison]:
 
 
 def _write(arguments: argparse.Namespace, bench: Bench, comparisons: Sequence[Comparison]) -> None:
-    from stepscope.report.bench import bench_json, bench_markdown, bench_text
+    from stepscope.report.bench import bench_document, bench_json
 
     output.write_reports(
         arguments,
-        lambda: bench_text(bench, comparisons, width=output.width()),
+        lambda: bench_document(bench, comparisons),
+        top=_ROWS,
         json=lambda: bench_json(bench, comparisons),
-        markdown=lambda: bench_markdown(bench, comparisons),
     )
 
 

@@ -134,26 +134,15 @@ def _folder(arguments: argparse.Namespace, sweep: Sweep) -> Path:
 
 
 def _write(arguments: argparse.Namespace, results: SweepResults, folder: Path) -> None:
-    from stepscope.report.sweep import sweep_json, sweep_text
+    from stepscope.report.sweep import sweep_document, sweep_json
 
     shown = _redacted(results, folder) if arguments.redact else results
-
-    def html() -> bytes:
-        from stepscope.report.html.sweep import html_sweep
-
-        return html_sweep(shown)
-
-    output.write_reports(
-        arguments,
-        lambda: sweep_text(shown, width=output.width(), top=arguments.top),
-        json=lambda: sweep_json(shown),
-        html=html,
-    )
+    output.write_reports(arguments, lambda: sweep_document(shown), top=arguments.top, json=lambda: sweep_json(shown))
 
 
 def _redacted(results: SweepResults, folder: Path) -> SweepResults:
     """The results without paths, host and user names; parameters keep their names, by which values are found."""
-    from stepscope.report.json import Redactor
+    from stepscope.report.redaction import Redactor
 
     own = [each.name for each in results.sweep.parameters]
     names = [name for name in local_names() if not any(name in each for each in own)]
@@ -169,7 +158,8 @@ def _beginning(sweep: Sweep, folder: Path, before: int) -> str:
 
 
 def _say_ended(sweep: Sweep, end: TrialEnd) -> None:
-    from stepscope.report.sweep import duration_words, number_words, values_words
+    from stepscope.report.format import clock
+    from stepscope.report.words.sweep import number_words, values_words
 
     name = sweep.metric.name
     what = {
@@ -179,7 +169,7 @@ def _say_ended(sweep: Sweep, end: TrialEnd) -> None:
         "interrupted": "interrupted; it is repeated next time",
     }[end.state]
     values = values_words({each.name: end.values[each.name] for each in sweep.searched})
-    say(f"trial {end.number}: {what}, in {duration_words(end.seconds)}; {values}")
+    say(f"trial {end.number}: {what}, in {clock(end.seconds)}; {values}")
 
 
 def _how_it_ended(stop: Stop, sweep: Sweep, results: SweepResults, here: int) -> str:

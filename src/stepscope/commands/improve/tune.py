@@ -99,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.program:
         raise UsageError("say what to tune: stepscope tune train.py")
     only, skip = _names(arguments.only), _names(arguments.skip) or ()
-    chosen_space(Space(tuple(knobs)), only, skip)  # a name that is none is told before the program runs
+    chosen_space(Space(tuple(knobs)), only, skip)  # an unknown name is refused before the program runs
     words = command_of(arguments.program)
     import_optuna()
     folder = _folder(arguments, words)
@@ -243,20 +243,16 @@ def _search(
 def _write(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> None:
     """Print the result, and keep it in the study's folder and where else it is wanted."""
     from stepscope.report.json import json_bytes
-    from stepscope.report.tune import tune_json, tune_markdown, tune_text
+    from stepscope.report.markdown import markdown_of
+    from stepscope.report.text import text_of
+    from stepscope.report.tune import tune_document, tune_json
 
-    command = arguments.program
-    data = json_bytes(tune_json(result, command))
-    markdown = tune_markdown(result, command).encode()
-    kept = {"json": data, "md": markdown, "txt": tune_text(result, command, width=120).encode()}
+    data = json_bytes(tune_json(result, arguments.program))
+    document = tune_document(result, arguments.program)
+    kept = {"json": data, "md": markdown_of(document).encode(), "txt": text_of(document, width=120).encode()}
     for ending, content in kept.items():
         output.write_atomically(folder / f"{RESULT}.{ending}", content, private=True)
-    output.write_reports(
-        arguments,
-        lambda: tune_text(result, command, width=output.width()),
-        json=lambda: data,
-        markdown=lambda: markdown,
-    )
+    output.write_reports(arguments, lambda: document, json=lambda: data)
     say(f"the result stands in {folder / RESULT}.json, .md and .txt")
 
 

@@ -20,6 +20,7 @@ from stepscope.report.format import count, printable, share, size
 if TYPE_CHECKING:
     from stepscope.record.run_folder import RunFolder
     from stepscope.remedies.compile_caches import CompileCache, Entry, Eviction
+    from stepscope.report.document import Block
 
 VERBS: Final = ("show", "prune", "watch")
 _NAMES: Final = {"inductor": "torch.compile", "triton": "Triton", "xla": "XLA", "hpu": "Gaudi recipes"}
@@ -59,44 +60,47 @@ def run(arguments: argparse.Namespace, verb: str) -> int:
 
 def _show(caches: Sequence[CompileCache], arguments: argparse.Namespace) -> int:
     from stepscope.remedies.compile_caches import entries_of
+    from stepscope.report.document import Document
 
     held = [(cache, entries_of(cache)) for cache in caches]
     hits = _hits()
     output.write_reports(
         arguments,
-        lambda: "".join(f"{line}\n" for line in _lines(held, hits)),
+        lambda: Document("compile caches", tuple(_blocks(held, hits))),
         json=lambda: _report(held, hits),
     )
     return 0
 
 
-def _lines(held: Sequence[tuple[CompileCache, list[Entry]]], hits: Sequence[Hits]) -> Iterator[str]:
-    if not held:
-        yield "There is no compile cache here; --folder KIND=DIR names one."
-    now = time.time()
+def _blocks(held: Sequence[tuple[CompileCache, list[Entry]]], hits: Sequence[Hits]) -> Iterator[Block]:
+    from stepscope.report.document import Section, texts
+
+    yield from texts("" if held else "There is no compile cache here; --folder KIND=DIR names one.")
     for cache, entries in held:
         most = f" of at most {size(cache.limit_bytes)}" if cache.limit_bytes else ", no limit,"
         by = "where it lies by default" if cache.said_by == "default" else cache.said_by
         taken = size(sum(entry.bytes for entry in entries))
-        yield f"{_NAMES[cache.kind]}: {taken}{most} in {printable(str(cache.folder))} ({by})"
-        if not entries:
-            yield "  no entries"
-            continue
-        made = sorted(now - entry.made_unix for entry in entries)
-        again = sum(entry.was_read_again for entry in entries)
-        yield (
-            f"  {counted(len(entries), 'entry', 'entries')}, made {_age(made[-1])} to {_age(made[0])} ago; longest "
-            f"unused: {_age(now - entries[0].used_unix)}"
-        )
-        yield (
-            f"  read again after they were made, by the file system's times: {count(again)} "
-            f"({share(again / len(entries))})"
-        )
+        yield Section(f"{_NAMES[cache.kind]}: {taken}{most} in {cache.folder} ({by})", texts(*_use(entries)))
     for each in hits:
         of = "the latest run" if each.runs == 1 else f"{each.runs} of the latest runs"
         asked = each.hits + each.misses
         rate = f"{share(each.hits / asked)} ({count(each.hits)} of {count(asked)})"
-        yield f"hit rate of {printable(each.cache)} in {of}: {rate}"
+        yield from texts(f"hit rate of {each.cache} in {of}: {rate}")
+
+
+def _use(entries: Sequence[Entry]) -> Iterator[str]:
+    """How old entries are, and how many were of use."""
+    if not entries:
+        yield "no entries"
+        return
+    now = time.time()
+    made = sorted(now - entry.made_unix for entry in entries)
+    again = sum(entry.was_read_again for entry in entries)
+    number = counted(len(entries), "entry", "entries")
+    unused = _age(now - entries[0].used_unix)
+    yield f"{number}, made {_age(made[-1])} to {_age(made[0])} ago; longest unused: {unused}"
+    part = f"{count(again)} ({share(again / len(entries))})"
+    yield f"read again after they were made, by the file system's times: {part}"
 
 
 def _report(held: Sequence[tuple[CompileCache, list[Entry]]], hits: Sequence[Hits]) -> dict[str, Any]:

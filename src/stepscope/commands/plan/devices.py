@@ -101,13 +101,13 @@ def _over(value: float | None, unit: float) -> float | None:
 
 def _show(arguments: argparse.Namespace) -> None:
     from stepscope.machine.devices import named_device
-    from stepscope.report.devices import device_lines
+    from stepscope.report.devices import device_document
 
     row = named_device(arguments.name)
     if arguments.format not in (None, "table") or arguments.output != "-":
         write_table(devices_frame((row,)), arguments, "devices")
     else:
-        output.print_text("\n".join(device_lines(row)) + "\n")
+        output.print_document(device_document(row))
 
 
 def _add(file: str) -> None:

@@ -67,7 +67,7 @@ def _prepare_parser(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from stepscope.report.plan import plan_json, plan_text
+    from stepscope.report.plan import plan_document, plan_json
 
     plan = _plan(arguments)
     if arguments.redact:
@@ -75,17 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
         parts = {name: redactor.value(name, getattr(plan.recorded, name)) for name in ("path", "warnings")}
         plan = dataclasses.replace(plan, recorded=dataclasses.replace(plan.recorded, **parts))
 
-    def html() -> bytes:
-        from stepscope.report.html.plan import html_plan
-
-        return html_plan(plan)
-
-    output.write_reports(
-        arguments,
-        lambda: plan_text(plan, width=output.width(), top=arguments.top),
-        json=lambda: plan_json(plan),
-        html=html,
-    )
+    output.write_reports(arguments, lambda: plan_document(plan), top=arguments.top, json=lambda: plan_json(plan))
     return 0
 
 

@@ -88,7 +88,8 @@ def add_prediction_options(parser: argparse._ActionsContainer) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from stepscope.predict.prediction import predicted_steps
-    from stepscope.report.predict import predict_json, predict_text, scaling_json, scaling_text
+    from stepscope.report.document import Document
+    from stepscope.report.predict import predict_document, predict_json, scaling_json, scaling_section
     from stepscope.whatif.experiment import Experiment
 
     experiment = Experiment(open_from(arguments, arguments.trace))
@@ -101,13 +102,14 @@ def _run(arguments: argparse.Namespace) -> int:
         parts = {name: redactor.value(name, getattr(answer, name)) for name in ("path", "warnings")}
         answer = dataclasses.replace(answer, **parts)
 
-    def text() -> str:
-        width = output.width()
-        texts = [predict_text(answer, width=width, top=arguments.top)] if answer.predictions or not scaled else []
-        return "\n".join([*texts, *(scaling_text(*each, width=width) for each in scaled)])
+    def document() -> Document:
+        sections = tuple(scaling_section(*each) for each in scaled)
+        if scaled and not answer.predictions:
+            return Document("prediction", sections)
+        return predict_document(answer, sections, top=arguments.top)
 
     output.write_reports(
-        arguments, text, json=lambda: predict_json(answer) | {"scaling": [scaling_json(*each) for each in scaled]}
+        arguments, document, json=lambda: predict_json(answer) | {"scaling": [scaling_json(*each) for each in scaled]}
     )
     return 0
 

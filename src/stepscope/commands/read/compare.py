@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.picture import StepPicture
     from stepscope.compare import Comparison, Side
     from stepscope.diagnosis.diagnosis import Unreadable
-    from stepscope.report.html.compare import Pictures
+    from stepscope.report.comparison import Pictures
     from stepscope.trace import Trace, Window
 
 _ROWS: Final = 5
@@ -137,27 +137,25 @@ def _traces(arguments: argparse.Namespace, path: str, passed_over: list[Unreadab
 
 
 def _redacted(comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> list[Comparison]:
-    from stepscope.report.comparison_formats import redacted_comparison
+    from stepscope.report.comparison import redacted_comparison
 
     return [redacted_comparison(each, partial(redactor_of, arguments)) for each in comparisons]
 
 
 def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
-    from stepscope.report import comparison_formats as formats
+    from stepscope.report.comparison import comparison_document, comparison_json
+    from stepscope.report.html.page import html_of
 
-    def html() -> bytes:
-        from stepscope.report.html.compare import html_comparison
+    def page() -> bytes:
+        document = comparison_document(comparisons, _pictures(comparisons, arguments))
+        return html_of(document, top=_HTML_ROWS if arguments.top is None else arguments.top)
 
-        top = _HTML_ROWS if arguments.top is None else arguments.top
-        return html_comparison(comparisons, _pictures(comparisons, arguments), top=top)
-
-    top = _ROWS if arguments.top is None else arguments.top
     output.write_reports(
         arguments,
-        lambda: formats.comparison_text(comparisons, width=output.width(), top=top),
-        json=lambda: formats.comparison_bytes(formats.comparison_report(comparisons, top=arguments.top or 0)),
-        markdown=lambda: formats.comparison_markdown(comparisons, top=top),
-        html=html,
+        lambda: comparison_document(comparisons),
+        top=_ROWS if arguments.top is None else arguments.top,
+        page=page,
+        json=lambda: comparison_json(comparisons, top=arguments.top or 0),
     )
 
 

@@ -27,17 +27,12 @@ from stepscope.errors import UsageError
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
-    from stepscope.analysis.flame import FlameGraph
-    from stepscope.analysis.memory import MemoryPicture
-    from stepscope.analysis.picture import StepPicture
-    from stepscope.analysis.telemetry import TelemetryPicture
-    from stepscope.diagnosis.diagnosis import Diagnosis, Unreadable
+    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.ranks import RankRecord
-    from stepscope.diagnosis.view import View
-    from stepscope.predict.cost.energy_parts import TraceEnergy
-    from stepscope.trace import Trace, Window
+    from stepscope.report.trace_report import TraceReport
+    from stepscope.trace import Trace
 
 NAME: Final = "diagnose"
 HELP: Final = "Explain why the steps in a trace are slow, and what to change."
@@ -122,18 +117,14 @@ def run(arguments: argparse.Namespace) -> int:
     several = len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])
     traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
     diffs = Diffs(UserSources(Path.cwd()).read)
-    results = [_diagnosed(arguments, trace, settings, diffs) for trace in traces]
-    results.sort(key=lambda result: _order(result[0]))
-    diagnoses = _without_answered([result[0] for result in results])
-    pictures, plots = [result[1] for result in results], [result[2] for result in results]
-    flames, memories = [result[3] for result in results], [result[4] for result in results]
-    energies = [result[6] for result in results]
-    across = _across(arguments, [result[5] for result in results if result[5] is not None])
-    without = _redacted(unreadable, arguments)
-    _write_reports(arguments, diagnoses, pictures, plots, flames, memories, across, without, energies)
+    reports = sorted((_report(arguments, trace, settings, diffs) for trace in traces), key=lambda report: report.order)
+    across = _across(arguments, [report.rank for report in reports if report.rank is not None])
+    reports = _without_answered(reports)
+    _write(arguments, reports, across, _redacted(unreadable, arguments))
     if arguments.diff:
         _write_diff(arguments.diff, diffs)
-    return _judged(arguments.fail_on, [*across, *(each for diagnosis in diagnoses for each in diagnosis.findings)])
+    findings = (finding for report in reports for finding in report.diagnosis.findings)
+    return _judged(arguments.fail_on, [*across, *findings])
 
 
 def parsed_share(text: str) -> float:
@@ -161,48 +152,22 @@ def parsed_setting(text: str) -> tuple[str, float]:
     return f"{match[1]}.{match[2]}", float(match[3]) * _SCALES.get(match[4], 1)
 
 
-def _diagnosed(
-    arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs
-) -> tuple[
-    Diagnosis,
-    StepPicture | None,
-    TelemetryPicture | None,
-    FlameGraph | None,
-    tuple[MemoryPicture, ...],
-    RankRecord | None,
-    TraceEnergy | None,
-]:
-    """One trace's diagnosis; for HTML, picture, telemetry, flame graph, memory; what ranks are held against; energy.
-
-    None keeps the trace's tables.
-    """
-    from stepscope.diagnosis import diagnose_view
-    from stepscope.diagnosis.ranks import rank_record
+def _report(arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs) -> TraceReport:
+    """One trace's report, redacted or with the changes of the user's own lines."""
     from stepscope.diagnosis.view import View
-    from stepscope.record.apply.flags import applied_beside
-    from stepscope.report.json import secrets_in
+    from stepscope.report.redaction import secrets_in
+    from stepscope.report.trace_report import trace_report
 
-    view = View(trace, settings, user_code_from(arguments))
-    diagnosis = diagnose_view(
-        view,
+    report = trace_report(
+        View(trace, settings, user_code_from(arguments)),
         rules=arguments.rule,
         top=arguments.top if arguments.top is not None else _REPORT_ROWS,
         minimum_share=_minimum_share(arguments),
+        is_drawn=bool(arguments.html),
     )
-    diagnosis = replace(diagnosis, applied=applied_beside(trace.metadata.path))
-    picture = _picture(view, diagnosis) if arguments.html else None
-    plots = _telemetry(trace) if arguments.html else None
-    flame = _flame(view) if arguments.html else None
-    memory = _memory(view) if arguments.html else ()
-    record = rank_record(trace, view) if (trace.metadata.world_size or 1) > 1 else None
-    energy = _energy(view, diagnosis)
     if arguments.redact:
-        redactor = redactor_of(arguments, *secrets_in(diagnosis))
-        memory = tuple(redactor.redact(each) for each in memory)
-        drawn = redactor.redact(picture), redactor.redact(plots), redactor.redact(flame), memory
-        return redactor.redact(diagnosis), *drawn, redactor.redact(record), redactor.redact(energy)
-    diagnosis = diffs.filled(diagnosis)
-    return diagnosis, picture, plots, flame, memory, record, energy
+        return redactor_of(arguments, *secrets_in(report.diagnosis)).redact(report)
+    return replace(report, diagnosis=diffs.filled(report.diagnosis))
 
 
 def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:
@@ -220,38 +185,14 @@ def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tup
     return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
 
 
-def _without_answered(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
-    """Several ranks' diagnoses without the questions that their traces answer together."""
-    if len(diagnoses) < 2:
-        return diagnoses
+def _without_answered(reports: list[TraceReport]) -> list[TraceReport]:
+    """Several ranks' reports without the questions that their traces answer together."""
+    if len(reports) < 2:
+        return reports
     from stepscope.diagnosis.ranks import without_answered
 
-    return without_answered(diagnoses)
-
-
-def _memory(view: View) -> tuple[MemoryPicture, ...]:
-    from stepscope.analysis.memory import memory_pictures
-
-    return memory_pictures(view.trace, activity=view.activity)
-
-
-def _flame(view: View) -> FlameGraph:
-    from stepscope.analysis.flame import flame_graph
-
-    return flame_graph(view.trace, view.attribution)
-
-
-def _energy(view: View, diagnosis: Diagnosis) -> TraceEnergy | None:
-    """The energy of the steps, where the run that the trace is of was to measure it."""
-    from stepscope.trace.energy_records import record_beside
-
-    record = record_beside(view.trace.metadata.path)
-    if record is None:
-        return None
-    from stepscope.predict.cost.energy import energy_of_trace
-    from stepscope.predict.cost.energy_parts import PowerSettings
-
-    return energy_of_trace(view, diagnosis.findings, PowerSettings(), record=record)
+    diagnoses = without_answered([report.diagnosis for report in reports])
+    return [replace(report, diagnosis=diagnosis) for report, diagnosis in zip(reports, diagnoses, strict=True)]
 
 
 def _minimum_share(arguments: argparse.Namespace) -> float:
@@ -261,104 +202,29 @@ def _minimum_share(arguments: argparse.Namespace) -> float:
     return _NOTEWORTHY_SHARE if arguments.fail_on is None else min(_NOTEWORTHY_SHARE, arguments.fail_on)
 
 
-def _picture(view: View, diagnosis: Diagnosis) -> StepPicture:
-    """A picture of the step that is nearest to the typical one, or of everything where there are no steps."""
-    import polars as pl
-
-    from stepscope.analysis.picture import step_picture
-    from stepscope.trace import Window
-    from stepscope.whatif.critical_path import critical_path
-
-    steps = diagnosis.steps.filter(pl.col("complete")) if diagnosis.steps["complete"].any() else diagnosis.steps
-    if steps.height:
-        distance = (pl.col("duration_ns") - diagnosis.step_ns).abs()
-        start, length = steps.sort(distance).select("start_ns", "duration_ns").row(0)
-        window = Window(start, start + max(length, 1))
-    else:
-        window = _whole(view.trace)
-    return step_picture(view.trace, window, view.idle, path=critical_path(view.experiment))
-
-
-def _telemetry(trace: Trace) -> TelemetryPicture | None:
-    """What the program of a trace in a run's folder logged and sampled."""
-    from stepscope.analysis.telemetry import telemetry_picture
-    from stepscope.trace.telemetry import read_telemetry, telemetry_files
-
-    path = Path(trace.metadata.path)
-    files = [file for file in telemetry_files(path) if file != path]  # an export of Nsight Systems ends like telemetry
-    try:
-        telemetry = read_telemetry(files)
-    except UsageError as error:
-        print(f"stepscope: {printable(str(error))}", file=sys.stderr)
-        return None
-    window, origin = _whole(trace), trace.metadata.origin_unix_ns
-    recorded = None if origin is None else (origin + window.start_ns, origin + window.end_ns)
-    return telemetry_picture(telemetry, recorded)
-
-
-def _whole(trace: Trace) -> Window:
-    """From the first device work, or operator, to the end of the last one."""
-    from stepscope.trace import Window
-
-    for table in (trace.device_work, trace.operators):
-        if table.height:
-            ends = table["start_ns"] + table["duration_ns"]
-            start = int(table["start_ns"].to_numpy().min())
-            return Window(start, max(int(ends.to_numpy().max()), start + 1))
-    return Window(0, 1)
-
-
-def _order(diagnosis: Diagnosis) -> tuple[float, str]:
-    rank = diagnosis.metadata.rank
-    return (float("inf") if rank is None else rank, diagnosis.metadata.path)
-
-
-def _write_reports(
+def _write(
     arguments: argparse.Namespace,
-    diagnoses: Sequence[Diagnosis],
-    pictures: Sequence[StepPicture | None],
-    plots: Sequence[TelemetryPicture | None],
-    flames: Sequence[FlameGraph | None],
-    memories: Sequence[tuple[MemoryPicture, ...]],
+    reports: Sequence[TraceReport],
     across: Sequence[Finding],
     unreadable: Sequence[Unreadable],
-    energies: Sequence[TraceEnergy | None],
 ) -> None:
-    measured = {"energies": energies} if any(energies) else {}
+    from stepscope.report.diagnosis import diagnosis_document
+    from stepscope.report.json import json_reports
+
+    targets = (arguments.json, arguments.markdown, arguments.html, arguments.diff)
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
-    if arguments.json:
-        from stepscope.report.json import json_bytes, json_reports
-
-        output.write_output(arguments.json, json_bytes(json_reports(diagnoses, across, unreadable, **measured)))
-    if arguments.markdown:
-        from stepscope.report.markdown import markdown_reports
-
-        text = markdown_reports(diagnoses, top=top, across=across, unreadable=unreadable, **measured)
-        output.write_output(arguments.markdown, text.encode())
-    if arguments.html:
-        from stepscope.report.html.page import html_report
-
-        page = html_report(diagnoses, pictures, plots, flames, memories, across, unreadable, **measured)
-        output.write_output(arguments.html, page)
-    if "-" not in (arguments.json, arguments.markdown, arguments.html, arguments.diff):
-        from stepscope.report.text import text_reports
-
-        width, colour = output.width(), output.colour()
-        every = arguments.verbose
-        text = text_reports(
-            diagnoses,
-            width=width,
-            colour=colour,
-            top=top,
-            every=every,
-            across=across,
-            unreadable=unreadable,
-            **measured,
-        )
-        output.print_text(text)
-    else:
-        for each in unreadable:
-            print(f"stepscope: passed over: {printable(each.reason)}", file=sys.stderr)
+    output.write_reports(
+        arguments,
+        lambda: diagnosis_document(reports, across, unreadable),
+        top=top,
+        is_printed=False,
+        json=lambda: json_reports(reports, across, unreadable),
+    )
+    if "-" not in targets:
+        output.print_document(diagnosis_document(reports, across, unreadable, every=arguments.verbose), top=top)
+        return
+    for each in unreadable:
+        print(f"stepscope: passed over: {printable(each.reason)}", file=sys.stderr)
 
 
 def _write_diff(target: str, diffs: Diffs) -> None:

@@ -71,15 +71,12 @@ def _prepare_parser(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from stepscope.report.energy import energy_text
-    from stepscope.report.energy_json import energy_json
+    from stepscope.report.energy import energy_document, energy_json
 
     answer = _answer(arguments, arguments.path)
     answer = redacted(arguments, answer, paths=[trace.path for trace in answer.traces])
     output.write_reports(
-        arguments,
-        lambda: energy_text(answer, width=output.width(), top=arguments.top),
-        json=lambda: energy_json(answer),
+        arguments, lambda: energy_document(answer), top=arguments.top, json=lambda: energy_json(answer)
     )
     return 0
 

@@ -59,22 +59,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _write(history: History, arguments: argparse.Namespace, *, only_files: bool) -> None:
-    def text() -> str:
-        from stepscope.report.history import history_lines
+    from stepscope.report.history import history_document, history_json
+    from stepscope.report.html.page import html_of
 
-        overview = not (arguments.names or arguments.command is not None)
-        lines = history_lines(history, width=output.width(), top=arguments.top, overview=overview)
-        return "".join(f"{line}\n" for line in lines)
-
-    def html() -> bytes:
-        from stepscope.report.html.plan import html_history
-
-        return html_history(history)
-
-    def json() -> bytes:
-        from stepscope.report.history import history_json
-
-        return history_json(history)
+    is_overview = not (arguments.names or arguments.command is not None)
 
     def csv() -> bytes:
         from stepscope.compare.history import history_table
@@ -82,7 +70,15 @@ def _write(history: History, arguments: argparse.Namespace, *, only_files: bool)
 
         return table_bytes(history_table(history), "csv", raw=arguments.raw)
 
-    output.write_reports(arguments, None if only_files else text, html=html, json=json, csv=csv)
+    output.write_reports(
+        arguments,
+        lambda: history_document(history, is_overview=is_overview),
+        top=arguments.top,
+        page=lambda: html_of(history_document(history)),
+        is_printed=not only_files,
+        json=lambda: history_json(history),
+        csv=csv,
+    )
 
 
 def _chosen(records: Sequence[RunRecord], arguments: argparse.Namespace) -> list[RunRecord]:

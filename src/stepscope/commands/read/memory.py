@@ -77,7 +77,7 @@ def _chosen(memories: tuple[DeviceMemory, ...], device: str | None) -> tuple[Dev
 
 def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: argparse.Namespace) -> None:
     from stepscope.analysis.memory import memory_summary
-    from stepscope.report.memory import memory_json, memory_text
+    from stepscope.report.memory import memory_document, memory_json
 
     given = "--sort" if arguments.sort is not None else None
     if arguments.format in ("csv", "parquet"):
@@ -86,9 +86,7 @@ def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: a
         raise UsageError(f"{given} goes with --by or --over-time, which print one table")
     summaries = [redacted(arguments, memory_summary(trace, memory)) for memory in memories]
     top = _ROWS if arguments.top is None else arguments.top
-    output.write_document(
-        arguments, lambda: memory_text(summaries, width=output.width(), top=top), lambda: memory_json(summaries)
-    )
+    output.write_document(arguments, lambda: memory_document(summaries), lambda: memory_json(summaries), top=top)
 
 
 COMMAND: Final = Command(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from stepscope.analysis.places import PlaceCosts
+    from stepscope.report.document import Document
 
 _TEXT_ROWS: Final = 20
 
@@ -55,26 +56,27 @@ def _costs(arguments: argparse.Namespace) -> PlaceCosts:
 
 def _write(costs: PlaceCosts, table: pl.DataFrame, things: str, arguments: argparse.Namespace) -> None:
     """Write the table of lines or modules as the options say."""
-    from stepscope.report.places import places_report, places_text
+    from stepscope.report.places import places_document, places_json
     from stepscope.report.tables import table_bytes
 
     table = redacted(arguments, table)
     top = arguments.top or 0
 
     def report() -> dict[str, Any]:
-        content = places_report(costs, table, things, top=top)
+        content = places_json(costs, table, things, top=top)
         if arguments.redact:
             content["trace"] = os.path.basename(content["trace"])
         return content
 
-    def text() -> str:
+    def document() -> Document:
         rows = _TEXT_ROWS if arguments.top is None else top
-        return places_text(costs, _with_short_files(table), things, width=output.width(), top=rows)
+        return places_document(costs, _with_short_files(table), things, top=rows)
 
     def csv() -> bytes:
         return table_bytes(table.head(top) if top else table, "csv", raw=arguments.raw)
 
-    output.write_reports(arguments, None if arguments.json or arguments.csv else text, json=report, csv=csv)
+    is_printed = not (arguments.json or arguments.csv)
+    output.write_reports(arguments, document, is_printed=is_printed, json=report, csv=csv)
 
 
 def _with_short_files(table: pl.DataFrame) -> pl.DataFrame:

@@ -22,7 +22,7 @@ from stepscope.errors import UsageError
 if TYPE_CHECKING:
     import polars as pl
 
-    from stepscope.report.json import Redactor
+    from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
 
 

@@ -103,14 +103,12 @@ def _add_change_options(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from stepscope.report.whatif import whatif_json, whatif_text
+    from stepscope.report.whatif import whatif_document, whatif_json
 
     answer = _answer(arguments)
     answer = redacted(arguments, answer, paths=[answer.measured.path])
     top = _TOP if arguments.top is None else arguments.top
-    output.write_reports(
-        arguments, lambda: whatif_text(answer, width=output.width(), top=top), json=lambda: whatif_json(answer)
-    )
+    output.write_reports(arguments, lambda: whatif_document(answer), top=top, json=lambda: whatif_json(answer))
     return 0
 
 

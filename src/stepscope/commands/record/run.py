@@ -245,7 +245,7 @@ def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: 
     """Run the program once at each power limit; 0 where at least two were measured."""
     from stepscope.record.energy import device_limits, measure_limits
     from stepscope.record.launch import run_program
-    from stepscope.report.energy_limits import limits_text
+    from stepscope.report.energy import limits_document
 
     devices = device_limits()
     limits = [devices.watts(limit) for limit in arguments.power_limits]
@@ -256,7 +256,7 @@ def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: 
     with _on_standard_error():
         run.end(failed)
         say(f"run {run.folder.name}: {run.folder.path}")
-        print(limits_text(runs, width=output.width()), end="")
+        output.print_document(limits_document(runs))
         _say_energy(run.recordings)
     return 0 if len([each for each in runs if each.joules is not None]) > 1 else failed or 2
 

@@ -64,7 +64,8 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
     import polars as pl
 
     from stepscope.analysis.telemetry import telemetry_picture
-    from stepscope.report.html.page import telemetry_page
+    from stepscope.report.diagnosis import telemetry_document
+    from stepscope.report.html.page import html_of
 
     pictures = []
     for rank in telemetry.samples["rank"].unique().sort():
@@ -74,7 +75,7 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
     if not pictures:
         raise UsageError(f"{arguments.path} holds no samples to draw")
     title = "a run" if arguments.redact else Path(arguments.path).resolve().name
-    return telemetry_page(title, pictures)
+    return html_of(telemetry_document(title, pictures))
 
 
 def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ from stepscope.report.format import count, printable
 if TYPE_CHECKING:
     import polars as pl
 
+    from stepscope.report.document import Document
+
 _PLAIN: Final = re.compile(r"([\n\t])")
 _COLOURED: Final = re.compile(r"([\n\t]|\x1b\[[0-9;]*m)")
 """What a terminal gets as it is; the split of a text by it has what it matched at odd places."""
@@ -27,8 +30,8 @@ _LONGEST_NAME: Final = 50
 _PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~", "●": "o", "│": "|", "┆": ":"})
 
 
-Report: TypeAlias = Callable[[], "dict[str, Any] | str | bytes"]
-"""Makes a report when one is asked for: an object for JSON, text, or the bytes of a file."""
+Report: TypeAlias = Callable[[], "dict[str, Any] | bytes"]
+"""Makes a report when one is asked for: an object for JSON, or the bytes of a file."""
 
 
 def say(sentence: str) -> None:
@@ -43,35 +46,63 @@ def refuse_mixed_reports(arguments: argparse.Namespace) -> None:
         raise UsageError("only one report can go to standard output")
 
 
-def write_reports(arguments: argparse.Namespace, text: Callable[[], str] | None, **reports: Report) -> None:
-    """Write each report that an option of its name asks for; print the text where none goes to standard output.
+def write_reports(
+    arguments: argparse.Namespace,
+    document: Callable[[], Document],
+    *,
+    top: int = 0,
+    page: Callable[[], bytes] | None = None,
+    is_printed: bool = True,
+    **reports: Report,
+) -> None:
+    """Write each report that an option of its name asks for; print the document where none goes to standard output.
 
     Args:
-        text: what the terminal gets; None for nothing.
+        top: rows of each table in text and Markdown, 0 for all.
+        page: for HTML, where it is not the whole document.
+        is_printed: whether the terminal gets the document.
     """
-    targets = {form: target for form in reports if (target := getattr(arguments, form, None))}
+    from stepscope.report.html.page import html_of
+    from stepscope.report.markdown import markdown_of
+
+    made = functools.cache(document)
+    forms: dict[str, Report] = {
+        "markdown": lambda: markdown_of(made(), top=top).encode(),
+        "html": page or (lambda: html_of(made())),
+        **reports,
+    }
+    targets = {form: target for form in forms if (target := getattr(arguments, form, None))}
     for form, target in targets.items():
-        write_output(target, _encoded(reports[form]()))
-    if text is not None and "-" not in targets.values():
-        print_text(text())
+        write_output(target, _encoded(forms[form]()))
+    if is_printed and "-" not in targets.values():
+        print_document(made(), top=top)
 
 
-def write_document(arguments: argparse.Namespace, text: Callable[[], str], json: Report) -> None:
+def write_document(
+    arguments: argparse.Namespace, document: Callable[[], Document], json: Report, *, top: int = 0
+) -> None:
     """Write the one result of a command with --format and --output, as text or as JSON."""
+    from stepscope.report.text import text_of
+
     ends_as_json = arguments.format is None and arguments.output.endswith(".json")
     if arguments.format == "json" or ends_as_json:
         write_output(arguments.output, _encoded(json()))
     elif arguments.output == "-":
-        print_text(text())
+        print_document(document(), top=top)
     else:
-        write_output(arguments.output, text().encode())
+        write_output(arguments.output, text_of(document(), width=width(), top=top).encode())
 
 
-def _encoded(report: dict[str, Any] | str | bytes) -> bytes:
+def print_document(document: Document, *, top: int = 0) -> None:
+    """Print a report; `top` rows of each table, 0 for all."""
+    from stepscope.report.text import text_of
+
+    print_text(text_of(document, width=width(), colour=colour(), top=top))
+
+
+def _encoded(report: dict[str, Any] | bytes) -> bytes:
     if isinstance(report, bytes):
         return report
-    if isinstance(report, str):
-        return report.encode()
     from stepscope.report.json import json_bytes
 
     return json_bytes(report)

@@ -20,7 +20,7 @@ from stepscope.report.format import count, printable, share, size
 if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.record.run_folder import RunFolder
-    from stepscope.report.json import Redactor
+    from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
     from stepscope.trace.run_counts import RunCounts
     from stepscope.trace.window import StepRange, Window
@@ -245,7 +245,7 @@ class Progress:
 
 def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths: Sequence[str] = ()) -> Redactor:
     """What --redact takes out: this user's and this machine's names, those in the traces opened, and what is given."""
-    from stepscope.report.json import Redactor
+    from stepscope.report.redaction import Redactor
 
     of_traces, found = getattr(arguments, _SECRETS, ((), ()))
     return Redactor([*local_names(), *of_traces, *names], [*found, *paths])
@@ -259,7 +259,7 @@ def redacted(arguments: argparse.Namespace, thing: _T, names: Sequence[str] = ()
 def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
     """Keep for `redactor_of` what only the trace tells."""
     if getattr(arguments, "redact", False):
-        from stepscope.report.json import secrets_of
+        from stepscope.report.redaction import secrets_of
 
         known = getattr(arguments, _SECRETS, ((), ()))
         setattr(arguments, _SECRETS, tuple([*old, *new] for old, new in zip(known, secrets_of(trace), strict=True)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Final
 
@@ -14,13 +13,12 @@ from markupsafe import Markup
 from stepscope.analysis.blocks import CATEGORIES
 from stepscope.analysis.memory import MemoryPicture
 from stepscope.analysis.telemetry import Plot, PlotLine, TelemetryPicture
-from stepscope.report.format import cell, count, duration, printable, share, size
-from stepscope.report.html.picture import View
-from stepscope.report.tables import heading, showing
+from stepscope.report.document import Block, Drawing, Section, Table, Text
+from stepscope.report.format import cell, clock, count, duration, share, size
+from stepscope.report.html.picture import View, script_json
 
 _WIDTH: Final = 1000
 _HEIGHT: Final = 300
-_MARKUP: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 _COLOURS: Final = {
     "before": 7,
     "parameter": 0,
@@ -35,29 +33,22 @@ _COLOURS: Final = {
 """Category -> which of the page's line colours; one category has one colour on every page."""
 
 
-def memories_or_none(
-    memories: Sequence[Sequence[MemoryPicture]] | None, length: int
-) -> Sequence[Sequence[MemoryPicture]]:
-    """The pictures of each of `length` ranks, none where there are none."""
-    return [()] * length if memories is None else memories
-
-
-def memory_view(picture: MemoryPicture) -> View:
-    """What the template needs of one device."""
+def memory_view(picture: MemoryPicture) -> Iterator[Block]:
+    """One device: its memory by category as a drawing, and what was alive at the peak."""
     top = _top(picture)
     whole = max(picture.end_ns - picture.start_ns, 1)
-    name = "The host’s memory" if picture.device == "cpu" else f"Device {printable(picture.device)}"
-    peak_x = 100 * (picture.peak_ns - picture.start_ns) / whole
-    return {
-        "name": name + (f" · {printable(picture.name)}" if picture.name else ""),
+    name = "The host's memory" if picture.device == "cpu" else f"Device {picture.device}"
+    name = " · ".join(filter(None, (name, picture.name)))
+    view = {
+        "name": name,
         "sentence": _sentence(picture),
         "bands": _drawn(picture, top),
-        "reserved": None if picture.reserved is None else _line(picture, picture.reserved, top),
-        "steps": [
-            {"left": 100 * (start - picture.start_ns) / whole, "label": f"step {index}"}
-            for index, start in picture.steps
-        ],
-        "peak": {"left": peak_x, "top": 100 * (1 - picture.peak_bytes / top)},
+        "reserved": None if picture.reserved is None else _steps(picture, picture.reserved, top),
+        "steps": [{"left": 100 * (start - picture.start_ns) / whole} for _, start in picture.steps],
+        "peak": {
+            "left": 100 * (picture.peak_ns - picture.start_ns) / whole,
+            "top": 100 * (1 - picture.peak_bytes / top),
+        },
         "ticks": [size(top * part / 4) for part in range(4, -1, -1)],
         "begin": cell("start_ns", picture.start_ns),
         "end": cell("start_ns", picture.end_ns),
@@ -66,8 +57,13 @@ def memory_view(picture: MemoryPicture) -> View:
             for band in picture.bands
         ],
         "data": _data(picture),
-        "tables": [table for table in (_table(picture, "categories"), _table(picture, "lines")) if table["rows"]],
     }
+    tables = {
+        "Alive at the peak, by category": Table(picture.categories),
+        "Alive at the peak, by line": Table(picture.lines, "lines", picture.line_count),
+    }
+    alive = [Section(title, (table,)) for title, table in tables.items() if table.frame.height]
+    yield Section(name, (Text(_sentence(picture), "muted"), Drawing("memory", view), *alive))
 
 
 def _sentence(picture: MemoryPicture) -> str:
@@ -112,10 +108,6 @@ def _drawn(picture: MemoryPicture, top: int) -> list[View]:
     return result
 
 
-def _line(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
-    return _steps(picture, values, top)
-
-
 def _steps(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
     """From left to right; each level holds until the next moment."""
     path = f"M{_x(picture, picture.times[0])} {_y(values[0], top)}"
@@ -139,32 +131,7 @@ def _data(picture: MemoryPicture) -> Markup:
     if picture.reserved is not None:
         lines.append(["reserved", seconds, list(picture.reserved), None])
     data = {"seconds": max(picture.end_ns - picture.start_ns, 1) / 1e9, "unit": "bytes", "lines": lines}
-    return Markup(json.dumps(data, separators=(",", ":")).translate(_MARKUP))
-
-
-def _table(picture: MemoryPicture, which: str) -> View:
-    frame = picture.categories if which == "categories" else picture.lines
-    columns = [
-        {"heading": heading(name), "numeric": dtype.is_numeric() and name != "line"}
-        for name, dtype in zip(frame.columns, frame.dtypes, strict=True)
-    ]
-    rows = [
-        [
-            {"text": cell(name, value), "value": value if column["numeric"] else None, "numeric": column["numeric"]}
-            for (name, value), column in zip(row.items(), columns, strict=True)
-        ]
-        for row in frame.iter_rows(named=True)
-    ]
-    cut = (
-        showing(frame.height, picture.line_count, "lines").replace(", --top 0 for all", "") if which == "lines" else ""
-    )
-    title = "Alive at the peak, by category" if which == "categories" else "Alive at the peak, by line"
-    return {"title": title, "columns": columns, "rows": rows, "showing": cut}
-
-
-def length_of(picture: MemoryPicture) -> str:
-    """How long the drawn stretch is."""
-    return duration(picture.end_ns - picture.start_ns)
+    return script_json(data)
 
 
 NAMED_LINES: Final = 8
@@ -181,26 +148,17 @@ def telemetry_view(picture: TelemetryPicture) -> View:
     """What the template needs: plots by group, marks of the trace's time, and sentences."""
     whole = max(picture.duration_s, 1e-9)
     groups = [
-        {"title": printable(title), "plots": [_plot(plot, whole) for plot in plots]}
+        {"title": title, "plots": [_plot(plot, whole) for plot in plots]}
         for title, plots in groupby(picture.plots, key=lambda plot: plot.group)
     ]
     left_out = picture.plots_left_out
     return {
         "groups": groups,
-        "length": _clock(picture.duration_s),
+        "length": clock(picture.duration_s),
         "recorded": None if picture.recorded_s is None else _band(picture.recorded_s, whole),
         "left_out": f"showing {len(picture.plots)} of {len(picture.plots) + left_out} plots" if left_out else "",
-        "notes": [printable(note) for note in picture.notes],
+        "notes": list(picture.notes),
     }
-
-
-def _clock(seconds: float) -> str:
-    """A time of a run, short: minutes and hours where there are any."""
-    if seconds < 120:
-        return duration(seconds * 1e9)
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def _band(recorded_s: tuple[float, float], whole: float) -> View:
@@ -219,20 +177,18 @@ def _plot(plot: Plot, whole: float) -> View:
         sentences.append(f"{plot.left_out} more are not drawn")
     data = {"seconds": whole, "unit": plot.unit, "lines": [_telemetry_data(line, plot.unit) for line in plot.lines]}
     return {
-        "title": printable(plot.title),
+        "title": plot.title,
         "ticks": [_value(each, unit) for each in reversed(ticks)],
         "lines": drawn,
         "legend": [
-            {"label": printable(line.label) or "whole", "colour": number}
+            {"label": line.label or "whole", "colour": number}
             for number, line in enumerate(plot.lines[:NAMED_LINES])
             if len(plot.lines) > 1
         ],
         "sentence": "; ".join(sentences),
         "last": _last(plot),
-        "data": Markup(json.dumps(data, separators=(",", ":")).translate(_MARKUP)),
-        "described": f"{printable(plot.title)}, {len(plot.lines)} lines"
-        if len(plot.lines) > 1
-        else printable(plot.title),
+        "data": script_json(data),
+        "described": f"{plot.title}, {len(plot.lines)} lines" if len(plot.lines) > 1 else plot.title,
     }
 
 
@@ -255,7 +211,7 @@ def _telemetry_data(line: PlotLine, unit: str) -> list[Any]:
     """[name, times, values, steps] for the script; bytes are whole, other values as exact as anyone reads them."""
     rows = line.points
     return [
-        printable(line.label),
+        line.label,
         [round(each, 4) for each in rows["time_s"].to_list()],
         [None if each is None else round(each) if unit == "bytes" else float(f"{each:.6g}") for each in rows["value"]],
         rows["step"].to_list() if rows["step"].null_count() < rows.height else None,
@@ -301,16 +257,4 @@ def _value(value: float, unit: str) -> str:
         case "share":
             return share(value)
     number = count(value) if abs(value) >= 1000 else f"{value + 0.0:.4g}"
-    return f"{number} {printable(unit)}" if unit else number
-
-
-def pictures_or_none(pictures: Sequence[TelemetryPicture | None] | None, length: int) -> list[TelemetryPicture | None]:
-    """One picture or None for each of `length` diagnoses.
-
-    Raises:
-        ValueError: there are more or fewer.
-    """
-    found: list[TelemetryPicture | None] = [None] * length if pictures is None else list(pictures)
-    if len(found) != length:
-        raise ValueError(f"{len(found)} pictures of telemetry for {length} diagnoses")
-    return found
+    return f"{number} {unit}" if unit else number

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
-import polars as pl
 from markupsafe import Markup
 
 from stepscope.analysis.flame import FlameGraph
@@ -15,7 +14,6 @@ from stepscope.analysis.host import CAUSES
 from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.picture import PathPiece, Shown, StepPicture
 from stepscope.report.format import cell, count, duration, printable
-from stepscope.report.tables import heading
 
 View: TypeAlias = dict[str, Any]
 """What a template fills in."""
@@ -68,34 +66,22 @@ def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> View:
     data = {
         "start": picture.start_ns,
         "duration": picture.duration_ns,
-        "lanes": [
-            [
-                printable(lane.label),
-                lane.kind,
-                printable(lane.device),
-                lane.rows,
-                [printable(name) for name in lane.around],
-            ]
-            for lane in picture.lanes
-        ],
+        "lanes": [[each.label, each.kind, each.device, each.rows, each.around] for each in picture.lanes],
         "slices": [[s.lane, s.depth, s.start_ns, s.duration_ns, names[s.name], names[s.kind]] for s in picture.slices],
-        "devices": [printable(device) for device in sorted(devices)],
-        "gaps": [
-            [printable(g.device), g.start_ns, g.duration_ns, names[g.cause], names[g.trigger or ""]]
-            for g in picture.gaps
-        ],
-        "causes": {printable(cause): cause_view(cause) for cause in causes},
+        "devices": sorted(devices),
+        "gaps": [[g.device, g.start_ns, g.duration_ns, names[g.cause], names[g.trigger or ""]] for g in picture.gaps],
+        "causes": {cause: cause_view(cause) for cause in causes},
     }
     if picture.path:
         data["path"] = [
             [p.start_ns, p.duration_ns, names[resource_key(p.kind, p.cause)], names[p.name]] for p in picture.path
         ]
-        data["resources"] = {printable(key): view for key, view in resources.items()}
-    data["names"] = [printable(name) for name in names.words]
+        data["resources"] = resources
+    data["names"] = list(names)
     if scale_ns is not None:
         data["scale"] = scale_ns
     return {
-        "data": _json(data),
+        "data": script_json(data),
         "legend": [cause_view(cause) for cause in causes],
         "path": list(resources.values()),
         "kinds": sorted({each.kind for each in picture.slices}),
@@ -126,25 +112,34 @@ def _of(shown: Shown, things: str) -> str:
     return f"{count(shown.kept)} of {count(shown.total)} {things}"
 
 
-class _Numbering:
-    """Gives each word a number, so that a name that occurs a thousand times is written once."""
+class _Numbering(dict[str, int]):
+    """A number for each word, so that a name that occurs a thousand times is written once."""
 
-    def __init__(self) -> None:
-        self.words: dict[str, int] = {}
-
-    def __getitem__(self, word: str) -> int:
-        return self.words.setdefault(word, len(self.words))
+    def __missing__(self, word: str) -> int:
+        self[word] = len(self)
+        return self[word]
 
 
-def _json(data: object) -> Markup:
-    """JSON for a script element: ASCII without <, > and &, so that nothing in it can end the element."""
-    return Markup(json.dumps(data, separators=(",", ":")).translate(_MARKUP))
+def script_json(data: object) -> Markup:
+    """JSON for a script element: ASCII without <, > and &, so that nothing in it can end the element.
+
+    Characters that a browser obeys without showing them are written out.
+    """
+    return Markup(json.dumps(_harmless(data), separators=(",", ":")).translate(_MARKUP))
+
+
+def _harmless(data: Any) -> Any:
+    if isinstance(data, str):
+        return printable(data)
+    if isinstance(data, dict):
+        return {printable(key): _harmless(value) for key, value in data.items()}
+    return [_harmless(each) for each in data] if isinstance(data, (list, tuple)) else data
 
 
 def cause_view(cause: str) -> View:
     """A cause's label, meaning and colour."""
     colour, hatched = _COLOURS.get(cause, _OTHER_COLOUR)
-    label = printable(cause.replace("_", " "))
+    label = cause.replace("_", " ")
     ink = "#fff" if colour == _BLUE else "#111"
     return {"label": label, "meaning": CAUSES.get(cause, ""), "colour": colour, "hatched": hatched, "ink": ink}
 
@@ -192,23 +187,16 @@ def flame_view(graph: FlameGraph) -> View:
     data = {
         "total": graph.total_ns,
         "frames": frames,
-        "names": [printable(name) for name in names],
+        "names": list(names),
         "kinds": [KINDS.index(_kind(name)) for name in names],
     }
-    # ASCII without <, > and &, so that nothing in it can end the script element.
-    encoded = Markup(json.dumps(data, separators=(",", ":")).translate(_MARKUP))
     return {
-        "data": encoded,
+        "data": script_json(data),
         "total": duration(graph.total_ns),
         "basis": "device time" if graph.basis == "device" else "operators’ own time",
         "reduced": f"{count(graph.dropped)} smaller frames are left out" if graph.dropped else "",
         "kinds": [kind for kind in KINDS if any(_kind(name) == kind for name in names)],
     }
-
-
-def graphs_or_none(graphs: Sequence[FlameGraph | None] | None, number: int) -> Sequence[FlameGraph | None]:
-    """One graph, or None, for each of the ranks."""
-    return [None] * number if graphs is None else graphs
 
 
 def _kind(name: str) -> str:
@@ -217,19 +205,3 @@ def _kind(name: str) -> str:
     if _LINE.fullmatch(name):
         return "line"
     return "operator" if _OPERATOR.search(name) else "other"
-
-
-def table_view(frame: pl.DataFrame) -> View:
-    """For the macro `table` of parts.html.j2; every name and value is made printable."""
-    numeric = [dtype.is_numeric() for dtype in frame.dtypes]
-    columns = [
-        {"heading": heading(name), "numeric": is_number} for name, is_number in zip(frame.columns, numeric, strict=True)
-    ]
-    rows = [
-        [
-            {"text": cell(name, value), "value": value if is_number else None, "numeric": is_number}
-            for (name, value), is_number in zip(row.items(), numeric, strict=True)
-        ]
-        for row in frame.iter_rows(named=True)
-    ]
-    return {"columns": columns, "rows": rows}

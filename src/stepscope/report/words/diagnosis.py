@@ -1,4 +1,4 @@
-"""What every report says in the same words: sentences about a diagnosis, and the tables that are cut alike."""
+"""What reports say of a diagnosis in sentences, and the tables that they cut alike."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
-from stepscope.diagnosis.finding import Finding, Location, Remedy
-from stepscope.report.format import count, duration, printable, share
+from stepscope.diagnosis.finding import Finding, Remedy
+from stepscope.report.document import Cause, Place
+from stepscope.report.format import count, duration, share
 
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are shown together, and shares that are closer than this are alike."""
 _TELLING_SHARE: Final = 0.05
-"""Of a cause's time, what may have followed a wait without being worth a word."""
+"""Of a cause's time, the part after a wait that is worth a word."""
 _TOP_COLUMNS: Final = (
     "name",
     "calls",
@@ -28,10 +29,10 @@ _TOP_COLUMNS: Final = (
     "device_self_share",
 )
 """What a report shows of operators and kernels; `stepscope operators` and `stepscope kernels` show every column."""
-MOST_DEVICES: Final = 2
+_MOST_DEVICES: Final = 2
 """So many devices are shown at length each."""
-ATTRIBUTED: Final = "attributed, not replayed"
-"""How a saving is marked that adds up the time a cause took and was not replayed without it."""
+_MOST_DIFF_LINES: Final = 60
+"""Of one finding's diff in a report; `stepscope diagnose --diff` writes all of it."""
 _STEP_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats"}
 
 
@@ -60,25 +61,19 @@ def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
 
 def basis_sentence(finding: Finding) -> str:
     """How the saving was obtained, whether by a replay or only by adding up time, and how sure it is."""
-    parts = [printable(finding.saving_basis)]
+    parts = [finding.saving_basis]
     if finding.saving_from == "attributed" and finding.saving_ns_per_step > 0:
-        parts.append(ATTRIBUTED)
+        parts.append("attributed, not replayed")
     return "; ".join([*parts, f"confidence {finding.confidence}"])
 
 
-MOST_DIFF_LINES: Final = 60
-"""Of one finding's diff in a report; `stepscope diagnose --diff` writes all of it."""
-
-
-def diff_lines(remedy: Remedy) -> list[str]:
+def diff_text(remedy: Remedy) -> str:
     """The change of the user's own lines as it is to be read, with a last line that says what is left out."""
-    if not remedy.diff:
-        return []
-    lines = [printable(line.rstrip("\r").expandtabs(4)) for line in remedy.diff.rstrip().split("\n")]
-    if len(lines) <= MOST_DIFF_LINES:
-        return lines
-    left = len(lines) - MOST_DIFF_LINES
-    return [*lines[:MOST_DIFF_LINES], f"({left} more lines; stepscope diagnose --diff FILE writes all)"]
+    lines = [line.rstrip("\r").expandtabs(4) for line in remedy.diff.rstrip().split("\n")]
+    left = len(lines) - _MOST_DIFF_LINES
+    if left > 0:
+        lines[_MOST_DIFF_LINES:] = [f"({left} more lines; stepscope diagnose --diff FILE writes all)"]
+    return "\n".join(lines)
 
 
 def trial(remedy: Remedy) -> str:
@@ -106,19 +101,14 @@ def afterwards_sentence(diagnosis: Diagnosis) -> str:
     if not diagnosis.afterwards:
         return ""
     first, *others = diagnosis.afterwards
-    text = f"{printable(first.rule)} would save another {share(first.saving_share)} of {whole(diagnosis)}"
-    text += "".join(f", {printable(each.rule)} {share(each.saving_share)}" for each in others)
+    text = f"{first.rule} would save another {share(first.saving_share)} of {whole(diagnosis)}"
+    text += "".join(f", {each.rule} {share(each.saving_share)}" for each in others)
     return f"Once these are gone, {text}; --all shows {'it' if not others else 'them'}."
 
 
-def place(location: Location) -> str:
-    """A place in the user's code as "train.py:88 main"."""
-    return printable(f"{location.file}:{location.line} {location.function}".rstrip())
-
-
-def warning_sentences(diagnosis: Diagnosis) -> list[str]:
-    """What was skipped or repaired while reading, a sentence each."""
-    return [f"{count(w.count)} x {printable(w.kind)}: {printable(w.detail)}" for w in diagnosis.warnings]
+def place_words(place: Place) -> str:
+    """A place with the part of the finding's cost that it carries, where it is not all."""
+    return f"{place.place} ({share(place.share)} of it)" if place.share < 1 else place.place
 
 
 def unreadable_heading(unreadable: Sequence[Unreadable]) -> str:
@@ -130,7 +120,7 @@ def unreadable_heading(unreadable: Sequence[Unreadable]) -> str:
 
 def unreadable_sentences(unreadable: Sequence[Unreadable]) -> list[str]:
     """Why each of the files is not in the report."""
-    return [f"{printable(each.reason).removesuffix('.')}." for each in unreadable]
+    return [f"{each.reason.removesuffix('.')}." for each in unreadable]
 
 
 def hidden_sentence(diagnosis: Diagnosis) -> str:
@@ -154,7 +144,7 @@ def whole(diagnosis: Diagnosis) -> str:
 def rank_name(diagnosis: Diagnosis) -> str:
     """What a report of several ranks calls one of them."""
     rank, path = diagnosis.metadata.rank, diagnosis.metadata.path
-    return f"rank {rank}" if rank is not None else printable(path) or "a trace"
+    return f"rank {rank}" if rank is not None else path or "a trace"
 
 
 def ranks_or_traces(diagnoses: Sequence[Diagnosis]) -> str:
@@ -202,12 +192,12 @@ def about_sentence(diagnosis: Diagnosis) -> str:
     device = busiest_device(diagnosis)
     if device is None or len(diagnosis.devices) < 2 or not diagnosis.findings:
         return ""
-    return f"The findings are about device {printable(device.device)}, the busiest."
+    return f"The findings are about device {device.device}, the busiest."
 
 
 def shown_devices(diagnosis: Diagnosis) -> tuple[str, ...]:
     """The devices that are shown at length: all of few, of many the most idle and the busiest."""
-    if len(diagnosis.devices) <= MOST_DEVICES:
+    if len(diagnosis.devices) <= _MOST_DEVICES:
         return tuple(device.device for device in diagnosis.devices)
     chosen = (worst_device(diagnosis), busiest_device(diagnosis))
     return tuple(dict.fromkeys(device.device for device in chosen if device is not None))
@@ -217,50 +207,58 @@ def device_table(diagnosis: Diagnosis) -> pl.DataFrame:
     """A row for each device: device, window_ns, busy_ns, idle_share and the cause of most of its idle time."""
     rows = []
     for device in diagnosis.devices:
-        causes = diagnosis.idle.filter(pl.col("device") == device.device).group_by("cause").agg(pl.col("ns").sum())
-        cause = causes.sort(["ns", "cause"], descending=[True, False])["cause"].to_list()
-        rows.append((device.device, device.window_ns, device.busy_ns, idle_share(device), *(cause[:1] or [""])))
+        causes = causes_of(diagnosis.idle.filter(pl.col("device") == device.device))
+        cause = causes[0].cause if causes else ""
+        rows.append((device.device, device.window_ns, device.busy_ns, idle_share(device), cause))
     schema = ["device", "window_ns", "busy_ns", "idle_share", "biggest_cause"]
     return pl.DataFrame(rows, schema=schema, orient="row", infer_schema_length=None)
 
 
-def idle_by_cause(idle: pl.DataFrame) -> pl.DataFrame:
-    """Idle (or host) time summed over triggers: columns cause, ns, share; the largest first, small ones together."""
-    sums = (
-        idle.group_by("cause")
-        .agg(pl.col("ns").sum(), pl.col("share").sum())
-        .sort(["ns", "cause"], descending=[True, False])
-    )
-    large = sums.filter(pl.col("share") >= _SMALL_SHARE)
-    small = sums.filter(pl.col("share") < _SMALL_SHARE)
-    if small.height < 2:
-        return sums
-    rest = small.select(pl.lit(f"{small.height} others").alias("cause"), pl.col("ns").sum(), pl.col("share").sum())
-    return pl.concat([large, rest])
+def causes_of(times: pl.DataFrame) -> tuple[Cause, ...]:
+    """Idle (or host) time by cause, the largest first, with the waits that it followed."""
+    found = [
+        Cause(
+            str(cause),
+            int(rows["ns"].sum()),
+            float(rows["share"].sum()),
+            _after(rows) if "trigger" in times.columns else (),
+        )
+        for (cause,), rows in times.group_by("cause")
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.ns, each.cause)))
 
 
-def top_rows(frame: pl.DataFrame, top: int) -> pl.DataFrame:
-    """The first rows of operators or kernels, 0 for all, with the columns that a report has room for.
+def _after(rows: pl.DataFrame) -> tuple[tuple[str, int], ...]:
+    known = rows.filter(pl.col("trigger").is_not_null()).group_by("trigger").agg(pl.col("ns").sum())
+    return tuple(known.sort(["ns", "trigger"], descending=True).iter_rows())
+
+
+def joined_causes(causes: Sequence[Cause]) -> list[Cause]:
+    """The causes with the small ones together."""
+    small = [each for each in causes if each.share < _SMALL_SHARE]
+    if len(small) < 2:
+        return list(causes)
+    rest = Cause(f"{len(small)} others", sum(each.ns for each in small), sum(each.share for each in small))
+    return [*(each for each in causes if each.share >= _SMALL_SHARE), rest]
+
+
+def after_sentence(cause: Cause) -> str:
+    """How much of a cause's idle time followed a wait that had drained the queues; empty where next to none did."""
+    ns = sum(part for _, part in cause.after)
+    if ns <= _TELLING_SHARE * cause.ns:
+        return ""
+    return f"{duration(ns)} of it after {cause.after[0][0]}" + (" and others" if len(cause.after) > 1 else "")
+
+
+def top_columns(frame: pl.DataFrame) -> tuple[str, ...]:
+    """The columns of operators or kernels that a report has room for.
 
     The device's columns are left out where no operator had work on a device.
     """
     columns = [name for name in _TOP_COLUMNS if name in frame.columns]
     if "device_self_ns" in columns and not frame["device_self_ns"].sum():
         columns = [name for name in columns if not name.startswith("device_")]
-    return (frame.head(top) if top else frame).select(columns or frame.columns)
-
-
-def trigger_sentence(idle: pl.DataFrame, cause: str) -> str:
-    """How much of a cause's idle time followed a wait that had drained the queues; empty where none did."""
-    if "trigger" not in idle.columns:
-        return ""
-    mine = idle.filter(pl.col("cause") == cause)
-    after = mine.filter(pl.col("trigger").is_not_null())
-    if int(after["ns"].sum()) <= _TELLING_SHARE * int(mine["ns"].sum()):
-        return ""
-    sums = after.group_by("trigger", maintain_order=True).agg(pl.col("ns").sum()).sort("ns", descending=True)
-    most = f"after {printable(sums['trigger'][0])}" + (" and others" if sums.height > 1 else "")
-    return f"{duration(int(sums['ns'].sum()))} of it {most}"
+    return tuple(columns or frame.columns)
 
 
 def _rank_row(diagnosis: Diagnosis) -> tuple[object, ...]:
@@ -296,14 +294,14 @@ def _device_name(diagnosis: Diagnosis, device: DeviceSummary) -> str:
         name += f", the most idle of {len(diagnosis.devices)}"
     if diagnosis.metadata.rank is not None:
         name = f"rank {diagnosis.metadata.rank}, {name}"
-    return printable(name[:1].upper() + name[1:])
+    return name[:1].upper() + name[1:]
 
 
 def _biggest(times: pl.DataFrame) -> str:
-    causes = idle_by_cause(times.filter(pl.col("cause") != "compute")) if times.height else times
-    if causes.is_empty() or causes["ns"][0] <= 0:
+    causes = joined_causes(causes_of(times.filter(pl.col("cause") != "compute")))
+    if not causes or causes[0].ns <= 0:
         return ""
-    why, part = _cause_sentence(causes["cause"][0]), share(causes["share"][0])
+    why, part = CAUSES.get(causes[0].cause, causes[0].cause), share(causes[0].share)
     return f"{why.removesuffix(')')}, {part})" if why.endswith(")") else f"{why} ({part})"
 
 
@@ -313,7 +311,3 @@ def _host_clause(host: pl.DataFrame) -> str:
     if computing > 0:
         return f"; computing {share(computing)}" + (f", and most of the rest: {cause}" if cause else "")
     return f"; most of the host's time: {cause}" if cause else ""
-
-
-def _cause_sentence(cause: str) -> str:
-    return CAUSES.get(cause, printable(cause))

@@ -1,0 +1,375 @@
+"""The diagnosis of one trace, or of the ranks of a job, as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import polars as pl
+
+from stepscope.analysis.telemetry import TelemetryPicture
+from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
+from stepscope.diagnosis.finding import Figure, Finding, Location
+from stepscope.report.document import (
+    Block,
+    Causes,
+    Document,
+    Drawing,
+    Figures,
+    FindingBlock,
+    Group,
+    Items,
+    Place,
+    Section,
+    Stretch,
+    Table,
+    Text,
+    Where,
+    section_if,
+    texts,
+)
+from stepscope.report.energy import measured_section
+from stepscope.report.format import count, duration, share, size
+from stepscope.report.html.memory import memory_view, telemetry_view
+from stepscope.report.html.picture import flame_view, picture_view
+from stepscope.report.places import glances
+from stepscope.report.trace_report import TraceReport
+from stepscope.report.words.common import file_name, warning_sentence
+from stepscope.report.words.diagnosis import (
+    about_sentence,
+    afterwards_sentence,
+    basis_sentence,
+    causes_of,
+    device_table,
+    diff_text,
+    headline,
+    hidden_sentence,
+    idle_share,
+    nothing_sentence,
+    rank_name,
+    rank_table,
+    ranks_or_traces,
+    saving_sentence,
+    sentence,
+    shown_devices,
+    together_sentence,
+    top_columns,
+    trial,
+    unreadable_heading,
+    unreadable_sentences,
+    whole,
+    worst_device,
+)
+
+MAXIMUM_BARS: Final = 300
+"""Steps beyond this many share a bar, which shows the slowest of them."""
+_DEVICE_COLOURS: Final = {
+    "compute": "var(--busy)",
+    "exposed communication": "var(--k-communication)",
+    "exposed copies": "var(--k-copy)",
+    "idle": "var(--idle)",
+}
+
+
+def diagnosis_document(
+    reports: Sequence[TraceReport],
+    across: Sequence[Finding] = (),
+    unreadable: Sequence[Unreadable] = (),
+    *,
+    every: bool = True,
+) -> Document:
+    """The report of one trace, or of several ranks: a table of them, what they tell together, and then each.
+
+    Args:
+        across: findings about the ranks together.
+        unreadable: files that there is no diagnosis of.
+        every: show every rank, not only the one that can save most.
+
+    Raises:
+        ValueError: there is no report.
+    """
+    if not reports:
+        raise ValueError("a document needs at least one report")
+    without = section_if(unreadable_heading(unreadable), *_items(unreadable_sentences(unreadable)), id="unreadable")
+    if len(reports) == 1:
+        name = file_name(reports[0].diagnosis.metadata.path) or "a trace"
+        return Document(name, (*_rank(reports[0], "r0", name), *without))
+    diagnoses = [report.diagnosis for report in reports]
+    things = ranks_or_traces(diagnoses)
+    best = max(reports, key=_largest_saving)
+    slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # of whose step such savings are shares
+    shared = [_finding(number, each, slowest, None, "together") for number, each in enumerate(across, start=1)]
+    title = f"{len(reports)} {things}"
+    head = Section(title, (Table(rank_table(diagnoses)),), style="summary")
+    below = f"Below: {rank_name(best.diagnosis)}, which can save most. -v shows every {things.removesuffix('s')}."
+    groups = [
+        Group(name, tuple(_rank(report, f"r{number}", name)), f"r{number}")
+        for number, report in enumerate(reports)
+        for name in (rank_name(report.diagnosis),)
+        if every or report is best
+    ]
+    return Document(
+        title,
+        (head, *without, *section_if(f"The {things} together", *shared), *texts("" if every else below), *groups),
+    )
+
+
+def _largest_saving(report: TraceReport) -> int:
+    return max((finding.saving_ns_per_step for finding in report.diagnosis.findings), default=0)
+
+
+def _items(sentences: Sequence[str]) -> tuple[Items, ...]:
+    return (Items(tuple(sentences)),) if sentences else ()
+
+
+def _rank(report: TraceReport, key: str, name: str) -> Iterator[Block]:
+    diagnosis = report.diagnosis
+    yield Section(name, (*_summary(diagnosis),), style="summary", is_quiet=True)
+    findings = tuple(_findings(report, key))
+    yield Section("Findings", findings, id=f"{key}-findings", link="Findings", is_quiet=True)
+    yield from _picture(report, key)
+    yield from _times(diagnosis, key)
+    yield from _glances(diagnosis, key)
+    yield from _steps(report, key)
+    yield from _drawings(report, key)
+    for things, frame, total in (
+        ("kernels", diagnosis.kernels, diagnosis.kernel_count),
+        ("operators", diagnosis.operators, diagnosis.operator_count),
+    ):
+        if not frame.is_empty():
+            table = Table(frame, things, total, brief=top_columns(frame))
+            title = f"{things.capitalize()}, the costliest first"
+            yield Section(title, (table,), id=f"{key}-{things}", link=things.capitalize())
+    questions = [_question(each.question, each.why, each.rules, each.how) for each in diagnosis.not_answered]
+    yield from section_if("What this trace cannot answer", *_items(questions), id=f"{key}-open", link="Not answered")
+    yield from section_if("Applied to the program", *_items(diagnosis.applied))
+    yield from section_if("While reading the trace", *_items([warning_sentence(each) for each in diagnosis.warnings]))
+
+
+def _question(question: str, why: str, rules: Sequence[str], how: str) -> str:
+    about = f"Rules: {', '.join(rules)}." if rules else ""
+    return " ".join(filter(None, (question, sentence(why), about, f"How: {how}")))
+
+
+def _summary(diagnosis: Diagnosis) -> Iterator[Block]:
+    """What the trace says about itself, the headline, and the numbers to see first."""
+    metadata = diagnosis.metadata
+    facts = [metadata.format, f"{count(metadata.events)} events" if metadata.events else ""]
+    if metadata.rank is not None:
+        facts.append(f"rank {metadata.rank}" + (f" of {metadata.world_size}" if metadata.world_size else ""))
+    facts += [f"device {device.device}: {device.name}" for device in metadata.devices if device.name]
+    facts.append(metadata.host or "")
+    yield from texts(metadata.path, " · ".join(filter(None, facts)), style="muted", only="page")
+    yield Text(headline(diagnosis), "headline")
+    yield Drawing("tiles", {"tiles": _tiles(diagnosis)})
+    yield from (Drawing("bar", _device(device)) for device in diagnosis.devices)
+
+
+def _tiles(diagnosis: Diagnosis) -> list[dict[str, str]]:
+    stepped = diagnosis.step_source != "none"
+    how = f"mean of {count(diagnosis.step_count)}" if diagnosis.step_count > 1 else "one step"
+    how += ", inferred from what repeats" if diagnosis.step_source == "inferred" else ""
+    label = "Step" if stepped else "Recorded"
+    tiles = [_tile(label, duration(diagnosis.step_ns), how if stepped else "no steps were found")]
+    device = worst_device(diagnosis)
+    if device is not None:
+        window = max(device.window_ns, 1)
+        busy, name = f"{duration(device.busy_ns)} of {duration(device.window_ns)}", f"Device {device.device}"
+        several = len(diagnosis.devices) > 1
+        tiles.append(_tile(f"{name} busy" if several else "Device busy", share(device.busy_ns / window), busy))
+        idle = f"{name} idle, the most" if several else "Device idle"
+        tiles.append(_tile(idle, share(device.idle_ns / window), duration(device.idle_ns)))
+    best = max(diagnosis.findings, key=lambda finding: finding.saving_ns_per_step, default=None)
+    if best is not None and best.saving_ns_per_step > 0:
+        note = f"{share(best.saving_share)} of {whole(diagnosis)}: {best.rule}"
+        tiles.append(_tile("Largest saving", duration(best.saving_ns_per_step), note))
+    return tiles
+
+
+def _tile(label: str, value: str, note: str) -> dict[str, str]:
+    return {"label": label, "value": value, "note": note}
+
+
+def _device(device: DeviceSummary) -> dict[str, Any]:
+    """A device's window as one bar: what it did, without counting twice, and what was left."""
+    window = max(device.window_ns, 1)
+    communication, copies = device.exposed_communication_ns, device.exposed_copy_ns
+    parts = {
+        "compute": max(device.busy_ns - communication - copies, 0),
+        "exposed communication": communication,
+        "exposed copies": copies,
+        "idle": device.idle_ns,
+    }
+    segments = [
+        {
+            "label": label,
+            "width": 100 * ns / window,
+            "colour": _DEVICE_COLOURS[label],
+            "ink": "var(--ink)",
+            "hatched": False,
+            "time": f"{duration(ns)}, {share(ns / window)}",
+        }
+        for label, ns in parts.items()
+        if ns > 0
+    ]
+    return {"name": " · ".join(filter(None, (f"Device {device.device}", device.name))), "segments": segments}
+
+
+def _findings(report: TraceReport, key: str) -> Iterator[Block]:
+    diagnosis = report.diagnosis
+    if not diagnosis.findings:
+        open_questions = diagnosis.not_answered and " What the trace cannot answer stands below, with how to record it."
+        yield Text(f"{nothing_sentence(diagnosis)}{open_questions or ''}")
+    yield from texts(about_sentence(diagnosis))
+    for number, finding in enumerate(diagnosis.findings, start=1):
+        yield _finding(number, finding, diagnosis, report, key)
+    together = texts(together_sentence(diagnosis), style="together")
+    if not together and len(diagnosis.findings) > 1:
+        yield Text("Savings overlap: they do not add up.", "muted", "page")
+    yield from section_if("", *together, *texts(afterwards_sentence(diagnosis)), is_quiet=True)
+    yield from texts(hidden_sentence(diagnosis), style="muted")
+
+
+def _finding(number: int, finding: Finding, diagnosis: Diagnosis, report: TraceReport | None, key: str) -> FindingBlock:
+    remedy = finding.remedy
+    return FindingBlock(
+        number,
+        finding.rule,
+        finding.title,
+        finding.severity,
+        saving_sentence(finding, diagnosis),
+        finding.saving_share,
+        basis_sentence(finding),
+        tuple(map(_place, finding.where)),
+        remedy.text,
+        remedy.code,
+        diff_text(remedy),
+        trial(remedy),
+        tuple(map(_figure, finding.evidence.figures)),
+        tuple(
+            Stretch(each.start_ns, each.duration_ns, each.what, _is_drawn(each.start_ns, each.duration_ns, report))
+            for each in finding.evidence.intervals
+        ),
+        key,
+    )
+
+
+def _place(location: Location) -> Place:
+    place = f"{location.file}:{location.line} {location.function}".rstrip()
+    return Place(place, location.share, location.exact_line, location.call_path)
+
+
+def _figure(figure: Figure) -> tuple[str, str, str]:
+    write = {"ns": duration, "bytes": size, "share": share}.get(figure.unit, count)
+    return figure.name, write(figure.value), "" if figure.threshold is None else write(figure.threshold)
+
+
+def _is_drawn(start_ns: int, duration_ns: int, report: TraceReport | None) -> bool:
+    picture = None if report is None else report.picture
+    if picture is None:
+        return False
+    return start_ns < picture.start_ns + picture.duration_ns and start_ns + duration_ns > picture.start_ns
+
+
+def _picture(report: TraceReport, key: str) -> Iterator[Section]:
+    if report.picture is None:
+        return
+    title = "A typical step" if report.diagnosis.steps.height else "What was recorded"
+    drawing = Drawing("picture", {"id": key, **picture_view(report.picture)})
+    yield Section(title, (drawing,), id=f"{key}-picture", link="Picture", only="page")
+
+
+def _times(diagnosis: Diagnosis, key: str) -> Iterator[Section]:
+    """Why each device was idle, in a terminal those that are shown at length; else where the host's time went."""
+    shown = shown_devices(diagnosis)
+    if len(shown) < len(diagnosis.devices):
+        yield Section(f"All {len(diagnosis.devices)} devices", (Table(device_table(diagnosis)),), only="text")
+    for number, device in enumerate(diagnosis.devices):
+        idle = causes_of(diagnosis.idle.filter(pl.col("device") == device.device))
+        total = f"{duration(device.idle_ns)} of {duration(device.window_ns)} ({share(idle_share(device))})"
+        causes = Causes(idle, device.window_ns, device.busy_ns, f"Device {device.device}")
+        only: Where = "everywhere" if device.device in shown else "off text"
+        yield Section(
+            f"Why device {device.device} was idle: {total}",
+            (causes,),
+            only=only,
+            id="" if number else f"{key}-time",
+            link="" if number else "Idle time",
+        )
+    if not diagnosis.devices and diagnosis.host.height:
+        causes = Causes(causes_of(diagnosis.host), int(diagnosis.host["ns"].sum()), 0, "Host time", "Of the time")
+        note = Text("No device was recorded: this is the main host thread's time.", "muted", "page")
+        title = "Where the host's time went"
+        yield Section(title, (note, causes), id=f"{key}-time", link="Host time")
+
+
+def _glances(diagnosis: Diagnosis, key: str) -> Iterator[Section]:
+    at_length = {glance.heading for glance in glances(diagnosis, shown_devices(diagnosis))}
+    for number, glance in enumerate(glances(diagnosis)):
+        only: Where = "everywhere" if glance.heading in at_length else "off text"
+        yield Section(glance.heading, (Figures(glance.rows),), id="" if number else f"{key}-glance", only=only)
+
+
+def _steps(report: TraceReport, key: str) -> Iterator[Section]:
+    """How long each step took, as bars."""
+    diagnosis, picture = report.diagnosis, report.picture
+    if not diagnosis.steps.height:
+        return
+    rows = diagnosis.steps.sort("start_ns").rows(named=True)
+    each = -(-len(rows) // MAXIMUM_BARS)
+    groups = [rows[first : first + each] for first in range(0, len(rows), each)]
+    slowest = [max(group, key=lambda row: row["duration_ns"]) for group in groups]
+    longest = max(1, *(row["duration_ns"] for row in slowest), diagnosis.step_ns)
+    drawn = -1 if picture is None else picture.start_ns
+    bars = [
+        {
+            "label": f"step {row['index']}: {duration(row['duration_ns'])}"
+            + ("" if row["complete"] else ", not recorded completely"),
+            "height": 100 * row["duration_ns"] / longest,
+            "partial": not row["complete"],
+            "drawn": any(member["start_ns"] == drawn for member in group),
+        }
+        for row, group in zip(slowest, groups, strict=True)
+    ]
+    view = {
+        "bars": bars,
+        "median": 100 * diagnosis.step_ns / longest,
+        "mean": duration(diagnosis.step_ns),
+        "longest": duration(longest),
+        "first": rows[0]["index"],
+        "last": rows[-1]["index"],
+        "partial": any(bar["partial"] for bar in bars),
+        "drawn": any(bar["drawn"] for bar in bars),
+        "grouped": each if each > 1 else 0,
+    }
+    yield Section("Steps over time", (Drawing("steps", view),), id=f"{key}-steps", link="Steps", only="page")
+
+
+def _drawings(report: TraceReport, key: str) -> Iterator[Section]:
+    """Flame graph, memory and telemetry, which only a page shows; and energy."""
+    if report.flame is not None and report.flame.frames:
+        drawing = Drawing("flame", {"id": key, **flame_view(report.flame)})
+        title = "Where the time goes, by your code"
+        yield Section(title, (drawing,), id=f"{key}-flame", link="Flame graph", only="page")
+    if report.memory:
+        blocks = [block for picture in report.memory for block in memory_view(picture)]
+        yield Section(
+            "Memory over time", tuple(blocks), id=f"{key}-memory", link="Memory", style="telemetry memory", only="page"
+        )
+    if report.energy is not None:
+        yield measured_section(report.energy, id=f"{key}-energy", link="Energy")
+    if report.telemetry is not None:
+        drawing = Drawing("telemetry", telemetry_view(report.telemetry))
+        yield Section(
+            "Telemetry of the run", (drawing,), id=f"{key}-telemetry", link="Telemetry", style="telemetry", only="page"
+        )
+
+
+def telemetry_document(title: str, pictures: Sequence[tuple[str, TelemetryPicture]]) -> Document:
+    """Plots alone, of telemetry that no trace was recorded beside: one section for each named picture."""
+    about = Text("What the program logged, and how busy the machine was meanwhile.", "muted")
+    sections = [
+        Section(name, (Drawing("telemetry", telemetry_view(picture)),), f"t{number}-telemetry", name, "telemetry")
+        for number, (name, picture) in enumerate(pictures)
+    ]
+    return Document(title, (Section(title, (about,), style="summary"), *sections))

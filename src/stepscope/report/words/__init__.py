@@ -1,0 +1,1 @@
+"""What reports say, in sentences: pure functions from results to text."""
