@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 
 import stepscope
+from stepscope.commands import main
 from tests.simulator import KinetoOptions, write_kineto
 from tests.simulator.programs import PROGRAMS
 
@@ -67,6 +69,23 @@ def run_stepscope(*arguments: str | Path, stdin: bytes = b"", folder: Path | Non
         check=False,
     )
     return Outcome(process.returncode, process.stdout.decode(), process.stderr.decode())
+
+
+def run_here(*arguments: str | Path, stdin: bytes = b"", folder: Path | None = None, **variables: str) -> Outcome:
+    """Run the command line's `main` in this process, with streams that are no terminal."""
+    streams = {"stdin": io.BytesIO(stdin), "stdout": io.BytesIO(), "stderr": io.BytesIO()}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stream in streams.items():
+            patch.setattr(sys, name, io.TextIOWrapper(stream, encoding="utf-8", write_through=name == "stderr"))
+        for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
+            patch.delenv(name, raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        if folder is not None:
+            patch.chdir(folder)
+        code = main([str(word) for word in arguments])
+        sys.stdout.flush()
+        return Outcome(code, streams["stdout"].getvalue().decode(), streams["stderr"].getvalue().decode())
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from tests.e2e.conftest import (
     Stepscope,
     device_steps,
     environment,
+    run_here,
     run_stepscope,
     slice_event,
     write_events,
@@ -84,6 +85,12 @@ def assert_schema(report: dict[str, Any]) -> None:
 def plain(text: str) -> bool:
     """Whether a text holds nothing that would move a cursor, colour or hide anything."""
     return all(character.isprintable() or character == "\n" for character in text)
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Stepscope:
+    """Runs stepscope in this process, but for what is about processes: starting one costs more than most commands."""
+    return run_stepscope if request.cls in (TestMistakes, TestFiles, TestRulesAndCache) else run_here
 
 
 class TestDiagnose:
@@ -174,36 +181,6 @@ class TestDiagnose:
     def test_a_window_behind_the_end_is_a_mistake(self, run: Stepscope, gpu: Path) -> None:
         said = run("diagnose", gpu, "--window", "100s:200s").mistake()
         assert "nothing was recorded in the window '100s:200s'" in said
-
-    def test_steps_that_were_not_recorded_are_told(self, run: Stepscope, gpu: Path) -> None:
-        assert run("steps", gpu, "--steps", "1:9").err.startswith("stepscope: of the steps 1:9 only ")
-        assert run("steps", gpu, "--steps", "1:").err == ""
-
-    def test_a_single_row_stands_sideways_where_it_is_too_wide(
-        self, run: Stepscope, gpu: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("COLUMNS", "60")
-        lines = run("operators", gpu, "--top", "1").out.splitlines()
-        assert [line.split("  ")[0] for line in lines[:3]] == ["name", "calls", "calls per step"]
-        assert all(len(line) <= 60 for line in lines)
-
-    def test_a_folder_of_traces_gives_its_first(self, run: Stepscope, gpu: Path, tmp_path: Path) -> None:
-        folder = tmp_path / "ranks"
-        folder.mkdir()
-        for name in ("rank0.json", "rank1.json"):
-            (folder / name).write_bytes(gpu.read_bytes())
-        outcome = run("steps", folder, "--format", "csv")
-        assert outcome.out == run("steps", gpu, "--format", "csv").out
-        assert outcome.err == (
-            f"stepscope: {folder} has 2 traces; this is rank0.json, {folder / 'rank1.json'} is the next\n"
-        )
-
-    def test_neither_a_file_nor_a_run(self, run: Stepscope) -> None:
-        outcome = run("diagnose", "nosuchrun")
-        assert (outcome.code, outcome.out) == (2, "")
-        assert outcome.err == (
-            "stepscope: there is no file, folder or run 'nosuchrun'; stepscope runs lists the runs\n"
-        )
 
     def test_steps(self, run: Stepscope, gpu: Path) -> None:
         report = run("diagnose", gpu, "--steps", "1:2", "--json", "-").json()
@@ -342,11 +319,8 @@ class TestTables:
         assert run("steps", gpu, "--steps", "1:9").err.startswith("stepscope: of the steps 1:9 only ")
         assert run("steps", gpu, "--steps", "1:").err == ""
 
-    def test_a_single_row_stands_sideways_where_it_is_too_wide(
-        self, run: Stepscope, gpu: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("COLUMNS", "60")
-        lines = run("operators", gpu, "--top", "1").out.splitlines()
+    def test_a_single_row_stands_sideways_where_it_is_too_wide(self, run: Stepscope, gpu: Path) -> None:
+        lines = run("operators", gpu, "--top", "1", COLUMNS="60").out.splitlines()
         assert [line.split("  ")[0] for line in lines[:3]] == ["name", "calls", "calls per step"]
         assert all(len(line) <= 60 for line in lines)
 

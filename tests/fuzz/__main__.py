@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -62,11 +63,11 @@ def report(found: list[Outcome], seconds: float, arguments: argparse.Namespace, 
 
 
 def counted(chosen: list[str], seed: int, most: int | None) -> Iterator[Job]:
-    """Inputs of all formats in turn."""
-    number = 0
-    while most is None or number < most:
-        yield Job(chosen[number % len(chosen)], seed, number)
-        number += 1
+    """Inputs of all formats in turn, of costly ones in some rounds alone."""
+    rounds = {each.name: each.rounds for each in FORMATS}
+    jobs = (name for turn in itertools.count() for name in chosen if turn % rounds[name] == 0)
+    for number, name in enumerate(itertools.islice(jobs, most)):
+        yield Job(name, seed, number)
 
 
 def until(jobs: Iterator[Job], end: float) -> Iterator[Job]:

@@ -73,11 +73,13 @@ class Format:
     Attributes:
         seeds: makes good ones.
         examine: raises a StepscopeError where it refuses the file, and anything else where something is wrong.
+        rounds: it is tried in one of so many rounds, since each of its inputs takes as long as several of others.
     """
 
     name: str
     seeds: Callable[[], list[Case]]
     examine: Examine
+    rounds: int = 1
 
 
 def examine_trace(path: Path, random: Random) -> None:
@@ -236,10 +238,10 @@ FORMATS: tuple[Format, ...] = (
         )
     ),
     Format("lines", seeds.lines, examine_lines),
-    Format("hltv", seeds.hltv, examine_folder),
-    Format("tensorboard", seeds.tensorboard, examine_folder),
-    Format("ranks", seeds.ranks, examine_folder),
-    Format("run_folder", seeds.run_folder, examine_folder),
+    Format("hltv", seeds.hltv, examine_folder, 4),
+    Format("tensorboard", seeds.tensorboard, examine_folder, 4),
+    Format("ranks", seeds.ranks, examine_folder, 4),
+    Format("run_folder", seeds.run_folder, examine_folder, 4),
     Format("telemetry", seeds.telemetry, examine_telemetry),
     *(
         Format(

@@ -39,6 +39,7 @@ _PRINT, _OS_EXIT = builtins.print, os._exit
 def main() -> None:
     import numpy  # noqa: F401
     import torch
+    import torch._dynamo  # the first step of an optimizer imports it, and that takes seconds
     import torch.utils.data  # noqa: F401
 
     if "lightning" in sys.argv:
@@ -47,6 +48,8 @@ def main() -> None:
     import stepscope.record.profile_block
     import stepscope.record.telemetry.log  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # what stands here is shared with the children: their collector need not copy it
     for line in sys.stdin:
         job = json.loads(line)
         folder = Path(job["folder"])

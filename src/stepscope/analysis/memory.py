@@ -386,16 +386,16 @@ class MemoryPicture:
 
     device: str
     name: str | None
-    start_ns: int  # what is drawn
-    end_ns: int  # what is drawn
+    start_ns: int  # of what is drawn
+    end_ns: int
     times: tuple[int, ...]  # moments, in order; from each on the level is as given until the next
     # category -> bytes at each moment, of the categories that held anything, from the bottom to the top. Where it
     # is not known what was alive, one band "allocated"
     bands: dict[str, tuple[int, ...]]
     reserved: tuple[int, ...] | None  # bytes at each moment; None where that was not recorded
     capacity_bytes: int | None  # of the device; None where not known
-    peak_ns: int  # the peak
-    peak_bytes: int  # the peak
+    peak_ns: int
+    peak_bytes: int
     steps: tuple[tuple[int, int], ...]  # number and start of complete steps
     growth_bytes: int | None  # what each step leaves behind; None where that cannot be told
     categories: pl.DataFrame  # what was alive at the peak, as `alive_table`; the largest rows

@@ -184,8 +184,8 @@ _FARTHEST: Final = 200
 class LogitsLoss:
     """One loss over (positions, classes) scores."""
 
-    positions: int  # of the scores
-    classes: int  # of the scores
+    positions: int
+    classes: int
     projection: int  # row of `operators` that computed them, -1 where it was not found
     # rows of what works on the scores between the projection and the loss, and of the loss, nested or not
     operators: Rows

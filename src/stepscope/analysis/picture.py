@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from stepscope.trace.model import Trace
@@ -33,8 +32,6 @@ _SLICE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "name": pl.String,
     "kind": pl.String,
 }
-
-Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

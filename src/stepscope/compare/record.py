@@ -193,9 +193,9 @@ def _steps(view: View, window: Window) -> dict[int, int]:
     if window != view.span:  # by when the device was done with what each step gave it
         launched = pl.coalesce("launch_start_ns", "start_ns")
         ends = view.work.select(at=launched, end=pl.col("start_ns") + pl.col("duration_ns"))
-        mine = np.searchsorted(starts, ends["at"].to_numpy(), side="right") - 1
+        step = np.searchsorted(starts, ends["at"].to_numpy(), side="right") - 1
         done = np.full(len(starts), window.start_ns, np.int64)
-        np.maximum.at(done, np.maximum(mine, 0), ends["end"].to_numpy())
+        np.maximum.at(done, np.maximum(step, 0), ends["end"].to_numpy())
         by_device = np.concatenate([[window.start_ns], np.maximum.accumulate(done)])
         bounds = by_device if (np.diff(by_device) > 0).all() else bounds
     return {int(index): int(ns) for index, ns in zip(steps["index"], np.diff(bounds), strict=True)}
@@ -222,8 +222,8 @@ def _idle(view: View, window: Window) -> pl.DataFrame:
     parts = [pieces.filter(~is_open)]
     for start, length in pieces.filter(is_open).select("start_ns", "duration_ns").iter_rows():
         stretch = Window(start, start + length)
-        told = host_time(view.trace, window=stretch, activity=view.activity)
-        parts.append(told if told.height else pieces.filter(pl.col("start_ns") == start))
+        on_host = host_time(view.trace, window=stretch, activity=view.activity)
+        parts.append(on_host if on_host.height else pieces.filter(pl.col("start_ns") == start))
     return pl.concat(parts, how="diagonal")
 
 

@@ -316,7 +316,7 @@ def _caveats(before: _Side, after: _Side) -> tuple[str, ...]:
     if fewest and max(runs) == 1:
         found.append(
             "One run a side: what changed between the two runs by chance, such as a machine that got slower, "
-            "cannot be told from what the change did."
+            "cannot be separated from what the change did."
         )
     elif fewest and min(runs) == 1:
         found.append("One side was run once; it is taken to differ as much from run to run as the other.")
@@ -327,7 +327,7 @@ def _caveats(before: _Side, after: _Side) -> tuple[str, ...]:
 
 def _caveats_of(name: str, side: _Side) -> list[str]:
     if side.steps < 2:
-        return [f"{'Only one step' if side.steps else 'No step'} {name}: at least two are needed to tell a difference."]
+        return [f"{'Only one step' if side.steps else 'No step'} {name}: at least two are needed to show a difference."]
     found = []
     steps = np.concatenate(side.runs)
     middle = float(np.median(steps))
@@ -342,7 +342,7 @@ def _caveats_of(name: str, side: _Side) -> list[str]:
     correlation = float(np.mean([_correlation(run) for run in side.runs]))
     if side.steps >= SHORT_SERIES and correlation > _NOTABLE_CORRELATION:
         found.append(
-            f"Neighbouring steps {name} resemble each other: {side.steps} steps tell as much as "
+            f"Neighbouring steps {name} resemble each other: {side.steps} steps are worth "
             f"{sum(side.independent):.0f} independent ones."
         )
     return found

@@ -90,17 +90,12 @@ class Costly:
     line: int
     calls: int
     total_ns: int
-    processor_ns: int | None
     share: float
-
-    def location(self) -> Location:
-        """Its definition."""
-        return Location(self.file, self.line, self.name.rpartition(".")[2], self.share)
 
 
 def loading_of(view: View) -> Loading:
     """The loader's part in the steps of a view."""
-    pieces = view.pieces.filter(pl.col("cause") == "input")
+    pieces = view.pieces_of("input")
     marks = marks_of(view)
     made = batches(view.program, " ".join(marks["name"].unique().to_list()))
     wait_ns = int(pieces["duration_ns"].sum())
@@ -116,9 +111,7 @@ def loading_of(view: View) -> Loading:
 
 def marks_of(view: View) -> pl.DataFrame:
     """The annotations of the span in which threads asked a loader for batches; columns as in `annotations`."""
-    return view.trace.annotations.filter(pl.col("name").str.contains("DataLoader")).filter(
-        pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
-    )
+    return view.begin_in_span(view.trace.annotations.filter(pl.col("name").str.contains("DataLoader")))
 
 
 def _refill_ns(view: View, pieces: pl.DataFrame) -> int:
@@ -138,11 +131,10 @@ def _unseen_ns(view: View, marks: pl.DataFrame, wait_ns: int) -> int:
 
     As long as for the others, but no longer than the span has gone on.
     """
-    first = int(np.min(view.trace.device_work.filter(pl.col("device") == view.device)["start_ns"].to_numpy()))
-    unseen = marks.filter(pl.col("start_ns") + pl.col("duration_ns") <= first).height
+    unseen = marks.filter(pl.col("start_ns") + pl.col("duration_ns") <= view.first_work_ns).height
     if unseen in (0, marks.height):
         return 0
-    return min(wait_ns * unseen // (marks.height - unseen), first - view.span.start_ns)
+    return min(wait_ns * unseen // (marks.height - unseen), view.first_work_ns - view.span.start_ns)
 
 
 def _waits(pieces: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
@@ -198,16 +190,15 @@ def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> C
             share = min(row["total_ns"] / whole, 1.0)
             best = Costly(
                 row["stage"], row["function"], row["file"], row["line"] or 1, row["calls"], row["total_ns"],
-                row["processor_ns"], share,
+                share,
             )  # fmt: skip
     return best
 
 
 def _by_function(table: pl.DataFrame) -> pl.DataFrame:
     """The table with what one function costs at several lines, as a generator does, in one row; the costliest first."""
-    processor = pl.when(pl.col("processor_ns").null_count() == 0).then(pl.col("processor_ns").sum())
     sums = table.sort("total_ns", descending=True).group_by("stage", "function", "file", maintain_order=True)
-    together = sums.agg(pl.col("line").first(), pl.col("calls", "total_ns").sum(), processor)
+    together = sums.agg(pl.col("line").first(), pl.col("calls", "total_ns").sum())
     return together.sort("total_ns", descending=True, maintain_order=True)
 
 
@@ -216,15 +207,13 @@ def places_of(view: View, loading: Loading, costly: Costly | None) -> tuple[Loca
     places = view.locations(loading.pieces)
     if costly is None or (not loading.workers and sum(place.share for place in places) >= CARRIES_MOST):
         return places
-    return (costly.location(),)
+    return (Location(costly.file, costly.line, costly.name.rpartition(".")[2], costly.share),)
 
 
 def _whole_ns(view: View, table: pl.DataFrame, loading: Loading) -> int:
     if view.program.input_stages:
         return int(table.filter(pl.col("stage") != "transform")["total_ns"].sum())
-    marks = view.trace.annotations.filter(
-        pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
-    )
+    marks = view.begin_in_span(view.trace.annotations)
     loading_marks = [name for name in marks["name"].unique() if cause_of_name(name) == "input"]
     annotated = int(marks.filter(pl.col("name").is_in(loading_marks))["duration_ns"].sum())
     return annotated or int(table["self_ns"].sum())
@@ -244,7 +233,7 @@ def iterator_starts(view: View) -> list[Window]:
     marks = view.trace.annotations.filter(mine & pl.col("name").str.contains("DataLoader.*MultiProcessing"))
     marks = marks.select(mark_ns="start_ns", end_ns=end).sort("mark_ns")
     first = made.join_asof(marks, left_on="start_ns", right_on="mark_ns", strategy="forward").drop_nulls("mark_ns")
-    first = first.filter(pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left"))
+    first = view.begin_in_span(first)
     # Of slices inside each other the outermost, which comes first.
     windows = first.group_by("mark_ns").agg(pl.col("start_ns").min(), pl.col("end_ns").first()).sort("start_ns")
     before = windows.join_asof(
@@ -262,15 +251,15 @@ def iterator_starts(view: View) -> list[Window]:
     return result
 
 
-def settings_figures(loading: Loading) -> tuple[Figure, ...]:
+def settings_figures(loading: Loading) -> list[Figure]:
     """What is known of the loader, as figures."""
-    figures = []
-    if loading.workers is not None:
-        figures.append(Figure("worker processes", loading.workers, "count"))
-    if loading.loader is not None and loading.loader.prefetch_factor is not None and loading.workers:
-        figures.append(Figure("batches prefetched by each worker", loading.loader.prefetch_factor, "count"))
-    if loading.processors is not None:
-        figures.append(Figure("processors the program may use", loading.processors, "count"))
+    ahead = loading.loader.prefetch_factor if loading.loader is not None and loading.workers else None
+    counts = {
+        "worker processes": loading.workers,
+        "batches prefetched by each worker": ahead,
+        "processors the program may use": loading.processors,
+    }
+    figures = [Figure(name, count, "count") for name, count in counts.items() if count is not None]
     if loading.batches.clock_ns is not None:
         figures.append(Figure("time to make a batch", int(loading.batches.clock_ns), "ns"))
-    return tuple(figures)
+    return figures

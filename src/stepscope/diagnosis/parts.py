@@ -54,7 +54,6 @@ class Part:
 
 
 def _has(table: pl.DataFrame, *columns: str) -> bool:
-    """Whether any row has one of the columns."""
     return any(table[column].null_count() < table.height for column in columns)
 
 

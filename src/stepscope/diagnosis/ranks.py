@@ -94,7 +94,8 @@ def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
     matched = matched_collectives([record.collectives for record in records])
     if matched.is_empty():
         return ()
-    found = [_late(records, matched), _slow(records, matched)]
+    steps = max(matched["step"].n_unique(), 1)
+    found = [_late(records, matched, steps), _slow(records, matched, steps)]
     findings = [finding for finding in found if finding is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
 
@@ -104,20 +105,14 @@ def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     ranks = {diagnosis.metadata.rank for diagnosis in diagnoses} - {None}
     if len(ranks) < max((diagnosis.metadata.world_size or 2 for diagnosis in diagnoses), default=2):
         return list(diagnoses)
+    asks = exposed_communication.RULE.id
     return [
-        replace(
-            diagnosis,
-            not_answered=tuple(each for each in diagnosis.not_answered if each.rule != exposed_communication.RULE.id),
-        )
+        replace(diagnosis, not_answered=tuple(each for each in diagnosis.not_answered if each.rule != asks))
         for diagnosis in diagnoses
     ]
 
 
-def _steps(matched: pl.DataFrame) -> int:
-    return max(matched["step"].n_unique(), 1)
-
-
-def _late(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | None:
+def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
     """The rank that the others wait for most."""
     by_rank = matched.group_by("last").agg(late=pl.col("late_ns").sum()).sort("late", "last", descending=[True, False])
     last, late = by_rank.row(0)
@@ -125,9 +120,8 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | Non
     others = [record for place, record in enumerate(records) if place != last]
     step_ns = max(record.step_ns for record in records)
     exposed = max(record.exposed_ns for record in others)
-    saved = min(late // _steps(matched), exposed, step_ns)
-    limit = late_rank.RULE.thresholds["share"].value
-    times = late_rank.RULE.thresholds["times"].value
+    saved = min(late // steps, exposed, step_ns)
+    limit, times = (late_rank.RULE.thresholds[name].value for name in ("share", "times"))
     missing = max(record.ranks for record in records) > len(records)  # one that is not here may be the last
     if missing or saved <= 0 or saved / step_ns < limit or late < times * total:
         return None
@@ -148,7 +142,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | Non
             (
                 Figure("share of the step that ranks wait for the last one", share, "share", limit),
                 Figure("share of the waiting that this rank causes", late / max(total, 1), "share", times),
-                Figure("collectives that were compared per step", matched.height / _steps(matched), "count"),
+                Figure("collectives that were compared per step", matched.height / steps, "count"),
                 Figure("longest wait", int(matched["waiting_ns"].to_numpy().max()), "ns"),
             )
         ),
@@ -171,7 +165,7 @@ def _own_cause(slow: RankRecord, others: Sequence[RankRecord]) -> tuple[str, int
     return (cause, more[cause]) if cause and more[cause] > 0 else ("", 0)
 
 
-def _slow(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | None:
+def _slow(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
     """Whether data moves slowly once all ranks are there."""
     rate, fewest, limit = (slow_transfer.RULE.thresholds[name].value for name in ("bytes_per_second", "bytes", "share"))
     large = matched.filter((pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive"))
@@ -182,7 +176,7 @@ def _slow(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | Non
     taken = int(large["transfer_ns"].sum())
     step_ns = max(record.step_ns for record in records)
     exposed = min(record.exposed_ns for record in records)
-    saved = min(int(max(taken - carried / rate * 1e9, 0)) // _steps(matched), exposed, step_ns)
+    saved = min(int(max(taken - carried / rate * 1e9, 0)) // steps, exposed, step_ns)
     if saved <= 0 or saved / step_ns < limit:
         return None
     reached, share = carried / max(taken, 1) * 1e9, saved / step_ns
@@ -198,7 +192,7 @@ def _slow(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | Non
             (
                 Figure("bytes in a second on each link", reached, "bytes", rate),
                 Figure("share of the step that transfers at the expected rate would save", share, "share", limit),
-                Figure("transfers of 1 MiB or more per step", large.height / _steps(matched), "count"),
+                Figure("transfers of 1 MiB or more per step", large.height / steps, "count"),
             )
         ),
         slow_transfer.REMEDY,

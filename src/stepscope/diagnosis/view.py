@@ -151,6 +151,11 @@ class View(StepView):
         return "in each step" if self.complete_steps.height else "in the recording"
 
     @cached_property
+    def first_work_ns(self) -> int:
+        """When the device first worked in the trace; it must have."""
+        return int(np.min(self.trace.device_work.filter(pl.col("device") == self.device)["start_ns"].to_numpy()))
+
+    @cached_property
     def device_span(self) -> Window:
         """The span, and after it the device's work that was launched in it: a host that runs ahead is done earlier."""
         ends = (self.work["start_ns"] + self.work["duration_ns"]).to_numpy()

@@ -89,13 +89,13 @@ def batch_change(trace: Trace, wanted: int, recorded: int | None = None) -> Batc
     known = recorded or recorded_batch(trace)
     if known is None:
         raise UsageError(
-            "the trace does not tell its batch size, as no size begins the inputs of nearly all layers: "
+            "the trace does not show its batch size, as no size begins the inputs of nearly all layers: "
             "--recorded-batch M says it (record_shapes=True records shapes)"
         )
     if not any(size % known == 0 for size in _leading_sizes(trace)):
         raise UsageError(
             f"no layer of the trace has an input that begins with the batch size {known}, or a multiple of it, so that "
-            "nothing tells how its work grows (record_shapes=True records shapes)"
+            "its growth is unknown (record_shapes=True records shapes)"
         )
     return BatchChange(known, wanted)
 
@@ -255,10 +255,10 @@ class BatchGrowth:
         stays = in_optimizers | np.isin(kind, ("communication", "copy_out"))
         known = stays | (kind == "copy_in")
         ratios = self._ratios(target, precision)
-        mine = ~known & np.isfinite(ratios[0])
+        chosen = ~known & np.isfinite(ratios[0])
         for array, ratio in zip((expected, low, high), ratios, strict=True):
-            array[mine] = ratio[mine]
-        known = known | mine
+            array[chosen] = ratio[chosen]
+        known = known | chosen
         duration = work["duration_ns"].to_numpy().astype(np.float64)
         computing = known & ~stays & (kind != "copy_in")
         total = float(duration[computing].sum())

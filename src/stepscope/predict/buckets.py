@@ -69,9 +69,7 @@ def gradients_of(experiment: Experiment) -> Gradients:
         found = _at_once(experiment, optimizer["start_ns"].to_numpy(), optimizer["lane"].to_numpy(), last=False)
         if found is not None:
             return found
-        raise UsageError(
-            "the trace tells no gradients (no AccumulateGrad of PyTorch): nothing says what devices exchange"
-        )
+        raise UsageError("the trace has no gradients (no AccumulateGrad of PyTorch): what devices exchange is unknown")
     time = (rows["start_ns"] + rows["duration_ns"]).to_numpy()
     begin = rows["start_ns"].to_numpy()
     step = place_of_step(experiment, begin)
@@ -79,13 +77,13 @@ def gradients_of(experiment: Experiment) -> Gradients:
     size = np.array([each[0] for each in sized], np.int64)
     kept = np.flatnonzero(step >= 0)
     if not len(kept):
-        raise UsageError("no complete step of the trace has gradients: nothing says what devices exchange")
+        raise UsageError("no complete step of the trace has gradients: what devices exchange is unknown")
     if not (size[kept] > 0).any():
         found = _at_once(experiment, time, rows["lane"].to_numpy(), last=True)
         if found is not None:
             return found
         raise UsageError(
-            "the trace does not tell how large its gradients are: record shapes (record_shapes=True, or stepscope run)"
+            "the trace does not have the size of its gradients: record shapes (record_shapes=True, or stepscope run)"
         )
     kinds = np.array([each[1] for each in sized], np.str_)
     passes = _passes(step[kept], size[kept])

@@ -75,8 +75,8 @@ def convolution_times(
     if not learned.all():
         times = times.replaced(~learned, _product_times(operations.select(~learned), device))
     if learned.any():
-        mine = _learned_times(operations.select(learned), given[learned], device, model or shipped_model())
-        times = times.replaced(learned, mine)
+        chosen = _learned_times(operations.select(learned), given[learned], device, model or shipped_model())
+        times = times.replaced(learned, chosen)
     return times
 
 

@@ -148,7 +148,7 @@ def _on_target(cast: Cast, target: DevicePeaks, added: Tf32) -> dict[str, pl.Ser
 def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) -> tuple[str, ...]:
     notes = []
     if table.is_empty():
-        notes.append("no operator of the trace tells what it computes: record shapes to have them predicted")
+        notes.append("no operator of the trace shows what it computes: record shapes to have them predicted")
     total = int(uncovered["host_ns"].sum())
     share = total / max(total + float(table["host_ns"].sum()), 1.0)
     if share >= _WORTH_SAYING:
@@ -309,4 +309,4 @@ def _refusal(experiment: Experiment, times: CpuOperationTimes, target: DevicePea
     if without and times.table.height:
         return f"only for {known} the {target.name} has units for the number type: no step time is given"
     how = ": record with record_shapes=True" if experiment.trace.metadata.format == "kineto" else ""
-    return f"no device worked, and only for {known} shapes tell what one would have to do{how}"
+    return f"no device worked, and only for {known} shapes show what one would have to do{how}"

@@ -62,9 +62,9 @@ def _size(gradients: Gradients, link: Link, ranks: int, megabytes: int | None) -
     steps = np.unique(buckets.step)
     exposed = 0.0
     for step in steps:
-        mine = buckets.step == step
-        ready, end = buckets.ready[mine], float("-inf")
-        for moment, transfer in zip(ready.tolist(), transfers[mine].tolist(), strict=True):
+        chosen = buckets.step == step
+        ready, end = buckets.ready[chosen], float("-inf")
+        for moment, transfer in zip(ready.tolist(), transfers[chosen].tolist(), strict=True):
             end = max(moment, end) + transfer
         exposed += end - float(np.max(ready))
     return BucketSize(megabytes, len(transfers) / len(steps), float(transfers.sum()) / len(steps), exposed / len(steps))
@@ -203,16 +203,16 @@ def _bucket(
 def _why_no_bucket(exchange: RecordedExchange | None, gradients: Gradients | None) -> str:
     """Why the recording cannot recommend a bucket size; "" where it can."""
     if exchange is None:
-        return "the recording does not tell which collectives of several ranks its steps had"
+        return "the recording does not show which collectives of several ranks its steps had"
     if gradients is None:
-        return "the recording does not tell how large each gradient is and when it is there: record shapes"
+        return "the recording does not show the size of each gradient and when it is ready: record shapes"
     link = exchange.link
     if link is None:
-        return "the recording does not tell how large the messages were: record shapes"
+        return "the recording does not show the size of the messages: record shapes"
     smallest, largest = _recorded_bytes(exchange)
     if not link.has_latency and largest < SEVERAL * smallest:
         return (
-            "the recorded messages do not tell what each costs whatever its size: record some steps with another "
+            "the recorded messages do not show the fixed cost of each: record some steps with another "
             "bucket_cap_mb, so that there are messages of several sizes"
         )
     if link.error > MOST_OFF or link.bandwidth_bytes_s >= FASTEST:
@@ -300,14 +300,14 @@ _search: Final = partial(Reason, "find_unused_parameters")
 def _some_unused(without: int, gradients: Gradients | None) -> tuple[Reason, Reason]:
     some = f"{without:,} parameters got no gradient" if without > 1 else "1 parameter got no gradient"
     if gradients is None or gradients.at_once:
-        why = f"{some}, and nothing tells whether it is the same in every step: record shapes"
+        why = f"{some}, and it is unknown whether these are the same in every step: record shapes"
         return _static(False, why), _search(True, why)
     by_step = [sorted(gradients.bytes[gradients.step == each].tolist()) for each in np.unique(gradients.step)]
     if any(each != by_step[0] for each in by_step):
         why = f"{some}, and not the same gradients came in every recorded step"
         return _static(False, why), _search(True, why)
     if len(by_step) < 2:
-        why = f"{some}; one recorded step does not tell whether others are the same"
+        why = f"{some}; one recorded step does not show whether others are the same"
         return _static(None, why, known=False), _search(True, why)
     why = (
         f"{some}, and the same gradients came in all {len(by_step)} recorded steps: torch then notes what is unused in "

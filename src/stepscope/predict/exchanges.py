@@ -130,7 +130,7 @@ class RecordedExchange:
         sized = self.table["bytes"].null_count() == 0
         if link is not None and not sized:
             raise UsageError(
-                "the trace does not tell how large its messages are, so that nothing says what they take over another "
+                "the trace does not have the size of its messages, so that their time is unknown over another "
                 "link: record shapes"
             )
         known = list(self.table.select("kind", "bytes", "transfer_ns").iter_rows())
@@ -267,16 +267,18 @@ def _with_sizes(experiment: Experiment, found: pl.DataFrame, ranks: int) -> pl.D
         gradients = gradients_of(experiment)
     except UsageError:
         return found
-    mine = np.flatnonzero((found["kind"] == "all_reduce").to_numpy() & (found["step"] >= 0).to_numpy())
+    selected = np.flatnonzero((found["kind"] == "all_reduce").to_numpy() & (found["step"] >= 0).to_numpy())
     given = found["given"].to_numpy()
-    mine = mine[np.argsort(given[mine], kind="stable")]
-    if not len(mine):
+    selected = selected[np.argsort(given[selected], kind="stable")]
+    if not len(selected):
         return found
-    place = np.searchsorted(given[mine], gradients.begin, side="left")
-    same = (place < len(mine)) & (found["step"].to_numpy()[mine[np.minimum(place, len(mine) - 1)]] == gradients.step)
-    size = np.bincount(place[same], weights=gradients.bytes[same], minlength=len(mine))
+    place = np.searchsorted(given[selected], gradients.begin, side="left")
+    same = (place < len(selected)) & (
+        found["step"].to_numpy()[selected[np.minimum(place, len(selected) - 1)]] == gradients.step
+    )
+    size = np.bincount(place[same], weights=gradients.bytes[same], minlength=len(selected))
     bytes_ = np.full(found.height, -1, np.int64)
-    bytes_[mine] = np.where(size > 0, size, -1).astype(np.int64)
+    bytes_[selected] = np.where(size > 0, size, -1).astype(np.int64)
     sizes = pl.Series(bytes_)
     return found.with_columns(bytes=pl.coalesce("bytes", pl.when(sizes > 0).then(sizes)))
 
@@ -363,9 +365,9 @@ def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple
             return none, none
         return none, np.where(following < len(main), main[np.minimum(following, len(main) - 1)], -1)
     table = experiment.trace.device_work
-    mine = ((table["device"] == experiment.device) & (table["kind"] != "communication")).fill_null(False).to_numpy()
-    mine &= graph.works.launched[: table.height] != _NONE
-    rows = np.flatnonzero(mine)
+    selected = ((table["device"] == experiment.device) & (table["kind"] != "communication")).fill_null(False).to_numpy()
+    selected &= graph.works.launched[: table.height] != _NONE
+    rows = np.flatnonzero(selected)
     if not len(rows):
         return none, none
     queue = graph.works.queue[rows]

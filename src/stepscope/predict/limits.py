@@ -199,10 +199,10 @@ def sampled_memory(telemetry: Telemetry, device: str | None) -> int | None:
     """
     used = telemetry.samples.filter((pl.col("source") == "device") & (pl.col("name") == "memory_used_bytes"))
     used = used.filter(pl.col("value").is_finite() & pl.col("value").is_between(0, 2**62))
-    mine = used.filter(pl.col("device") == device) if used["device"].n_unique() > 1 else used
-    if device is None or mine.is_empty():
+    chosen = used.filter(pl.col("device") == device) if used["device"].n_unique() > 1 else used
+    if device is None or chosen.is_empty():
         return None
-    return int(mine["value"].to_numpy().max())
+    return int(chosen["value"].to_numpy().max())
 
 
 def _constant_bytes(memory: DeviceMemory) -> int:

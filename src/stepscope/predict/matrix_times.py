@@ -190,7 +190,7 @@ def _tiling(
     """
     one, other = (_laid(batch, rows, columns, tall, wide, units) for tall, wide in (tile, tile[::-1]))
     better = one[0] >= other[0]
-    filled, padded, tiles = (np.where(better, mine, turned) for mine, turned in zip(one, other, strict=True))
+    filled, padded, tiles = (np.where(better, chosen, turned) for chosen, turned in zip(one, other, strict=True))
     return filled, padded, tiles
 
 
@@ -400,9 +400,9 @@ def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel
     times = roofline_times(operations, device)
     model = model or shipped_model()
     for unit, kind in _units(operations, device):
-        mine = (operations.number_type == kind) & np.isfinite(times.ns) & _has_dimensions(operations)
-        if mine.any():
-            times = times.replaced(mine, _learned_times(operations.select(mine), device, kind, unit, model))
+        chosen = (operations.number_type == kind) & np.isfinite(times.ns) & _has_dimensions(operations)
+        if chosen.any():
+            times = times.replaced(chosen, _learned_times(operations.select(chosen), device, kind, unit, model))
     return times
 
 

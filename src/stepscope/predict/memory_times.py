@@ -138,8 +138,8 @@ def kernel_ns(
     least = min(device.launch_ns or KERNEL_NS, KERNEL_NS)
     ns = (least + operations.bytes * _passes(operations) / bandwidth * 1e9) * factors
     for index in set(kernels[kernels > 0].tolist()):
-        mine = kernels == index
-        ns[mine] = least + row_ns(index, operations.select(mine), device, bandwidth, model.rows[index - 1])
+        chosen = kernels == index
+        ns[chosen] = least + row_ns(index, operations.select(chosen), device, bandwidth, model.rows[index - 1])
     return np.asarray(ns)
 
 

@@ -31,9 +31,9 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
     """
     times = roofline_times(operations, device)
     for kinds, learned in _LEARNED:
-        mine = np.isin(operations.kind, kinds)
-        if mine.any():
-            times = times.replaced(mine, learned(operations.select(mine), device))
+        chosen = np.isin(operations.kind, kinds)
+        if chosen.any():
+            times = times.replaced(chosen, learned(operations.select(chosen), device))
     return times
 
 

@@ -90,8 +90,8 @@ class OperationTimes:
         """With `others` where the mask is true; there are as many."""
         new = {}
         for name in self.__dataclass_fields__:
-            mine, theirs = getattr(self, name), getattr(others, name)
-            new[name] = mine.astype(np.promote_types(mine.dtype, theirs.dtype))
+            ours, theirs = getattr(self, name), getattr(others, name)
+            new[name] = ours.astype(np.promote_types(ours.dtype, theirs.dtype))
             new[name][which] = theirs
         return OperationTimes(**new)
 

@@ -212,7 +212,7 @@ class StepPredictor:
         grown = replace(
             times, ns=times.ns * growth.expected, low_ns=times.low_ns * growth.low, high_ns=times.high_ns * growth.high
         )
-        note = f"for {unknown:.0%} of the device's time nothing tells how it grows with the batch: its band is wider"
+        note = f"for {unknown:.0%} of the device's time it is unknown how it grows with the batch: its band is wider"
         return grown, (note,) if unknown >= _WORTH_SAYING else ()
 
     @property
@@ -309,7 +309,7 @@ def _refusal(unknown: float, unchanged: float, target: DevicePeaks, *, is_known:
     why = ""
     if unchanged >= _WORTH_SAYING:
         why = f" ({unchanged:.0%} are {links})" if unknown >= _WORTH_SAYING else f" ({links})"
-    needs = f"for {unknown + unchanged:.0%} of the device's time nothing tells what the {target.name} needs{why}"
+    needs = f"for {unknown + unchanged:.0%} of the device's time there is no model for the {target.name}{why}"
     return f"{needs}: no step time is given" + ("" if is_known else "; --from says what was recorded on")
 
 

@@ -107,7 +107,7 @@ def data_parallel(
         if not 1 <= count <= MOST_DEVICES:
             raise UsageError(f"{count} devices are not possible; take 1 to {MOST_DEVICES:,}")
     if target is not None and target.step_ns is None:
-        raise UsageError(f"a step on the {target.device.name} could not be told, so neither on several of them")
+        raise UsageError(f"a step on the {target.device.name} could not be predicted, so neither on several of them")
     exchange = exchange_of(experiment, others, bucket_bytes)
     scaling = _Scaling(exchange, named_link(link) if isinstance(link, str) else link, target)
     return tuple(scaling.step(count) for count in devices)
@@ -285,11 +285,11 @@ class _Scaling:
         table, device = self.experiment.trace.device_work, self.experiment.device
         if device is None:
             return np.zeros(0, np.int64)
-        mine = ((table["kind"] == "communication") & (table["device"] == device)).fill_null(False).to_numpy().copy()
+        chosen = ((table["kind"] == "communication") & (table["device"] == device)).fill_null(False).to_numpy().copy()
         if isinstance(self.exchange, RecordedExchange):
             rows = self.exchange.table["row"].to_numpy()
-            mine[rows[rows < len(mine)]] = False
-        return np.flatnonzero(mine)
+            chosen[rows[rows < len(chosen)]] = False
+        return np.flatnonzero(chosen)
 
     @cached_property
     def _others_ns(self) -> float:
@@ -324,7 +324,7 @@ class _Scaling:
         if devices < 2 or self.exchange.ranks > 1:
             return 0.0, ()
         if self.target is not None and self.experiment.device is None:
-            return 0.0, ("steps on a processor do not tell how much those on a device vary: no waiting is counted",)
+            return 0.0, ("steps on a processor do not show how much those on a device vary: no waiting is counted",)
         lengths = self.experiment.steps.sort("start_ns")["duration_ns"].to_numpy()
         if len(lengths) < LEAST_STEPS:
             return 0.0, (

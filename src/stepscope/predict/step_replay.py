@@ -114,7 +114,7 @@ class StepReplays:
         if duration[known].sum() >= LEAST_LAUNCHED * duration.sum():
             return None
         return (
-            "no launches of the device's work were recorded on a host thread, so that nothing tells what it waited for"
+            "no launches of the device's work were recorded on a host thread, so that it is unknown what it waited for"
         )
 
     @cached_property
@@ -245,9 +245,9 @@ def _narrowing(distances: Numbers, kinds: Labels, calls: npt.NDArray[np.int64]) 
         return 1.0
     squared = 0.0
     for kind in np.unique(kinds).tolist():
-        mine = kinds == kind
-        _, number = np.unique(calls[mine], return_inverse=True)
-        sums = np.bincount(number.ravel(), distances[mine])
+        chosen = kinds == kind
+        _, number = np.unique(calls[chosen], return_inverse=True)
+        sums = np.bincount(number.ravel(), distances[chosen])
         common = COMMON if kind in PRODUCTS else 1.0
         squared += common * float(sums.sum()) ** 2 + (1 - common) * float((sums**2).sum())
     return float(np.sqrt(squared)) / total

@@ -154,24 +154,27 @@ class _Device:
     target: DevicePeaks
     precision: str | None
 
-    def answer(self, mine: Mask) -> None:
+    def answer(self, chosen: Mask) -> None:
         times, work = self.times, self.calls.trace.device_work
         kind = work["kind"].fill_null("other").to_numpy()
         if self._is_same:
-            stays = mine if self.precision is None else mine & (kind != "compute")
+            stays = chosen if self.precision is None else chosen & (kind != "compute")
             if self.source is not None and self.source.peer_link_bytes_s != self.target.peer_link_bytes_s:
                 stays = stays & (kind != "communication")  # the same device, but joined to others in another way
             times.keep(times.open(stays), "same device")
-        copies, messages = times.open(mine & np.isin(kind, _HOST_COPIES)), times.open(mine & (kind == "communication"))
+        copies, messages = (
+            times.open(chosen & np.isin(kind, _HOST_COPIES)),
+            times.open(chosen & (kind == "communication")),
+        )
         what = "copies between host and device are"
         self._answer_link(copies, "bandwidth", "host_link_bytes_s", what, known_bytes=True)
-        self._answer_moves(times.open(mine & np.isin(kind, _DEVICE_MOVES)))
+        self._answer_moves(times.open(chosen & np.isin(kind, _DEVICE_MOVES)))
         self._answer_link(messages, "link", "peer_link_bytes_s", "communication is", known_bytes=False)
-        computing = mine & (kind == "compute")
+        computing = chosen & (kind == "compute")
         if computing.any():
             self._answer_operators(times.open(computing & (self.calls.of_work >= 0)))
         self._answer_waves(times.open(computing))
-        if self.source is None and times.open(mine).size:
+        if self.source is None and times.open(chosen).size:
             times.note("the device of the recording is unknown, so work without shapes has no prediction")
 
     @property

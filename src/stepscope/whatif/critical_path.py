@@ -163,7 +163,8 @@ class _Walker:
 PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
-    "kind": pl.String,  # one of PATH_KINDS
+    # "host" or "launch_latency"; a device's "compute", "communication" or "copy"; "wait" for what is not in the trace
+    "kind": pl.String,
     "cause": pl.String,  # of host time: one of CAUSES, or "compute" for operators of a machine without a device
     "lane": pl.Int32,  # the thread of host time, the queue of device work
     "device": pl.String,
@@ -172,8 +173,6 @@ PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "row": pl.UInt32,
     "name": pl.String,
 }
-PATH_KINDS: Final = ("host", "launch_latency", "compute", "communication", "copy", "wait")
-"""Device work is compute, communication or copy; "wait" is waiting for what the trace does not show."""
 RESOURCE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "kind": pl.String,
     "cause": pl.String,  # of host time, else null

@@ -265,9 +265,8 @@ def _optimizer_after(experiment: Experiment, graph: Graph, rows: Rows) -> tuple[
 
 
 def _beside_backward(experiment: Experiment, graph: Graph) -> Graph:
-    activity, lane = experiment.activity, experiment.lane
-    span = experiment.span
-    pieces = activity.cut(lane, np.array([span.start_ns]), np.array([span.end_ns]))
+    lane, span = experiment.lane, experiment.span
+    pieces = experiment.activity.cut(lane, np.array([span.start_ns]), np.array([span.end_ns]))
     pieces = pieces.with_columns(phase=at(experiment.attribution.phase, pieces["slice"].to_numpy()))
     waiting, length = pl.col("cause") == "communication", (pl.col("end") - pl.col("start")).sum()
     exposed = pieces.filter(waiting).select(length).item()

@@ -79,10 +79,10 @@ def test_what_is_not_possible_is_refused(
 def test_a_trace_without_gradients_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     waiting_step().save(tmp_path / "inference")
 
-    assert "tells no gradients" in refused(capsys, str(tmp_path / "inference"), "--devices", "2", "--link", "pcie4")
+    assert "has no gradients" in refused(capsys, str(tmp_path / "inference"), "--devices", "2", "--link", "pcie4")
 
 
 def test_why_no_step_time_is_given_is_said_for_several_as_well(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, trace, "--to", "L4", "--devices", "2", "--link", "pcie4")
 
-    assert "so neither for several of them: for 100% of the device's time nothing tells what the L4 needs: " in said
+    assert "so neither for several of them: for 100% of the device's time there is no model for the L4: " in said

@@ -65,8 +65,8 @@ def test_nothing_at_all() -> None:
     assert found == SampleComparison(
         None, None, None, None, None, None, None, None, None, "no difference shown", None, 0, 0, 0, 0, 0.95,
         (
-            "No step before: at least two are needed to tell a difference.",
-            "No step after: at least two are needed to tell a difference.",
+            "No step before: at least two are needed to show a difference.",
+            "No step after: at least two are needed to show a difference.",
         ),
     )  # fmt: skip
 
@@ -80,8 +80,8 @@ def test_one_step_a_side_has_means_and_no_interval() -> None:
     assert found.verdict == "no difference shown"
     assert found.after_runs == 1
     assert found.caveats[:2] == (
-        "Only one step before: at least two are needed to tell a difference.",
-        "Only one step after: at least two are needed to tell a difference.",
+        "Only one step before: at least two are needed to show a difference.",
+        "Only one step after: at least two are needed to show a difference.",
     )
 
 
@@ -197,7 +197,7 @@ def test_what_stands_out_and_what_resembles_is_said() -> None:
 
     found = compare_samples([alike], [with_one_long])  # type: ignore[list-item]
 
-    assert found.caveats[0].startswith("Neighbouring steps before resemble each other: 100 steps tell as much as ")
+    assert found.caveats[0].startswith("Neighbouring steps before resemble each other: 100 steps are worth ")
     assert found.caveats[1].startswith("One step after takes more than 3 times the median, the longest 5.0 times;")
     assert found.caveats[2].startswith("One run a side:")
 

@@ -31,8 +31,8 @@ def verdict_lines(samples: SampleComparison) -> list[str]:
 def test_no_steps() -> None:
     assert verdict_lines(compare_samples([], [])) == [
         "No difference shown: there are no steps before and after.",
-        "No step before: at least two are needed to tell a difference.",
-        "No step after: at least two are needed to tell a difference.",
+        "No step before: at least two are needed to show a difference.",
+        "No step after: at least two are needed to show a difference.",
     ]
 
 

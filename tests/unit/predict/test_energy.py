@@ -293,7 +293,7 @@ class TestSamples:
         (found,) = self.sampled("power_w", values)
 
         assert found.step_joules is None
-        assert "in the 4 s of the steps, which tells too little" in found.how
+        assert "in the 4 s of the steps, which is too little" in found.how
 
     def test_no_samples(self) -> None:
         assert self.sampled("utilization_share", [(0, 1), (3, 1), (6, 1)]) == ()

@@ -173,7 +173,7 @@ def test_what_nothing_tells_is_refused() -> None:
     assert (found.step_ns, found.low_ns, found.high_ns, found.limit) == (None,) * 4
     assert found.bases == (("unknown", 1.0),)
     assert found.notes[-1] == (
-        "for 100% of the device's time nothing tells what the L4 needs: no step time is given; --from says what was "
+        "for 100% of the device's time there is no model for the L4: no step time is given; --from says what was "
         "recorded on"
     )
 
@@ -253,7 +253,7 @@ def test_without_shapes_nothing_is_predicted() -> None:
 
     assert found.step_ns is None
     assert found.notes[-1] == (
-        "no device worked, and only for 0% of the time of operators that compute shapes tell what one would have to "
+        "no device worked, and only for 0% of the time of operators that compute shapes show what one would have to "
         "do: record with record_shapes=True"
     )
 
@@ -272,7 +272,7 @@ def test_what_is_taken_as_measured_for_want_of_a_link_is_not_knowledge() -> None
 
     assert found.step_ns is None
     assert found.notes[-1] == (
-        "for 26% of the device's time nothing tells what the L4 needs (copies and communication over links of unknown "
+        "for 26% of the device's time there is no model for the L4 (copies and communication over links of unknown "
         "bandwidth): no step time is given"
     )
 
@@ -307,7 +307,7 @@ def test_work_without_launches_is_not_replayed(lane_known: bool) -> None:
         assert found.step_ns == pytest.approx(1000 * US, rel=1e-3)
     else:
         assert predictor.replays.why_not == (
-            "no launches of the device's work were recorded on a host thread, so that nothing tells what it waited for"
+            "no launches of the device's work were recorded on a host thread, so that it is unknown what it waited for"
         )
         assert found.step_ns == pytest.approx(83 * US, rel=0.01)
 
@@ -332,8 +332,11 @@ def test_of_bare_launches_the_range_begins_where_the_host_waited() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("xplane/tpu_x4_inference.xplane.pb", "for 97% of the device's time nothing tells what the B200-SXM needs"),
-        ("kineto/mtia_training_rank0.json.gz", "for 100% of the device's time nothing tells what the B200-SXM needs"),
+        ("xplane/tpu_x4_inference.xplane.pb", "for 97% of the device's time there is no model for the B200-SXM"),
+        (
+            "kineto/mtia_training_rank0.json.gz",
+            "for 100% of the device's time there is no model for the B200-SXM",
+        ),
     ],
 )
 def test_recordings_of_which_nothing_tells_most_are_refused(name: str, reason: str, traces_folder: Path) -> None:

@@ -102,12 +102,12 @@ def two_ranks(*, transfer: int = 100, waits: tuple[int, ...] = (0, 40, 40)) -> T
 
 
 def test_a_recording_of_nothing_has_no_gradients() -> None:
-    with pytest.raises(UsageError, match="tells no gradients"):
+    with pytest.raises(UsageError, match="has no gradients"):
         data_parallel(Experiment(Trace.from_tables({})), [2], LINK)
 
 
 def test_gradients_without_shapes_are_refused() -> None:
-    with pytest.raises(UsageError, match="how large its gradients are: record shapes"):
+    with pytest.raises(UsageError, match="the size of its gradients: record shapes"):
         data_parallel(Experiment(device_steps(elements=0)), [2], LINK)
 
 

@@ -60,7 +60,7 @@ def answer(*predictions: StepPrediction, **more: Any) -> PredictedSteps:
     return PredictedSteps(**{**given, **more})
 
 
-REFUSED = "for 60% of the device's time nothing tells what the T4 needs: no step time is given"
+REFUSED = "for 60% of the device's time there is no model for the T4: no step time is given"
 
 
 def test_the_whole_answer() -> None:
@@ -132,7 +132,7 @@ def test_without_any_time_there_is_no_table() -> None:
     )
 
     assert "What the recording would take" not in text
-    assert "T4, L4: for 60% of the device's time nothing tells what the device needs: no step time is given." in text
+    assert "T4, L4: for 60% of the device's time there is no model for the device: no step time is given." in text
     assert text.startswith("trace.json: 50.0 ms recorded, without steps; no device's work was recorded.")
 
 

@@ -171,29 +171,19 @@ def kinds_of(view: View, calls: pl.DataFrame) -> pl.Series:
         within=pl.Series(_in_optimizer(view, slices), dtype=pl.Boolean),
     )
     name, operator = pl.col("name"), pl.col("operator")
-    kind = (
-        pl.when(pl.col("copies_in"))
-        .then(pl.lit("copy_in"))
-        .when(pl.col("logs"))
-        .then(pl.lit("print"))
-        .when(pl.col("within"))
-        .then(pl.lit("in_optimizer"))
-        .when(pl.col("before"))
-        .then(pl.lit("before_optimizer"))
-        .when(pl.col("masks"))
-        .then(pl.lit("boolean_indexing"))
-        .when(operator.str.contains(ITEM))
-        .then(pl.lit("item"))
-        .when(operator.str.contains(SHAPE))
-        .then(pl.lit("shape"))
-        .when(name.str.contains(_SYNCHRONOUS))
-        .then(pl.lit("synchronous_copy"))
-        .when(operator.str.contains(_COPY))
-        .then(pl.lit("copy_out"))
-        .when(name.str.contains(_DEVICE))
-        .then(pl.lit("device"))
-        .otherwise(pl.lit("queue"))
-    )
+    kinds = {
+        "copy_in": pl.col("copies_in"),
+        "print": pl.col("logs"),
+        "in_optimizer": pl.col("within"),
+        "before_optimizer": pl.col("before"),
+        "boolean_indexing": pl.col("masks"),
+        "item": operator.str.contains(ITEM),
+        "shape": operator.str.contains(SHAPE),
+        "synchronous_copy": name.str.contains(_SYNCHRONOUS),
+        "copy_out": operator.str.contains(_COPY),
+        "device": name.str.contains(_DEVICE),
+    }
+    kind = pl.coalesce(*(pl.when(fits).then(pl.lit(key)) for key, fits in kinds.items()), pl.lit("queue"))
     return frame.select(kind=kind)["kind"]
 
 

@@ -37,7 +37,6 @@ _GIVES_BACK: Final = r"(?i)free|unmap|release"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the device's idle time while memory was asked of the driver."""
     if view.device is None:
         return
     waiting = view.pieces.filter((pl.col("cause") == "allocation") & pl.col("gap").is_not_null())

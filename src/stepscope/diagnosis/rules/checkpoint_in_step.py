@@ -32,7 +32,6 @@ from stepscope.whatif.changes import scaled_stretches
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the pieces whose cause is a checkpoint."""
     pieces = view.pieces_of("checkpoint")
     cost = int(pieces["duration_ns"].sum())
     activity = view.activity

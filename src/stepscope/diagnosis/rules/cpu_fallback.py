@@ -57,7 +57,6 @@ _FALLBACK: Final = r"(?i)_?cpu_?fallback"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Weigh the round trips in which the host worked."""
     trips = [trip for trip in round_trips(view) if trip.on_host] if view.device is not None else []
     cost = cost_ns(view, trips) if trips else 0
     fallen = _named(view)

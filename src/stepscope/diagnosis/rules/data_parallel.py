@@ -36,7 +36,6 @@ _MODEL: Final = "Broadcast"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum what DataParallel does around the model."""
     found = view.operators.filter(pl.col("name").str.contains(_NAMES))
     if view.device is None or not found["name"].str.contains(_MODEL).any():
         return

@@ -42,7 +42,6 @@ _LAUNCH_NS: Final = 10_000
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Look for each aid's own traces."""
     yield from _anomaly(view, limits)
     yield from _blocking(view, limits)
     yield from _filling(view)

@@ -32,7 +32,6 @@ from stepscope.diagnosis.rules._copies import cost_ns, round_trips, without_trip
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Weigh the round trips in which nothing happened on the host."""
     trips = [trip for trip in round_trips(view) if not trip.on_host] if view.device is not None else []
     if not trips:
         return

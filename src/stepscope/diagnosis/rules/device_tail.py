@@ -36,7 +36,6 @@ _COPIES: Final = ("copy_in", "copy_out")
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Measure the copies at both ends of each step."""
     if view.device is None or view.complete_steps.height < 2:
         return
     ends = _ends(view)

@@ -44,7 +44,6 @@ _BETWEEN_TWO: Final = Remedy(
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Add exposed collectives and idle time spent waiting for other ranks."""
     exposed = view.exposed_ns(("communication",)) if view.device is not None else 0
     waiting = view.pieces_of("communication")
     on_host = exposed_on_host(view.trace, view.span) if view.device is None else 0

@@ -46,7 +46,6 @@ _STAY: Final = Remedy(
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Add exposed copies and idle time inside copy calls."""
     if view.device is None:
         return
     exposed = view.exposed_ns(_KINDS)
@@ -88,7 +87,6 @@ def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
 
 
 def _computing_ns(view: View) -> int:
-    """How long the device computed in the span."""
     mine = view.trace.device_work.filter(pl.col("device") == pl.lit(view.device, pl.String))
     return busy_intervals(mine.filter(pl.col("kind") == "compute"), view.device_span).total_ns
 

@@ -62,7 +62,6 @@ _OTHER: Final = ("writing to a file", "file.write(line)")
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Add up the time inside outermost logging calls of the main thread."""
     around = outermost_logging(view)
     reads, reading_lines = _reads(view, limits)
     calls = np.unique(np.append(around[(around >= 0) & (view.activity.lane == view.lane)], reads))
@@ -75,16 +74,19 @@ def check(view: View, limits: Limits) -> Answers:
     limit = limits["share"]
     if not limits.reached(cost):
         return
-    logging_steps = _steps_with(view, calls)
-    least = limits["steps"]
-    if logging_steps < least:
+    logging_steps = view.steps_with(view.activity.start[calls]) / view.step_count
+    if logging_steps < limits["steps"]:
         return
     every = every_steps(cost, view.length_ns, limit)
     saving = cost * (1 - 1 / every)
     per_step = calls.size / view.step_count
     kind, example = _kind(view, pieces)
-    number = f"{per_step:,.0f}" if per_step >= 10 else f"{per_step:.3g}"
-    times = "once" if per_step == 1 else f"{number} times"
+    bar = kind == _PROGRESS_BAR
+    rarely = (
+        f"bar = every({every})(bar)" if bar else f"log_now = every({every})      # once; then: if log_now(step): ..."
+    )
+    times = f"{per_step:,.0f} times" if per_step >= 10 else f"{per_step:.3g} times"
+    times = "once" if per_step == 1 else times
     yield Found(
         f"{view.share(cost):.0%} of the {view.period} goes to {kind}, called {times} {view.a_step}; "
         f"every {every} steps would do",
@@ -95,7 +97,7 @@ def check(view: View, limits: Limits) -> Answers:
         figures=[
             Figure(f"calls {view.per}", per_step, "count"),
             Figure("time of one call", cost // calls.size, "ns"),
-            Figure("share of the steps that log", logging_steps, "share", least),
+            Figure("share of the steps that log", logging_steps, "share", limits["steps"]),
             Figure("steps between two logs at which it costs too little to matter", every, "count"),
         ],
         intervals=view.longest(pieces, "logging"),
@@ -103,13 +105,8 @@ def check(view: View, limits: Limits) -> Answers:
             f"Log every {every} steps: then it costs less than {limit:.0%} of the step.",
             f"if step % {every} == 0:\n    {example}\n"
             "# or, also for functions and progress bars:\n"
-            "from stepscope.remedies import every\n"
-            + (
-                f"bar = every({every})(bar)"
-                if kind == _PROGRESS_BAR
-                else f"log_now = every({every})      # once; then: if log_now(step): ..."
-            ),
-            (f"quiet-progress={every}",) if kind == _PROGRESS_BAR else (),
+            f"from stepscope.remedies import every\n{rarely}",
+            (f"quiet-progress={every}",) if bar else (),
         ),
         where=view.locations(pieces),
         # host-synchronisation charges what waits inside cost.
@@ -132,18 +129,18 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
     operators = view.trace.operators.with_row_index("row").select(
         "row", "name", "lane", "start_ns", "parent", place=place, function=function
     )
-    inside = pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
     own = pl.col("parent").is_null()  # compiled code and the search for anomalies read values of their own
-    items = operators.filter((pl.col("name") == "aten::item") & own & inside & (pl.col("lane") == view.lane))
-    items = items.filter(pl.Series(~np.isin(rows_of(items), reads_of_reducer(view)), dtype=pl.Boolean))
+    items = operators.filter((pl.col("name") == "aten::item") & own & (pl.col("lane") == view.lane))
+    items = view.begin_in_span(items).filter(
+        pl.Series(~np.isin(rows_of(items), reads_of_reducer(view)), dtype=pl.Boolean)
+    )
     slices = view.slices_of_operators(rows_of(items))
     frameworks = [CAUSE_CODES[cause] for cause in ("optimizer", "input", "checkpoint", "profiler_overhead", "logging")]
     around = view.activity.around[slices] if len(slices) else slices
     items = items.with_columns(slice=pl.Series(slices, dtype=pl.Int64)).filter(
         pl.Series(~np.isin(view.activity.cause_of(around), frameworks), dtype=pl.Boolean)
     )
-    fewest = limits["reads"] * view.step_count
-    items = items.drop_nulls("place").filter(pl.len().over("place") >= fewest)
+    items = items.drop_nulls("place").filter(pl.len().over("place") >= limits["reads"] * view.step_count)
     if items.is_empty():
         return np.zeros(0, np.int64), {}
     lines = dict(zip(items["place"], items["slice"], strict=True))
@@ -183,15 +180,6 @@ def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading
         start_ns=pl.Series(begins), duration_ns=pl.Series(ends - begins), call=pl.Series(found, dtype=pl.Int64)
     )
     return pl.concat([inside, cut.filter(pl.col("call") >= 0)])
-
-
-def _steps_with(view: View, calls: Rows) -> float:
-    """Share of the complete steps in which one of the calls begins; 1 where there are no steps."""
-    steps = view.complete_steps.sort("start_ns")
-    if steps.is_empty():
-        return 1.0
-    index = np.searchsorted(steps["start_ns"].to_numpy(), view.activity.start[calls], side="right")
-    return len(np.unique(index)) / steps.height
 
 
 def _kind(view: View, pieces: pl.DataFrame) -> tuple[str, str]:

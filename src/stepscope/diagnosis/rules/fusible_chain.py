@@ -176,7 +176,6 @@ class _Cost:
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Group the chains by what they do, and weigh each group."""
     kinds: defaultdict[tuple[object, ...], list[Chain]] = defaultdict(list)
     for chain in chains(view.trace, _candidates(view), _SHORTEST):
         kinds[(chain.names, chain.place)].append(chain)

@@ -36,7 +36,6 @@ from stepscope.whatif.changes import scaled_cause
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the pieces whose cause is garbage collection."""
     pieces = view.pieces_of("garbage_collection")
     cost = int(pieces["duration_ns"].sum())
     annotated = _runs(view, view.trace.annotations, "^Garbage collection")

@@ -48,7 +48,6 @@ _KEPT: Final = ("linalg_vector_norm", "norm", "sum", "mul")
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Find the runs, and weigh them together."""
     minimum = int(limits["gradients"])
     norms, scalings = _runs(view, max(minimum, 2))
     if not norms:

@@ -32,7 +32,6 @@ _COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the copies from buckets."""
     copies = view.operators.filter(pl.col("name") == _COPY)
     rows = rows_of(copies)
     cost = view.cost_ns(rows)

@@ -34,7 +34,6 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Hold the time in the operating system and the page faults of the counted steps against their thresholds."""
     counts = host_counts(view)
     allocator = view.program.process.get("allocator")
     if counts is None or allocator not in ("glibc", "musl", None):

@@ -33,7 +33,6 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Hold the time that the thread waited for a processor against the step."""
     counts = host_counts(view)
     if counts is None or len(counts.steps) < limits["steps"]:
         return

@@ -47,7 +47,6 @@ _PASSING: Final = frozenset({"detach", "lift_fresh", "to"})
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Pair each copy with what was made right before it."""
     found = _made_and_copied(view) if view.device is not None else pl.DataFrame()
     if found.is_empty():
         return

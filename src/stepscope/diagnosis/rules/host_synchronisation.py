@@ -66,7 +66,7 @@ _ON_CPU: Final = (
     ("shape", "^aten::(nonzero|masked_select|_unique2|unique_consecutive)$"),
 )
 """Kinds that can be seen without a device, and the operators that show them."""
-_TOLD_ELSEWHERE: Final = (
+_REPORTED_ELSEWHERE: Final = (
     "input", "host_to_device_copy", "compilation", "checkpoint", "logging", "garbage_collection", "allocation",
     "communication", "profiler_overhead",
 )  # fmt: skip
@@ -90,7 +90,6 @@ _FRAMEWORKS_OWN: Final = ("optimizer", "input", "checkpoint", "profiler_overhead
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Charge late idle time to the synchronising calls that caused it, by kind; without a device, count the calls."""
     if view.device is None:
         yield from _calls_without_device(view, limits)
         yield from _reported(view)
@@ -143,9 +142,8 @@ def _calls_on_cpu(view: View, pattern: str) -> Rows:
         pl.col("name").str.contains(pattern)
         & ~parents.str.contains(pattern).fill_null(False)  # is_nonzero() calls item()
         & ~parents.str.starts_with(BACKWARD_NODE).fill_null(False)
-        & pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
     )
-    rows = np.setdiff1d(rows_of(found), reads_of_reducer(view))
+    rows = np.setdiff1d(rows_of(view.begin_in_span(found)), reads_of_reducer(view))
     causes = view.activity.cause_of(view.activity.around[view.slices_of_operators(rows)])
     frameworks = np.isin(causes, [CAUSE_CODES[cause] for cause in _FRAMEWORKS_OWN])
     in_optimizer = np.flatnonzero(causes == CAUSE_CODES["optimizer"])
@@ -202,7 +200,9 @@ def _note(view: View, limits: Limits, key: str, rows: Rows) -> Found:
 def charged_waits(view: View) -> pl.DataFrame:
     """The synchronising calls with the idle time each is charged: columns launch, charged_ns, duration_ns, kind."""
     late = view.pieces.filter(
-        pl.col("trigger_launch").is_not_null() & pl.col("lane").is_not_null() & ~pl.col("cause").is_in(_TOLD_ELSEWHERE)
+        pl.col("trigger_launch").is_not_null()
+        & pl.col("lane").is_not_null()
+        & ~pl.col("cause").is_in(_REPORTED_ELSEWHERE)
     )
     sums = late.group_by(launch="trigger_launch").agg(late_ns=pl.col("duration_ns").sum())
     calls = view.trace.launches.with_row_index("launch").select("launch", "start_ns", "duration_ns", "operator", "name")
@@ -252,9 +252,7 @@ def _waits_of_kind(view: View, key: str, charged: Rows) -> Rows:
     stretches, waits = view.experiment.graph.stretches, view.experiment.graph.host_waits
     rows = np.union1d(stretches.launch[waits.target], charged)
     calls = view.trace.launches.with_row_index("launch").select("launch", "start_ns", "operator", "name")
-    calls = calls[rows[rows >= 0]].filter(
-        pl.col("start_ns").is_between(view.span.start_ns, view.span.end_ns, closed="left")
-    )
+    calls = view.begin_in_span(calls[rows[rows >= 0]])
     mine: Rows = calls.filter(kinds_of(view, calls) == key)["launch"].to_numpy().astype(np.int64)
     return mine
 

@@ -83,7 +83,6 @@ _REMEDY: Final = Remedy(
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Hold every operator with work on the device against the device's peaks."""
     if view.device is None or view.work.is_empty():
         return
     calls = roofline_calls(view.trace, window=view.span).filter(pl.col("device") == view.device)

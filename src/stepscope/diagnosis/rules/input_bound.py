@@ -58,7 +58,6 @@ _RECEIVED_NS: Final = 1_000_000
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the pieces whose cause is input, and ask what workers would take away of them."""
     loading = loading_of(view)
     cost = loading.wait_ns
     if not limits.reached(cost):

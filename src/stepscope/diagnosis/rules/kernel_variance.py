@@ -38,7 +38,6 @@ _MOST: Final = 3
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare the times of the same kernel doing the same work."""
     if view.device is None or view.work.is_empty():
         return
     work = _alike(view)

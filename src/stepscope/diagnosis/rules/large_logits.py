@@ -32,10 +32,10 @@ Blocks of 128 positions took 37 % off a step of 512 positions and 30,000 classes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import polars as pl
 
 from stepscope.analysis.conversions import casts
 from stepscope.analysis.patterns import DenseTable, LogitsLoss, dense_tables, logits_losses
@@ -51,7 +51,6 @@ _SPARSE_WORK: Final = 2
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Losses over many classes, then tables with dense gradients."""
     yield from _scores(view, limits)
     yield from _tables(view, limits)
 
@@ -107,7 +106,9 @@ def _saved_of_handling(view: View, losses: list[LogitsLoss], handling: Rows) -> 
         # One pass over the scores stays.
         kept = view.cost_ns(np.unique([loss.log_softmax for loss in losses]))
         return max(view.cost_ns(handling) - kept, 0)
-    fresh = _clearing(view, handling, losses)
+    # What clearing a fresh tensor as large as the scores takes, in all losses; each does so for its gradient.
+    cleared = _on_scores(view, handling, losses, ("aten::zero_",))
+    fresh = int(view.trace.operators["duration_ns"].to_numpy()[cleared].sum())
     backward = view.backward_of(np.unique([loss.projection for loss in losses]))
     tensors = 4 if len(backward) else 2  # the scores, their logarithms, and the gradients of both
     return min(view.cost_ns(converting) + tensors * fresh, view.cost_ns(handling))
@@ -118,24 +119,17 @@ def _conversions(view: View, handling: Rows, losses: list[LogitsLoss]) -> Rows:
     sizes = {loss.positions * loss.classes for loss in losses}
     inside = np.flatnonzero(view.inside(handling))
     found = [cast.row for cast in casts(view.trace, inside) if elements(cast.shape) in sizes]
-    operators = view.trace.operators[inside].with_columns(row=pl.Series(inside, dtype=pl.Int64))
-    copies = operators.filter(pl.col("name").is_in(_COPIES))
-    for row, text in copies.select("row", "input_shapes").iter_rows():
-        if elements(next(iter(shapes_of(text)), ())) in sizes:
-            found.append(row)
-    return view.outermost(np.unique(np.array(found, np.int64)))
+    copies = _on_scores(view, handling, losses, _COPIES)
+    return view.outermost(np.unique(np.concatenate([np.array(found, np.int64), copies])))
 
 
-def _clearing(view: View, handling: Rows, losses: list[LogitsLoss]) -> int:
-    """What clearing a fresh tensor as large as the scores takes, in all losses; each does so for its gradient."""
+def _on_scores(view: View, handling: Rows, losses: list[LogitsLoss], names: Sequence[str]) -> Rows:
+    """Operators of these names whose first input is as large as the scores."""
     sizes = {loss.positions * loss.classes for loss in losses}
     inside = np.flatnonzero(view.inside(handling))
-    operators = view.trace.operators[inside].filter(pl.col("name") == "aten::zero_")
-    return sum(
-        duration
-        for duration, text in operators.select("duration_ns", "input_shapes").iter_rows()
-        if elements(next(iter(shapes_of(text)), ())) in sizes
-    )
+    columns = view.trace.operators.select("name", "input_shapes")[inside]
+    large = [name in names and elements(next(iter(shapes_of(text)), ())) in sizes for name, text in columns.iter_rows()]
+    return inside[large]
 
 
 def _ignored_share(view: View, losses: list[LogitsLoss]) -> float:

@@ -38,7 +38,6 @@ _PREPARING: Final = ("python", "untraced", "dispatch", "graph_tracing", "step_ma
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the idle pieces before each step's first launch."""
     if view.device is None or view.complete_steps.is_empty():
         return
     pieces = _pieces(view)
@@ -132,10 +131,9 @@ def _unseen_ns(view: View, cost_ns: int) -> int:
     As long as in the mean of the other steps, but no longer than the first step has gone on.
     """
     begins = view.complete_steps["start_ns"].to_numpy()
-    first = int(np.min(view.trace.device_work.filter(pl.col("device") == view.device)["start_ns"].to_numpy()))
-    if len(begins) < 2 or first < begins[0] or first >= begins[1]:
+    if len(begins) < 2 or view.first_work_ns < begins[0] or view.first_work_ns >= begins[1]:
         return 0
-    return min(cost_ns // (len(begins) - 1), first - int(begins[0]))
+    return min(cost_ns // (len(begins) - 1), view.first_work_ns - int(begins[0]))
 
 
 RULE: Final = Rule(

@@ -39,7 +39,6 @@ _FEWEST_STEPS: Final = 2
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """From one rank's trace: what collectives take beyond the fastest of their kind and size."""
     if view.device is None or view.step_count < _FEWEST_STEPS:
         return
     found = collectives(view.trace, device=view.device, window=view.device_span).filter(

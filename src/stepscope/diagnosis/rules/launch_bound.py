@@ -80,7 +80,6 @@ _PYTHON: Final = Remedy(
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the late pieces, and the launch latency of gaps in which the host was late throughout."""
     if view.device is None:
         return
     pieces = view.pieces.select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
@@ -132,7 +131,6 @@ def _on_launching_thread(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
 
 
 def _fewer_launches(view: View, launched: pl.DataFrame, calls: pl.DataFrame) -> Remedy:
-    """The remedy that fits what the steps launch."""
     graphs = calls.select((pl.col("kind") == "graph_launch").sum()).item() if calls.height else 0
     if graphs and launched.filter(pl.col("launch").is_duplicated()).height >= _MANY * launched.height:
         return _GRAPHED

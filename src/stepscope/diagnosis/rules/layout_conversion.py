@@ -39,7 +39,6 @@ _CONVOLUTION: Final = r"^aten::\w*conv"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Converting kernels of libraries, and pairs of copies that undo each other."""
     paired = to_and_fro(layout_copies(view.trace, rows_of(view.operators)))
     forward = np.unique(np.array([copy.copy for copy in paired], np.int64))
     backward, excess = backward_work(view.trace, paired) if paired else (forward, {})

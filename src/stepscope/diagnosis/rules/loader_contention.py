@@ -45,7 +45,6 @@ _FEWEST: Final = 8
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Ask whether there are too many workers, else whether they run too little ahead."""
     if not any(loader.workers for loader in view.program.loaders):
         return
     loading = loading_of(view)

@@ -41,7 +41,6 @@ from stepscope.whatif.changes import scaled_host_time
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Add up the waits from making an iterator to its first batch."""
     loader = next((each for each in view.program.loaders if each.persistent_workers is False and each.workers), None)
     known = any(each.workers is not None for each in view.program.loaders)
     if (known and loader is None) or view.lane is None:

@@ -59,7 +59,6 @@ _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Find loops and sum each kind's cost over the span."""
     kinds: defaultdict[tuple[str, ...], list[tuple[Loop, LoopSigns]]] = defaultdict(list)
     for loop, seen in _loops(view, limits)[0]:
         # Of equal bodies, whichever of its operators a run happened to begin with.

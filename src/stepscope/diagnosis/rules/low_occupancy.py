@@ -38,7 +38,6 @@ _MOST: Final = 3
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum by name what kernels with few blocks would gain from more."""
     count = None if view.device is None or view.work.is_empty() else multiprocessors(view)
     if not count:
         return

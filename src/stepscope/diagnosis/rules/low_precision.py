@@ -49,7 +49,6 @@ _MANY_CLASSES: Final = 2000
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the time of operators on float64 tensors, and of FP32 matrix kernels."""
     yield from _double(view, limits)
     yield from _single(view, limits)
 
@@ -177,15 +176,13 @@ _UNKNOWN_DEVICE: Final = NotAnswered(
 )
 
 
-def _capability(view: View) -> tuple[int, int] | None:
-    for device in view.trace.metadata.devices:
-        if device.device == view.device and device.compute_capability:
-            major, _, minor = device.compute_capability.partition(".")
-            return int(major), int(minor)
-    return None
+def _capability(view: View) -> tuple[int, ...] | None:
+    known = (each.compute_capability for each in view.trace.metadata.devices if each.device == view.device)
+    capability = next((each for each in known if each), None)
+    return tuple(map(int, capability.split("."))) if capability else None
 
 
-def _remedy(capability: tuple[int, int]) -> Remedy:
+def _remedy(capability: tuple[int, ...]) -> Remedy:
     if capability >= _TF32_SINCE:
         return Remedy(
             "Run matrix products in bf16, or at least in TF32, which is off.",

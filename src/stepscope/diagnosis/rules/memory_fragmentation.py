@@ -35,7 +35,6 @@ _SETTING: Final = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare what is reserved with what is allocated, where memory is short."""
     failed = {row["device"]: row for row in out_of_memory(view.trace).iter_rows(named=True)}
     for memory in view.memories:
         row, asked = memory.peak_row, None

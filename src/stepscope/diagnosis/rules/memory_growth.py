@@ -45,7 +45,6 @@ _SEVERITIES: Final[tuple[tuple[int, Severity], ...]] = (
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Look for growth on every device."""
     for memory in view.memories:
         growth = memory_growth(memory)
         if growth is not None:

@@ -43,7 +43,6 @@ LARGER_BATCH: Final = Remedy(
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare the peak with the device's memory where the host is too slow for the device."""
     memory = next((each for each in view.memories if each.device == view.device), None)
     if memory is None or not memory.is_total or not memory.capacity_bytes or not view.complete_steps.height:
         return

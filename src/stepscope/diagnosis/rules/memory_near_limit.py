@@ -32,7 +32,6 @@ from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare each device's peak with its memory, and look for memory that could not be had."""
     limit = limits["share"]
     failed = {row["device"]: row for row in out_of_memory(view.trace).iter_rows(named=True)}
     for memory in view.memories:
@@ -72,19 +71,15 @@ def _failed(memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Foun
     """The last time that memory could not be had."""
     at = max(int(memory.levels["start_ns"].search_sorted(failure["start_ns"], side="right")) - 1, 0)
     held, reserved = memory.levels.select("allocated_bytes", "reserved_bytes").row(at)
-    figures = [
-        Figure("memory asked for", failure["asked_bytes"], "bytes"),
-        Figure("memory held then", held, "bytes"),
-    ]
-    if reserved is not None:
-        figures.append(Figure("memory held by the allocator then", reserved, "bytes"))
+    sizes = {"asked for": failure["asked_bytes"], "held then": held, "held by the allocator then": reserved}
+    figures = [Figure(f"memory {name}", size, "bytes") for name, size in sizes.items() if size is not None]
     if failure["free_bytes"] is not None:
         figures.append(Figure("memory the device had left", failure["free_bytes"], "bytes", failure["asked_bytes"]))
+    in_use = Figure("times that memory could not be had", 1, "count", 1)
     if memory.capacity_bytes:
         share = min((reserved or held) / memory.capacity_bytes, 1.0)
-        figures.append(Figure("share of the device's memory in use then", share, "share", limit))
-    else:
-        figures.append(Figure("times that memory could not be had", 1, "count", 1))
+        in_use = Figure("share of the device's memory in use then", share, "share", limit)
+    figures.append(in_use)
     asking: tuple[Location, ...] = ()
     if failure["file"] is not None:
         asking = (Location(failure["file"], failure["line"], failure["function"] or "", 1.0, exact_line=True),)

@@ -34,7 +34,6 @@ _LARGEST: Final = 1 << 16
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare the nodes of the steps' cores with those of the cards."""
     counts, nodes = host_counts(view), _nodes(view)
     named = str(view.program.process.get("device_numa_nodes") or "")[:_LARGEST_LIST]
     devices = {int(one) for one in named.split(",") if one.isdecimal()}

@@ -38,7 +38,6 @@ _LOOKUPS: Final = ("aten::embedding", "aten::embedding_bag")
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """What the recorder saw of the batches, and how much of the step grows with their positions."""
     padded = [facts for facts in view.program.padding if facts.padding_share and facts.longest]
     if not padded:
         return

@@ -46,7 +46,6 @@ _REMEDY: Final = Remedy(
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the pieces that belong to long stretches of Python."""
     shortest = limits["stretch"]
     pieces = _with_stretch(view.pieces_of("python"))
     is_long = pl.col("ns") >= shortest

@@ -164,7 +164,6 @@ _REGION: Final = r"^Torch-Compiled Region|^CompiledFunction$"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the pieces whose cause is compilation, and say what changed."""
     varying = varying_guards(view.program.compilations)
     full = _at_limit(view, limits, varying)
     pieces = view.pieces_of("compilation")
@@ -229,7 +228,6 @@ def _at_limit(view: View, limits: Limits, varying: Sequence[VaryingGuard]) -> li
 
 
 def _limit(view: View, limits: Limits) -> float:
-    """How often the program's torch compiles a function."""
     own = view.program.torch.get("recompile_limit")
     return float(own) if isinstance(own, int) and own > 0 else limits["limit"]
 
@@ -305,10 +303,9 @@ def _unseen_ns(view: View, cost_ns: int) -> int:
     if view.device is None:
         return 0
     starts, ends = _compiling(view)
-    first = int(np.min(view.trace.device_work.filter(pl.col("device") == view.device)["start_ns"].to_numpy()))
-    length, before = ends - starts, ends <= first
+    length, before = ends - starts, ends <= view.first_work_ns
     unseen, seen = int(length[before].sum()), int(length[~before].sum())
-    return min(cost_ns * unseen // seen, max(first - view.span.start_ns, 0)) if seen else 0
+    return min(cost_ns * unseen // seen, max(view.first_work_ns - view.span.start_ns, 0)) if seen else 0
 
 
 def _compiling(view: View) -> tuple[Times, Times]:

@@ -38,7 +38,6 @@ _BITS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Pair conversions with those back, and sum what they and their gradients' cost."""
     rows = rows_of(view.operators)
     found = casts(view.trace, rows)
     paired = there_and_back(found)

@@ -72,7 +72,6 @@ _CALLS_OF_OTHERS: Final = 1.5
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Count the optimizer's launches and sum the time lost to them."""
     if view.device is None:
         yield from _on_cpu(view, limits)
         return

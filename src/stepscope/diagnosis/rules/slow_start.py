@@ -28,7 +28,6 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Hold the time to the first step against the threshold, and against the steps themselves."""
     first = view.program.start.get("first_step_ns")
     limit = limits["start"]
     if first is None or first < limit or first < limits["steps"] * view.step_ns:
@@ -47,11 +46,10 @@ def check(view: View, limits: Limits) -> Answers:
         figures.append(Figure("until torch was imported", imported, "ns"))
     if early:
         figures.append(Figure("of it compiling", compiling, "ns"))
-    places = sorted(early, key=lambda each: -(each.duration_ns or 0))[:3]
     where = tuple(
         Location(each.file, each.line, each.function, min((each.duration_ns or 0) / max(compiling, 1), 1.0))
-        for each in places
-        if each.file is not None and each.line is not None and each.duration_ns
+        for each in sorted(early, key=lambda each: -(each.duration_ns or 0))[:3]
+        if each.file is not None and each.line is not None
     )
     by_compiler = compiling > first / 3
     yield Found(
@@ -62,27 +60,23 @@ def check(view: View, limits: Limits) -> Answers:
         confidence="high",
         severity="note",
         figures=figures,
-        remedy=_compiler() if by_compiler else _other(),
+        remedy=_COMPILER if by_compiler else _OTHER,
         where=where if by_compiler else (),
     )
 
 
-def _compiler() -> Remedy:
-    return Remedy(
-        "Most of it is compilation: keep the compiler's cache where it survives the job, and compile the block that "
-        "repeats instead of the whole model.",
-        'os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/a/folder/that/stays"\n'
-        "for block in model.blocks:\n    block.compile()        # the same code is compiled once",
-    )
-
-
-def _other() -> Remedy:
-    return Remedy(
-        "See what the program does before its first step: imports, weights, data.",
-        "python -X importtime train.py 2> imports.txt\n"
-        'with torch.device("cuda"):\n    model = Model()        # made on the device, not on the host and copied\n'
-        'state = torch.load(path, map_location="cuda", mmap=True)',
-    )
+_COMPILER: Final = Remedy(
+    "Most of it is compilation: keep the compiler's cache where it survives the job, and compile the block that "
+    "repeats instead of the whole model.",
+    'os.environ["TORCHINDUCTOR_CACHE_DIR"] = "/a/folder/that/stays"\n'
+    "for block in model.blocks:\n    block.compile()        # the same code is compiled once",
+)
+_OTHER: Final = Remedy(
+    "See what the program does before its first step: imports, weights, data.",
+    "python -X importtime train.py 2> imports.txt\n"
+    'with torch.device("cuda"):\n    model = Model()        # made on the device, not on the host and copied\n'
+    'state = torch.load(path, map_location="cuda", mmap=True)',
+)
 
 
 RULE: Final = Rule(

@@ -36,7 +36,6 @@ _SAVED: Final = 0.5
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Weigh the short kernels of a device that is busy and has room."""
     held = _held_share(view)
     most = limits["memory"]
     if view.device is None or held is None or held > most or launch_bound.RULE.ask(view).findings:
@@ -48,7 +47,7 @@ def check(view: View, limits: Limits) -> Answers:
     idle = min(int(view.pieces["duration_ns"].sum()), view.length_ns)
     busy = 1 - view.share(idle)
     least = limits["busy"]
-    if not limits.reached(time) or busy < least:
+    if busy < least:
         return
     yield Found(
         f"{view.share(time):.0%} of the {view.period} goes to kernels shorter than {short_ns / 1000:,.0f} us, and the "

@@ -40,7 +40,6 @@ _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Count reductions, and the price of those that buckets would not need."""
     found = collectives(view.trace, device=view.device, window=view.device_span).filter(
         pl.col("kind").is_in(_REDUCTIONS) & (pl.col("duration_ns") > 0)
     )
@@ -54,8 +53,6 @@ def check(view: View, limits: Limits) -> Answers:
     saved = max(per_step - needed, 0) * price * view.step_count
     exposed = exposed_on_host(view.trace, view.span) if view.device is None else view.exposed_ns(("communication",))
     saved = min(saved, exposed)
-    if not limits.reached(saved):
-        return
     yield Found(
         f"{per_step:,.0f} reductions {view.a_step}"
         + (f" of {mean / 1024:,.0f} KiB on average" if mean else "")

@@ -32,13 +32,11 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare the mean of the complete steps with their median."""
     summary = view.summary
-    limit = limits["share"]
     if summary.count < limits["steps"] or not summary.mean_ns:
         return
     excess = (summary.mean_ns - summary.median_ns) / summary.mean_ns
-    if excess <= 0 or excess < limit:
+    if excess <= 0 or excess < limits["share"]:
         return
     slow = view.complete_steps.sort(["duration_ns", "index"], descending=[True, False]).head(3)
     shortest, longest = summary.shortest_ns / 1e6, summary.longest_ns / 1e6
@@ -50,7 +48,7 @@ def check(view: View, limits: Limits) -> Answers:
         confidence="medium" if summary.count >= 10 else "low",
         severity="note",
         figures=[
-            Figure("mean step above the median, as a share of the mean", excess, "share", limit),
+            limits.figure("share", excess),
             Figure("mean step", summary.mean_ns, "ns"),
             Figure("median step", summary.median_ns, "ns"),
             Figure("steps compared", summary.count, "count"),
@@ -97,7 +95,7 @@ RULE: Final = Rule(
     id="step-variance",
     title="Some steps take much longer than others",
     thresholds={
-        "share": Threshold(0.05, "share", "mean step above the median step, as a share of the mean"),
+        "share": Threshold(0.05, "share", "mean step above the median, as a share of the mean"),
         "steps": Threshold(3, "count", "complete steps needed for a judgement"),
     },
     check=check,

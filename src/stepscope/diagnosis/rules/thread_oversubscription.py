@@ -30,10 +30,9 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare threads with processors, and sum the time in which the main thread slept for the others."""
     threads, usable = view.program.torch.get("threads"), whole(view, "usable_processors")
     counts = host_counts(view)
-    if not isinstance(threads, int) or isinstance(threads, bool) or not usable or counts is None:
+    if type(threads) is not int or not usable or counts is None:
         return
     ranks = whole(view, "local_world_size") or 1
     excess = limits["excess"]

@@ -32,7 +32,6 @@ from stepscope.whatif.changes import without_cause
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Say what could not be answered, and report the profiler's overhead."""
     if view.trace.metadata.format == "torch_snapshot":  # which is about memory alone, and has all of that
         return
     yield from _overhead(view)

@@ -50,7 +50,6 @@ class _Product:
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Compare products with awkward dimensions with the others."""
     if view.device is None:
         return
     multiple = max(int(limits["multiple"]), 1)
@@ -68,8 +67,6 @@ def check(view: View, limits: Limits) -> Answers:
     saved = float(parts.sum())
     device_ns = np.array([product.device_ns for product in awkward], np.int64)
     cost = int(device_ns.sum())
-    if not limits.reached(saved):
-        return
     worst = max(awkward, key=lambda product: product.device_ns)
     odd = next(size for size in sorted(worst.sizes, reverse=True) if size % multiple)
     rows = np.array([product.row for product in awkward], np.int64)

@@ -52,7 +52,6 @@ _BLOCK: Final = 512
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Cost of every written-out attention, less the matrix products that a fused one needs."""
     found = written_out_attention(view.trace, rows_of(view.operators))
     found = [each for each in found if view.device is not None or not (each.dropout or each.is_fallback)]
     if not found:

@@ -41,13 +41,10 @@ _FRAMEWORKS: Final = ("jax", "torch_xla")
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Sum the idle pieces in which the launching thread waits, but for those that a recorded wait caused."""
     if view.framework not in _FRAMEWORKS or view.device is None:
         return
     pieces = view.pieces.filter((pl.col("cause") == "synchronisation") & pl.col("trigger_launch").is_null())
     cost = int(pieces["duration_ns"].sum())
-    if not limits.reached(cost):
-        return
     yield Found(
         f"{view.share(cost):.0%} of the {view.period} the device is idle while the host waits for results "
         "instead of sending work",

@@ -35,7 +35,6 @@ _HOST_OPERATOR: Final = r"^(?:gloo|mpi):"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Cost of collectives on the host for a device's data."""
     if view.device is None or view.work.filter(pl.col("kind") == "communication").height:
         return
     backends = {facts.backend or "" for facts in view.program.data_parallel} | {view.trace.metadata.backend or ""}
@@ -45,12 +44,14 @@ def check(view: View, limits: Limits) -> Answers:
     if through_host.is_empty() and not any(name in _HOST_BACKENDS for name in backends):
         return
     found = collectives(view.trace, window=view.span)
-    waiting = view.pieces_of("communication")
     rows = rows_of(found)
-    cost = _cost_ns(view, rows)
-    rate = limits["bytes_per_second"]
+    calls = pl.col("launch").is_in(view.launched_in(rows).astype(np.uint32).tolist())
+    busy_ns = int(view.work.filter(calls)["duration_ns"].sum())
+    # The device is idle before what these operators launch, or waits for ranks.
+    idle = view.pieces.filter(calls.fill_null(False) | (pl.col("cause") == "communication"))
+    cost = busy_ns + int(idle["duration_ns"].sum())
     moved = int(found["bytes"].sum() or 0)
-    left = moved / max(rate, 1.0) * 1e9
+    left = moved / max(limits["bytes_per_second"], 1.0) * 1e9
     saved = cost - left
     if not limits.reached(saved):
         return
@@ -62,7 +63,7 @@ def check(view: View, limits: Limits) -> Answers:
         figures=[
             view.count_per_step("collectives on the host", found.height),
             view.bytes_per_step("bytes", moved),
-            view.share_figure("waiting for other ranks", int(waiting["duration_ns"].sum())),
+            view.share_figure("waiting for other ranks", int(view.pieces_of("communication")["duration_ns"].sum())),
         ],
         intervals=view.longest(found, "collective"),
         remedy=Remedy(
@@ -70,36 +71,19 @@ def check(view: View, limits: Limits) -> Answers:
             'torch.distributed.init_process_group("nccl")            # or "cpu:gloo,cuda:nccl"',
         ),
         where=view.at_operators(rows, found["duration_ns"].to_numpy()),
-        change=_by_the_device(view, rows, left, cost),
+        change=_by_the_device(view, rows, left, busy_ns, cost),
     )
 
 
-def _by_the_device(view: View, rows: Rows, left_ns: float, cost_ns: int) -> Change:
-    """The host has nothing to do with it; what it takes takes the place of the copies, or else of the waits."""
-    busy = int(view.work.filter(_launched_in(view, rows))["duration_ns"].sum())
-    if not busy:
+def _by_the_device(view: View, rows: Rows, left_ns: float, busy_ns: int, cost_ns: int) -> Change:
+    """Without the host; what the device's own backend takes replaces the copies, or else the waits."""
+    if not busy_ns:
         return scaled_cause("communication", left_ns / cost_ns)
     return together(
         scaled_cause("communication", 0.0),
         scaled_slices(view.slices_of_operators(rows), 0.0),
-        scaled_work_of(rows, left_ns / busy),
+        scaled_work_of(rows, left_ns / busy_ns),
     )
-
-
-def _launched_in(view: View, rows: Rows) -> pl.Expr:
-    """Whether the column launch is a call inside these operators."""
-    inside = view.inside(rows)
-    operator = view.launching
-    launched = np.flatnonzero((operator >= 0) & inside[np.maximum(operator, 0)]) if len(operator) else operator
-    return pl.col("launch").is_in(launched.astype(np.uint32).tolist())
-
-
-def _cost_ns(view: View, rows: Rows) -> int:
-    """The device's time for what these operators launched, and its idle time before it or waiting for ranks."""
-    calls = _launched_in(view, rows)
-    busy = view.work.filter(calls)["duration_ns"].sum()
-    idle = view.pieces.filter(calls.fill_null(False) | (pl.col("cause") == "communication"))["duration_ns"].sum()
-    return int(busy) + int(idle)
 
 
 RULE: Final = Rule(

@@ -44,7 +44,6 @@ _MATCHING: Final = 0.9
 
 
 def check(view: View, limits: Limits) -> Answers:
-    """Weigh the fills and the additions that they make necessary."""
     filling, adding = _rows(view)
     if not len(filling) or not len(adding):
         return

@@ -337,7 +337,7 @@ def _devices(samples: pl.DataFrame, start: int, end: int, step_count: int) -> It
         if told is None:
             inside = rows.filter(pl.col("unix_ns").is_between(start, end))["unix_ns"].n_unique()
             seconds = (end - start) / 1e9
-            few = f"its power was sampled {inside} times in the {seconds:.3g} s of the steps, which tells too little"
+            few = f"its power was sampled {inside} times in the {seconds:.3g} s of the steps, which is too little"
             yield SampledEnergy(str(device), None, few)
         else:
             joules, number, name = told

@@ -191,8 +191,8 @@ class DeviceEnergy:
 
     def of_kind(self, kind: str) -> Pair:
         """The sum of the parts of this kind."""
-        mine = [part.nanojoules for part in self.parts if part.kind == kind]
-        return sum(pair[0] for pair in mine), sum(pair[1] for pair in mine)
+        selected = [part.nanojoules for part in self.parts if part.kind == kind]
+        return sum(pair[0] for pair in selected), sum(pair[1] for pair in selected)
 
     @property
     def idle_share(self) -> tuple[float, float] | None:
