@@ -2,6 +2,7 @@
 
     @entry          a function of ours that the user's process calls: a hook, a thread, a callback, a public method
     around          a function of the program's or of a library's with ours before and after it
+    put             ours in the place of an attribute of theirs, and how to give it back
     attempt         a part of our work that may fail alone, such as one fact of many
     on_failure      how to take off what was put on, should any entry fail
 
@@ -31,7 +32,7 @@ ENTRIES: Final[dict[str, Callable[..., Any]]] = {}
 """Every entry of the modules that are imported, by module and qualified name."""
 
 INLINE: Final[set[str]] = set()
-"""Those that catch everything themselves: see `inline`."""
+"""Entries that are called too often for `entry`: see `inline`. The most frequent catch everything by themselves."""
 
 probe: Callable[[str], None] | None = None
 """Called with an entry's name before it runs; tests have entries fail by it."""
@@ -216,6 +217,22 @@ def replaced(original: Any, ours: Callable[..., Any], name: str, *, unless: Call
     return called
 
 
+def put(owner: Any, name: str, ours: Any) -> Callable[[], None]:
+    """Set an attribute of a module or class; returns what gives it back, unless somebody has replaced ours since."""
+    was_there, original = name in vars(owner), vars(owner).get(name)  # a method's descriptor, not what it gives
+    setattr(owner, name, ours)
+
+    def give_back() -> None:
+        if vars(owner).get(name) is not ours:  # somebody has wrapped it since, and goes on to need it
+            return
+        if was_there:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+    return give_back
+
+
 class attempt:
     """A block that may fail alone: what goes wrong in it is kept in `error`, and the code behind it runs.
 
@@ -240,10 +257,21 @@ class attempt:
         return True
 
 
-def inline(name: str) -> str:
-    """List an entry that is called too often for `entry`: it catches everything itself and calls `caught`."""
+def inline(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Make a function an entry that is called too often for `entry`: listed in INLINE, and without its bookkeeping."""
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def guarded(*positional: _P.args, **named: _P.kwargs) -> _R:
+            try:
+                return function(*positional, **named)
+            except BaseException as error:
+                return caught(error, name)  # type: ignore[no-any-return]
+
+        return guarded
+
     INLINE.add(name)
-    return name
+    return decorate
 
 
 def caught(error: BaseException, name: str) -> Any:
@@ -259,6 +287,14 @@ def attempted(reading: Callable[[], _R]) -> _R | None:
     with attempt():
         return reading()
     return None
+
+
+def tried(function: Callable[..., Any], *positional: Any, **named: Any) -> tuple[Any, Exception | None]:
+    """What foreign code returns, or what it raises, with its traceback, for who may have to raise it again."""
+    try:
+        return function(*positional, **named), None
+    except Exception as error:
+        return None, error
 
 
 def on_failure(what: str, take_off: Callable[[], object], *, thread: int | None = None) -> object:
@@ -288,7 +324,6 @@ def off(key: object) -> None:
 
 
 def has_failed() -> bool:
-    """Whether an entry of this process has failed."""
     return _failed_in is not None
 
 
@@ -390,6 +425,24 @@ def hide(error: BaseException) -> None:
     while passed is not None and passed.tb_frame.f_code.co_filename.startswith(_OURS):
         passed = passed.tb_next
     error.__traceback__ = passed
+
+
+class _Hidden:
+    """A block whose errors pass without the frames of ours that they have come through."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            hide(error)
+
+
+hidden: Final = _Hidden()
 
 
 def _chain(traceback: TracebackType | None) -> list[TracebackType]:

@@ -42,9 +42,9 @@ ELSEWHERE = {
     "record.apply.code_swaps.Guard.__call__": "tests/unit/test_guard.py",
     "machine.energy_counters.SampledPower._run": "tests/unit/test_guard.py",
     "machine.quiet._SeedWhenImported._imported": "tests/unit/test_guard.py",
-    "record.xla_hooks.XlaHooks._seen": "tests/e2e/test_jax.py",
-    "record.xla_hooks._Calls._begins": "tests/e2e/test_jax.py",
-    "record.xla_hooks._jitted": "tests/e2e/test_jax.py",
+    "record.hooks.XlaHooks._seen": "tests/e2e/test_jax.py",
+    "record.hooks._Calls._begins": "tests/e2e/test_jax.py",
+    "record.hooks._jitted": "tests/e2e/test_jax.py",
 }
 """Entries that no program here comes to, and where an error is put into them."""
 KINDS = ("RuntimeError", "ENOSPC", "Panic", "EIO", "MemoryError", "EDQUOT", "RecursionError", "EROFS", "ENOENT")
@@ -58,7 +58,8 @@ Run = Callable[..., dict[str, Any]]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """Runs a program in a process of its own; an error of that kind comes up in the entry, if one is named."""
     root = tmp_path_factory.mktemp("guest")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    tree = Path(__file__).parents[2]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree)])}
     environment |= {name: str(root / name) for name in ("STEPSCOPE_DATA_DIR", "TMPDIR")}
     (root / "TMPDIR").mkdir()
     for name in ("STEPSCOPE_RUN", "STEPSCOPE_RUN_OPTIONS"):

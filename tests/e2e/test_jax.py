@@ -358,9 +358,9 @@ FAILING = """
 @pytest.mark.parametrize(
     "entry",
     [
-        "record.xla_hooks.XlaHooks._seen",
-        "record.xla_hooks._Calls._begins",
-        "record.xla_hooks._jitted",
+        "record.hooks.XlaHooks._seen",
+        "record.hooks._Calls._begins",
+        "record.hooks._jitted",
         "record.controller.StepController.step_boundary",
         "record.bootstrap.was_imported",
     ],

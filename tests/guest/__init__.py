@@ -15,6 +15,6 @@ def entries() -> set[str]:
     """Every entry of the package, as the guard lists them when all modules are imported."""
     for package in (stepscope.record, stepscope.machine, stepscope.integrations):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if "bootstrap_path" not in module.name and not module.name.endswith("profiler_child"):
+            if "bootstrap_path" not in module.name:
                 importlib.import_module(module.name)
     return {name for name in guard.ENTRIES if name.startswith(("record.", "machine.", "integrations."))}

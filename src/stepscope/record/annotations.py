@@ -1,7 +1,7 @@
 """`stepscope.step` and `stepscope.annotate`: names in the trace of whichever profiler runs.
 
-An annotation costs a fraction of a microsecond while no profiler runs. Nothing is imported for it: a profiler is told
-only where the program has imported its package.
+An annotation costs a fraction of a microsecond while no profiler runs. Nothing is imported for it: a profiler
+hears of it only where the program has imported its package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import wraps
 from importlib import import_module
@@ -61,9 +61,6 @@ class annotate:
         def evaluate(): ...
 
     May be entered again while it is open, and on several threads.
-
-    Args:
-        name: what the profiler shows.
     """
 
     __slots__ = ("name",)
@@ -83,7 +80,6 @@ class annotate:
             _close(self)
 
     def __call__(self, function: Callable[_P, _R]) -> Callable[_P, _R]:
-        """Decorate a function, also one that is awaited."""
         from inspect import iscoroutinefunction
 
         if iscoroutinefunction(function):
@@ -112,7 +108,7 @@ class step(annotate):
 
     Args:
         name: what kind of step, such as "train" or "evaluate".
-        number: the step's number; None counts the steps of each name from 0.
+        number: None counts the steps of each name from 0.
     """
 
     __slots__ = ("number",)
@@ -212,20 +208,19 @@ def _of_xla(name: str, number: int | None) -> _Context | None:
         return None
     if number is None and _WITH_SCOPES:
         context: _Context = import_module("torch_xla.debug.profiler").Trace(name)
-    else:
-        event = import_module("stepscope.record.xla_profilers").torch_xla_event
-        context = event(name) if number is None else event(name, _r=1, step_num=number)
-    return context
+        return context
+    event: Callable[..., _Context] = import_module("stepscope.record.xla").torch_xla_event
+    return event(name) if number is None else event(name, _r=1, step_num=number)
 
 
 def _of_jax(name: str, number: int | None) -> _Context | None:
     module: Any = sys.modules.get("jax")
     if module is None:
         return None
-    profiler = module.profiler
-    context: _Context = (
-        profiler.TraceAnnotation(name) if number is None else profiler.StepTraceAnnotation(name, step_num=number)
-    )
+    if number is None:
+        context: _Context = module.profiler.TraceAnnotation(name)
+    else:
+        context = module.profiler.StepTraceAnnotation(name, step_num=number)
     return context
 
 
@@ -237,25 +232,15 @@ def _of_nvtx(name: str, number: int | None) -> _Context | None:
         context: _Context = nvtx.annotate(_full_name(name, number))
         return context
     torch: Any = sys.modules.get("torch")
-    return None if torch is None else _TorchRange(torch.cuda.nvtx, _full_name(name, number))
+    return None if torch is None else _torch_range(torch.cuda.nvtx, _full_name(name, number))
 
 
-class _TorchRange:
+@contextlib.contextmanager
+def _torch_range(nvtx: Any, name: str) -> Iterator[None]:
     """A range of NVTX by PyTorch's binding."""
-
-    __slots__ = ("_name", "_nvtx")
-
-    def __init__(self, nvtx: Any, name: str) -> None:
-        self._nvtx = nvtx
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._nvtx.range_push(self._name)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._nvtx.range_pop()
+    nvtx.range_push(name)
+    yield
+    nvtx.range_pop()
 
 
 PREFIX: Final = "stepscope.logging#"
@@ -263,19 +248,14 @@ LOADER_START: Final = "DataLoader.__iter__"
 
 _METHODS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("logging", "Logger", "handle", PREFIX + "logging"),
-    ("tqdm.std", "tqdm", "refresh", PREFIX + "tqdm"),
-    ("tqdm.std", "tqdm", "set_postfix", PREFIX + "tqdm"),
-    ("tqdm.std", "tqdm", "set_description", PREFIX + "tqdm"),
+    *(("tqdm.std", "tqdm", each, PREFIX + "tqdm") for each in ("refresh", "set_postfix", "set_description")),
     ("rich.console", "Console", "print", PREFIX + "rich"),
     ("rich.live", "Live", "refresh", PREFIX + "rich"),
     ("rich.progress", "Progress", "update", PREFIX + "rich"),
-    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", PREFIX + "tensorboard"),
-    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalars", PREFIX + "tensorboard"),
-    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_histogram", PREFIX + "tensorboard"),
-    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_image", PREFIX + "tensorboard"),
-    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_images", PREFIX + "tensorboard"),
-    ("torch.utils.tensorboard.writer", "SummaryWriter", "add_figure", PREFIX + "tensorboard"),
-    ("torch.utils.tensorboard.writer", "SummaryWriter", "flush", PREFIX + "tensorboard"),
+    *(
+        ("torch.utils.tensorboard.writer", "SummaryWriter", each, PREFIX + "tensorboard")
+        for each in ("add_scalar", "add_scalars", "add_histogram", "add_image", "add_images", "add_figure", "flush")
+    ),
     ("wandb.sdk.wandb_run", "Run", "log", PREFIX + "wandb"),
     ("mlflow.tracking.client", "MlflowClient", "log_metric", PREFIX + "mlflow"),
     ("mlflow.tracking.client", "MlflowClient", "log_batch", PREFIX + "mlflow"),
@@ -285,43 +265,41 @@ _METHODS: Final[tuple[tuple[str, str, str, str], ...]] = (
 """Module, class, method, and what its calls are called in the trace; only modules that the program imported count."""
 
 
-class LoggingCalls:
-    """Names calls from `start` to `stop`; neither raises."""
+class NamedCalls:
+    """Gives calls of some functions names in the trace, from `start` to `stop`; neither raises.
+
+    What cannot be named is left alone.
+    """
 
     def __init__(self) -> None:
-        self._restore: list[Callable[[], None]] = []
+        self._undo = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Begin; what cannot be named is left alone."""
         with guard.attempt():
-            mark = recorded_mark()
-            for module, kind, method, name in _METHODS:
-                owner = getattr(sys.modules.get(module), kind, None)
-                if owner is not None and method in vars(owner):
-                    self._wrap(owner, method, name, mark)
-            self._wrap(os, "fsync", PREFIX + "file", mark)
-            if not _has_compiled():  # code that was compiled with a print in it would be compiled anew
-                self._wrap(builtins, "print", PREFIX + "print", mark)
+            self._name_calls(recorded_mark())
 
     def stop(self) -> None:
-        """Give the functions back."""
-        while self._restore:
-            with guard.attempt():
-                self._restore.pop()()
+        with guard.attempt():
+            self._undo.close()
 
-    def _wrap(self, owner: Any, attribute: str, name: str, mark: Callable[[str], Any]) -> None:
-        original = vars(owner)[attribute]
+    def _name_calls(self, mark: Callable[[str], Any]) -> None:
+        raise NotImplementedError
 
-        if not callable(original):
-            return
-        named = marked(original, mark, name)
 
-        def restore() -> None:
-            if vars(owner).get(attribute) is named:
-                setattr(owner, attribute, original)
+class LoggingCalls(NamedCalls):
+    """Names calls that print, log or draw, and the beginnings of iterations over DataLoaders."""
 
-        setattr(owner, attribute, named)
-        self._restore.append(restore)
+    def _name_calls(self, mark: Callable[[str], Any]) -> None:
+        for module, kind, method, name in _METHODS:
+            self._name(getattr(sys.modules.get(module), kind, None), method, name, mark)
+        self._name(os, "fsync", PREFIX + "file", mark)
+        if not _has_compiled():  # code that was compiled with a print in it would be compiled anew
+            self._name(builtins, "print", PREFIX + "print", mark)
+
+    def _name(self, owner: Any, attribute: str, name: str, mark: Callable[[str], Any]) -> None:
+        original = vars(owner).get(attribute) if owner is not None else None
+        if callable(original):
+            self._undo.callback(guard.put(owner, attribute, marked(original, mark, name)))
 
 
 def marked(original: Any, mark: Callable[[str], Any], name: str, after: Callable[..., None] | None = None) -> Any:
@@ -358,7 +336,6 @@ def recorded_mark() -> Callable[[str], Any]:
 
 
 def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
     utilities: Any = sys.modules.get("torch._dynamo.utils")
     return bool(utilities is not None and utilities.counters["frames"])
 
@@ -378,44 +355,28 @@ _FUNCTIONS: Final[tuple[tuple[str, str, str], ...]] = (
 """Module, function, and what its calls are called in the trace; only modules that the program imported count."""
 
 
-class CheckpointCalls:
-    """Names calls from `start` to `stop`; neither raises.
+class CheckpointCalls(NamedCalls):
+    """Names calls that save and load checkpoints.
 
     Attributes:
         saved_bytes: what the files that were saved hold, as far as their names were given.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.saved_bytes = 0
-        self._restore: list[Callable[[], None]] = []
 
-    def start(self) -> None:
-        """Begin; what cannot be named is left alone."""
-        with guard.attempt():
-            mark = recorded_mark()
-            for module, function, name in _FUNCTIONS:
-                owner = sys.modules.get(module)
-                original = getattr(owner, function, None)
-                if callable(original):
-                    self._wrap(owner, function, original, CHECKPOINT_PREFIX + name, mark)
-
-    def stop(self) -> None:
-        """Give the functions back."""
-        while self._restore:
-            self._restore.pop()()
+    def _name_calls(self, mark: Callable[[str], Any]) -> None:
+        for module, function, name in _FUNCTIONS:
+            owner = sys.modules.get(module)
+            original = getattr(owner, function, None)
+            if callable(original):
+                after = self._saved if name.endswith("save") else None
+                named = marked(original, mark, CHECKPOINT_PREFIX + name, after)
+                self._undo.callback(guard.put(owner, function, named))
 
     @guard.entry
     def _saved(self, *positional: Any, **_: Any) -> None:
         if len(positional) > 1:
             with contextlib.suppress(OSError, TypeError, ValueError):
                 self.saved_bytes += os.stat(positional[1]).st_size
-
-    def _wrap(self, owner: Any, attribute: str, original: Any, name: str, mark: Callable[[str], Any]) -> None:
-        named = marked(original, mark, name, self._saved if name.endswith("save") else None)
-
-        def restore() -> None:
-            if getattr(owner, attribute, None) is named:
-                setattr(owner, attribute, original)
-
-        setattr(owner, attribute, named)
-        self._restore.append(restore)

@@ -36,19 +36,18 @@ _BEFORE_SCALING: Final = "_stepscope_before_scaling"
 
 
 class BackwardLosses:
-    """Notes losses from `start` on; torch is imported already."""
+    """Notes the value of every backward pass from `start` on; torch is imported already."""
 
     def __init__(self) -> None:
         self._tensors: list[Any] = []
         self._restore: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Note the value of every backward pass."""
         torch: Any = sys.modules["torch"]
-        self._replace(torch.autograd, "backward", guard.around(torch.autograd.backward, before=self._note))
+        self._restore.append(guard.put(torch.autograd, "backward", guard.around(torch.autograd.backward, self._note)))
         scaler: Any = getattr(getattr(torch, "amp", None), "GradScaler", None)
         if scaler is not None and "scale" in vars(scaler):
-            self._replace(scaler, "scale", guard.around(scaler.scale, after=_scaled))
+            self._restore.append(guard.put(scaler, "scale", guard.around(scaler.scale, after=_scaled)))
 
     def stop(self) -> list[float]:
         """Leave torch as it was; returns the losses, for which it waits for the device."""
@@ -71,16 +70,6 @@ class BackwardLosses:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or _is_captured(torch, loss):
             return
         self._tensors.append(loss.detach().clone())
-
-    def _replace(self, owner: Any, name: str, function: Any) -> None:
-        original = getattr(owner, name)
-        setattr(owner, name, function)
-
-        def restore() -> None:
-            if getattr(owner, name) is function:
-                setattr(owner, name, original)
-
-        self._restore.append(restore)
 
 
 @guard.entry
@@ -130,9 +119,6 @@ class BenchSteps:
     """Notes when steps end, and ends the program when there are enough; listens to a process's controller.
 
     Of a program whose steps show by a better sign later, only the steps by that sign count.
-
-    Attributes:
-        process: the process whose steps these are.
     """
 
     def __init__(self, controller: StepController, folder: RunFolder, options: RunOptions) -> None:
@@ -153,11 +139,9 @@ class BenchSteps:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any step was seen."""
         return self._source is not StepSource.NONE
 
     def watch_torch(self) -> None:
-        """Look out for the steps of a program that has imported torch."""
         if self._hooks is None:
             self._hooks = StepHooks(self._controller, watch_input=False)
             self._hooks.install()
@@ -167,7 +151,6 @@ class BenchSteps:
                 self._losses.start()
 
     def step_ended(self, step: int) -> None:
-        """Note the time."""
         now = time.perf_counter_ns()
         if self._controller.source is not self._source:
             self._source = self._controller.source
@@ -186,7 +169,6 @@ class BenchSteps:
             self._ends_ns[0] = time.perf_counter_ns()
 
     def step_begins(self, step: int) -> None:
-        """End the program when there are enough steps."""
         if len(self._ends_ns) >= self._boundaries and not self._over and self._may_end():
             if is_helper():
                 self.let_go()
@@ -196,7 +178,6 @@ class BenchSteps:
 
     @guard.entry
     def program_ends(self) -> None:
-        """Keep the steps there are."""
         if os.getpid() == self.process and self.has_begun and not self._over:
             self._finish()
 
@@ -221,7 +202,6 @@ class BenchSteps:
         self._begun_s = time.monotonic()
 
     def _may_end(self) -> bool:
-        """Whether no better sign of steps is to be waited for."""
         if self._source >= StepSource.OPTIMIZER or time.monotonic() - self._begun_s >= OPTIMIZER_PATIENCE_S:
             return True
         if self._waits_for_optimizer is None:
@@ -262,11 +242,7 @@ class BenchSteps:
 
 
 class DeviceMarks:
-    """Events on the current queue of an accelerator, one for each end of a step.
-
-    Args:
-        module: torch.cuda or torch.xpu.
-    """
+    """Events on the current queue of an accelerator (torch.cuda or torch.xpu), one for each end of a step."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -275,7 +251,6 @@ class DeviceMarks:
 
     @classmethod
     def of_this_process(cls) -> DeviceMarks | None:
-        """Those of the accelerator that the process uses; None where it uses none whose events have times."""
         torch: Any = sys.modules.get("torch")
         for kind in _DEVICE_KINDS:
             module = getattr(torch, kind, None)

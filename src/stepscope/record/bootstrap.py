@@ -1,21 +1,348 @@
-"""The beginning of `stepscope run` inside the program, called by `bootstrap_path/sitecustomize.py`."""
+"""What `stepscope run` does inside the program: it warms up, records a few steps, times some more, and lets go.
+
+`was_imported` is called by `bootstrap_path/sitecustomize.py`.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from stepscope import guard
 from stepscope.record.bench_steps import BenchSteps
-from stepscope.record.controller import StepController, controller, set_controller
-from stepscope.record.first_recording import FirstRecording
+from stepscope.record.captures import CaptureHandle, CaptureRequest, CaptureResult
+from stepscope.record.controller import StepController, StepSource, controller, set_controller
 from stepscope.record.hooks import AllHooks
-from stepscope.record.manifest import rank_and_world_size
-from stepscope.record.run_folder import RunFolder, is_run_folder
-from stepscope.record.run_process import RUN, RUN_OPTIONS, RunOptions
-from stepscope.record.step_times import mark
+from stepscope.record.manifest import process_facts, rank_and_world_size
+from stepscope.record.run_folder import LEFT, RunFolder, is_run_folder
+from stepscope.record.run_process import (
+    OPTIMIZER_PATIENCE_S,
+    RUN,
+    RUN_OPTIONS,
+    BackgroundHelpers,
+    RunOptions,
+    end_program,
+    is_helper,
+    optimizer_exists,
+)
+from stepscope.record.step_times import TIMED_S, TIMED_STEPS, StepTimes, mark
+
+if TYPE_CHECKING:
+    from stepscope.record.energy import EnergyMeter
+
+WARMUP_STEPS: Final = 5
+WARMUP_S: Final = 3.0
+MOST_WARMUP_STEPS: Final = 10
+"""Warm-up: at least WARMUP_STEPS, then until WARMUP_S have passed or this many steps; with several ranks this many."""
+LONG_WARMUP_S: Final = 60.0
+"""Steps so long that two of them take this are warm by then."""
+_LONGEST_STEP_S: Final = 60.0
+_LONGEST_STEP_RATIO: Final = 20
+
+
+class Phase(Enum):
+    """Where a first recording is."""
+
+    WARMING_UP = auto()
+    """Steps pass until the program is warm."""
+    CAPTURING = auto()
+    """A capture is asked for or under way."""
+    TIMING = auto()
+    """The capture has ended; steps are timed, and their energy is measured, while no profiler runs."""
+    RESTING = auto()
+    """Everything is kept; only a better sign of steps begins it anew."""
+    OVER = auto()
+    """The program has ended, or stepscope has failed in it."""
+
+
+class Event(Enum):
+    """What moves a first recording from one phase to another."""
+
+    BETTER_SIGN = auto()
+    """Something shows more certainly where steps end: what was begun by the lesser sign is dropped."""
+    WARM = auto()
+    GAVE_WAY = auto()
+    """The program started a profiler of its own before a step was recorded."""
+    CAPTURED = auto()
+    """The capture has ended, and steps without a profiler are to follow."""
+    CAPTURED_LAST = auto()
+    """The capture has ended, and so is the program to."""
+    TIMED = auto()
+    ENDED = auto()
+
+
+TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = {
+    (Phase.WARMING_UP, Event.WARM): Phase.CAPTURING,
+    (Phase.CAPTURING, Event.GAVE_WAY): Phase.WARMING_UP,
+    (Phase.CAPTURING, Event.CAPTURED): Phase.TIMING,
+    (Phase.CAPTURING, Event.CAPTURED_LAST): Phase.RESTING,
+    (Phase.TIMING, Event.TIMED): Phase.RESTING,
+    **{(phase, Event.BETTER_SIGN): Phase.WARMING_UP for phase in Phase if phase is not Phase.OVER},
+    **{(phase, Event.ENDED): Phase.OVER for phase in Phase},
+}
+"""Every move there is; any other event in a phase is a fault of ours."""
+
+
+class FirstRecording:
+    """Listens to the steps of a process; `phase` says what it waits for.
+
+    Where the steps were only guessed from DataLoaders or forward calls and an optimizer steps later, its steps are
+    recorded too, into a second trace.
+    """
+
+    def __init__(self, controller: StepController, hooks: AllHooks, folder: RunFolder, options: RunOptions) -> None:
+        self.process = os.getpid()
+        self.phase = Phase.WARMING_UP
+        self._controller = controller
+        self._hooks = hooks
+        self._folder = folder
+        self._options = options
+        self._helpers = BackgroundHelpers(folder.path, options, telemetry=options.telemetry)
+        self._times = StepTimes()
+        self._energy = _energy_meter(controller) if options.energy else None
+        self._meters: list[StepTimes | EnergyMeter] = [
+            self._times,
+            *([self._energy] if self._energy is not None else []),
+        ]
+        self._source = StepSource.NONE
+        self._counted = 0  # steps of this source, since `_begun_s`
+        self._begun_s = time.monotonic()
+        self._waits_for_optimizer: bool | None = None
+        self._handle: CaptureHandle | None = None
+        self._result: CaptureResult | None = None  # the last one that was reported
+        self._captured = (0, 0.0)  # the step and the time at which the capture had ended
+
+    @property
+    def has_begun(self) -> bool:
+        return self._source is not StepSource.NONE
+
+    def _move(self, event: Event) -> None:
+        self.phase = TRANSITIONS[self.phase, event]
+
+    def step_ended(self, step: int) -> None:
+        """Count it, and ask for the capture when the program is warm."""
+        if self.phase is Phase.OVER:
+            return
+        for meter in self._meters:
+            meter.ended()
+        now = time.monotonic()
+        if self._controller.source is not self._source:
+            self._restart(now)
+        self._counted += 1
+        if not is_helper():
+            self._helpers.begin()
+            if self._options.serve and not self._controller.stays:
+                self._serve()
+        if self.phase is Phase.WARMING_UP and self._is_warm(now):
+            if is_helper():
+                self.let_go()
+            else:
+                self._capture(step, now)
+
+    def step_begins(self, step: int) -> None:
+        """Let go of the program some steps after the capture has ended, or end it if that was asked for."""
+        if self.phase is Phase.CAPTURING:
+            self._look_at_result(step)
+        if self.phase is Phase.TIMING and self._is_timed(step):
+            self._move(Event.TIMED)
+            if self._energy is not None:
+                self._energy.finish()
+            self.report()
+            self._rest()
+            if self._options.exit_after:
+                end_program()
+        recorded = self._is_recorded()
+        if self._energy is not None:
+            if self.phase is Phase.TIMING and recorded is False:
+                self._energy.begins(step)
+            else:
+                self._energy.pauses()
+        self._times.begins(step, recorded)
+
+    @guard.entry
+    def program_ends(self) -> None:
+        """Keep what was recorded so far."""
+        if os.getpid() != self.process or not self.has_begun or self.phase is Phase.OVER:
+            return
+        was_timing = self.phase is Phase.TIMING
+        self._move(Event.ENDED)
+        self._controller.finish("the program ended first")
+        self._helpers.recording_ends()
+        if self._energy is not None:
+            self._energy.finish()
+        result = self._handle.result if self._handle is not None else None
+        if not is_helper() and (self._result is None or was_timing or result not in (None, self._result)):
+            self._result = result
+            self.report()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Leave torch and jax as they were; the steps are not counted any more."""
+        self._hooks.remove()
+        self._controller.listener = None
+
+    def abandon(self) -> None:
+        """After an error of ours: leave word of it if that can be done, and the program as it was."""
+        self._move(Event.ENDED)
+        for action in (self._controller.abandon, self._helpers.recording_ends, self.let_go):
+            guard.attempted(action)
+        if self._energy is not None:
+            guard.attempted(self._energy.finish)
+        if not is_helper() and (self._result is None or self._result.path is None):
+            self._result = CaptureResult(problem="stepscope failed in the program, which went on without it")
+            self._folder.sign(LEFT)
+            guard.attempted(self.report)
+
+    def report(self) -> None:
+        """Leave word in the run folder of what was recorded."""
+        rank, world_size = rank_and_world_size()
+        result = self._result or CaptureResult(problem=self._why_nothing())
+        self._folder.write_recording(
+            rank,
+            {
+                "process": self.process,
+                "world_size": world_size,
+                "source": self._source.name.lower(),
+                "steps_seen": self._controller.current_step(),
+                "asked_steps": self._options.steps,
+                "steps": result.steps,
+                "first_step": result.first_step,
+                "trace": result.path.name if result.path else None,
+                "problem": result.problem,
+                "own_profiler": self._controller.others.seen,
+                "own_profiler_name": self._controller.others.name,
+                "said": self._helpers.said,
+                "step_times": self._times.to_json(),
+                "facts": process_facts(redact=self._options.redact),
+                **({} if self._energy is None else {"energy": self._energy.record.to_json()}),
+            },
+        )
+
+    def _restart(self, now: float) -> None:
+        """A better sign of steps was seen: what was asked for by the lesser one is dropped."""
+        self._move(Event.BETTER_SIGN)
+        self._source = self._controller.source
+        self._counted, self._begun_s = 0, now
+        for meter in self._meters:
+            meter.clear()
+        if self._handle is not None and self._handle.result is None:
+            self._handle.cancel()
+        self._handle = None
+
+    def _serve(self) -> None:
+        """Start the agent, now that the rank is known and that this process has steps to record."""
+        from stepscope.record.agent.server import serve_for_run
+
+        self._controller.stays = True  # also where it cannot be started: it is tried only once
+        serve_for_run(self._folder, rank_and_world_size()[0])
+
+    def _capture(self, step: int, now: float) -> None:
+        self._move(Event.WARM)
+        self._helpers.recording_begins()
+        asked = max(self._options.warmup, 1) if self._options.warmup is not None else None
+        mean_s = (now - self._begun_s) / self._counted
+        # A name that is taken before any that the agent gives: the run's own trace is not the latest one later.
+        out = self._folder.new_trace_path(rank_and_world_size()[0]) if self._options.serve else None
+        self._handle = self._controller.request(
+            CaptureRequest(
+                steps=self._options.steps,
+                # After the steps that were asked for it begins although its profiler had none to warm up in.
+                first_step=step if asked is not None and self._counted >= asked else None,
+                options=self._options.record,
+                out=out,
+                timeout_s=max(_LONGEST_STEP_S, mean_s * _LONGEST_STEP_RATIO),
+            )
+        )
+
+    def _look_at_result(self, step: int) -> None:
+        """Report a capture that has ended."""
+        result = self._handle.result if self._handle is not None else None
+        if result is None:
+            return
+        if result.gave_way and result.path is None:
+            self._handle = None  # ask again: the controller waits for the program's own profiler to end
+            self._move(Event.GAVE_WAY)
+            return
+        self._result = result
+        self._helpers.recording_ends()
+        self.report()
+        if self._options.exit_after and not (self._options.energy and result.path is not None):
+            self._move(Event.CAPTURED_LAST)
+            self._rest()
+            if not result.cancelled:
+                end_program()
+            return
+        self._captured = (step, time.monotonic())
+        self._move(Event.CAPTURED)
+
+    def _is_timed(self, step: int) -> bool:
+        """Whether enough steps were timed since the capture ended."""
+        captured_step, captured_s = self._captured
+        past_s = time.monotonic() - captured_s
+        if self._energy is not None and (self._options.exit_after or self._energy.wants_more(past_s)):
+            return not self._energy.wants_more(past_s)
+        return step - captured_step >= TIMED_STEPS or past_s >= TIMED_S
+
+    def _is_recorded(self) -> bool | None:
+        """Whether the step that begins is one that is recorded; None where a profiler is there, but does not record."""
+        if self._controller.others.active():
+            return None
+        if self._controller.is_recording:
+            return True
+        return None if self._controller.is_busy else False
+
+    def _rest(self) -> None:
+        """Nothing more is to be done at the end of steps, but to look out for a better sign of them."""
+        is_certain = self._source >= StepSource.OPTIMIZER
+        if self._controller.stays and not self._options.exit_after:
+            if is_certain:
+                self._controller.listener = None
+        elif is_certain or self._options.exit_after:
+            self.let_go()
+        else:
+            self._hooks.keep(StepSource.OPTIMIZER)
+
+    def _is_warm(self, now: float) -> bool:
+        """Whether the profiler may warm up in the step that begins, and the one after it be recorded."""
+        past_s, count = now - self._begun_s, self._counted + 1
+        if self._source < StepSource.OPTIMIZER and past_s < OPTIMIZER_PATIENCE_S and self._has_optimizer(count):
+            return False
+        if self._options.warmup is not None:
+            return count >= self._options.warmup
+        if rank_and_world_size()[1] > 1:  # every rank records the same steps
+            return count >= MOST_WARMUP_STEPS
+        if count >= MOST_WARMUP_STEPS or (count > 2 and past_s >= LONG_WARMUP_S):
+            return True
+        return count >= WARMUP_STEPS and past_s >= WARMUP_S
+
+    def _has_optimizer(self, count: int) -> bool:
+        """Whether the program has made an optimizer; looked for once, when the program could be warm."""
+        if self._waits_for_optimizer is None and count >= min(WARMUP_STEPS, self._options.warmup or WARMUP_STEPS):
+            self._waits_for_optimizer = optimizer_exists()
+        return bool(self._waits_for_optimizer)
+
+    def _why_nothing(self) -> str:
+        seen = self._counted
+        if self._controller.others.seen:
+            return f"the program used {self._controller.others.name} itself when it was to be recorded"
+        if self._waits_for_optimizer and self._source < StepSource.OPTIMIZER:
+            return "the program made an optimizer that never stepped, and ended before other steps were recorded"
+        if seen == 0:
+            return "the program ended before its first step did"
+        one = "1 step" if seen == 1 else f"{seen} steps"
+        return f"the program ended after {one}, before the recording began; --warmup 1 begins it sooner"
+
+
+def _energy_meter(controller: StepController) -> EnergyMeter:
+    from stepscope.record.energy import EnergyMeter
+
+    return EnergyMeter(uses_jax=lambda: controller.uses_jax)
+
 
 _hooks: AllHooks | None = None
 """Those of the plan that this process is recorded by."""

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -18,8 +19,17 @@ from stepscope.record.schedule import RecordOptions
 PATIENCE_S: Final = 60.0
 
 
+class RecorderState(Enum):
+    """How far a recorder is; it goes through these in order, and STOPPED at once where something fails."""
+
+    NEW = auto()
+    PREPARED = auto()
+    RECORDING = auto()
+    STOPPED = auto()
+
+
 class Recording(Protocol):
-    """What the controller needs of `stepscope.record.recorder.Recorder`."""
+    """What the controller needs of a recorder."""
 
     notice: str | None
 
@@ -36,10 +46,8 @@ class CaptureRequest:
     """What to record. With neither steps nor seconds it lasts until it is finished.
 
     Attributes:
-        steps: how many steps.
-        seconds: for how long; the step that runs then is recorded whole.
-        first_step: number of the first step; None for the next that can be. One that has passed means the next.
-        options: what to record besides times.
+        seconds: the step that runs then is recorded whole.
+        first_step: None for the next that can be. One that has passed means the next.
         out: the trace file to write; None for the controller's choice.
         timeout_s: seconds without the end of a step after which the capture is given up, and what it has is kept.
     """
@@ -66,10 +74,8 @@ class CaptureResult:
 
     Attributes:
         path: the trace file; None where nothing was kept.
-        first_step: number of the first recorded step.
         steps: how many were recorded to their end.
         problem: one sentence, where it is not what was asked for.
-        cancelled: whether it was cancelled.
         gave_way: whether it ended because the program started a profiler of its own.
     """
 
@@ -79,6 +85,57 @@ class CaptureResult:
     problem: str | None = None
     cancelled: bool = False
     gave_way: bool = False
+
+
+class ProfilerRecording:
+    """The part of a recorder that is the same for torch and XLA.
+
+    Only `save` raises: whatever else goes wrong is said on stderr once, kept in `problem`, and leaves the program as it
+    was. Calls out of order do nothing, so that each may be repeated.
+
+    Attributes:
+        problem: what went wrong, in a sentence; None as long as nothing did.
+        notice: what is not recorded although it was asked for, in a sentence; None for nothing.
+        step_number: number of the step that is recorded now, or next.
+    """
+
+    def __init__(self, options: RecordOptions, first_step: int) -> None:
+        self.options = options
+        self.problem: str | None = None
+        self.notice: str | None = None
+        self.step_number = first_step
+        self._state = RecorderState.NEW
+        self._lock = threading.RLock()
+        self._annotation: Any = None
+        self._held: object = None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether steps are being recorded now."""
+        return self._state is RecorderState.RECORDING
+
+    @contextlib.contextmanager
+    def _guarded(self, what: str) -> Iterator[None]:
+        """Keep an error out of the training loop, and say it once."""
+        with guard.attempt() as doing:
+            yield
+        if doing.error is None:
+            return
+        if self.problem is None:
+            self.problem = f"{what}: {guard.sentence(doing.error)}"
+            guard.tell(self.problem)
+        self._after_error()
+
+    def _after_error(self) -> None: ...
+
+    def _mark_step(self, annotation: Any) -> None:
+        self._annotation = annotation
+        annotation.__enter__()
+
+    def _close_step(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
 
 
 class CaptureHandle:
@@ -93,16 +150,14 @@ class CaptureHandle:
 
     @property
     def is_recording(self) -> bool:
-        """Whether its first step has begun."""
         return self.has_begun and not self._done.is_set()
 
     @property
     def result(self) -> CaptureResult | None:
-        """How it ended; None as long as it has not."""
         return self._result
 
     def wait(self, timeout: float | None = None) -> CaptureResult:
-        """Wait for its end, `timeout` seconds at the longest.
+        """Wait for its end.
 
         Raises:
             TimeoutError: it has not ended by then; it goes on.
@@ -146,7 +201,6 @@ class Capture:
         return request.seconds is not None and now_s - (self.started_s or now_s) >= request.seconds
 
     def saved(self, new_path: Callable[[], Path], problem: str | None) -> CaptureResult:
-        """Stop recording and write the trace."""
         if self.started_s is None or self.recorder is None:
             self.discard()
             return CaptureResult(problem=problem or "the capture ended before its first step began")
@@ -159,18 +213,13 @@ class Capture:
         return CaptureResult(path, self.first_step, self.complete_steps, said)
 
     def discard(self) -> None:
-        """Stop and keep nothing."""
         if self.recorder is not None:
             self.recorder.discard()
 
 
 _XLA: Final = {"start_trace": True, "stop_trace": False, "stop_and_get_fdo_profile": False}
 _FUNCTIONS: Final = {
-    "torch.autograd.profiler": {
-        "_prepare_profiler": True,
-        "_enable_profiler": True,
-        "_disable_profiler": False,
-    },
+    "torch.autograd.profiler": {"_prepare_profiler": True, "_enable_profiler": True, "_disable_profiler": False},
     "jax.profiler": _XLA,
     "jax._src.profiler": _XLA,  # which jax.profiler.trace calls
     "torch_xla.debug.profiler": _XLA,
@@ -218,7 +267,6 @@ class OtherProfilers:
                 _unwrap()
 
     def active(self) -> bool:
-        """Whether one is prepared or records now."""
         return self._in_use
 
     @contextlib.contextmanager

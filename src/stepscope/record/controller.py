@@ -1,6 +1,6 @@
 """Captures of the running program: which are asked for, and when they begin and end.
 
-One controller a process. It is told of every step's end, and between two steps it has the recorder prepared, started
+One controller a process. It hears of every step's end, and between two steps it has the recorder prepared, started
 or stopped. Imports only the standard library; the recorder, which needs torch, comes when the first capture does.
 """
 
@@ -67,7 +67,7 @@ MakeRecording = Callable[[RecordOptions, int], Recording]
 
 
 class StepListener(Protocol):
-    """Is told of steps on the thread that takes them."""
+    """Hears of steps, on the thread that takes them."""
 
     def step_ended(self, step: int) -> None:
         """A step has ended, and `step` is about to begin; captures that begin with it may still be asked for."""
@@ -85,7 +85,6 @@ class StepController:
 
     Attributes:
         source: what marks the steps: the best that was seen so far.
-        listener: told of every step.
         on_source: called when a better source was seen.
         others: the profilers that the program starts itself.
         keeps_watch: whether to look out for these also while nothing is asked for. One that was prepared unseen, and
@@ -118,12 +117,10 @@ class StepController:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the step that runs now is recorded."""
         return self._capture is not None and self._capture.started_s is not None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a capture is asked for or under way."""
         return self._busy
 
     def current_step(self) -> int:
@@ -198,7 +195,6 @@ class StepController:
         self._waiting.clear()
 
     def _advance(self) -> None:
-        """Do what is due between the step that ended and the one that begins."""
         if self._capture is not None and self._capture.is_abandoned:
             self._drop(self._capture)
         capture = self._capture or self._next_capture()
@@ -312,8 +308,6 @@ class StepController:
                 self._settle_capture(_GAVE_WAY.format(self.others.name))
 
     def _recording_of_its_own(self, options: RecordOptions, first_step: int) -> Recording:
-        """By the profiler of what the program uses."""
-
         return new_recording(options, first_step, self.source, uses_jax=self.uses_jax)
 
     @guard.entry(in_background=True)
@@ -352,12 +346,10 @@ _controller: StepController | None = None
 
 
 def controller() -> StepController | None:
-    """The controller of this process, or None."""
     return _controller
 
 
 def set_controller(new: StepController | None) -> None:
-    """Make a controller this process's own."""
     global _controller
     _controller = new
 
@@ -376,20 +368,16 @@ def new_recording(options: RecordOptions, first_step: int, source: StepSource, *
     """A recording that has not begun.
 
     Args:
-        options: what is recorded besides times.
-        first_step: number of the first recorded step.
         source: what shows where steps end.
         uses_jax: whether JAX showed any; a program may import it and do its steps in torch.
     """
     if _torch_xla_runs():
-        from stepscope.record.xla_profilers import TorchXlaProfiler
-        from stepscope.record.xla_recorder import XlaRecorder
+        from stepscope.record.xla import TorchXlaProfiler, XlaRecorder
 
         return XlaRecorder(TorchXlaProfiler(), options, first_step=first_step, marks_steps=not source.marks_steps)
     is_torchs = source in (StepSource.FORWARD, StepSource.OPTIMIZER)
     if "jax" in sys.modules and not is_torchs and (uses_jax or "torch" not in sys.modules):
-        from stepscope.record.xla_profilers import JaxProfiler
-        from stepscope.record.xla_recorder import XlaRecorder
+        from stepscope.record.xla import JaxProfiler, XlaRecorder
 
         return XlaRecorder(JaxProfiler(), options, first_step=first_step, marks_steps=not source.marks_steps)
     from stepscope.record.recorder import Recorder

@@ -45,11 +45,7 @@ class Reading(NamedTuple):
 
 
 class Counters:
-    """Reads the counters of the thread that calls it, and leaves out what turned out slow or unreadable.
-
-    Args:
-        root: below which /proc and /sys lie.
-    """
+    """Reads the counters of the thread that calls it, and leaves out what turned out slow or unreadable."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = str(root).rstrip("/")
@@ -58,7 +54,6 @@ class Counters:
         self._cgroup = _cgroup_of(self._root)
 
     def read(self) -> Reading:
-        """The counters now."""
         usage = _usage()
         core = self._current_core()
         return Reading(
@@ -120,7 +115,7 @@ class Counters:
 
 
 class StepCounters:
-    """The counters of each recorded step, between calls of `border`."""
+    """The counters of each recorded step, between calls of `border` with the number of the step that ended."""
 
     def __init__(self, counters: Counters | None = None) -> None:
         self._counters = counters or Counters()
@@ -130,37 +125,34 @@ class StepCounters:
         self.steps: list[StepFacts] = []
 
     def follow(self, collector_ns: Callable[[], int]) -> None:
-        """Take the collector's time from this function: nanoseconds so far on the calling thread."""
+        """Take the garbage collector's time from this function: nanoseconds so far on the calling thread."""
         self._collector_ns = collector_ns
 
     def border(self, ended: int | None) -> None:
-        """A step of this number has ended, None for the first border; another begins."""
         now, collector_ns = self._counters.read(), self._collector_ns()
         if ended is not None and self._last is not None and len(self.steps) < MOST_STEPS:
             self.steps.append(_difference(ended, self._last, now, collector_ns - self._last_collector_ns))
         self._last, self._last_collector_ns = now, collector_ns
 
 
-def _difference(index: int, before: Reading, now: Reading, collector_ns: int) -> StepFacts:
-    def since(name: str) -> int | None:
-        first, last = getattr(before, name), getattr(now, name)
-        return None if first is None or last is None else max(last - first, 0)
+_GROWING: Final = (
+    *("thread_processor_ns", "thread_system_ns", "thread_waiting_ns", "process_processor_ns", "context_switches"),
+    *("involuntary_switches", "minor_faults", "pressure_ns", "throttled_ns"),
+)
 
+
+def _difference(index: int, before: Reading, now: Reading, collector_ns: int) -> StepFacts:
+    grown: dict[str, int | None] = {}
+    for name in _GROWING:
+        first, last = getattr(before, name), getattr(now, name)
+        grown[name] = None if first is None or last is None else max(last - first, 0)
     return StepFacts(
         index=index,
         duration_ns=now.time_ns - before.time_ns,
-        thread_processor_ns=since("thread_processor_ns"),
-        thread_system_ns=since("thread_system_ns"),
-        thread_waiting_ns=since("thread_waiting_ns"),
-        process_processor_ns=since("process_processor_ns"),
-        context_switches=since("context_switches"),
-        involuntary_switches=since("involuntary_switches"),
-        minor_faults=since("minor_faults"),
         core=now.core,
         clock_mhz=now.clock_mhz,
-        pressure_ns=since("pressure_ns"),
-        throttled_ns=since("throttled_ns"),
         collector_ns=collector_ns,
+        **grown,
     )
 
 
@@ -194,33 +186,21 @@ class PauseWatch:
         self.runs = 0
         self._begun: int | None = None
         self._process = os.getpid()
-        self._notes: list[tuple[int, int, int, int, int, Any]] = []
+        self._notes: list[tuple[dict[str, Any], tuple[str, int, str] | None]] = []
 
     def start(self) -> None:
-        """Begin to note."""
-        gc.callbacks.append(self._told)
+        gc.callbacks.append(self._collector_runs)
 
     def stop(self) -> None:
-        """Note no more."""
         with contextlib.suppress(ValueError):
-            gc.callbacks.remove(self._told)
+            gc.callbacks.remove(self._collector_runs)
 
     def pauses(self) -> tuple[PauseFacts, ...]:
         """The long pauses, in order of time."""
-        return tuple(
-            PauseFacts(
-                start_unix_ns=start,
-                duration_ns=duration,
-                generation=generation,
-                thread=thread,
-                collected=collected,
-                **_place(where),
-            )
-            for start, duration, generation, thread, collected, where in self._notes
-        )
+        return tuple(PauseFacts(**note, **_place(where)) for note, where in self._notes)
 
     @guard.entry
-    def _told(self, phase: str, info: dict[str, int]) -> None:
+    def _collector_runs(self, phase: str, info: dict[str, int]) -> None:
         now = time.perf_counter_ns()
         if phase == "start":
             self._begun = now
@@ -232,14 +212,18 @@ class PauseWatch:
         self.total_ns += duration
         self.runs += 1
         if duration >= SHORTEST_PAUSE_NS and len(self._notes) < MOST_PAUSES:
-            start = time.time_ns() - duration
-            thread = threading.get_native_id()
-            where = _user_line(sys._getframe(1).f_back)  # outside of the guard's; None where a thread ends
-            self._notes.append((start, duration, info["generation"], thread, info["collected"], where))
+            note = {
+                "start_unix_ns": time.time_ns() - duration,
+                "duration_ns": duration,
+                "generation": info["generation"],
+                "thread": threading.get_native_id(),
+                "collected": info["collected"],
+            }
+            # outside of the guard's frame; None where a thread ends
+            self._notes.append((note, _user_line(sys._getframe(1).f_back)))
 
 
 def _user_line(frame: Any) -> tuple[str, int, str] | None:
-    """File, line and function of the innermost frame of the user's."""
     for _ in range(_DEEPEST):
         if frame is None:
             return None
@@ -257,13 +241,8 @@ def _place(where: tuple[str, int, str] | None) -> dict[str, Any]:
 
     file, line, function = where
     text = linecache.getline(file, line)
-    called = "collect(" in text if text else None
-    return {
-        "file": file if file[:1] == "<" else os.path.abspath(file),
-        "line": line,
-        "function": function,
-        "called": called,
-    }
+    shown = file if file[:1] == "<" else os.path.abspath(file)
+    return {"file": shown, "line": line, "function": function, "called": "collect(" in text if text else None}
 
 
 class _Usage(NamedTuple):

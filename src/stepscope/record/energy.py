@@ -46,7 +46,7 @@ OpenCounters = Callable[..., tuple[list[Source], list[MissingCounter]]]
 
 @dataclass(slots=True)
 class _Border:
-    """What the counters said at one moment; a counter that failed is not in it."""
+    """The counters at one moment, without those that failed."""
 
     ns: int
     joules: dict[str, float]
@@ -58,7 +58,6 @@ class EnergyMeter:
     Args:
         uses_jax: whether the program's devices are JAX's.
         opens: finds the counters.
-        clock_ns: tells the time in nanoseconds.
 
     Attributes:
         record: what was measured so far, and what could not be.
@@ -93,7 +92,6 @@ class EnergyMeter:
             self._first_step, self._steps = step, 0
 
     def ended(self) -> None:
-        """The step has ended."""
         if self._begun is not None:
             self._steps += 1
             if self._clock_ns() - self._begun.ns >= WINDOW_S * 1e9:
@@ -104,11 +102,10 @@ class EnergyMeter:
         return not self._over and self._sources != [] and past_s < MEASURED_S
 
     def pauses(self) -> None:
-        """What comes is not to be measured: a window that is open is forgotten."""
+        """Forget a window that is open: what comes is not to be measured."""
         self._begun = None
 
     def clear(self) -> None:
-        """Forget what was measured, such as when the steps turn out to be others."""
         self._begun = None
         self.record.windows.clear()
 
@@ -141,19 +138,15 @@ class EnergyMeter:
         """Wait for the devices, and read every counter; where they cannot be waited for, only those of the host."""
         with guard.attempt() as waiting:
             synchronise(self._devices, self._uses_jax())
-        waited = waiting.error is None
-        if waiting.error is not None:
-            reason = f"the devices could not be waited for: {sentence(waiting.error)}"
-            for source in self._sources or ():
-                if source.counter.kind == "gpu":
-                    self._lacks(source.counter, reason)
         border = _Border(self._clock_ns(), {})
         for source in self._sources or ():
-            if waited or source.counter.kind != "gpu":
-                with guard.attempt() as reading:
-                    border.joules[source.counter.key] = source.joules()
-                if reading.error is not None:
-                    self._lacks(source.counter, sentence(reading.error))
+            if waiting.error is not None and source.counter.kind == "gpu":
+                self._lacks(source.counter, f"the devices could not be waited for: {sentence(waiting.error)}")
+                continue
+            with guard.attempt() as reading:
+                border.joules[source.counter.key] = source.joules()
+            if reading.error is not None:
+                self._lacks(source.counter, sentence(reading.error))
         return border
 
     def _close_window(self) -> None:
@@ -164,9 +157,10 @@ class EnergyMeter:
         for source in self._sources or ():
             key = source.counter.key
             if key in begun.joules and key in now.joules:
-                reason = _why_nothing(now.joules[key] - begun.joules[key], (now.ns - begun.ns) / 1e9, source)
+                used = now.joules[key] - begun.joules[key]
+                reason = _why_nothing(used, (now.ns - begun.ns) / 1e9, source)
                 if reason is None:
-                    joules[key] = now.joules[key] - begun.joules[key]
+                    joules[key] = used
                 else:
                     self._lacks(source.counter, reason)
         self.record.windows.append(EnergyWindow(self._first_step, self._steps, now.ns - begun.ns, joules))
@@ -193,10 +187,16 @@ def is_first_of_its_machine() -> bool:
     return next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0") == "0"
 
 
+def _torch_on_cuda() -> Any:
+    """Torch, where it has begun to use CUDA; None elsewhere."""
+    torch: Any = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
 def devices_in_use(uses_jax: bool) -> list[int]:
     """The GPUs on which this process has anything, as it numbers them; asks only libraries that are at work."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+    torch = _torch_on_cuda()
+    if torch is not None:
         numbers = range(torch.cuda.device_count())
         return [each for each in numbers if torch.cuda.memory_reserved(each)] or [torch.cuda.current_device()]
     if uses_jax:
@@ -206,11 +206,10 @@ def devices_in_use(uses_jax: bool) -> list[int]:
 
 
 def synchronise(devices: Sequence[int], uses_jax: bool) -> None:
-    """Wait until these devices have done what they were given."""
     if not devices:
         return
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+    torch = _torch_on_cuda()
+    if torch is not None:
         for device in devices:
             torch.cuda.synchronize(device)
     elif uses_jax:
@@ -224,14 +223,13 @@ NAME: Final = "power-limits.json"
 
 @dataclass(frozen=True, slots=True)
 class LimitRun:
-    """The program at one limit.
+    """The program at one power limit.
 
     Attributes:
         limit_w: of each device.
-        exit_code: of the program.
         step_ns: the mean measured step of the rank whose steps are the longest; None where none was measured.
         joules: of all devices, a step; None where they were not measured.
-        windows: that the energy is of.
+        windows: how many the energy was measured in.
     """
 
     limit_w: float
@@ -250,11 +248,7 @@ class Limit:
 
 
 class DeviceLimits:
-    """The power limits of the devices that a program would see.
-
-    Args:
-        gpus: what zeus finds; milliwatts.
-    """
+    """The power limits of the devices that a program would see, as zeus finds them (milliwatts)."""
 
     def __init__(self, gpus: Any) -> None:
         self._gpus = gpus.gpus
@@ -280,7 +274,7 @@ class DeviceLimits:
             UsageError: that is not allowed.
         """
         with guard.attempt() as setting, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # zeus warns of what the next line tells
+            warnings.simplefilter("ignore")  # zeus warns of what the error says
             for gpu in self._gpus:
                 gpu.set_power_management_limit(round(watts * 1000))
         if setting.error is not None:  # of drivers and the library
@@ -308,10 +302,10 @@ class DeviceLimits:
 
 
 def device_limits() -> DeviceLimits:
-    """Of this machine's devices.
+    """The power limits of this machine's devices.
 
     Raises:
-        UsageError: there is none whose limit can be known, or zeus is not installed.
+        UsageError: no device has a limit that can be read, or zeus is not installed.
     """
     gpus: Any = ()
     with guard.attempt() as finding, warnings.catch_warnings():
@@ -336,12 +330,11 @@ def measure_limits(
     run_program: Callable[[], int],
     say: Callable[[str], None],
 ) -> list[LimitRun]:
-    """Run the program once at each limit; the devices have their own limits again at the end, also after errors.
+    """Run the program once at each limit (watts); at the end, also after errors, the devices have their own again.
 
     Args:
-        limits: watts.
         run_program: runs it, measuring energy into the folder, and returns its exit code.
-        say: is told what is about to happen.
+        say: called with what is about to happen.
 
     Raises:
         UsageError: a limit cannot be set, or the devices' own not be put back.
@@ -365,9 +358,8 @@ def measure_limits(
 def _run(watts: float, code: int, left: Sequence[dict[str, Any]]) -> LimitRun:
     windows = step_energies([left])["gpu"][0]
     times = [record.step_ns for _, record in records_of(left) if record.step_ns is not None]
-    return LimitRun(
-        watts, code, max(times, default=None), sum(windows) / len(windows) if windows else None, len(windows)
-    )
+    joules = sum(windows) / len(windows) if windows else None
+    return LimitRun(watts, code, max(times, default=None), joules, len(windows))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Seeing where the steps of a program end, without a change in the program.
 
-What marks a step, the best that is seen counts:
+What marks a step, the best that is seen counts. In PyTorch:
 
 1. the end of an optimizer's step; with several optimizers, of the one that marks the outermost repetition
 2. the beginning of an iteration over a DataLoader
@@ -8,25 +8,29 @@ What marks a step, the best that is seen counts:
 
 Forward calls are not seen by hooks of torch.nn, which would have torch.compile compile anew when they go: a thread
 looks now and then at what is being called, and the class of the module that it finds is wrapped. Nothing stays in
-torch when the hooks are removed.
+torch when the hooks are removed. In a program of XLA:
+
+1. the end of a jax.profiler.StepTraceAnnotation, or of a torch_xla.debug.profiler.StepTrace
+2. the beginning of a call of a function that `jax.jit` or `jax.pmap` made; of several, of the one that marks the
+   outermost repetition. Functions that were made while this looks are wrapped, and stay so; a call through the wrapper
+   costs a fraction of a microsecond when nobody looks any more.
 """
 
 from __future__ import annotations
 
 import _thread
+import functools
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from stepscope import guard
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
 from stepscope.record.step_times import mark
-
-if TYPE_CHECKING:
-    from stepscope.record.xla_hooks import XlaHooks
 
 _TAKES_OVER_AFTER: Final = 16
 """Repetitions of another object, without one of the marker, after which the marker counts as gone."""
@@ -60,25 +64,47 @@ class Marker:
         return True
 
 
-class StepHooks:
-    """The hooks of one process; the steps they see go to its controller.
+class _Hooks:
+    """Hooks in one framework; the steps they see go to the process's controller."""
+
+    def __init__(self, controller: StepController) -> None:
+        self._controller = controller
+        self._removals: dict[StepSource, Callable[[], None]] = {}
+
+    def install(self) -> None:
+        """Look out for steps, and for profilers of the program's own; the framework is imported already."""
+        self._controller.keeps_watch = True
+        self._controller.others.watch()
+
+    def keep(self, source: StepSource) -> None:
+        """Keep only the hooks of this source and of better ones."""
+        for lower in [each for each in self._removals if each < source and self._is_decided(each, source)]:
+            self._removals.pop(lower)()
+
+    def _is_decided(self, lower: StepSource, source: StepSource) -> bool:
+        return True
+
+    def remove(self) -> None:
+        self.keep(StepSource.EXPLICIT)
+        self._controller.keeps_watch = False
+        self._controller.others.unwatch()
+
+
+class StepHooks(_Hooks):
+    """Hooks in torch.
 
     Args:
-        controller: is told of steps.
         watch_input: measure the stages of DataLoaders too, which costs some microseconds a batch.
     """
 
     def __init__(self, controller: StepController, *, watch_input: bool = True) -> None:
-        self._controller = controller
+        super().__init__(controller)
         self._watches_input = watch_input
-        self._removals: dict[StepSource, Callable[[], None]] = {}
         self._checked = False
 
     def install(self) -> None:
-        """Look out for steps, and for profilers of the program's own; torch is imported already."""
         self._controller.on_source = self.keep
-        self._controller.keeps_watch = True
-        self._controller.others.watch()
+        super().install()
         if self._watches_input:
             _watch_input(self, True)
         self._removals = {
@@ -87,16 +113,8 @@ class StepHooks:
             StepSource.OPTIMIZER: _optimizer_hook(self._seen),
         }
 
-    def keep(self, source: StepSource) -> None:
-        """Keep only the hooks of this source and of better ones."""
-        for lower in [each for each in self._removals if each < source]:
-            self._removals.pop(lower)()
-
     def remove(self) -> None:
-        """Leave torch as it was."""
-        self.keep(StepSource.EXPLICIT)
-        self._controller.keeps_watch = False
-        self._controller.others.unwatch()
+        super().remove()
         if self._watches_input:
             _watch_input(self, False)
 
@@ -126,8 +144,6 @@ class AllHooks:
         if module == "torch":
             hooks = StepHooks(self._controller)
         else:
-            from stepscope.record.xla_hooks import XlaHooks
-
             hooks = XlaHooks(self._controller, of_torch=module != "jax")
         hooks.install()
         self._hooks.append(hooks)
@@ -135,20 +151,18 @@ class AllHooks:
         hooks.keep(self._kept)
 
     def keep(self, source: StepSource) -> None:
-        """Keep only the hooks of this source and of better ones."""
         self._kept = source
         for hooks in self._hooks:
             hooks.keep(source)
 
     def remove(self) -> None:
-        """Leave everything as it was."""
         self._kept = StepSource.EXPLICIT
         for hooks in self._hooks:
             hooks.remove()
 
 
 def watch_steps() -> StepController:
-    """This process's controller, made and told of steps by hooks where there is none yet; torch or jax is imported."""
+    """This process's controller, made with hooks that call it where it has none yet; torch or jax is imported."""
     found = controller()
     if found is None:
         found = StepController()
@@ -176,7 +190,7 @@ def _is_loader_worker() -> bool:
 
 
 def _compiling() -> Callable[[], bool]:
-    """What tells whether torch.compile follows the code, which is not to see ours."""
+    """A function that says whether torch.compile follows the code, which is not to see ours."""
     found: Callable[[], bool] = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", lambda: False)
     return found
 
@@ -203,8 +217,6 @@ def _optimizer_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
 
 
 class _OptimizerSteps:
-    """Of all optimizers, those that mark the program's steps."""
-
     def __init__(self, seen: Callable[[StepSource], None]) -> None:
         self._seen = seen
         self._marker = Marker()
@@ -216,8 +228,6 @@ class _OptimizerSteps:
 
 
 class _LoaderSteps:
-    """Of the iterations over all loaders, those that mark the program's steps."""
-
     def __init__(self, seen: Callable[[StepSource], None]) -> None:
         self._seen = seen
         self._marker = Marker()
@@ -235,15 +245,8 @@ def _loader_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
     from torch.utils.data import dataloader
 
     iterator: Any = dataloader._BaseDataLoaderIter
-    original = iterator.__next__
-    following = guard.around(original, before=_LoaderSteps(seen).begins)
-    iterator.__next__ = following
-
-    def remove() -> None:
-        if iterator.__next__ is following:
-            iterator.__next__ = original
-
-    return remove
+    following = guard.around(iterator.__next__, before=_LoaderSteps(seen).begins)
+    return guard.put(iterator, "__next__", following)
 
 
 class _ForwardCalls:
@@ -258,7 +261,6 @@ class _ForwardCalls:
         _thread.start_new_thread(self._look, ())  # not listed among the program's own threads
 
     def remove(self) -> None:
-        """Stop looking, and leave the module's class as it was."""
         self._removed = True
         self._restore()
         self._restore = lambda: None
@@ -280,20 +282,10 @@ class _ForwardCalls:
         """Wrap the class of a module, so that the module's own calls are seen."""
         kind: Any = type(module)
         self._found = weakref.ref(module)
-        own, original = "__call__" in vars(kind), kind.__call__
-        called = guard.around(original, before=self._called, unless=_compiling())
-
-        def restore() -> None:
-            if vars(kind).get("__call__") is called:
-                if own:
-                    kind.__call__ = original
-                else:
-                    del kind.__call__
-
-        kind.__call__ = called
-        self._restore = restore
+        called = guard.around(kind.__call__, before=self._called, unless=_compiling())
+        self._restore = guard.put(kind, "__call__", called)
         if self._removed:
-            restore()
+            self._restore()
 
     @guard.entry
     def _called(self, module: Any, *positional: Any, **named: Any) -> None:
@@ -333,3 +325,151 @@ def _codes_of_module_calls() -> tuple[Any, ...]:
     module: Any = sys.modules["torch.nn.modules.module"].Module
     functions = (getattr(module, name, None) for name in ("_wrapped_call_impl", "_call_impl"))
     return tuple(function.__code__ for function in functions if function is not None)
+
+
+_MAKERS: Final = ("jit", "pmap")
+
+
+class XlaHooks(_Hooks):
+    """Hooks in JAX, or `of_torch` in PyTorch/XLA."""
+
+    def __init__(self, controller: StepController, *, of_torch: bool = False) -> None:
+        super().__init__(controller)
+        self._of_torch = of_torch
+
+    def install(self) -> None:
+        super().install()
+        if self._of_torch:
+            annotation: Any = sys.modules["torch_xla.debug.profiler"].StepTrace
+        else:
+            annotation = sys.modules["jax"].profiler.StepTraceAnnotation
+            self._removals[StepSource.JITTED] = _jitted_calls(self._seen)
+        left = guard.around(annotation.__exit__, after=lambda *_: self._seen(StepSource.ANNOTATION))
+        self._removals[StepSource.ANNOTATION] = guard.put(annotation, "__exit__", left)
+
+    def _is_decided(self, lower: StepSource, source: StepSource) -> bool:
+        """Calls are looked out for until it is known whether steps that a DataLoader shows are done in JAX."""
+        return lower is not StepSource.JITTED or source >= StepSource.OPTIMIZER or self._controller.uses_jax
+
+    @guard.entry
+    def _seen(self, source: StepSource) -> None:
+        mark("first_step")
+        self._controller.uses_jax |= not self._of_torch
+        if source < self._controller.source:
+            self.keep(self._controller.source)
+        elif source in self._removals:
+            self._controller.step_boundary(source)
+
+
+class _Calls:
+    """Which calls of jitted functions mark steps: none that another one makes."""
+
+    def __init__(self, seen: Callable[[StepSource], None]) -> None:
+        self.seen: Callable[[StepSource], None] | None = seen
+        self._marker = Marker()
+        self._inside = threading.local()
+        self._begun: set[int] = set()
+
+    def call(self, key: int, function: Any, positional: Any, named: Any) -> Any:
+        if getattr(self._inside, "yes", False):  # while the outer one is traced
+            return function(*positional, **named)
+        self._begins(key)
+        self._inside.yes = True
+        try:
+            with guard.hidden:
+                return function(*positional, **named)
+        finally:
+            self._inside.yes = False
+
+    @guard.entry
+    def _begins(self, key: int) -> None:
+        if self._marker.hit(key) and self.seen is not None:
+            if key in self._begun:  # a function's first call begins a step, and ends none
+                self.seen(StepSource.JITTED)
+            self._begun.add(key)
+
+
+class _Jitted:
+    """A function made by jax.jit whose calls are seen; everything else is the function's own."""
+
+    def __init__(self, function: Any, calls: _Calls) -> None:
+        functools.update_wrapper(self, function)
+        self.__wrapped__ = getattr(function, "__wrapped__", function)
+        self._stepscope = (function, calls, _key(function))
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # for isinstance
+        return type(self._stepscope[0])
+
+    def __call__(self, *positional: Any, **named: Any) -> Any:
+        function, calls, key = self._stepscope
+        if calls.seen is None:
+            return function(*positional, **named)
+        return calls.call(key, function, positional, named)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_stepscope":  # of a copy that is not built yet
+            raise AttributeError(name)
+        return getattr(self._stepscope[0], name)
+
+    def __reduce__(self) -> Any:
+        return _same, (self._stepscope[0],)
+
+    def __repr__(self) -> str:
+        return repr(self._stepscope[0])
+
+    def __hash__(self) -> int:
+        return hash(self._stepscope[0])
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._stepscope[0] == (other._stepscope[0] if type(other) is _Jitted else other))
+
+
+def _same(function: Any) -> Any:
+    return function
+
+
+def _key(function: Any) -> int:
+    """The same for functions of the same code: a program may make one anew in every step."""
+    code = getattr(getattr(function, "__wrapped__", None), "__code__", None)
+    return id(code if code is not None else function)
+
+
+def _jitted_calls(seen: Callable[[StepSource], None]) -> Callable[[], None]:
+    jax: Any = sys.modules["jax"]
+    calls = _Calls(seen)
+    makers = {name: _maker(getattr(jax, name), calls) for name in _MAKERS if hasattr(jax, name)}
+    give_back = [guard.put(jax, name, maker) for name, maker in makers.items()]
+
+    def remove() -> None:
+        calls.seen = None
+        for each in give_back:
+            each()
+
+    return remove
+
+
+def _maker(original: Any, calls: _Calls) -> Any:
+    """jax.jit, whose functions are seen; also where it is called first with options and then with the function."""
+
+    @functools.wraps(original)
+    def make(*positional: Any, **named: Any) -> Any:
+        made = original(*positional, **named)
+        if positional or "fun" in named:
+            return _seen_or_itself(made, calls)
+        return lambda function: _seen_or_itself(made(function), calls)
+
+    return make
+
+
+def _seen_or_itself(function: Any, calls: _Calls) -> Any:
+    found = _jitted(function, calls)
+    return function if found is None else found
+
+
+@guard.entry
+def _jitted(function: Any, calls: _Calls) -> Any:
+    return _Jitted(function, calls)

@@ -38,7 +38,6 @@ class StageFunction:
 
 
 def loader_facts(loader: Any) -> LoaderFacts:
-    """The settings of a DataLoader."""
     workers = loader.num_workers
     try:
         batches = len(loader)
@@ -57,7 +56,6 @@ def loader_facts(loader: Any) -> LoaderFacts:
 
 
 def start_method(loader: Any) -> str:
-    """How its workers are started: "fork", "spawn" or "forkserver"."""
     context = loader.multiprocessing_context
     if context is None:
         import multiprocessing
@@ -69,7 +67,7 @@ def start_method(loader: Any) -> str:
 def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
     """The pipeline's item and collate functions, and after them the transforms that the dataset holds.
 
-    The same for the same objects in every process, so that an index into it tells a stage everywhere.
+    The same for the same objects in every process, so that an index into it means the same stage everywhere.
     """
     inner = _innermost(dataset)
     method = _method_of(type(inner))
@@ -90,7 +88,6 @@ def _method_of(kind: type) -> str:
 
 
 def _transforms(transform: Any, holder: Any, attribute: str) -> list[StageFunction]:
-    """A transform, or those that it is composed of."""
     parts = _attribute(transform, "transforms")
     if isinstance(parts, list) and all(callable(part) for part in parts):
         return [_transform(part, parts, place) for place, part in enumerate(parts)]
@@ -160,10 +157,9 @@ _ITEM_BYTES: Final = 8
 
 
 class StageCounters:
-    """Counters of `stages` stages in each of `workers` processes; in shared memory where there are any.
+    """Counters of the stages in each worker process, in shared memory; of this process where it has none.
 
     Args:
-        workers: number of worker processes; 0 for counters of this process alone.
         by_name: whether workers must open the memory by a name, because they are not forked.
 
     Attributes:
@@ -191,7 +187,6 @@ class StageCounters:
         self.handle: Any = self._path if self._path is not None else self._memory
 
     def row(self, worker: int) -> memoryview:
-        """The counters of one process."""
         return _row(self._view, worker, self._stages)
 
     def totals(self) -> list[tuple[int, int, int]]:
@@ -250,13 +245,10 @@ class Timed:
     def __call__(self, *positional: Any, **named: Any) -> Any:
         begun, processor = time.perf_counter_ns(), self._processor_ns()
         try:
-            result = self._function(*positional, **named)
-        except BaseException as error:
-            guard.hide(error)
+            with guard.hidden:
+                return self._function(*positional, **named)
+        finally:
             _count(self, begun, processor)
-            raise
-        _count(self, begun, processor)
-        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -286,12 +278,10 @@ def _no_time() -> int:
 
 
 def is_timed(value: object) -> bool:
-    """Whether it is a `Timed`, which passes for what it stands for."""
     return type(value) is Timed
 
 
 def original_of(value: Any) -> Any:
-    """What a `Timed` stands for."""
     return value.__reduce__()[1][0]
 
 

@@ -36,7 +36,7 @@ from stepscope.record.input_functions import (
 from stepscope.trace.program_facts import InputStageFacts, LoaderFacts
 
 _MOST: Final = 100
-"""Loaders that are told apart; the first are forgotten."""
+"""Loaders that are distinguished; the first are forgotten."""
 _Key = tuple[str, str, "str | None", "int | None", bool]
 _Sums = dict[_Key, list[int]]
 
@@ -79,7 +79,7 @@ class _Pipeline:
 
 
 class InputWatch:
-    """Sees the loaders of this process; installed as long as someone wants it. One a process: `input_watch`."""
+    """Sees the loaders of this process as long as someone wants it. One a process: `input_watch`."""
 
     def __init__(self) -> None:
         self._users: set[int] = set()
@@ -92,7 +92,6 @@ class InputWatch:
         self.local = threading.local()
 
     def install(self, user: object) -> None:
-        """See loaders from now on."""
         with self._lock:
             self._users.add(id(user))
             if not self._restore:
@@ -108,7 +107,7 @@ class InputWatch:
                 pipeline.give_transforms_back()
 
     def begin(self) -> None:
-        """What is counted from now on is asked for."""
+        """Count from now on, for `loaders` and `stages`."""
         self._before = self._now()
         for loader in self._loaders.values():
             loader.before = loader.begun
@@ -136,7 +135,6 @@ class InputWatch:
         return tuple(sorted(found, key=lambda one: -one.total_ns))
 
     def add(self, stage: str, name: str, elapsed_ns: int, processor_ns: int) -> None:
-        """Count one run of a stage in this process."""
         total = self._ended[stage, name, None, None, False]
         for place, value in enumerate((1, elapsed_ns, processor_ns)):
             total[place] += value
@@ -153,7 +151,6 @@ class InputWatch:
             self._loaders[key].begun += 1
 
     def follow(self, pipeline: _Pipeline, loader: Any, iterator: Any) -> None:
-        """Count for as long as the iterator lives."""
         key = id(pipeline)
         self._pipelines[key] = pipeline
         seen = self._loaders.get(id(loader))
@@ -188,7 +185,6 @@ _watch = InputWatch()
 
 
 def input_watch() -> InputWatch:
-    """What sees the loaders of this process."""
     return _watch
 
 
@@ -200,37 +196,22 @@ def _patched(watch: InputWatch) -> list[Callable[[], None]]:
     from torch.utils.data import _utils, dataloader
 
     loader_kind: Any = dataloader.DataLoader
-    fetchers: Any = dataloader._DatasetKind
-    pinning: Any = _utils.pin_memory
+    iterator_begins = functools.partial(_iterator_is_made, watch)
+    pinning = functools.partial(_pinning_begins, watch), functools.partial(_pinning_ends, watch)
     restore: list[Callable[[], None]] = []
-    for owner, name, wrap in (
-        (loader_kind, "__iter__", _counting_iterations),
-        (loader_kind, "_get_iterator", _measuring_iterator),
-        (fetchers, "create_fetcher", _measuring_fetcher),
-        (pinning, "pin_memory", _measuring_pinning),
+    for owner, name, before, after, also_after_errors in (
+        (loader_kind, "__iter__", watch.iteration_begins, None, False),
+        (loader_kind, "_get_iterator", iterator_begins, _iterator_was_made, True),
+        (dataloader._DatasetKind, "create_fetcher", None, functools.partial(_fetcher_was_made, watch), False),
+        (_utils.pin_memory, "pin_memory", *pinning, True),
     ):
         original = vars(owner).get(name)
         if original is not None:
             function = original.__func__ if isinstance(original, staticmethod) else original
-            wrapped = wrap(watch, function)
-            setattr(owner, name, staticmethod(wrapped) if isinstance(original, staticmethod) else wrapped)
-            restore.append(functools.partial(_put_back, owner, name, wrapped, original))
+            wrapped = guard.around(function, before, after, also_after_errors=also_after_errors)
+            ours = staticmethod(wrapped) if isinstance(original, staticmethod) else wrapped
+            restore.append(guard.put(owner, name, ours))
     return restore
-
-
-def _put_back(owner: Any, name: str, wrapped: Any, original: Any) -> None:
-    present = vars(owner).get(name)
-    if getattr(present, "__func__", present) is wrapped:
-        setattr(owner, name, original)
-
-
-def _counting_iterations(watch: InputWatch, original: Any) -> Any:
-    return guard.around(original, before=watch.iteration_begins)
-
-
-def _measuring_iterator(watch: InputWatch, original: Any) -> Any:
-    begins = functools.partial(_iterator_is_made, watch)
-    return guard.around(original, begins, _iterator_was_made, also_after_errors=True)
 
 
 _starting: Final = threading.RLock()
@@ -328,10 +309,6 @@ def _measure_in_worker(
         measure_fetcher(fetcher, functions, attach(handle, worker_id, len(functions)))
 
 
-def _measuring_fetcher(watch: InputWatch, original: Any) -> Any:
-    return guard.around(original, after=functools.partial(_fetcher_was_made, watch))
-
-
 @guard.entry
 def _fetcher_was_made(watch: InputWatch, _: None, fetcher: Any, *__: Any, **___: Any) -> None:
     pipeline = getattr(watch.local, "pipeline", None)
@@ -363,21 +340,16 @@ def _measured_kind(kind: Any) -> Any:
     class Measured(kind):  # type: ignore[misc]
         def fetch(self, index: Any) -> Any:
             begun = fetch_begins(self._stepscope_row)
+            items: Any = ()
             try:
-                batch = super().fetch(index)
-            except BaseException as error:
-                guard.hide(error)
-                fetch_ended(self._stepscope_row, begun, ())
-                raise
-            fetch_ended(self._stepscope_row, begun, index if self.auto_collation else (index,))
-            return batch
+                with guard.hidden:
+                    batch = super().fetch(index)
+                items = index if self.auto_collation else (index,)
+                return batch
+            finally:
+                fetch_ended(self._stepscope_row, begun, items)
 
     return Measured
-
-
-def _measuring_pinning(watch: InputWatch, original: Any) -> Any:
-    begins, ends = functools.partial(_pinning_begins, watch), functools.partial(_pinning_ends, watch)
-    return guard.around(original, begins, ends, also_after_errors=True)
 
 
 @guard.entry

@@ -183,7 +183,7 @@ def record_sizes(
 
     Args:
         run_program: runs a command to its end and returns its exit code.
-        say: is told what is about to happen, and what went wrong.
+        say: called with what is about to happen, and with what went wrong.
     """
     runs: list[BatchRun] = []
     for batch_size in sizes:

@@ -10,13 +10,435 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from array import array
-from types import CodeType
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from types import CodeType, FrameType
+from typing import Any, Final, Protocol
 
 from stepscope import guard
-from stepscope.record.line_watches import STRIDE, Monitoring, Tracing, Watch, named_calls
-from stepscope.trace.program_facts import LineRecords, Location, ThreadLines
+from stepscope.trace.naming import UserCode
+from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, Location, ThreadLines
+
+CallNotes = list[Any]
+"""Time and module of one note after the other; None for the module where a call has ended."""
+
+_COMPILED: Final = "_orig_mod"
+
+
+def call_code() -> CodeType | None:
+    """The code that every call of a module runs; None where torch is not imported or has none such."""
+    module = sys.modules.get("torch.nn.modules.module")
+    function = getattr(getattr(module, "Module", None), "_call_impl", None)
+    return getattr(function, "__code__", None)
+
+
+def named_calls(threads: Sequence[CallNotes]) -> tuple[list[str], list[tuple[array[int], array[int]]]]:
+    """The modules' names, and for each thread times and numbers of modules, MODULE_LEFT for the end of a call.
+
+    A module is called by its qualified name in the outermost module that is called, behind that one's class; where
+    several of one class are, they are numbered.
+    """
+    names = _names_in_roots(_roots(threads))
+    numbers: dict[str, int] = {}
+    result = []
+    for notes in threads:
+        times, modules = array("q"), array("i")
+        around: list[str] = []
+        for time_ns, module in zip(notes[0::2], notes[1::2], strict=False):
+            if module is None:
+                if not around:  # a call that began before the recording
+                    continue
+                around.pop()
+                number = MODULE_LEFT
+            else:
+                name = names.get(id(module)) or ".".join([*around[-1:], type(module).__name__])
+                around.append(name)
+                number = numbers.setdefault(name, len(numbers))
+            times.append(time_ns)
+            modules.append(number)
+        result.append((times, modules))
+    return list(numbers), result
+
+
+def _roots(threads: Iterable[CallNotes]) -> list[Any]:
+    """The different modules that were called outside of all others, in order of their first call."""
+    found: dict[int, Any] = {}
+    for notes in threads:
+        depth = 0
+        for module in notes[1::2]:
+            if module is not None and depth == 0:
+                found.setdefault(id(module), module)
+            depth = max(0, depth - 1) if module is None else depth + 1
+    return list(found.values())
+
+
+def _names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
+    """The name of every module inside these; of roots inside each other the outer one names."""
+    inside = [(root, dict(root.named_modules())) for root in roots]
+    names: dict[int, str] = {}
+    of_class: dict[str, int] = {}
+    for root, modules in sorted(inside, key=lambda each: -len(each[1])):
+        if id(root) in names:
+            continue
+        label = type(getattr(root, _COMPILED, root)).__name__
+        of_class[label] = of_class.get(label, -1) + 1
+        if of_class[label]:
+            label = f"{label}_{of_class[label]}"
+        for name, module in modules.items():
+            parts = [part for part in name.split(".") if part and part != _COMPILED]
+            names.setdefault(id(module), ".".join([label, *parts]))
+    return names
+
+
+MOST_NOTES: Final = 3_000_000
+"""On one thread, about 100 bytes each; a program that runs more lines in its recorded steps loses the later ones."""
+STRIDE: Final = 3
+
+_REVIEW_EVERY: Final = 2048
+_BUSY_NS: Final = _REVIEW_EVERY * 2_000
+"""Lines that come faster than every 2 us take several times as long when each is noted."""
+_BUSY_SHARE: Final = 0.25
+_OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_RESUMABLE: Final = 0x20 | 0x80 | 0x200  # generators and coroutines, by inspect.CO_*
+
+Notes = list[Any]
+"""Time, code and line of one note after the other: a flat list costs the garbage collector nothing."""
+
+
+class Watch(Protocol):
+    """One way to hear of lines.
+
+    Attributes:
+        threads: each thread's number, its notes, and those of calls of modules.
+        gave_up_unix_ns: when there were too many notes, after which there are none; 0 if that was never so.
+    """
+
+    threads: list[tuple[int, Notes, CallNotes]]
+    gave_up_unix_ns: int
+
+    def start(self, frame: FrameType | None) -> str | None: ...
+    def stop(self) -> None: ...
+
+
+class _UserFiles(dict[str, bool]):
+    """Whether a code's file is the user's, as the environment says, worked out once for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._user_code = UserCode.from_environment(os.environ)
+
+    def __missing__(self, file: str) -> bool:
+        found = file in self._user_code and not file.startswith(_OWN_FOLDER)
+        self[file] = found
+        return found
+
+
+_is_user = _UserFiles()
+_TRACE: Final = "record.lines.Tracing"
+_MONITOR: Final = "record.lines.Monitoring"
+guard.INLINE.update((_TRACE, _MONITOR))
+_CALLER: Final = 2
+"""Frames between a callback, which the guard calls, and the code that it is called about."""
+
+
+def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
+    """Code and line of the innermost frame of the user's, from `frame` outwards."""
+    while frame is not None:
+        code = frame.f_code
+        if _is_user[code.co_filename]:
+            return code, frame.f_lineno
+        frame = frame.f_back
+    return None, None
+
+
+def _hide_from_compiler(*functions: Callable[..., Any]) -> None:
+    """Keep torch.compile from compiling what runs at every line, where it is in use; what is called inside as well."""
+    evaluation: Any = sys.modules.get("torch._dynamo.eval_frame")
+    types: Any = sys.modules.get("torch._dynamo.types")
+    if evaluation is None:
+        return
+    inner = (function.__wrapped__ for function in functions if hasattr(function, "__wrapped__"))
+    for function in (*functions, *inner):
+        with guard.attempt():  # a version of torch that has it under another name
+            code = getattr(function, "__func__", function).__code__
+            if hasattr(types, "FrameExecStrategy"):
+                skip = types.FrameAction.SKIP
+                evaluation.set_code_exec_strategy(code, types.FrameExecStrategy(skip, skip))
+            else:
+                evaluation.skip_code(code)
+
+
+class _BusyFunctions(dict[CodeType, int]):
+    """Functions in which noting every line would take much of the time, such as a loop over the pixels of an image.
+
+    A function that is found busy is from then on noted as a whole, by the line of its definition, when it is called; if
+    it is found again, because it is called so often, it is not noted, and its time belongs to the line that calls it.
+    """
+
+    def review(self, notes: Notes) -> list[CodeType]:
+        """Look at a thread's last notes; returns the functions that are busy in them."""
+        recent = notes[-_REVIEW_EVERY * STRIDE :]
+        if recent[-STRIDE] - recent[0] > _BUSY_NS:
+            return []
+        counts = Counter(code for code in recent[1::STRIDE] if code is not None)
+        found = [code for code, count in counts.items() if count >= _BUSY_SHARE * _REVIEW_EVERY]
+        for code in found:
+            self[code] = self.get(code, 0) + 1
+        return found
+
+
+class Tracing:
+    """By `sys.settrace`: the thread that starts it, and threads that begin later."""
+
+    def __init__(self) -> None:
+        self.threads: list[tuple[int, Notes, CallNotes]] = []
+        self.gave_up_unix_ns = 0
+        self._is_on = True
+        self._before: Any = None
+        self._on_call: Any = None
+        self._busy = _BusyFunctions()
+        self._marked: list[FrameType] = []
+
+    def start(self, frame: FrameType | None) -> str | None:
+        if sys.gettrace() is not None:
+            return "source lines were not recorded: a debugger or a coverage tool traces the program"
+        self._before = threading.gettrace()
+        self._on_call, on_line = self._functions(frame)
+        while frame is not None:  # functions that run already are traced only through their frames
+            if _is_user[frame.f_code.co_filename] and frame.f_trace is None:
+                frame.f_trace = on_line
+                self._marked.append(frame)
+            frame = frame.f_back
+        threading.settrace(self._begin_thread)
+        sys.settrace(self._on_call)
+        return None
+
+    def stop(self) -> None:
+        self._is_on = False  # other threads end theirs at their next call
+        if self._on_call is None:
+            return
+        threading.settrace(self._before)
+        if sys.gettrace() is self._on_call:
+            sys.settrace(None)
+        for frame in self._marked:
+            frame.f_trace = None
+        self._marked.clear()
+
+    def _give_up(self) -> None:
+        self.gave_up_unix_ns = time.time_ns()
+        self._is_on = False
+        sys.settrace(None)
+
+    @guard.inline(_TRACE)
+    def _begin_thread(self, frame: FrameType, event: str, argument: object) -> Any:
+        if not self._is_on:
+            sys.settrace(None)
+            return None
+        on_call, _ = self._functions(None)
+        sys.settrace(on_call)
+        return on_call(frame, event, argument)
+
+    def _functions(self, frame: FrameType | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What this thread calls when a function begins, and at each line of the user's functions."""
+        notes: Notes = [time.time_ns(), *_line_of(frame)]
+        calls: CallNotes = []
+        self.threads.append((threading.get_native_id(), notes, calls))
+        note, now, is_user, most = notes.extend, time.time_ns, _is_user, MOST_NOTES * STRIDE
+        note_call, module_call = calls.extend, call_code()
+        busy, review_at = self._busy, min(_REVIEW_EVERY * STRIDE, most)
+
+        def review(frame: FrameType) -> Any:
+            nonlocal review_at
+            if len(notes) >= most:
+                return self._give_up()
+            review_at = min(len(notes) + _REVIEW_EVERY * STRIDE, most)
+            code = frame.f_code
+            if code in busy.review(notes):
+                frame.f_trace_lines = False
+                note((now(), code, code.co_firstlineno))
+            return on_line
+
+        @guard.inline(_TRACE)
+        def on_module(frame: FrameType, event: str, argument: object) -> Any:
+            if event == "return":
+                note_call((now(), None))
+            return on_module
+
+        def on_line(frame: FrameType, event: str, argument: object) -> Any:
+            try:
+                if event == "line":
+                    note((now(), frame.f_code, frame.f_lineno))
+                    return on_line if len(notes) < review_at else review(frame)
+                if event == "return":
+                    note((now(), *_line_of(frame.f_back)))
+                return on_line
+            except BaseException as error:  # inline, as it is called at every line
+                return guard.caught(error, _TRACE)
+
+        def on_call(frame: FrameType, event: str, argument: object) -> Any:
+            try:
+                code = frame.f_code
+                if code is module_call and self._is_on and len(calls) < most:
+                    note_call((now(), frame.f_locals.get("self")))
+                    frame.f_trace_lines = False
+                    return on_module
+                if not is_user[code.co_filename] or busy.get(code, 0) > 1:
+                    return None
+                if not self._is_on:
+                    sys.settrace(None)
+                    return None
+                if code in busy:
+                    note((now(), code, code.co_firstlineno))
+                    frame.f_trace_lines = False
+                elif code.co_flags & _RESUMABLE:  # goes on in the middle of a line
+                    note((now(), code, frame.f_lineno))
+                return on_line
+            except BaseException as error:
+                return guard.caught(error, _TRACE)
+
+        _hide_from_compiler(on_call, on_line, on_module, self._begin_thread)
+        return on_call, on_line
+
+
+class _ThreadNotes(threading.local):
+    def __init__(self, threads: list[tuple[int, Notes, CallNotes]]) -> None:
+        notes: Notes = []
+        calls: CallNotes = []
+        threads.append((threading.get_native_id(), notes, calls))
+        self.notes = notes
+        self.note = notes.extend
+        self.note_call = calls.extend
+        self.review_at = min(_REVIEW_EVERY, MOST_NOTES) * STRIDE
+
+
+class Monitoring:
+    """By `sys.monitoring` (Python 3.12): all threads."""
+
+    def __init__(self) -> None:
+        self.threads: list[tuple[int, Notes, CallNotes]] = []
+        self.gave_up_unix_ns = 0
+        self._here = _ThreadNotes(self.threads)
+        self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+        self._tool: int | None = None
+        self._module_call: CodeType | None = None
+        self._codes: dict[int, CodeType] = {}
+        self._busy = _BusyFunctions()
+
+    def start(self, frame: FrameType | None) -> str | None:
+        api, events = self._api, self._api.events
+        self._tool = next((tool for tool in (api.PROFILER_ID, 3, 4) if api.get_tool(tool) is None), None)
+        if self._tool is None:
+            return "source lines were not recorded: other tools monitor the program"
+        api.use_tool_id(self._tool, "stepscope")
+        here, now, most = self._here, time.time_ns, MOST_NOTES * STRIDE
+        self._module_call = call_code()
+
+        def on_line(code: CodeType, line: int) -> None:
+            try:
+                here.note((now(), code, line))
+                if len(here.notes) >= here.review_at:
+                    review(code)
+            except BaseException as error:
+                guard.caught(error, _MONITOR)
+
+        def review(code: CodeType) -> None:
+            if len(here.notes) >= most:
+                self.gave_up_unix_ns = now()
+                self.stop()
+                return
+            here.review_at = min(len(here.notes) + _REVIEW_EVERY * STRIDE, most)
+            found = self._busy.review(here.notes)
+            for each in found:
+                self._watch_less(each)
+            if code in found:
+                here.note((now(), code, code.co_firstlineno))
+
+        callbacks = (on_line, self._returned, self._returned, self._resumed, self._started, self._unwound)
+        _hide_from_compiler(*callbacks)
+        for event, function in zip(self._events(), callbacks, strict=True):
+            api.register_callback(self._tool, event, function)
+        self._watch_running()
+        here.note((now(), *_line_of(frame)))
+        everywhere = events.PY_START
+        if self._module_call is not None:
+            self._codes[id(self._module_call)] = self._module_call
+            api.set_local_events(self._tool, self._module_call, events.PY_RETURN)
+            everywhere |= events.PY_UNWIND
+        api.set_events(self._tool, everywhere)
+        api.restart_events()
+        return None
+
+    @guard.inline(_MONITOR)
+    def _returned(self, code: CodeType, offset: int, value: object) -> None:
+        if code is self._module_call:
+            self._here.note_call((time.time_ns(), None))
+        else:
+            self._here.note((time.time_ns(), *_line_of(sys._getframe(_CALLER).f_back)))
+
+    @guard.inline(_MONITOR)
+    def _unwound(self, code: CodeType, offset: int, error: object) -> None:
+        if code is self._module_call:
+            self._here.note_call((time.time_ns(), None))
+
+    @guard.inline(_MONITOR)
+    def _resumed(self, code: CodeType, offset: int) -> None:
+        self._here.note((time.time_ns(), code, sys._getframe(_CALLER).f_lineno))
+
+    @guard.inline(_MONITOR)
+    def _started(self, code: CodeType, offset: int) -> Any:
+        if code is self._module_call:
+            self._here.note_call((time.time_ns(), sys._getframe(_CALLER).f_locals.get("self")))
+            return None
+        if code in self._busy:
+            self._here.note((time.time_ns(), code, code.co_firstlineno))
+            return None
+        if _is_user[code.co_filename]:
+            self._watch(code)
+        return self._api.DISABLE  # for this function, until the next recording
+
+    def _events(self) -> list[int]:
+        names = ("LINE", "PY_RETURN", "PY_YIELD", "PY_RESUME", "PY_START", "PY_UNWIND")
+        return [getattr(self._api.events, name) for name in names]
+
+    def stop(self) -> None:
+        if self._tool is None:
+            return
+        api = self._api
+        api.set_events(self._tool, 0)
+        for code in self._codes.values():
+            api.set_local_events(self._tool, code, 0)
+        for event in self._events():
+            api.register_callback(self._tool, event, None)
+        api.free_tool_id(self._tool)
+        self._tool = None
+        self._codes.clear()
+
+    def _watch(self, code: CodeType) -> None:
+        events = self._api.events
+        if self._tool is not None and id(code) not in self._codes:
+            self._codes[id(code)] = code
+            wanted = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
+            self._api.set_local_events(self._tool, code, wanted)
+
+    def _watch_less(self, code: CodeType) -> None:
+        """Note only the calls of a busy function, or nothing of it any more."""
+        if self._tool is not None:
+            events = self._api.events
+            is_new = self._busy[code] == 1
+            self._api.set_local_events(self._tool, code, events.PY_START | events.PY_RETURN if is_new else 0)
+            self._api.restart_events()
+
+    def _watch_running(self) -> None:
+        """Functions that run already, on every thread; they do not start any more."""
+        for running in sys._current_frames().values():
+            frame: FrameType | None = running
+            while frame is not None:
+                if _is_user[frame.f_code.co_filename]:
+                    self._watch(frame.f_code)
+                frame = frame.f_back
 
 
 class LineTracker:
@@ -44,7 +466,6 @@ class LineTracker:
             self.problem = f"source lines could not be recorded: {guard.sentence(starting.error)}"
 
     def stop(self) -> None:
-        """Note no more."""
         if self._watch is not None and not self._end_unix_ns:
             self._end_unix_ns = self._watch.gave_up_unix_ns or time.time_ns()
             _running.discard(self)
@@ -87,7 +508,6 @@ class LineTracker:
 
 
 def _bytes(values: array[int]) -> bytes:
-    """Little-endian."""
     if sys.byteorder == "big":
         values.byteswap()
     return values.tobytes()
@@ -98,14 +518,14 @@ def _new_watch() -> Watch:
 
 
 _running: set[LineTracker] = set()
-_child_is_told = False
+_stops_in_children = False
 
 
 def _stop_in_forked_children() -> None:
     """A worker that the program forks is not recorded, so it needs no lines."""
-    global _child_is_told
-    if not _child_is_told and hasattr(os, "register_at_fork"):
-        _child_is_told = True
+    global _stops_in_children
+    if not _stops_in_children and hasattr(os, "register_at_fork"):
+        _stops_in_children = True
         os.register_at_fork(after_in_child=_stop_all)
 
 

@@ -12,13 +12,14 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from stepscope.record.xla_profilers import xla_facts
+from stepscope import guard
 
 SCHEMA: Final = 1
 
@@ -43,6 +44,10 @@ _SECRET_VALUE: Final = re.compile(
     r"|\bgithub_pat_\w{8,}|\bAKIA[0-9A-Z]{12,}|\beyJ[\w-]{10,}\.",
     re.ASCII,
 )
+_SHOWN_VERSIONS: Final = (
+    *("torch", "numpy", "lightning", "pytorch_lightning", "transformers", "accelerate", "deepspeed"),
+    *("jax", "jaxlib", "flax", "optax", "equinox", "torch_xla"),
+)
 _ASSIGNMENT: Final = re.compile(r"[-\w.]+")
 _COMMIT: Final = re.compile(r"[0-9a-f]{7,64}", re.ASCII)
 _HIDDEN: Final = "***"
@@ -62,16 +67,14 @@ class RunManifest:
         folder: the working directory; None where it is to be hidden.
         host: the machine's name; None where it is to be hidden.
         started_unix_s, ended_unix_s: wall-clock times.
-        exit_code: of the program; 128 + N where signal N ended it.
+        exit_code: 128 + N where signal N ended the program.
         git: {"commit", "dirty"} of the repository the program lies in, and "changes" to it; see `git_state`.
         versions: of stepscope, python and, once the program has imported them, torch, numpy, cuda and others.
-        system: operating system and processor.
         devices: names of the accelerators, by the numbers the program gives them.
         environment: variables that matter to speed.
         options: of the recording.
         recordings: how the recording of each process went.
-        applied: what became of the remedies that were to be applied: {"flag", "sentence", "applied", "ranks"} each,
-            without ranks where all say the same.
+        applied: what became of remedies: {"flag", "sentence", "applied", "ranks"} each, without ranks where all agree.
         schema: of this file.
     """
 
@@ -106,11 +109,7 @@ class RunManifest:
             started_unix_s=started_unix_s,
             git=git_state(_place_of(command), redact=redact),
             versions={"stepscope": __version__},
-            system={
-                "platform": platform.platform(),
-                "processor": platform.machine(),
-                "cpus": os.cpu_count(),
-            },
+            system={"platform": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
             environment=speed_environment(os.environ, redact=redact),
             options=dict(options),
         )
@@ -143,11 +142,9 @@ class RunManifest:
 
     @property
     def command_line(self) -> str:
-        """The command as a shell takes it."""
         return shlex.join(self.command)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of `run.json`."""
         return asdict(self)
 
     @classmethod
@@ -157,20 +154,19 @@ class RunManifest:
         Raises:
             ValueError: it does not say which command was run.
         """
-        if not _is_list_of(content.get("command"), str):
+        if not isinstance(content.get("command"), list) or not _fits(content["command"], list[str]):
             raise ValueError("it does not say which command was run")
         values: dict[str, Any] = {}
         whole = True
-        for name, fits in _FITS.items():
+        for name, kind in _kept_types().items():
             value = content.get(name)
             if value is None:
                 continue
-            if isinstance(value, list) and name in ("recordings", "applied"):
+            if isinstance(value, list) and name in ("recordings", "applied"):  # each is looked at by itself
                 kept = [one for one in value if isinstance(one, dict)]
                 whole &= len(kept) == len(value)
                 values[name] = tuple(map(of_recording if name == "recordings" else dict, kept))
-                continue
-            if fits(value):
+            elif _fits(value, kind):
                 values[name] = tuple(value) if isinstance(value, list) else value
             else:
                 whole = False
@@ -179,62 +175,49 @@ class RunManifest:
 
 def of_recording(content: Mapping[str, Any]) -> dict[str, Any]:
     """What a process left of its recording, without values that none of them writes."""
+    kinds = _types_of_recording()
+    return {name: value for name, value in content.items() if value is None or _fits(value, kinds.get(name, Any))}
+
+
+def _fits(value: object, kind: Any) -> bool:
+    import msgspec  # not in the user's program, which only writes
+
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+@cache
+def _kept_types() -> dict[str, Any]:
+    """The types of a manifest's values."""
+    from msgspec import Meta
+
+    time_s = Annotated[float, Meta(ge=0, lt=_LATEST_S)]
+    whole = Annotated[int, Meta(gt=-_LARGEST, lt=_LARGEST)]
     return {
-        name: value
-        for name, value in content.items()
-        if value is None or name not in _OF_RECORDING or _OF_RECORDING[name](value)
+        **dict.fromkeys(("command", "devices"), list[str]),
+        **dict.fromkeys(("folder", "host"), str),
+        **dict.fromkeys(("started_unix_s", "ended_unix_s"), time_s),
+        **dict.fromkeys(("exit_code", "schema"), whole),
+        **dict.fromkeys(("versions", "environment"), dict[str, str]),
+        **dict.fromkeys(("git", "system", "options", "recordings", "applied"), dict[str, Any]),
     }
 
 
-def _is_list_of(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
+@cache
+def _types_of_recording() -> dict[str, Any]:
+    from msgspec import Meta
 
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_object_of_texts(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _LATEST_S
-
-
-def _is_whole(value: object) -> bool:
-    return type(value) is int and abs(value) < _LARGEST
-
-
-_FITS: Final[dict[str, Callable[[object], bool]]] = {
-    "command": lambda value: _is_list_of(value, str),
-    "folder": _is_text,
-    "host": _is_text,
-    "started_unix_s": _is_time,
-    "ended_unix_s": _is_time,
-    "exit_code": _is_whole,
-    "git": _is_object,
-    "versions": _is_object_of_texts,
-    "system": _is_object,
-    "devices": lambda value: _is_list_of(value, str),
-    "environment": _is_object_of_texts,
-    "options": _is_object,
-    "recordings": _is_object,
-    "applied": _is_object,
-    "schema": _is_whole,
-}
-"""What each value of a manifest has to be; of recordings and what was applied each element is looked at by itself."""
-_OF_RECORDING: Final[dict[str, Callable[[object], bool]]] = {
-    **dict.fromkeys(("steps", "first_step", "asked_steps", "world_size", "process", "captures"), _is_whole),
-    **dict.fromkeys(("trace", "problem", "host", "source", "own_profiler_name"), _is_text),
-    **dict.fromkeys(("facts", "energy"), _is_object),
-    "said": lambda value: _is_list_of(value, str),
-    "step_times": lambda value: _is_list_of(value, dict),
-}
+    whole = Annotated[int, Meta(gt=-_LARGEST, lt=_LARGEST)]
+    return {
+        **dict.fromkeys(("steps", "first_step", "asked_steps", "world_size", "process", "captures"), whole),
+        **dict.fromkeys(("trace", "problem", "host", "source", "own_profiler_name"), str),
+        **dict.fromkeys(("facts", "energy"), dict[str, Any]),
+        "said": list[str],
+        "step_times": list[dict[str, Any]],
+    }
 
 
 def speed_environment(environment: Mapping[str, str], *, redact: bool = False) -> dict[str, str]:
@@ -304,8 +287,7 @@ def process_facts(*, redact: bool = False) -> dict[str, Any]:
     from stepscope.remedies.compile_caches.entries import hit_counts
 
     versions = {"python": platform.python_version()}
-    names = ("torch", "numpy", "lightning", "pytorch_lightning", "transformers", "accelerate", "deepspeed")
-    for name in names:
+    for name in _SHOWN_VERSIONS:
         version = getattr(sys.modules.get(name), "__version__", None)
         if version is not None:
             versions[name] = str(version)
@@ -314,10 +296,9 @@ def process_facts(*, redact: bool = False) -> dict[str, Any]:
         version = getattr(getattr(torch, "version", None), name, None)
         if version is not None:
             versions[name] = str(version)
-    xla_versions, xla_devices = xla_facts()
     return {
-        "versions": {**versions, **xla_versions},
-        "devices": _devices(torch) or xla_devices,
+        "versions": versions,
+        "devices": _devices(torch) or guard.attempted(_jax_devices) or [],
         "environment": speed_environment(os.environ, redact=redact),
         "compile_caches": hit_counts(),
     }
@@ -343,12 +324,20 @@ def _number(*names: str) -> int | None:
 
 
 def _devices(torch: Any) -> list[str]:
-    """Names of the accelerators of a process that uses them."""
     for kind in ("cuda", "xpu"):
         module = getattr(torch, kind, None)
         if module is not None and module.is_initialized():
             return [str(module.get_device_name(number)) for number in range(module.device_count())]
     return []
+
+
+def _jax_devices() -> list[str]:
+    """Names of the accelerators that JAX uses in this process; starts no device. Where jax has them is not promised."""
+    bridge: Any = sys.modules.get("jax._src.xla_bridge")
+    if bridge is None or not bridge.backends_are_initialized():
+        return []
+    jax: Any = sys.modules["jax"]
+    return [str(each.device_kind) for each in jax.local_devices() if each.platform != "cpu"]
 
 
 def _git(folder: Path, *words: str) -> str | None:
@@ -367,7 +356,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _program_of(command: Sequence[str]) -> str:
-    """The word that tells most about a command: its script, its module, else the program itself."""
+    """The word that names a command best: its script, its module, else the program itself."""
     script = next((word for word in command if word.endswith(".py")), None)
     if script is not None:
         return script

@@ -19,13 +19,13 @@ from stepscope.record import schedule as schedules
 from stepscope.record.annotations import tell_controller
 from stepscope.record.input_stages import input_watch
 from stepscope.record.manifest import RunManifest, rank_and_world_size
-from stepscope.record.null_profile import NullProfile
+from stepscope.record.profile import NullProfile
 from stepscope.record.recorder import Recorder, copy_trace, profiler_is_active
 from stepscope.record.run_folder import RunFolder, default_root, is_run_folder
 from stepscope.record.schedule import RecordOptions
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis import Diagnosis
+    from stepscope import Diagnosis
 
 _SUFFIXES: Final = (".json.gz", ".json")
 _PACKAGE_FOLDER: Final = str(Path(__file__).resolve().parents[2])
@@ -37,7 +37,7 @@ class ProfileBlock:
     """An open or closed `with stepscope.profile(...)` block; `start` and `stop` do the same without `with`.
 
     Attributes:
-        enabled: True; of what `profile(enabled=False)` gives, False.
+        enabled: False for what `profile(enabled=False)` gives.
         step_number: number of the step that runs now, from 0.
         traces: the files saved so far.
         problem: what went wrong, in a sentence; None as long as nothing did.
@@ -71,12 +71,10 @@ class ProfileBlock:
 
     @property
     def traces(self) -> tuple[Path, ...]:
-        """The files saved so far."""
         return tuple(self._traces)
 
     @property
     def is_recording(self) -> bool:
-        """Whether the step that runs now is recorded."""
         return self._recorder is not None and self._recorder.is_recording
 
     def __enter__(self) -> ProfileBlock:
@@ -133,7 +131,6 @@ class ProfileBlock:
             self._enter(now)
 
     def stop(self) -> None:
-        """End the block, and save what was recorded."""
         self._end(failed=False)
 
     def _abandon(self) -> None:
@@ -151,10 +148,9 @@ class ProfileBlock:
         """
         if not self._traces:
             return None
-        from stepscope.diagnosis import diagnose
-        from stepscope.readers import open_trace
+        import stepscope
 
-        return diagnose(open_trace(self._traces[-1]))
+        return stepscope.diagnose(stepscope.open_trace(self._traces[-1]))
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
         """Copy the last trace to another file, packed or not by its name; what torch.profiler's handlers call.
@@ -163,11 +159,11 @@ class ProfileBlock:
             use_python_export: torch's handlers pass it; nothing depends on it.
 
         Raises:
-            UsageError: there is no trace. A file that cannot be written is told of, and no reason to end a program.
+            UsageError: there is no trace. A file that cannot be written is reported on stderr and ends no program.
         """
         if not self._traces:
             raise UsageError("profile: no trace was saved yet")
-        with self._told_instead_of_raised("the trace was not copied", StepscopeError, OSError):
+        with self._reported("the trace was not copied", StepscopeError, OSError):
             copy_trace(self._traces[-1], Path(path))
 
     def _enter(self, action: str) -> None:
@@ -213,7 +209,7 @@ class ProfileBlock:
         if not is_new or self._on_trace_ready is None:
             return
         if failed:
-            with self._told_instead_of_raised("on_trace_ready failed", Exception):
+            with self._reported("on_trace_ready failed", Exception):
                 self._on_trace_ready(self)
         else:
             self._on_trace_ready(self)
@@ -223,7 +219,7 @@ class ProfileBlock:
         with contextlib.suppress(StepscopeError, OSError):  # the list of runs is not what this program is for
             self._places.ended(failed=failed)
         if self._diagnose and self._traces and rank_and_world_size()[0] == 0:
-            with self._told_instead_of_raised("the trace could not be diagnosed", OSError):
+            with self._reported("the trace could not be diagnosed", OSError):
                 print(_diagnosis_text(self._traces[-1]), flush=True)
 
     def _save(self) -> None:
@@ -233,23 +229,23 @@ class ProfileBlock:
         first = recorder.first_step
         recorder.stop()
         self.problem = self.problem or recorder.problem
-        if recorder.problem is not None:  # which the recorder has told
+        if recorder.problem is not None:  # which the recorder has reported
             recorder.discard()
             return
-        with self._told_instead_of_raised("the trace was not saved", StepscopeError, OSError):
+        with self._reported("the trace was not saved", StepscopeError, OSError):
             self._traces.append(recorder.save(self._places.next()))
             self._is_new = True
         recorder.discard()
         if self._is_new and rank_and_world_size()[0] == 0:
-            _tell(f"{_steps(first, recorder.step_number)} recorded: {self._traces[-1]}")
+            guard.tell(f"{_steps(first, recorder.step_number)} recorded: {self._traces[-1]}")
 
     @contextlib.contextmanager
-    def _told_instead_of_raised(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
+    def _reported(self, what: str, *kinds: type[Exception]) -> Iterator[None]:
         try:
             yield
         except kinds as error:
             self.problem = self.problem or f"{what}: {error}"
-            _tell(f"{what}: {error}")
+            guard.tell(f"{what}: {error}")
 
 
 @guard.entry(otherwise=NullProfile(), raises=UsageError)
@@ -267,11 +263,7 @@ def open_block(
 
 
 class TracePlaces:
-    """Where the traces of a block go, one after the other.
-
-    Args:
-        out: a trace file, a folder, or None for a run folder.
-        name: of the run folder.
+    """Where the traces of a block go, one after the other: a trace file, a folder, or a run folder.
 
     Raises:
         UsageError: a file's name with another suffix.
@@ -354,7 +346,3 @@ def _diagnosis_text(path: Path) -> str:
 
 def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
-
-
-def _tell(sentence: str) -> None:
-    print(f"stepscope: {sentence}", file=sys.stderr, flush=True)

@@ -1,13 +1,14 @@
 """Captures of programs that run the profiler server of XLA: JAX, PyTorch/XLA, TensorFlow.
 
 `jax.profiler.start_server(9012)` and `torch_xla.debug.profiler.start_server(9012)` answer gRPC
-`tensorflow.ProfilerService`. The client is that of the `xprof` package; each capture runs in a process of its own
-(`stepscope.record.profiler_child`), all hosts at the same time, under a time limit.
+`tensorflow.ProfilerService`. The client is that of the `xprof` package; each capture runs in a process of its own, all
+hosts at the same time, under a time limit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from stepscope import guard
 from stepscope.errors import AgentError
 from stepscope.files import make_private, private_file, private_folder
 from stepscope.record.agent.client import for_each
@@ -37,7 +39,7 @@ _PROFILES: Final = Path("plugins") / "profile"
 _START_S: Final = 60.0
 _CHILD: Final = (
     "import json, sys; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; "
-    "from stepscope.record.profiler_child import main; main(order)"
+    "from stepscope.record.profiler_server import record_one_host; record_one_host(order)"
 )
 _REASONS: Final = (
     ("ALREADY_EXISTS", "another profile of the program is being recorded; only one can be at a time"),
@@ -55,7 +57,6 @@ class ProfilerOrder:
     """What a profiler server is asked for.
 
     Attributes:
-        seconds: how long to record.
         host_level: of the host's own events: 0 none, 1 the program's annotations, 2 important ones, 3 all.
         python_frames: record every Python frame.
         timeout_s: how much longer than `seconds` an answer may take.
@@ -69,13 +70,7 @@ class ProfilerOrder:
 
 @dataclass(frozen=True, slots=True)
 class HostProfile:
-    """What came of the capture of one host.
-
-    Attributes:
-        address: "host:port".
-        path: the profile, an `.xplane.pb` file; None where there is none.
-        problem: why not, a sentence.
-    """
+    """What came of the capture of one host ("host:port"): an `.xplane.pb` file, or a sentence that says why not."""
 
     address: str
     path: Path | None
@@ -128,6 +123,35 @@ def capture_hosts(addresses: Sequence[str], order: ProfilerOrder, folder: Path) 
         raise AgentError(f"no profile can be written to {folder}: {error.strerror or error}") from error
 
 
+def record_one_host(order: dict[str, Any]) -> None:
+    """Carry out one order, in a process that holds nothing else: xprof's client may crash, hang or write anywhere.
+
+    Its standard output has one JSON object a line: {"ready": true} once xprof is there, then, when a line came in,
+    {"done": true} or {"problem": sentence}. What the client writes itself goes to standard error, a log file.
+
+    Args:
+        order: `address` of the server, `folder` for the profile, `milliseconds`, and the client's `options`.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def answer(**content: Any) -> None:
+        answers.write(json.dumps(content) + "\n")
+        answers.flush()
+
+    with guard.attempt() as loading:  # whatever is wrong with the package
+        trace: Any = importlib.import_module("xprof.convert._pywrap_profiler_plugin").trace
+    if loading.error is not None:
+        answer(problem=f"the xprof package cannot be used: {type(loading.error).__name__}: {loading.error}")
+        return
+    answer(ready=True)
+    if not sys.stdin.readline():  # nobody waits any more
+        return
+    with guard.attempt() as tracing:  # of C++, by whatever type
+        trace(order["address"], order["folder"], "", True, order["milliseconds"], 1, order["options"])
+    answer(**({"done": True} if tracing.error is None else {"problem": str(tracing.error)}))
+
+
 class _Child:
     """The process that records one host."""
 
@@ -157,17 +181,14 @@ class _Child:
         )
 
     def wait_until_ready(self) -> None:
-        """Return when the client is loaded, or has failed."""
         self._take_answer(_START_S, "the xprof package took more than {:.0f} s to load")
 
     def record(self, order: ProfilerOrder) -> None:
-        """Begin now, and return at the end."""
         if self.problem is None:
             self._send()
             self._take_answer(order.seconds + order.timeout_s, "it has not answered within {:.0f} s")
 
     def end(self) -> None:
-        """End the process, whatever it does."""
         with contextlib.suppress(OSError):
             self._process.kill()
         self._process.wait()
@@ -177,7 +198,6 @@ class _Child:
                     pipe.close()
 
     def log(self) -> bytes:
-        """What the client wrote."""
         with contextlib.suppress(OSError):
             return (self._folder / LOG).read_bytes()
         return b""
@@ -202,7 +222,7 @@ class _Child:
 
     def _send(self, **content: Any) -> None:
         pipe = self._process.stdin
-        with contextlib.suppress(OSError):  # it has ended; its answer tells
+        with contextlib.suppress(OSError):  # it has ended; its answer says why
             if pipe is not None:
                 pipe.write(json.dumps(content).encode() + b"\n")
                 pipe.flush()
@@ -244,7 +264,6 @@ def _keep_logs(children: Sequence[_Child], log: Path) -> None:
 
 
 def _new_place(folder: Path) -> Path:
-    """A folder for the profiles of this moment, that is not there yet."""
     return next(place for place in _places(folder / _PROFILES) if not place.exists())
 
 
@@ -258,7 +277,6 @@ def _places(profiles: Path) -> Iterator[Path]:
 
 
 def file_name(address: str) -> str:
-    """The address as xprof makes a file's name of it."""
     return re.sub(r"[^A-Za-z0-9.-]+", "_", address).strip("_") or "host"
 
 

@@ -18,6 +18,7 @@ from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.files import make_private, private_file, private_folder
 from stepscope.record.annotations import LoggingCalls
+from stepscope.record.captures import ProfilerRecording, RecorderState
 from stepscope.record.counters import WarmUp
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
@@ -98,43 +99,28 @@ STEP_NAME: Final = "ProfilerStep#{}"
 
 _RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
-_NEW, _PREPARED, _RECORDING, _STOPPED = range(4)
 
 _only_one = threading.Lock()
 """Held while a recorder of this process has the profiler."""
 
 
-class Recorder:
+class Recorder(ProfilerRecording):
     """Records operators, device work and steps of this process.
 
     Operators of all threads are recorded; with allocations (`memory`) only those of the thread that calls `start` and
     of the autograd threads that work for it, since torch's profiler cannot do both.
 
-    Only `save` raises: whatever else goes wrong is told on stderr once, kept in `problem`, and leaves the program
-    as it was. Calls out of order do nothing, so that each may be repeated. `stop` may come from any thread; where
-    torch allows only the recorded thread to end a recording, it ends at that thread's next call.
-
-    Args:
-        options: what is recorded besides times.
-        first_step: number of the first recorded step.
+    `stop` may come from any thread; where torch allows only the recorded thread to end a recording, it ends at that
+    thread's next call.
 
     Attributes:
-        problem: what went wrong, in a sentence; None as long as nothing did.
-        notice: what is not recorded although it was asked for, in a sentence; None for nothing.
         first_step: number of the first step; set by `start`.
-        step_number: number of the step that is recorded now, or next.
     """
 
     def __init__(self, options: RecordOptions, *, first_step: int = 0) -> None:
-        self.options = options
-        self.problem: str | None = None
-        self.notice: str | None = None
+        super().__init__(options, first_step)
         self.first_step = first_step
-        self.step_number = first_step
-        self._state = _NEW
-        self._lock = threading.RLock()
         self._profiler: Any = None
-        self._annotation: Any = None
         self._lines: LineTracker | None = None
         self._line_records: LineRecords | None = None
         self._logging_calls = LoggingCalls()
@@ -146,35 +132,29 @@ class Recorder:
         self._stop_wanted = False
         self._unwanted = False
         self._saved: Path | None = None
-        self._held: object = None
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether steps are being recorded now."""
-        return self._state == _RECORDING
 
     def prepare(self) -> None:
         """Warm the profiler up; nothing of what happens until `start` is kept."""
         with self._lock, self._guarded("the profiler could not be prepared"):
-            if self._state == _NEW:
-                self._state = _STOPPED  # unless what follows succeeds
+            if self._state is RecorderState.NEW:
+                self._state = RecorderState.STOPPED  # unless what follows succeeds
                 self._choose_threads()
                 self._held = guard.on_failure("the recording under way", self._abandon, thread=self._thread)
                 self._take_profiler()
                 self._profiler = _new_profiler(self.options)
                 self._profiler.prepare_trace()
                 self._warm_up = WarmUp()
-                self._state = _PREPARED
+                self._state = RecorderState.PREPARED
 
     def start(self) -> None:
         """Begin to record, with the step `step_number`."""
         self.prepare()
         with self._lock, self._guarded("the recording could not be started"):
-            if self._state == _PREPARED:
-                self._state = _STOPPED
+            if self._state is RecorderState.PREPARED:
+                self._state = RecorderState.STOPPED
                 warm_up = self._warm_up.figures() if self._warm_up is not None else None
                 self._profiler.start_trace()
-                self._state = _RECORDING
+                self._state = RecorderState.RECORDING
                 self.first_step = self.step_number
                 _add_rank(self._profiler)
                 if self.options.lines:
@@ -186,12 +166,11 @@ class Recorder:
                 self._open_step()
 
     def step(self) -> None:
-        """End the step that is recorded and begin the next."""
         if self._stop_wanted:
             self.stop()
-        if self._state == _RECORDING:
+        if self._state is RecorderState.RECORDING:
             with self._lock, self._guarded("a step could not be marked"):
-                if self._state == _RECORDING:
+                if self._state is RecorderState.RECORDING:
                     self._close_step()
                     if self._facts_recording is not None:
                         self._facts_recording.step_ended(self.step_number)
@@ -201,13 +180,13 @@ class Recorder:
     def stop(self) -> None:
         """End the recording; what was recorded can be saved."""
         with self._lock:
-            recording, prepared = self._state == _RECORDING, self._state == _PREPARED
+            recording, prepared = self._state is RecorderState.RECORDING, self._state is RecorderState.PREPARED
             if not recording and not prepared:
                 return
             if self._thread not in (None, threading.get_ident()):
                 self._stop_wanted = True
                 return
-            self._state, self._stop_wanted = _STOPPED, False
+            self._state, self._stop_wanted = RecorderState.STOPPED, False
             self._logging_calls.stop()
             with self._guarded("the last step could not be marked"):
                 self._close_step()
@@ -227,10 +206,7 @@ class Recorder:
                 self._profiler = self._lines = None
 
     def save(self, path: Path) -> Path:
-        """Write the trace to `path`, complete or not at all, and return where it is.
-
-        Args:
-            path: its name ends in `.json.gz`, or in `.json` for a file that is not packed.
+        """Write the trace, complete or not at all, packed if the name of `path` ends in `.gz`.
 
         Raises:
             UsageError: nothing was recorded, it was saved before, or the file cannot be written.
@@ -263,13 +239,12 @@ class Recorder:
         add_to_trace(Path(path), self._facts)
 
     def discard(self) -> None:
-        """Stop without keeping anything."""
         with self._lock:
             self._unwanted = True
             self.stop()
-            if self._state == _NEW:
-                self._state = _STOPPED
-            if self._state == _STOPPED:
+            if self._state is RecorderState.NEW:
+                self._state = RecorderState.STOPPED
+            if self._state is RecorderState.STOPPED:
                 self._profiler = self._lines = None
 
     def _choose_threads(self) -> None:
@@ -284,7 +259,7 @@ class Recorder:
 
     def _abandon(self) -> None:
         """After an error of ours: stop the profiler by the shortest way, and keep nothing."""
-        was_prepared, self._state = self._state == _PREPARED, _STOPPED
+        was_prepared, self._state = self._state is RecorderState.PREPARED, RecorderState.STOPPED
         lines, facts, profiler = self._lines, self._facts_recording, self._profiler
         self._profiler = self._lines = self._facts_recording = None
         guard.attempted(self._logging_calls.stop)
@@ -302,13 +277,7 @@ class Recorder:
     def _open_step(self) -> None:
         from torch.autograd.profiler import record_function
 
-        self._annotation = record_function(STEP_NAME.format(self.step_number))
-        self._annotation.__enter__()
-
-    def _close_step(self) -> None:
-        annotation, self._annotation = self._annotation, None
-        if annotation is not None:
-            annotation.__exit__(None, None, None)
+        self._mark_step(record_function(STEP_NAME.format(self.step_number)))
 
     def _take_profiler(self) -> None:
         if not _only_one.acquire(blocking=False):
@@ -323,17 +292,8 @@ class Recorder:
             self._holds_profiler = False
             _only_one.release()
 
-    @contextlib.contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        """Keep an error out of the training loop: tell it once, and give the profiler back if there is none."""
-        with guard.attempt() as doing:
-            yield
-        if doing.error is None:
-            return
-        if self.problem is None:
-            self.problem = f"{what}: {guard.sentence(doing.error)}"
-            guard.tell(self.problem)
-        if self._state == _STOPPED:
+    def _after_error(self) -> None:
+        if self._state is RecorderState.STOPPED:
             self._profiler = self._lines = None
             self._give_profiler_back()
 

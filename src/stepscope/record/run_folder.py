@@ -34,11 +34,7 @@ LEFT: Final = "left"
 
 
 class RunFolder:
-    """A run's folder; every path below it comes from here.
-
-    Attributes:
-        path: the folder, absolute.
-    """
+    """A run's folder; every path below it comes from here."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,8 +47,7 @@ class RunFolder:
 
         Args:
             root: the folder it is made in; None for `default_root()`.
-            name: of the run; None for one made of the program's name and the time.
-            manifest: what is known of the run at its start.
+            name: None for one made of the program's name and the time.
             suggestion: in place of the program's name and the time, and with a number behind it where it is taken.
 
         Raises:
@@ -78,32 +73,23 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The run folder at a path.
-
-        Raises:
-            UsageError: there is none.
-        """
         if not is_run_folder(path):
             raise UsageError(f"{path} is no run folder: it has no {MANIFEST}")
         return cls(Path(os.path.abspath(path)))
 
     @property
     def name(self) -> str:
-        """The run's name."""
         return self.path.name
 
     @property
     def requests(self) -> Path:
-        """Where files that ask for a capture are put."""
         return self.path / "requests"
 
     @property
     def agents(self) -> Path:
-        """Where agents say how they are reached."""
         return self.path / "agents"
 
     def rank_folder(self, rank: int) -> Path:
-        """The folder of a rank, made where it is missing."""
         return private_folder(self.path / f"rank{rank}")
 
     def ranks(self) -> list[int]:
@@ -134,15 +120,11 @@ class RunFolder:
         return [path for _, path in sorted(found)]
 
     def latest_traces(self) -> list[Path]:
-        """The last trace file of each rank that has any, by rank."""
+        """The last trace file of each rank that has any."""
         return [traces[-1] for rank in self.ranks() if (traces := self.traces_of(rank))]
 
     def manifest(self) -> RunManifest:
-        """What `run.json` says.
-
-        Raises:
-            UsageError: it cannot be read.
-        """
+        """Raises UsageError where `run.json` cannot be read."""
         path = self.path / MANIFEST
         try:
             manifest, whole = RunManifest.from_json(read_kept(path))
@@ -153,7 +135,6 @@ class RunFolder:
         return manifest
 
     def write_manifest(self, manifest: RunManifest) -> None:
-        """Write `run.json`, whole."""
         write_json(self.path / MANIFEST, with_checksum(manifest.to_json()))
 
     def write_recording(self, rank: int, content: dict[str, Any]) -> None:
@@ -175,7 +156,6 @@ class RunFolder:
             private_file(private_folder(self.path / _SEEN) / what)
 
     def was_seen(self, what: str) -> bool:
-        """Whether any process left that sign."""
         return (self.path / _SEEN / what).exists()
 
 
@@ -185,7 +165,6 @@ def xplane_name(trace: Path) -> Path:
 
 
 def is_run_folder(path: str | Path) -> bool:
-    """Whether a run's folder is at that path."""
     return str(path) != "-" and os.path.isfile(os.path.join(path, MANIFEST))
 
 
@@ -193,7 +172,7 @@ def check_name(name: str) -> None:
     """Refuse what cannot be the name of a run on every file system.
 
     Raises:
-        UsageError: the name is none.
+        UsageError: the name cannot be one.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(

@@ -62,7 +62,6 @@ class RunOptions:
     trackers: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """For STEPSCOPE_RUN_OPTIONS and `run.json`."""
         return asdict(self)
 
     @classmethod
@@ -76,7 +75,6 @@ class RunOptions:
 
     @classmethod
     def parse(cls, text: str) -> RunOptions:
-        """From STEPSCOPE_RUN_OPTIONS."""
         return cls.from_json(json.loads(text or "{}"))
 
 
@@ -123,7 +121,6 @@ class BackgroundHelpers:
             self.said.extend(f"Quiet machine: {phrase}." for phrase in [*steps.done, *steps.noise])
 
     def recording_ends(self) -> None:
-        """Leave the process as it was."""
         self._undo.close()
 
 
@@ -148,7 +145,6 @@ def end_program() -> None:
 
 
 def optimizer_exists() -> bool:
-    """Whether the program has made an optimizer of torch."""
     module: Any = sys.modules.get("torch.optim.optimizer")
     if module is None:
         return False

@@ -1,11 +1,12 @@
 """The index of runs: a SQLite file that finds them by name.
 
 The run folders hold everything; the index only remembers where they are. It can be lost, and is made again from the
-folders: also a damaged row of it, which its checksum tells. Any number of processes may use it at once.
+folders: also a row whose checksum is wrong. Any number of processes may use it at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -18,7 +19,6 @@ from typing import Any, Final, TypeVar
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import private_file, private_folder
-from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder, data_folder, default_root, is_run_folder
 
 _PATIENCE_S: Final = 15.0
@@ -34,7 +34,6 @@ create table if not exists runs (
     checksum integer
 ) without rowid
 """
-NoneType: Final = type(None)
 _Result = TypeVar("_Result")
 _log = logging.getLogger("stepscope.kept")
 
@@ -44,11 +43,8 @@ class RunRecord:
     """A run as the index remembers it.
 
     Attributes:
-        path: the run folder.
-        name: of the run.
         command: the program and its arguments, as a shell takes them.
         started_unix_s, ended_unix_s: wall-clock times; no end as long as the program runs, or if it was cut off.
-        exit_code: of the program.
         traces: how many were recorded.
     """
 
@@ -67,18 +63,13 @@ class RunRecord:
 
 
 class RunIndex:
-    """The runs this user has recorded.
-
-    Args:
-        path: the SQLite file; by default `runs.sqlite` in `data_folder()`.
-    """
+    """The runs this user has recorded, by default those in `runs.sqlite` in `data_folder()`."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or data_folder() / "runs.sqlite"
         self._root = default_root() if path is None else path.parent / "runs"
 
     def add(self, folder: RunFolder) -> RunRecord:
-        """Remember a run, or what became of it."""
         record = _record(folder)
         self._using(lambda database: _put(database, [record]))
         return record
@@ -91,7 +82,7 @@ class RunIndex:
         return records
 
     def all(self) -> list[RunRecord]:
-        """Every run, the latest first."""
+        """The latest first."""
         records = self._using(self._whole_rows)
         return sorted(records, key=lambda record: (-record.started_unix_s, record.path))
 
@@ -150,15 +141,9 @@ class RunIndex:
         if len(whole) == len(rows):
             return whole
         database.execute("delete from runs")
-        _put(database, whole)
-        _put(database, self._found())
-        lost = len(rows) - len(whole)
-        _log.warning(
-            "the index of runs, %s, was damaged in %d of %d rows and is made anew from the run folders",
-            self.path,
-            lost,
-            len(rows),
-        )
+        _put(database, [*whole, *self._found()])
+        damaged = "the index of runs, %s, was damaged in %d of %d rows and is made anew from the run folders"
+        _log.warning(damaged, self.path, len(rows) - len(whole), len(rows))
         return self._whole_rows(database)
 
     def _found(self) -> Iterator[RunRecord]:
@@ -167,7 +152,8 @@ class RunIndex:
     def _prepared(self) -> sqlite3.Connection:
         database = sqlite3.connect(private_file(self.path), timeout=_PATIENCE_S)
         database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
-        try:
+        with contextlib.ExitStack() as unless_usable:
+            unless_usable.callback(database.close)
             database.execute("pragma journal_mode = wal")
             if database.execute("pragma quick_check(1)").fetchone() != ("ok",):
                 raise sqlite3.DatabaseError("its pages contradict each other")
@@ -177,13 +163,11 @@ class RunIndex:
             if columns == _COLUMNS:  # of the first version
                 database.execute("alter table runs add column checksum integer")
             elif columns != [*_COLUMNS, "checksum"]:
-                raise sqlite3.DatabaseError("this is no index of runs")
+                raise sqlite3.DatabaseError("this is not an index of runs")
             if is_new:
                 with database:
                     _put(database, self._found())
-        except BaseException:
-            database.close()
-            raise
+            unless_usable.pop_all()
         return database
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
@@ -221,14 +205,14 @@ def _records(places: Iterable[Path]) -> Iterator[RunRecord]:
 
 
 def _record(folder: RunFolder) -> RunRecord:
-    manifest: RunManifest = folder.manifest()
+    manifest = folder.manifest()
     return RunRecord(
-        path=folder.path,
-        name=folder.name,
-        command=manifest.command_line,
-        started_unix_s=float(manifest.started_unix_s),
-        ended_unix_s=None if manifest.ended_unix_s is None else float(manifest.ended_unix_s),
-        exit_code=manifest.exit_code,
+        folder.path,
+        folder.name,
+        manifest.command_line,
+        float(manifest.started_unix_s),
+        None if manifest.ended_unix_s is None else float(manifest.ended_unix_s),
+        manifest.exit_code,
         traces=len(folder.traces()),
     )
 
@@ -253,4 +237,4 @@ def _checksum(values: Iterable[object]) -> int:
 
 
 _COLUMNS: Final = list(RunRecord.__dataclass_fields__)
-_TYPES: Final[tuple[Any, ...]] = (str, str, str, float, (float, NoneType), (int, NoneType), int)
+_TYPES: Final[tuple[Any, ...]] = (str, str, str, float, (float, type(None)), (int, type(None)), int)

@@ -68,7 +68,7 @@ def every_step(_: int) -> str:
 
 
 def action_of(found: object) -> str:
-    """The action a schedule named: ours by a word, torch's by a ProfilerAction.
+    """The action that a schedule named, by a word or by torch's ProfilerAction.
 
     Raises:
         UsageError: it is neither.

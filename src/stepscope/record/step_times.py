@@ -21,7 +21,6 @@ class Stretch:
     """Steps that followed each other.
 
     Attributes:
-        first_step: number of the first one.
         durations_ns: of each, from the end of what stepscope did before it to its own end.
         recorded: whether the profiler ran.
     """
@@ -31,7 +30,6 @@ class Stretch:
     durations_ns: list[int] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """For the run folder."""
         return {"first_step": self.first_step, "recorded": self.recorded, "ns": self.durations_ns}
 
     @classmethod
@@ -51,14 +49,7 @@ def are_durations(content: object) -> TypeGuard[list[int]]:
 
 
 class StepTimes:
-    """Times the steps of one thread, between calls of `begins` and `ended`.
-
-    Args:
-        clock_ns: tells the time in nanoseconds.
-
-    Attributes:
-        stretches: what was timed, in order.
-    """
+    """Times the steps of one thread, between calls of `begins` and `ended`."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.stretches: list[Stretch] = []
@@ -78,7 +69,6 @@ class StepTimes:
         self._begun_ns = self._clock_ns()
 
     def ended(self) -> None:
-        """The step has ended."""
         begun_ns, now = self._begun_ns, self._now
         if begun_ns is None or now is None:
             return
@@ -94,7 +84,6 @@ class StepTimes:
         self._begun_ns, self._now, self._count = None, None, 0
 
     def to_json(self) -> list[dict[str, Any]]:
-        """What was timed, for the run folder."""
         return [stretch.to_json() for stretch in self.stretches]
 
 

@@ -157,7 +157,7 @@ class TestTargets:
             found(target, run)
 
     def test_files_need_a_run(self, run: RunFolder) -> None:
-        with pytest.raises(UsageError, match="--through-files needs a run, and '1234' is none that can be found"):
+        with pytest.raises(UsageError, match="--through-files needs a run, and there is no run '1234'"):
             found("1234", run, through_files=True)
         with pytest.raises(AgentError, match="the run run has no agent"):
             found("run", run, through_files=True)

@@ -14,9 +14,9 @@ import pytest
 from stepscope.machine import energy_counters
 from stepscope.machine.energy_counters import RaplZone, SampledPower, open_counters
 from stepscope.record import energy as energy_module
+from stepscope.record.bootstrap import FirstRecording
 from stepscope.record.controller import StepController
 from stepscope.record.energy import EnergyMeter
-from stepscope.record.first_recording import FirstRecording
 from stepscope.record.hooks import AllHooks
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder

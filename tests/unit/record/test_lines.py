@@ -18,7 +18,7 @@ import pytest
 from stepscope.analysis.attribution import attribute
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers import open_trace
-from stepscope.record import line_watches
+from stepscope.record import lines as line_watches
 from stepscope.record import lines as module
 from stepscope.record.lines import LineTracker
 from stepscope.trace import Trace

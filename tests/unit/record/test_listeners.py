@@ -88,5 +88,5 @@ def test_nobody_there_ends_in_a_sentence() -> None:
 
 @pytest.mark.parametrize("host", ["h" * 300, "..", "a..b"])
 def test_what_is_no_name_of_a_host_ends_in_a_sentence(host: str) -> None:
-    with pytest.raises(AgentError, match="is no name of a host"):
+    with pytest.raises(AgentError, match="is not a host name"):
         listener_at(f"{host}:9012")

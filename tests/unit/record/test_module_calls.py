@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.readers import open_trace
-from stepscope.record.line_watches import named_calls
-from stepscope.record.lines import LineTracker
+from stepscope.record.lines import LineTracker, named_calls
 from stepscope.trace import Window
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ThreadLines, read_lines, write_lines
 from tests.unit.small_traces import complete

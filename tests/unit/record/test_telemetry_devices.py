@@ -70,7 +70,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
     monkeypatch.setattr(
-        "stepscope.record.telemetry.scalars.pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8)
+        "stepscope.record.telemetry.values.pinned_bytes", lambda size: torch.empty(size, dtype=torch.uint8)
     )
     DeviceTensor.operators, Event.passed, Event.asked = [], False, 0
     yield

@@ -14,8 +14,7 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.record.controller import StepSource, new_recording
 from stepscope.record.schedule import RecordOptions
-from stepscope.record.xla_profilers import JaxProfiler, TorchXlaProfiler
-from stepscope.record.xla_recorder import XlaRecorder
+from stepscope.record.xla import JaxProfiler, TorchXlaProfiler, XlaRecorder
 
 
 class Profiler:

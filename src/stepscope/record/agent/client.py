@@ -20,16 +20,7 @@ import msgspec
 
 from stepscope.errors import AgentError
 from stepscope.files import whole_file
-from stepscope.record.agent.protocol import (
-    DONE,
-    ENDED,
-    MAX_WAIT_S,
-    TOO_LATE,
-    VERSION,
-    WAITING,
-    CaptureOrder,
-    Reply,
-)
+from stepscope.record.agent.protocol import DONE, ENDED, MAX_WAIT_S, TOO_LATE, VERSION, WAITING, CaptureOrder, Reply
 
 _MAX_ANSWER_BYTES: Final = 16 * 2**20
 _COPY_BYTES: Final = 1 << 20
@@ -93,12 +84,10 @@ class CaptureState(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it."""
         return self.state in ENDED
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> CaptureState:
-        """From an agent's answer."""
         files = tuple((os.path.basename(file["name"]), int(file["bytes"])) for file in body["files"])
         values: dict[str, Any] = {
             name: body.get(name) for name in ("id", "state", "first_step", "steps", "problem", "in_run")
@@ -137,7 +126,6 @@ class AgentClient:
         return status
 
     def captures(self) -> list[CaptureState]:
-        """Those the agent remembers, oldest first."""
         return [_state(self.name, body) for body in self._ask("GET", "/captures").get("captures", [])]
 
     def start(self, order: CaptureOrder) -> CaptureState:
@@ -154,11 +142,9 @@ class AgentClient:
         return self._captured("GET", f"/captures/{quote(id)}?wait={min(wait_s, MAX_WAIT_S):.3f}")
 
     def stop(self, id: str) -> CaptureState:
-        """End a capture and keep what was recorded."""
         return self._captured("POST", f"/captures/{quote(id)}/stop")
 
     def cancel(self, id: str) -> CaptureState:
-        """End a capture and throw away what was recorded."""
         return self._captured("DELETE", f"/captures/{quote(id)}")
 
     def shutdown(self) -> None:

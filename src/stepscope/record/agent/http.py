@@ -46,7 +46,7 @@ _log = logging.getLogger("stepscope.agent")
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A thread for each of at most so many connections; what is wrong with one is no concern of the program.
+    """A thread for each of at most so many connections; a broken one does not concern the program.
 
     Args:
         address: host and port, or the path of a Unix socket.

@@ -169,7 +169,6 @@ class AgentFile(msgspec.Struct, frozen=True):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process was on this machine and has ended."""
         return self.is_here and not _is_alive(self.pid)
 
 
@@ -226,7 +225,7 @@ def write_agent_file(path: Path, content: AgentFile) -> Path:
 
 
 def read_agent_file(path: Path) -> AgentFile | None:
-    """What the file says; None where there is none, or it is no file of an agent, or not its owner's."""
+    """The agent that a file describes; None for a missing or invalid file, or one that another user owns."""
     try:
         with path.open("rb") as file:
             state = os.fstat(file.fileno())
@@ -264,7 +263,6 @@ def agent_at(address: str) -> AgentFile | None:
 
 
 def remove(path: Path) -> None:
-    """Take a file away, if it is there."""
     with contextlib.suppress(OSError):
         path.unlink()
 

@@ -218,4 +218,4 @@ def _reply_in(path: Path) -> Reply:
         answer = json.loads(content)
         return Reply(int(answer["status"]), dict(answer["body"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise AgentError(f"{path} is no answer of an agent") from error
+        raise AgentError(f"{path} is not an answer of an agent") from error

@@ -254,7 +254,6 @@ class _Capture:
         return [trace, *sorted(path for path in trace.parent.glob(f"{trace.name}.*") if path.is_file())]
 
     def file(self, name: str | None) -> Path:
-        """The file of this name, or the trace."""
         files = self.files()
         if not files:
             raise Refusal(409, f"the capture {self.id} is {self.state} and has no trace")
@@ -264,7 +263,6 @@ class _Capture:
         return found
 
     def described(self, run: Path | None) -> dict[str, Any]:
-        """What a client is told about it."""
         result = self.handle.result
         files = self.files()
         in_run = run is not None and bool(files) and files[0].is_relative_to(run)
@@ -419,11 +417,7 @@ def _inert() -> Agent:
 
 @guard.entry(otherwise=_inert(), raises=(UsageError, AgentError))
 def start_server(
-    port: int = 0,
-    *,
-    address: str = "127.0.0.1",
-    token: str | None = None,
-    socket: str | os.PathLike[str] | None = None,
+    port: int = 0, *, address: str = "127.0.0.1", token: str | None = None, socket: str | os.PathLike[str] | None = None
 ) -> Agent:
     """Let other processes record steps of this one, with `stepscope attach`.
 

@@ -80,7 +80,7 @@ def address_of(target: str) -> str | None:
 
 def _through_files(target: str, run: RunFolder | None) -> list[AgentClient]:
     if run is None:
-        raise UsageError(f"--through-files needs a run, and {target!r} is none that can be found")
+        raise UsageError(f"--through-files needs a run, and there is no run {target!r}")
     return [
         AgentClient(FileTransport(run.requests, agent.rank), f"rank {agent.rank}", rank=agent.rank, run=run.path)
         for agent in _agents_of(run)
@@ -112,7 +112,6 @@ def _of_process(pid: int, token: str | None) -> AgentClient:
 
 
 def _at(address: str, token: str | None) -> AgentClient:
-    """The agent at an address; the token of one on this machine is in its file."""
     name = f"the agent at {address}"
     known = agent_at(re.sub("^localhost:", "127.0.0.1:", address))  # as in the agent's file
     if known is None:
@@ -130,7 +129,6 @@ def _client(agent: AgentFile, name: str, token: str | None, run: Path | None) ->
 
 
 def _reachable(agent: AgentFile) -> str:
-    """The address to connect to from here."""
     host, _, port = agent.address.rpartition(":")
     everywhere = host.strip("[]") in _EVERYWHERE
     if agent.address.startswith("unix:") or agent.host == socket.gethostname():
@@ -211,6 +209,6 @@ def _first_bytes(address: str, request: bytes, connect_s: float, answer_s: float
     except ConnectionError:
         return b""
     except UnicodeError:  # of IDNA, which splits a name into its parts
-        raise AgentError(f"{address} cannot be reached: {host[:100]!r} is no name of a host") from None
+        raise AgentError(f"{address} cannot be reached: {host[:100]!r} is not a host name") from None
     except OSError as error:
         raise AgentError(f"{address} cannot be reached: {error.strerror or error}") from error

@@ -37,11 +37,7 @@ class NotGuarded(Exception):
 
 
 class Guard:
-    """What the new code asks.
-
-    Args:
-        holds: whether what a rewrite rests on holds, given its tensors and its criterion.
-    """
+    """What the new code asks: whether what a rewrite rests on holds, given its tensors and its criterion."""
 
     _rewrites: ClassVar[list[Rewrite]] = []
     """By the numbers in the new codes, which stay when another guard is installed."""
@@ -64,7 +60,6 @@ class Guard:
         return f"{_NAME}({len(self._rewrites) - 1}, {', '.join(values)})"
 
     def install(self) -> None:
-        """Have all modules see it."""
         setattr(builtins, _NAME, self)
 
 
@@ -134,7 +129,7 @@ class NotSwapped(Exception):
 
 @lru_cache(maxsize=256)
 def source_of(file: str) -> str | None:
-    """The text of a source file; None for what is no file of reasonable size, or no text."""
+    """The text of a source file; None for a missing or very large file, or one that is not text."""
     path = os.path.abspath(file)
     if file.startswith("<") or not os.path.isfile(path):
         return None
@@ -203,7 +198,6 @@ _NESTED: Final = 0x10
 
 
 def is_current(code: CodeType) -> bool:
-    """Whether the code's file is still what it was compiled from."""
     try:
         _current_source(code)
     except NotSwapped:
@@ -375,7 +369,6 @@ BATCHING_FLAGS: Final = (
 
 
 def install_batching(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Watch who calls cross_entropy and nll_loss."""
     import torch.nn.functional
 
     batching = _Batching(applying)
@@ -391,10 +384,7 @@ class _Batching:
         import torch
 
         self._applying = applying
-        self._not_users = (
-            os.path.dirname(torch.__file__) + os.sep,
-            PACKAGE,
-        )
+        self._not_users = (os.path.dirname(torch.__file__) + os.sep, PACKAGE)
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._judged: dict[int, CodeType] = {}
         """By identity; holding them keeps the identities theirs."""
@@ -431,7 +421,6 @@ class _Batching:
                 self._applying.could_not(_BATCHED, f"{name} was not called again; {_DIFF}")
 
     def _caller(self) -> FrameType | None:
-        """The first frame outside of torch and stepscope."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(self._not_users):
             frame = frame.f_back

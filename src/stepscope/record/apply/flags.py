@@ -21,13 +21,10 @@ MOST_PROCESSES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What may stand behind a flag's `=`.
+    """What may stand behind a flag's `=`: a whole number from `least` to `most`, or one of the choices.
 
     Attributes:
         shown: for people, such as "N" or "jemalloc|tcmalloc".
-        least: the smallest whole number; None where it is one of the choices.
-        most: the largest whole number.
-        choices: the words it may be.
         default: what counts where nothing stands there; None where something must.
     """
 
@@ -60,7 +57,7 @@ class Flag:
 
     @property
     def shown(self) -> str:
-        """The flag as it is written, such as "workers=N" or "compile[=default|reduce-overhead]"."""
+        """As it is written, such as "workers=N" or "compile[=default|reduce-overhead]"."""
         if self.value is None:
             return self.name
         behind = f"={self.value.shown}"
@@ -177,13 +174,11 @@ class Outcome:
 
     @property
     def text(self) -> str:
-        """For people: "fuse-optimizer: AdamW made at train.py:31 now runs fused"."""
         kind = ":" if self.applied else ", not applied:"
         where = f" (rank {', '.join(map(str, self.ranks))})" if self.ranks else ""
         return f"{self.flag}{kind} {self.sentence}{where}"
 
     def to_json(self) -> dict[str, Any]:
-        """For `run.json` and reports."""
         content = {"flag": self.flag, "sentence": self.sentence, "applied": self.applied}
         return {**content, "ranks": list(self.ranks)} if self.ranks else content
 

@@ -126,8 +126,6 @@ def install_garbage(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 class _Garbage:
-    """Has garbage collected at the steps of the optimizer that marks them."""
-
     def __init__(self, applying: Applying, collection: Any) -> None:
         self.collection = collection
         self._applying = applying

@@ -164,7 +164,6 @@ class _Rescue:
         applying.wrap(dataloader._MultiProcessingDataLoaderIter, "_next_data", self._next)
 
     def watch(self, loader: Any) -> None:
-        """Look after a loader that was given workers."""
         self._loaders.add(loader)
 
     def _iterator(self, original: Any, loader: Any) -> Any:
@@ -173,9 +172,8 @@ class _Rescue:
         import torch
 
         state = torch.get_rng_state()
-        try:
-            iterator = original(loader)
-        except Exception as error:  # workers cannot be started, or the loader's own error comes again
+        iterator, error = guard.tried(original, loader)
+        if error is not None:  # workers cannot be started, or the loader's own error comes again
             self._give_up(loader, state, error)
             return original(loader)
         iterator._stepscope_loader, iterator._stepscope_state = weakref.ref(loader), state
@@ -185,18 +183,16 @@ class _Rescue:
         instead = self._instead.get(iterator)
         if instead is not None:
             return guard.passing(instead._next_data)
-        try:
-            return original(iterator)
-        except StopIteration:
-            raise
-        except Exception as error:  # a worker's, of whatever kind
-            loader = getattr(iterator, "_stepscope_loader", lambda: None)()
-            if loader is None or iterator._num_yielded:
-                raise
-            iterator._shutdown_workers()
-            self._give_up(loader, iterator._stepscope_state, error)
-            self._instead[iterator] = self._single(loader)
-            return guard.passing(self._instead[iterator]._next_data)
+        data, error = guard.tried(original, iterator)
+        if error is None:
+            return data
+        loader = getattr(iterator, "_stepscope_loader", lambda: None)()
+        if loader is None or iterator._num_yielded or isinstance(error, StopIteration):
+            raise error
+        iterator._shutdown_workers()  # one of them failed, in whatever way
+        self._give_up(loader, iterator._stepscope_state, error)
+        self._instead[iterator] = self._single(loader)
+        return guard.passing(self._instead[iterator]._next_data)
 
     def _give_up(self, loader: Any, state: Any, error: Exception) -> None:
         import torch

@@ -39,7 +39,6 @@ _FEWEST_SCORES: Final = 2**18
 
 
 def install_losses(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Put `stepscope.remedies.chunked_cross_entropy` in the place of torch's for large scores, in modules too."""
     import torch
 
     from stepscope.remedies import chunked_cross_entropy
@@ -145,7 +144,6 @@ class _LoggedNumbers:
         self.types = (torch.Tensor, torch.nn.Parameter)
 
     def judge(self, code: Any, line: int) -> str:
-        """The verdict on a line that reads a number for the first time."""
         verdict = ""
         if is_users_file(code.co_filename):
             text = kept_in(code.co_filename).get(line)
@@ -155,7 +153,6 @@ class _LoggedNumbers:
         return verdict
 
     def number(self, tensor: Any, where: str) -> Any:
-        """The tensor's number, deferred where it is on a device."""
         if self._compiling() or not tensor.is_floating_point() or tensor.numel() != 1:
             return self._original(tensor)
         if tensor.device.type == "cpu":

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from stepscope import guard
 from stepscope.record.apply.flags import Flag, Value
 from stepscope.record.apply.patching import Applying, Around, OutermostCalls, in_a_line, users_place
 
@@ -37,7 +38,6 @@ COMPILE_FLAGS: Final = (
 
 
 def install_compilation(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have the model run as the flags say."""
     if "channels-last" in chosen:
         _install_channels_last(applying)
     if "compile" in chosen:
@@ -47,8 +47,6 @@ def install_compilation(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 class _Compiling:
-    """Compiles models in place at their first call."""
-
     def __init__(self, applying: Applying, mode: str) -> None:
         self._applying = applying
         self._mode = mode
@@ -76,23 +74,21 @@ class _Compiling:
     def _around(self, call: Callable[..., Any], module: Any, *positional: Any, **named: Any) -> Any:
         if not is_compiled(module):
             return call(*positional, **named)
-        try:
-            return call(*positional, **named)
-        except Exception as error:  # of the model's or the compiler's
-            if not _is_the_compilers(error):
-                raise
-            module._compiled_call_impl = None
-            self._applying.could_not("compile", f"{type(module).__name__} goes on uncompiled: {in_a_line(error)}")
-            return call(*positional, **named)
+        result, error = guard.tried(call, *positional, **named)
+        if error is None:
+            return result
+        if not _is_the_compilers(error):
+            raise error
+        module._compiled_call_impl = None
+        self._applying.could_not("compile", f"{type(module).__name__} goes on uncompiled: {in_a_line(error)}")
+        return call(*positional, **named)
 
 
 def is_compiled(module: Any) -> bool:
-    """Whether a module was compiled in place."""
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _is_the_compilers(error: Exception) -> bool:
-    """Whether an exception comes from compiling, and not from what the model computes."""
     return any(
         kind.__module__.startswith(("torch._dynamo", "torch._inductor", "torch._functorch"))
         for kind in type(error).__mro__
@@ -133,7 +129,6 @@ def _install_channels_last(applying: Applying) -> None:
 
 
 def channels_last(value: Any) -> Any:
-    """A tensor of four dimensions with its channels last; anything else as it is."""
     import torch
 
     if isinstance(value, torch.Tensor) and value.dim() == 4:
@@ -197,7 +192,6 @@ class LossScaling:
         applying.wrap(torch.optim.Optimizer, "__init__", self._made)
 
     def start(self) -> None:
-        """The program trains in float16: scale its backward passes from now on."""
         import torch
 
         if not self._is_on:
@@ -339,7 +333,6 @@ _DTYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def install_precision(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have the model computed as the flags say."""
     for flag, name in _DTYPES.items():
         if flag in chosen:
             OutermostCalls.of(applying).on_new(flag, _Autocast(applying, flag, name).on_new)
@@ -361,7 +354,7 @@ class _Autocast:
         self._flag = flag
         self._dtype: Any = getattr(torch, dtype)
         self._name = dtype
-        self._told: set[str] = set()
+        self._announced: set[str] = set()
         self._has_scaler = False
         self._scaling = LossScaling(applying) if flag == "fp16" else None
         if self._scaling is not None:
@@ -402,8 +395,8 @@ class _Autocast:
             self._applying.could_not(self._flag, f"the program calls {name} under autocast to {self._name} itself")
             return None
         context = torch.autocast(device, dtype=self._dtype)
-        if name not in self._told:
-            self._told.add(name)
+        if name not in self._announced:
+            self._announced.add(name)
             place = users_place()
             called = f"{name} called at {place}" if place else name
             self._applying.did(self._flag, f"{called} computes under autocast to {self._name}")

@@ -36,7 +36,6 @@ OPTIMIZER_FLAGS: Final = (
 
 
 def install_optimizers(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have the optimizers of the program be as the flags say."""
     if "fuse-optimizer" in chosen:
         with applying.guarded("fuse-optimizer"):
             _Fusing(applying).install()
@@ -57,7 +56,6 @@ class _Fusing:
         self._done: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def install(self) -> None:
-        """Look out for optimizers that are made, and for their steps."""
         from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
         self._applying.wrap(Optimizer, "__init__", self._made)
@@ -99,7 +97,6 @@ class _Fusing:
 
 
 def _clip_in_one_pass(applying: Applying) -> None:
-    """Put `stepscope.remedies.clip_grad_norm` in the place of torch.nn.utils.clip_grad_norm_."""
     import torch
 
     from stepscope.remedies import clip_grad_norm

@@ -77,7 +77,6 @@ class Applying:
         self._say(False, flag, sentence)
 
     def said_about(self, flag: str) -> bool:
-        """Whether anything was said about a flag so far."""
         return any(flag == name for entries in self._said.values() for name, _ in entries)
 
     @contextlib.contextmanager
@@ -91,17 +90,7 @@ class Applying:
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute until `remove`."""
-        own, before = name in vars(owner), vars(owner).get(name)  # a method's descriptor, not what it gives
-        setattr(owner, name, value)
-
-        def restore() -> None:
-            if vars(owner).get(name) is value:  # else somebody has wrapped it since, and goes on to need it
-                if own:
-                    setattr(owner, name, before)
-                else:
-                    delattr(owner, name)
-
-        self._undo.callback(restore)
+        self._undo.callback(guard.put(owner, name, value))
 
     def wrap(
         self, owner: Any, name: str, around: Callable[..., Any], *, unless: Callable[[], bool] = lambda: False
@@ -143,11 +132,9 @@ class Applying:
         self.wrap(kind, "__init__", made)
 
     def on_remove(self, action: Callable[[], object]) -> None:
-        """Have something undone by `remove`."""
         self._undo.callback(action)
 
     def at_end(self, action: Callable[[], None]) -> None:
-        """Have something looked at when the program ends."""
         self._at_end.append(action)
 
     def remove(self) -> None:
@@ -168,7 +155,6 @@ class Applying:
                 self.could_not(flag, self._unseen[flag])
 
     def to_json(self) -> dict[str, list[dict[str, str]]]:
-        """What the process's file holds."""
         return {
             kind: [{"flag": flag, "sentence": sentence} for flag, sentence in self._said[applied]]
             for kind, applied in (("applied", True), ("not_applied", False))
@@ -241,11 +227,7 @@ Around = Callable[..., Any]
 
 
 class OutermostCalls:
-    """Stands around the outermost calls of one process's modules.
-
-    Args:
-        applying: of the process; its `remove` leaves torch's classes as they were.
-    """
+    """Stands around the outermost calls of one process's modules."""
 
     def __init__(self, applying: Applying) -> None:
         self._applying = applying
@@ -259,7 +241,6 @@ class OutermostCalls:
 
     @classmethod
     def of(cls, applying: Applying) -> OutermostCalls:
-        """Those of a process, made when they are first asked for."""
         found: OutermostCalls = applying.shared.setdefault(cls, cls(applying))
         return found
 
@@ -287,14 +268,8 @@ class OutermostCalls:
             return is_compiling() or not self._is_watching or getattr(self._thread, "is_inside", False)
 
         called = guard.replaced(original, self._run, "apply.Module.__call__", unless=unless)
-
-        def restore() -> None:
-            if vars(module).get("__call__") is called:
-                module.__call__ = original
-
-        module.__call__ = called
-        self._unwatch = restore
-        self._applying.on_remove(restore)
+        self._unwatch = guard.put(module, "__call__", called)
+        self._applying.on_remove(self._unwatch)
 
     def _adopt(self, module: Any) -> None:
         """Take note of a module; what cannot be done with it leaves it as it was."""
@@ -337,7 +312,7 @@ class OutermostCalls:
 
 
 def compiling() -> Callable[[], bool]:
-    """What tells whether torch.compile is tracing, which is not to see what stands around calls."""
+    """A function that says whether torch.compile is tracing, which is not to see what stands around calls."""
     import torch
 
     found: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)

@@ -19,7 +19,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Imports:
-    """Sees torch, JAX and PyTorch/XLA being imported, and has stepscope told when that is done."""
+    """Sees torch, JAX and PyTorch/XLA being imported, and calls stepscope when that is done."""
 
     def __init__(self) -> None:
         self._awaited = {"torch", "jax", "torch_xla.debug.profiler"}
@@ -45,12 +45,8 @@ class _Imports:
             with _Guard():
                 del loader.exec_module
                 self._awaited.discard(name)  # not before: programs also ask for a spec to see whether it is there
-            try:
+            with _Hidden():
                 execute(module)
-            except BaseException as error:
-                if error.__traceback__ is not None:
-                    error.__traceback__ = error.__traceback__.tb_next  # without this frame
-                raise
             with _Guard():
                 _stepscope()
                 from stepscope.record.bootstrap import was_imported
@@ -58,6 +54,17 @@ class _Imports:
                 was_imported(name)
 
         loader.exec_module = execute_and_tell
+
+
+class _Hidden:
+    """A block whose errors pass without the frame of ours that they have come through."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is not None and error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next
 
 
 class _Guard:
@@ -69,7 +76,7 @@ class _Guard:
     def __exit__(self, kind: Any, error: Any, traceback: Any) -> bool:
         if error is None or isinstance(error, (KeyboardInterrupt, SystemExit)):
             return False
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"stepscope: this process is not recorded: {type(error).__name__}: {error}\n")
         return True
 

@@ -27,10 +27,9 @@ from typing import Any, Final
 from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
-from stepscope.record.telemetry.norms import ModelWatch, OptimizerWatch, Watch, chosen_modules
 from stepscope.record.telemetry.sampler import DEFAULT_INTERVAL_S, Sampler
-from stepscope.record.telemetry.scalars import Logged, ScalarReader
 from stepscope.record.telemetry.store import Series, Writer
+from stepscope.record.telemetry.values import Logged, ModelWatch, OptimizerWatch, ScalarReader, Watch, chosen_modules
 
 RUN_VARIABLE: Final = "STEPSCOPE_RUN"
 """The run folder of a program that `stepscope run` started."""
@@ -46,7 +45,6 @@ class Telemetry:
 
     Args:
         folder: a run folder; the file goes to `rank<R>/telemetry/` in it.
-        rank: this process's rank.
         interval_s: seconds between two samples of the machine; None samples nothing.
 
     Attributes:
@@ -108,7 +106,7 @@ class Telemetry:
         """Record norms of a model's gradients, before each `every`th step of its optimizer, and of its activations.
 
         `modules` are patterns of modules' names, such as "*.attn"; each of those modules gets norms of its own. Without
-        them there is one norm for the whole model. `name` tells several models apart.
+        them there is one norm for the whole model. `name` distinguishes several models.
 
         Raises:
             UsageError: it is no torch.nn.Module, no module has such a name, or `every` is less than 1.
@@ -208,7 +206,7 @@ class _Throughput:
 
     def add(self, amount: float, now_ns: int) -> float | None:
         """The rate a second since the last one that was given, where it is time for another."""
-        if self._amount is None:  # the first call tells when the clock began, not since when its amount was made
+        if self._amount is None:  # when the amount of the first call began is unknown
             self._amount = 0.0
             return None
         self._amount += amount
@@ -281,7 +279,7 @@ def _default_folder() -> Path:
 
 
 def _launched_rank() -> int:
-    """What the launcher told this process, 0 where none did."""
+    """The rank that a launcher gave this process; 0 without a launcher."""
     numbers = (os.environ.get(name, "") for name in _RANKS)
     return next((int(number) for number in numbers if number.isdecimal()), 0)
 
@@ -342,7 +340,7 @@ def _log_tracked(method: str, _: None, answer: Any, owner: Any, /, *positional: 
         tag, value, step = _arguments(("tag", "scalar_value", "global_step"), positional, keywords)
         values = {str(tag): value}
     if values:
-        with guard.attempt():  # what is no value of telemetry is the tracker's alone
+        with guard.attempt():  # values that telemetry does not take go to the tracker alone
             log(values, step if type(step) is int else None)
 
 

@@ -67,6 +67,10 @@ class NvidiaDevices:
     def _counters(self) -> list[tuple[list[tuple[str, str]], Counter]]:
         """What to ask, each with the names and units of what it answers."""
         nvml = self._nvml
+
+        def one(name: str, unit: str, ask: Callable[[Any], float]) -> tuple[list[tuple[str, str]], Counter]:
+            return [(name, unit)], lambda handle: (ask(handle),)
+
         return [
             (
                 [("utilization_share", "share"), ("memory_utilization_share", "share")],
@@ -76,23 +80,15 @@ class NvidiaDevices:
                 [("memory_used_bytes", "bytes"), ("memory_bytes", "bytes")],
                 lambda handle: _pair(nvml.nvmlDeviceGetMemoryInfo(handle), "used", "total", 1),
             ),
-            ([("power_w", "W")], lambda handle: (nvml.nvmlDeviceGetPowerUsage(handle) / 1000,)),
-            ([("energy_j", "J")], lambda handle: (nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,)),
-            (
-                [("temperature_c", "°C")],
-                lambda handle: (nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),),
-            ),
-            (
-                [("sm_clock_mhz", "MHz")],
-                lambda handle: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),),
-            ),
-            (
-                [("memory_clock_mhz", "MHz")],
-                lambda handle: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),),
-            ),
-            (
-                [("throttle_reasons", "bit mask")],
-                lambda handle: (float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),),
+            one("power_w", "W", lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            one("energy_j", "J", lambda handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000),
+            one("temperature_c", "°C", lambda handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            one("sm_clock_mhz", "MHz", lambda handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            one("memory_clock_mhz", "MHz", lambda handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+            one(
+                "throttle_reasons",
+                "bit mask",
+                lambda handle: float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
             ),
         ]
 
@@ -103,12 +99,12 @@ class NvidiaDevices:
             handles = [self._by_index(number) for number in range(self._nvml.nvmlDeviceGetCount())]
         else:
             handles = [self._named(name.strip()) for name in listed.split(",") if name.strip() not in ("", "-1")]
-        mine = range(len(handles))
+        asked = range(len(handles))
         local, together = (_whole(environment.get(name)) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         if local is not None and together is not None and len(handles) >= together:
             # Each device is asked by one rank only: NVML answers one question at a time.
-            mine = mine[local::together]
-        return {str(number): handles[number] for number in mine}
+            asked = asked[local::together]
+        return {str(number): handles[number] for number in asked}
 
     def _by_index(self, number: int) -> Any:
         return self._nvml.nvmlDeviceGetHandleByIndex(number)
@@ -217,7 +213,7 @@ class ProcessTree:
         except (AttributeError, NotImplementedError, self._psutil.AccessDenied) as error:
             if process is self._self:
                 for name in ("disk_read_bytes_per_s", "disk_write_bytes_per_s"):
-                    self._lack(_process(name, "bytes/s"), f"not told by this system: {sentence(error)}")
+                    self._lack(_process(name, "bytes/s"), f"this system does not say: {sentence(error)}")
         except self._psutil.Error:
             pass  # it has ended
         else:
@@ -248,18 +244,12 @@ class ProcessTree:
         ]
 
     def _disks(self, now_ns: int) -> Values:
-        return self._rates(
-            now_ns,
-            lambda: self._psutil.disk_io_counters(),
-            {"disk_read_bytes_per_s": "read_bytes", "disk_write_bytes_per_s": "write_bytes"},
-        )
+        names = {"disk_read_bytes_per_s": "read_bytes", "disk_write_bytes_per_s": "write_bytes"}
+        return self._rates(now_ns, lambda: self._psutil.disk_io_counters(), names)
 
     def _network(self, now_ns: int) -> Values:
-        return self._rates(
-            now_ns,
-            lambda: self._psutil.net_io_counters(),
-            {"network_received_bytes_per_s": "bytes_recv", "network_sent_bytes_per_s": "bytes_sent"},
-        )
+        names = {"network_received_bytes_per_s": "bytes_recv", "network_sent_bytes_per_s": "bytes_sent"}
+        return self._rates(now_ns, lambda: self._psutil.net_io_counters(), names)
 
     def _rates(self, now_ns: int, ask: Callable[[], Any], names: dict[str, str]) -> Values:
         """Rates of counters of the machine, which some containers do not show."""
@@ -276,11 +266,8 @@ class ProcessTree:
             for series in kinds:
                 self._lack(series, reason)
             return [(series, None) for series in kinds]
-        return [
-            pair
-            for series, field in kinds.items()
-            for pair in self._ratio(series, getattr(counters, field), now_ns / 1e9)
-        ]
+        ratios = (self._ratio(series, getattr(counters, field), now_ns / 1e9) for series, field in kinds.items())
+        return [pair for ratio in ratios for pair in ratio]
 
     def _ratio(self, series: Series, part: float, whole: float) -> Values:
         """How much one counter has grown for each unit of another since the last time."""
@@ -305,20 +292,14 @@ class Source(Protocol):
     """Something to ask for values at each interval."""
 
     @property
-    def series(self) -> Series:
-        """What is said to be missing where the source fails as a whole."""
+    def series(self) -> Series: ...
 
     def sample(self, now_ns: int) -> list[tuple[Series, float | None]]:
         """The values at this moment of a clock that never steps back; None for what could not be had just now."""
 
 
 class Sampler:
-    """Asks its sources at a fixed interval and appends what they say.
-
-    Args:
-        interval_s: seconds between two samples.
-        sources: whom to ask; by default all that this machine has.
-    """
+    """Asks its sources every `interval_s` seconds and appends what they say; by default all that this machine has."""
 
     def __init__(self, writer: Writer, interval_s: float, sources: Sequence[Source] | None = None) -> None:
         self._writer = writer
@@ -329,7 +310,6 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="stepscope telemetry sampler", daemon=True)
 
     def start(self) -> None:
-        """Begin; a package that is missing is complained of in one sentence."""
         self._thread.start()
 
     def close(self) -> None:

@@ -151,8 +151,7 @@ class Writer:
     """Takes rows from any thread and appends them to a file of this process, every second.
 
     Args:
-        folder: where the file goes; it is made when there is something to write.
-        about: what the file says of itself besides its process and time.
+        about: what the file says about itself besides its process and time.
     """
 
     def __init__(self, folder: Path, about: dict[str, str]) -> None:
@@ -179,7 +178,6 @@ class Writer:
             self._start()
 
     def lacks(self, series: Series, reason: str) -> None:
-        """Note that a series could not be had, and why."""
         self._missing.append(Missing(series, reason, time.time_ns()))
         if self._thread is None:
             self._start()
@@ -213,7 +211,6 @@ class Writer:
 
     @guard.entry
     def close(self) -> None:
-        """Write what waits and close the file."""
         self._ended.set()
         self.flush()
         with self._writing:
@@ -223,7 +220,6 @@ class Writer:
                 self._store = None
 
     def abandon(self) -> None:
-        """Write no more."""
         self._ended.set()
         self._samples.clear()
         self._missing.clear()
@@ -268,7 +264,7 @@ class Writer:
 
 
 def _close_with_child(writer: Writer) -> None:
-    """A child that multiprocessing forked ends without what atexit was told, but calls its own finalizers."""
+    """A child that multiprocessing forked ends without what atexit holds, but calls its own finalizers."""
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         from multiprocessing import util

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.record import first_recording
+from stepscope.record import bootstrap
+from stepscope.record.bootstrap import TRANSITIONS, Event, FirstRecording, Phase
 from stepscope.record.controller import StepController, StepSource
-from stepscope.record.first_recording import TRANSITIONS, Event, FirstRecording, Phase
 from stepscope.record.hooks import AllHooks
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
@@ -83,7 +83,7 @@ class TestPhases:
     def test_warm_up_capture_and_times(
         self, begin: Callable[..., FirstRecording], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(first_recording, "TIMED_STEPS", 2)
+        monkeypatch.setattr(bootstrap, "TIMED_STEPS", 2)
         recording = begin()
         assert steps(recording, 6) == [
             *[Phase.CAPTURING] * 3,

@@ -1,0 +1,204 @@
+"""The profilers of XLA in this process, that of JAX and that of PyTorch/XLA, and a recording by one of them.
+
+Both write an `.xplane.pb` file and record the device as well as the host. Imports nothing but what the program has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from contextlib import AbstractContextManager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from stepscope import guard
+from stepscope.errors import UsageError
+from stepscope.files import private_folder, whole_file
+from stepscope.record.captures import ProfilerRecording, RecorderState
+from stepscope.record.run_folder import xplane_name
+from stepscope.record.schedule import RecordOptions
+
+STEP_NAME: Final = "step"
+"""What a step is called that the program does not mark itself; its number is the event's `step_num`."""
+
+
+class XlaProfiler(Protocol):
+    def start(self, folder: Path, options: RecordOptions) -> None:
+        """Begin to record; the profile will be written below a folder."""
+
+    def stop(self) -> None: ...
+
+    def step(self, number: int) -> AbstractContextManager[Any]: ...
+
+    def wait(self) -> None: ...
+
+
+class JaxProfiler:
+    def start(self, folder: Path, options: RecordOptions) -> None:
+        """Begin to record; Python frames only where stacks are asked for, since they are many."""
+        profiler: Any = sys.modules["jax"].profiler
+        if not hasattr(profiler, "ProfileOptions"):  # jax before 0.5 has none
+            profiler.start_trace(str(folder))
+            return
+        chosen = profiler.ProfileOptions()
+        chosen.python_tracer_level = int(options.stacks)
+        profiler.start_trace(str(folder), profiler_options=chosen)
+
+    def stop(self) -> None:
+        profiler: Any = sys.modules["jax"].profiler
+        profiler.stop_trace()
+
+    def step(self, number: int) -> AbstractContextManager[Any]:
+        profiler: Any = sys.modules["jax"].profiler
+        mark: AbstractContextManager[Any] = profiler.TraceAnnotation(STEP_NAME, _r=1, step_num=number)
+        return mark
+
+    def wait(self) -> None:
+        """Wait for every array that is alive, and so for what computes it."""
+        jax: Any = sys.modules["jax"]
+        for array in jax.live_arrays():
+            with guard.attempt():  # given away to a later call, or of a computation that failed
+                array.block_until_ready()
+
+
+class TorchXlaProfiler:
+    def start(self, folder: Path, options: RecordOptions) -> None:
+        import_module("torch_xla.debug.profiler").start_trace(str(folder))
+
+    def stop(self) -> None:
+        import_module("torch_xla.debug.profiler").stop_trace()
+
+    def step(self, number: int) -> AbstractContextManager[Any]:
+        """The event of a StepTrace, without the synchronisation that a StepTrace ends with."""
+        return torch_xla_event(STEP_NAME, _r=1, step_num=number)
+
+    def wait(self) -> None:
+        import_module("torch_xla.core.xla_model").wait_device_ops()
+
+
+def torch_xla_event(name: str, **stats: Any) -> AbstractContextManager[Any]:
+    """An event in the profile, and nothing else: the annotations of PyTorch/XLA also open a scope, inside which the
+    program may not call torch_xla.sync()."""
+    annotation: Any = import_module("torch_xla.debug.profiler").Trace
+    event: AbstractContextManager[Any] = annotation.__bases__[0](name, **stats)
+    return event
+
+
+_COPY_BYTES: Final = 1 << 20
+
+
+class XlaRecorder(ProfilerRecording):
+    """Records what XLA's profiler sees: the host's events and the devices'. Any call may come from any thread.
+
+    Args:
+        options: only `stacks` means anything here.
+        marks_steps: mark the steps; not where the program does so itself.
+    """
+
+    def __init__(
+        self, profiler: XlaProfiler, options: RecordOptions, *, first_step: int = 0, marks_steps: bool = True
+    ) -> None:
+        super().__init__(options, first_step)
+        self._profiler = profiler
+        self._marks_steps = marks_steps
+        self._folder: Path | None = None
+
+    def prepare(self) -> None:
+        """Start the profiler once and stop it, since its first start takes longest; nothing of that is kept."""
+        with self._lock, self._guarded("the profiler could not be prepared"):
+            if self._state is RecorderState.NEW:
+                self._state = RecorderState.STOPPED  # unless what follows succeeds
+                self._begin()
+                self._end()
+                self._state = RecorderState.PREPARED
+
+    def start(self) -> None:
+        """Begin to record, with the step `step_number`."""
+        self.prepare()
+        with self._lock, self._guarded("the recording could not be started"):
+            if self._state is RecorderState.PREPARED:
+                self._state = RecorderState.STOPPED
+                self._begin()
+                self._state = RecorderState.RECORDING
+                self._open_step()
+
+    def step(self) -> None:
+        with self._lock, self._guarded("a step could not be marked"):
+            if self._state is RecorderState.RECORDING:
+                self._close_step()
+                self.step_number += 1
+                self._open_step()
+
+    def stop(self) -> None:
+        """End the recording when the devices have done the recorded work; what was recorded can be saved."""
+        with self._lock:
+            if self._state is RecorderState.RECORDING:
+                self._state = RecorderState.STOPPED
+                with self._guarded("the last step could not be marked"):
+                    self._close_step()
+                with self._guarded("the devices could not be waited for"):
+                    self._profiler.wait()
+                with self._guarded("the profiler could not be stopped"):
+                    self._profiler.stop()
+
+    def save(self, path: Path) -> Path:
+        """Write the profile, complete or not at all, beside `path` with the ending .xplane.pb; returns where it is.
+
+        Raises:
+            UsageError: nothing was recorded, it was saved before, or the file cannot be written.
+        """
+        self.stop()
+        with self._lock:
+            found = sorted(self._folder.rglob("*.xplane.pb")) if self._folder is not None else []
+            if not found:
+                raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
+            place = xplane_name(path)
+            try:
+                private_folder(place.parent, tighten=False)
+                with found[0].open("rb") as source, whole_file(place, private=True) as file:
+                    shutil.copyfileobj(source, file, _COPY_BYTES)
+            except OSError as error:
+                raise UsageError(f"the trace cannot be written to {place}: {error}") from error
+            self._remove_folder()
+            return place
+
+    def discard(self) -> None:
+        with self._lock:
+            self.stop()
+            self._state = RecorderState.STOPPED
+            self._remove_folder()
+
+    def _begin(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
+        self._held = guard.on_failure("the recording under way", self._abandon)
+        with contextlib.ExitStack() as unless_it_starts:
+            unless_it_starts.callback(self._remove_folder)
+            self._profiler.start(self._folder, self.options)
+            unless_it_starts.pop_all()
+
+    def _end(self) -> None:
+        try:
+            self._profiler.stop()
+        finally:
+            self._remove_folder()
+
+    def _abandon(self) -> None:
+        """After an error of ours: stop the profiler by the shortest way, and keep nothing."""
+        was_on, self._state = self._state is RecorderState.RECORDING, RecorderState.STOPPED
+        guard.attempted(self._close_step)
+        if was_on:
+            guard.attempted(self._profiler.stop)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        guard.off(self._held)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _open_step(self) -> None:
+        if self._marks_steps:
+            self._mark_step(self._profiler.step(self.step_number))
