@@ -26,15 +26,15 @@ from stepscope.compare.matching import (
     with_families,
     without_unknown,
 )
-from stepscope.compare.notes import (
+from stepscope.compare.notes import notes
+from stepscope.compare.record import SCHEMAS, SideSummary, TraceRecord, trace_record
+from stepscope.compare.settings import (
     EnergyComparison,
     StepEnergies,
     compared_energies,
     different_settings,
     merged_settings,
-    notes,
 )
-from stepscope.compare.record import SCHEMAS, Basis, LeftOut, TraceRecord, trace_record
 from stepscope.compare.statistics import SampleComparison, compare_samples, joint_confidence
 from stepscope.trace import Trace, TraceWarning
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
@@ -58,41 +58,6 @@ class Side:
     settings: Mapping[str, str] = field(default_factory=dict)
     unprofiled: Sequence[Sequence[float]] = ()
     energies: StepEnergies = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SideSummary:
-    """What is known of one side as a whole.
-
-    Attributes:
-        ranks: how many one run has, at most.
-        basis: "device" where times are the device's, "host" where they are the main thread's, as without a device.
-        devices: the accelerators' names, where the traces have them.
-        step_source: "annotation", "inferred" or "none"; with "none" the whole recording counts as one step.
-        step_count: complete steps of all its traces.
-        total_ns: their length together; the sums of the tables are over the same.
-        trace: the first of its traces.
-        left_out: steps at the edges of recordings that count in nothing, see `stepscope.compare.record`.
-        warnings: what was skipped or repaired while reading its traces.
-    """
-
-    name: str
-    paths: tuple[str, ...]
-    ranks: int
-    runs: int
-    basis: Basis
-    devices: tuple[str, ...]
-    step_source: str
-    step_count: int
-    total_ns: int
-    trace: Trace
-    left_out: tuple[LeftOut, ...] = ()
-    warnings: tuple[TraceWarning, ...] = ()
-
-    @property
-    def step_ns(self) -> float:
-        """The mean step's length."""
-        return self.total_ns / self.step_count
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from stepscope.analysis.host import host_time
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import alive_table
 from stepscope.analysis.places import PlaceCosts, place_costs
-from stepscope.compare.notes import settings_of_trace
+from stepscope.compare.settings import settings_of_trace
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
@@ -97,6 +97,41 @@ class LeftOut:
     duration_ns: int
     shortest_ns: int
     longest_ns: int  # with shortest_ns: of the steps between the first and the last
+
+
+@dataclass(frozen=True)
+class SideSummary:
+    """What is known of one side as a whole.
+
+    Attributes:
+        ranks: how many one run has, at most.
+        basis: "device" where times are the device's, "host" where they are the main thread's, as without a device.
+        devices: the accelerators' names, where the traces have them.
+        step_source: "annotation", "inferred" or "none"; with "none" the whole recording counts as one step.
+        step_count: complete steps of all its traces.
+        total_ns: their length together; the sums of the tables are over the same.
+        trace: the first of its traces.
+        left_out: steps at the edges of recordings that count in nothing, see `stepscope.compare.record`.
+        warnings: what was skipped or repaired while reading its traces.
+    """
+
+    name: str
+    paths: tuple[str, ...]
+    ranks: int
+    runs: int
+    basis: Basis
+    devices: tuple[str, ...]
+    step_source: str
+    step_count: int
+    total_ns: int
+    trace: Trace
+    left_out: tuple[LeftOut, ...] = ()
+    warnings: tuple[TraceWarning, ...] = ()
+
+    @property
+    def step_ns(self) -> float:
+        """The mean step's length."""
+        return self.total_ns / self.step_count
 
 
 def far_edges(step_ns: Sequence[float]) -> tuple[Edge, ...]:

@@ -9,9 +9,10 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.analysis.picture import StepPicture
-from stepscope.compare.comparison import Comparison, SideSummary, by_name
+from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import SAME
-from stepscope.compare.notes import EnergyComparison
+from stepscope.compare.record import SideSummary
+from stepscope.compare.settings import EnergyComparison
 from stepscope.compare.statistics import SampleComparison
 from stepscope.report.document import (
     Block,

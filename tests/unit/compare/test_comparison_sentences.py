@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from stepscope.compare import Comparison, compare_samples
-from stepscope.compare.comparison import SideSummary
+from stepscope.compare.record import SideSummary
 from stepscope.report.comparison import comparison_document, comparison_json, overview, redacted_comparison
 from stepscope.report.markdown import markdown_of
 from stepscope.report.text import text_of

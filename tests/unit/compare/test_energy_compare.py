@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.compare import Side, compare_sides
-from stepscope.compare.notes import compared_energies
+from stepscope.compare.settings import compared_energies
 from stepscope.report.comparison import comparison_document, comparison_json, overview
 from stepscope.report.markdown import markdown_of
 from stepscope.report.text import text_of

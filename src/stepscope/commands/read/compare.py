@@ -91,7 +91,7 @@ def _compared(arguments: argparse.Namespace) -> list[Comparison]:
 def _side(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable]) -> Side:
     """What a word stands for; of runs their settings too, and the times of the steps around the recording."""
     from stepscope.compare import Side
-    from stepscope.compare.notes import merged_settings
+    from stepscope.compare.settings import merged_settings
     from stepscope.record.run_folder import RunFolder, is_run_folder
 
     words = _runs_in(path)

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from stepscope.analysis.host import CAUSES
 from stepscope.analysis.picture import StepPicture
-from stepscope.compare.comparison import Comparison, SideSummary
+from stepscope.compare.comparison import Comparison
+from stepscope.compare.record import SideSummary
 from stepscope.report.format import duration, share
 from stepscope.report.html.picture import View, cause_view, picture_view
 from stepscope.report.words.common import file_name

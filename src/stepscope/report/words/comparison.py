@@ -8,8 +8,9 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.analysis.host import CAUSES
-from stepscope.compare.comparison import Comparison, SideSummary, by_name
+from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
+from stepscope.compare.record import SideSummary
 from stepscope.compare.statistics import POWER, SampleComparison
 from stepscope.report.energy import ALL_WORDS, energy
 from stepscope.report.format import count, duration, share
