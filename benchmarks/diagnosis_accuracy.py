@@ -204,7 +204,7 @@ def main() -> None:
         help="take programs that are not run from there",
     )
     parser.add_argument("--repeat", metavar="N", type=int, default=5, help="timings of each twin (default: 5)")
-    parser.add_argument("--markdown", action="store_true", help="print the README's table, and no program by itself")
+    parser.add_argument("--markdown", action="store_true", help="print the table for docs, and no program by itself")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every program's figures")
     parser.add_argument("--traces", metavar="FOLDER", type=Path, help="keep the traces there")
     parser.add_argument("--hta", metavar="PYTHON", default=sys.executable, help="a Python that has HTA")

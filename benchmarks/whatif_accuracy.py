@@ -231,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="NAME", action="append", help="only this pair; may be repeated")
     parser.add_argument("--repeat", metavar="N", type=int, default=5, help="timings of each twin (default: 5)")
-    parser.add_argument("--markdown", action="store_true", help="print the README's table, and no pair by itself")
+    parser.add_argument("--markdown", action="store_true", help="print the table for docs, and no pair by itself")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every pair's figures")
     parser.add_argument("--traces", metavar="FOLDER", type=Path, help="keep the recordings there")
     parser.add_argument(

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from stepscope.commands import main
-from stepscope.report.redaction import redact_table
+from stepscope.report.redaction import Redactor
 from tests.property.test_every_format import FORMATS, Format
 from tests.simulator import Machine, write_kineto
 from tests.simulator.programs import PROGRAMS
@@ -70,7 +70,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 @pytest.mark.parametrize("text", PLANTED)
 def test_each_in_a_table(text: str) -> None:
     frame = pl.DataFrame({"name": [text, f"a {text}", f"{text} b", f'{{"x": "{text}"}}']})
-    assert found_in(repr(redact_table(frame, [USER, HOST]).to_dicts()).encode()) == []
+    assert found_in(repr(Redactor([USER, HOST]).redact(frame).to_dicts()).encode()) == []
 
 
 @pytest.fixture(autouse=True)

@@ -232,8 +232,8 @@ def _zone(kind: Kind, number: str, zone: Any, cpu: Any) -> Source:
     if hasattr(cpu, "dram_available") and (kind == "cpu" or cpu.dram_available):
 
         def read() -> float:
-            told = cpu.get_total_energy_consumption()
-            return float(told.cpu_mj if kind == "cpu" else told.dram_mj)
+            energy = cpu.get_total_energy_consumption()
+            return float(energy.cpu_mj if kind == "cpu" else energy.dram_mj)
 
         read()
         return DeviceCounter(counter, read)

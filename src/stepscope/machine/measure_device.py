@@ -100,7 +100,7 @@ def measure_device(
 
     Args:
         device: as torch names it, such as "cuda:0"; the first accelerator, else the CPU, by default.
-        progress: told what comes next.
+        progress: is called with what is measured next.
 
     Raises:
         UsageError: torch cannot be imported, or there is no such device.

@@ -75,9 +75,9 @@ def core_share(machine: Machine, rank: int, ranks: int) -> CoreShare:
     if len(cores) < len(neighbours):
         few = f"NUMA node {node} has {len(cores)} physical cores for the {len(neighbours)} ranks whose devices it holds"
         return CoreShare(None, None, few, possible=False)
-    mine = _part(cores, neighbours.index(rank), len(neighbours))
-    threads = _thread_limit(machine, len(mine), ranks)
-    return _pinned(mine, threads, f"on NUMA node {node}, where the device of local rank {rank} hangs")
+    share = _part(cores, neighbours.index(rank), len(neighbours))
+    threads = _thread_limit(machine, len(share), ranks)
+    return _pinned(share, threads, f"on NUMA node {node}, where the device of local rank {rank} hangs")
 
 
 def device_nodes(machine: Machine) -> list[int | None] | None:

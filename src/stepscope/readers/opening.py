@@ -18,7 +18,6 @@ from stepscope.trace.model import Trace
 from stepscope.trace.store import StoreWriter, is_store, open_store
 from stepscope.trace.window import StepRange, Window
 
-HEAD_BYTES: Final = 65536
 _TAR_AT: Final = 257
 _REPORTS_OF_NSIGHT_SYSTEMS: Final = (".nsys-rep", ".qdrep", ".qdstrm")
 

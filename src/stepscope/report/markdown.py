@@ -8,23 +8,7 @@ from itertools import groupby
 from typing import Final
 
 from stepscope.analysis.host import CAUSES
-from stepscope.report.document import (
-    Block,
-    Causes,
-    Code,
-    Document,
-    Drawing,
-    Facts,
-    Figures,
-    FindingBlock,
-    Group,
-    Items,
-    Section,
-    Table,
-    Text,
-    Verbatim,
-    is_printed,
-)
+from stepscope.report import document as doc
 from stepscope.report.format import cell, duration, printable, share
 from stepscope.report.tables import heading, showing
 from stepscope.report.words.diagnosis import after_sentence, joined_causes
@@ -35,7 +19,7 @@ _EMPTY: Final = "\0"
 """An empty line that stays, such as one of code."""
 
 
-def markdown_of(document: Document, *, top: int = 0) -> str:
+def markdown_of(document: doc.Document, *, top: int = 0) -> str:
     """The document as Markdown; `top` rows of each table, 0 for all."""
     lines = groupby(_blocks(document.blocks, document.level, top), key=bool)
     parts = ["\n".join(part) for is_full, part in lines if is_full]  # one empty line between them
@@ -62,44 +46,44 @@ def _fence(text: str, least: int) -> str:
 
 
 def _inline(text: str) -> str:
-    return code(text) if isinstance(text, Verbatim) else escape(text)
+    return code(text) if isinstance(text, doc.Verbatim) else escape(text)
 
 
-def _blocks(blocks: Sequence[Block], level: int, top: int) -> Iterator[str]:
+def _blocks(blocks: Sequence[doc.Block], level: int, top: int) -> Iterator[str]:
     for block in blocks:
-        if is_printed(block, "markdown", "off page", "off text") and not isinstance(block, Drawing):
+        if doc.is_printed(block, "markdown", "off page", "off text") and not isinstance(block, doc.Drawing):
             yield from _block(block, level, top)
             yield ""
 
 
-def _block(block: Block, level: int, top: int) -> Iterator[str]:
+def _block(block: doc.Block, level: int, top: int) -> Iterator[str]:
     match block:
-        case Section() | Group():
+        case doc.Section() | doc.Group():
             yield from _titled(block, level, top)
-        case Text():
+        case doc.Text():
             yield f"**{_inline(block.text)}**" if block.is_bold else _inline(block.text)
-        case Items():
+        case doc.Items():
             yield from (f"- {_inline(text)}" for text in block.texts)
-        case Facts():
+        case doc.Facts():
             yield from (f"- **{escape(label.capitalize())}** {_inline(value)}" for label, value in block.rows)
-        case Figures():
+        case doc.Figures():
             yield from (_row(("figure", "value", "what it means")), _row(("---", "---:", "---")))
             yield from (_row(map(escape, row)) for row in block.rows)
-        case Causes():
+        case doc.Causes():
             yield from (_row(("cause", "time", "share", "what it means")), _row(("---", "---:", "---:", "---")))
             for each in joined_causes(block.causes):
                 why = "; ".join(filter(None, (CAUSES.get(each.cause, ""), after_sentence(each))))
                 yield _row(map(escape, (each.cause, duration(each.ns), share(each.share), why)))
-        case Table():
+        case doc.Table():
             yield from _table(block, top)
-        case Code():
+        case doc.Code():
             yield from _fenced(block.text, block.language)
-        case FindingBlock():
+        case doc.FindingBlock():
             yield from _finding(block, level)
 
 
-def _titled(block: Section | Group, level: int, top: int) -> Iterator[str]:
-    if isinstance(block, Group):
+def _titled(block: doc.Section | doc.Group, level: int, top: int) -> Iterator[str]:
+    if isinstance(block, doc.Group):
         yield from (f"{'#' * (level - 1)} {escape(block.title)}", "", *_blocks(block.blocks, level, top))
     elif block.folded:
         # GitHub needs the empty line before a table.
@@ -110,7 +94,7 @@ def _titled(block: Section | Group, level: int, top: int) -> Iterator[str]:
         yield from _blocks(block.blocks, level if block.is_quiet else level + 1, top)
 
 
-def _finding(finding: FindingBlock, level: int) -> Iterator[str]:
+def _finding(finding: doc.FindingBlock, level: int) -> Iterator[str]:
     yield from (f"{'#' * level} {finding.number}. {escape(finding.title)}", "")
     basis = escape(finding.basis)
     yield f"- **Saves** {escape(finding.saving)}; {basis}" if finding.saving else f"- **Note** {basis}"
@@ -131,7 +115,7 @@ def _fenced(text: str, language: str) -> list[str]:
     return [f"{fence}{language}", *lines, fence]
 
 
-def _table(table: Table, top: int) -> Iterator[str]:
+def _table(table: doc.Table, top: int) -> Iterator[str]:
     rows = table.cut(top)
     yield _row(escape(heading(name, rows.columns)) for name in rows.columns)
     yield _row("---:" if dtype.is_numeric() else "---" for dtype in rows.dtypes)

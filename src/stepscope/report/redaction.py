@@ -73,16 +73,6 @@ _WORDS: Final = frozenset({"rule", "severity", "confidence", "unit", "kind", "fo
 """Fields of stepscope's own vocabulary, which no name may be replaced in."""
 
 
-def redact(diagnosis: Diagnosis, names: Sequence[str] = ()) -> Diagnosis:
-    """The diagnosis without paths, host, user and process names; `names` as `Redactor.of` takes them."""
-    return Redactor.of(diagnosis, names).redact(diagnosis)
-
-
-def redact_table(frame: pl.DataFrame, names: Sequence[str] = ()) -> pl.DataFrame:
-    """The table with the same done to every text in it, nested ones included."""
-    return Redactor(names).redact(frame)
-
-
 class Redactor:
     """Does the same to everything that is shared of one trace.
 

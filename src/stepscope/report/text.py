@@ -11,24 +11,7 @@ import numpy as np
 from rich.cells import cell_len
 
 from stepscope.analysis.host import CAUSES
-from stepscope.report.document import (
-    Block,
-    Cause,
-    Causes,
-    Code,
-    Document,
-    Drawing,
-    Facts,
-    Figures,
-    FindingBlock,
-    Group,
-    Items,
-    Plot,
-    Section,
-    Table,
-    Text,
-    is_printed,
-)
+from stepscope.report import document as doc
 from stepscope.report.format import count, duration, filled, plot_range, printable, share
 from stepscope.report.tables import showing, table_lines
 from stepscope.report.words.diagnosis import after_sentence, joined_causes, place_words
@@ -46,7 +29,7 @@ _EMPTY: Final = "\0"
 """An empty line that stays, such as one of code."""
 
 
-def text_of(document: Document, *, width: int, colour: bool = False, top: int = 0) -> str:
+def text_of(document: doc.Document, *, width: int, colour: bool = False, top: int = 0) -> str:
     """The document as lines of at most `width` columns, but for code, which is never wrapped.
 
     Args:
@@ -65,42 +48,42 @@ class _Printer:
     top: int
     whole: str
 
-    def blocks(self, blocks: Sequence[Block], indent: int = 0) -> Iterator[str]:
+    def blocks(self, blocks: Sequence[doc.Block], indent: int = 0) -> Iterator[str]:
         for block in blocks:
-            if is_printed(block, "text", "off page"):
+            if doc.is_printed(block, "text", "off page"):
                 yield from self.block(block, indent)
 
-    def block(self, block: Block, indent: int) -> Iterator[str]:
+    def block(self, block: doc.Block, indent: int) -> Iterator[str]:
         match block:
-            case Section():
+            case doc.Section():
                 yield from self.section(block, indent)
-            case Group():
+            case doc.Group():
                 yield from () if block.is_quiet else ("", self.styled(f"== {printable(block.title)}", "bold"), "")
                 yield from self.blocks(block.blocks, indent)
-            case Text():
+            case doc.Text():
                 lines = self.filled(block.text, indent)
                 yield from (self.styled(line, "bold") if block.is_bold else line for line in lines)
-            case Items():
+            case doc.Items():
                 for text in block.texts:
                     yield from self.filled(text, indent, "- ")
-            case Facts():
+            case doc.Facts():
                 yield from self.facts(block.rows, indent)
-            case Figures():
+            case doc.Figures():
                 yield from self.figures(block.rows, indent)
-            case Table():
+            case doc.Table():
                 yield from self.table(block, indent)
-            case Causes():
+            case doc.Causes():
                 yield from self.causes(block.causes, indent)
-            case Code():
+            case doc.Code():
                 yield from self.code(block.text, indent + 4)
-            case FindingBlock():
+            case doc.FindingBlock():
                 yield from self.finding(block)
-            case Plot():
+            case doc.Plot():
                 yield from ("", *plot_lines(block, self.width - indent), "")
-            case Drawing():
+            case doc.Drawing():
                 return
 
-    def section(self, section: Section, indent: int) -> Iterator[str]:
+    def section(self, section: doc.Section, indent: int) -> Iterator[str]:
         yield ""
         if section.is_quiet:
             yield from self.blocks(section.blocks, indent)
@@ -109,7 +92,7 @@ class _Printer:
             yield from self.blocks(section.blocks, 2)
         yield ""
 
-    def table(self, table: Table, indent: int) -> Iterator[str]:
+    def table(self, table: doc.Table, indent: int) -> Iterator[str]:
         rows = table.cut(self.top)
         if self.width < _ROOMY:
             rows = rows.drop(table.wide_only, strict=False)
@@ -129,7 +112,7 @@ class _Printer:
             head = f"{printable(label):<{labels}} {printable(value):>{values}} "
             yield from self.filled(meaning if self.width >= _WIDE else "", indent, head)
 
-    def causes(self, causes: Sequence[Cause], indent: int) -> Iterator[str]:
+    def causes(self, causes: Sequence[doc.Cause], indent: int) -> Iterator[str]:
         """A line a cause: name, bar, share, time and what it means; bar and meaning go where there is no room."""
         shown = joined_causes(causes)
         names = max((cell_len(printable(each.cause)) for each in shown), default=0)
@@ -147,7 +130,7 @@ class _Printer:
             yield " " * indent + (printable(line) or _EMPTY)
         yield ""
 
-    def finding(self, finding: FindingBlock) -> Iterator[str]:
+    def finding(self, finding: doc.FindingBlock) -> Iterator[str]:
         yield ""
         title = self.filled(f"{finding.number}. {finding.title}")
         yield from (self.styled(line, finding.severity) for line in title)
@@ -179,7 +162,7 @@ class _Printer:
         return text if sequence is None or not text else f"\x1b[{sequence}m{text}\x1b[0m"
 
 
-def plot_lines(plot: Plot, width: int) -> Iterator[str]:
+def plot_lines(plot: doc.Plot, width: int) -> Iterator[str]:
     """The times from left to right, with a line where a change lies."""
     times = np.array(plot.times_ns)
     low, high = plot_range(plot.times_ns)

@@ -1,14 +1,24 @@
 import dataclasses
+from collections.abc import Sequence
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Location, NotAnswered
 from stepscope.report.json import json_bytes
-from stepscope.report.redaction import redact, redact_table
+from stepscope.report.redaction import Redactor
 from tests.unit.hand_built import FULL, INPUT_BOUND, empty, full
 from tests.unit.rendered import json_report
+
+
+def redact(diagnosis: Diagnosis, names: Sequence[str] = ()) -> Diagnosis:
+    return Redactor.of(diagnosis, names).redact(diagnosis)
+
+
+def redact_table(frame: pl.DataFrame, names: Sequence[str] = ()) -> pl.DataFrame:
+    return Redactor(names).redact(frame)
 
 
 def redact_text(text: str, *names: str) -> str:

@@ -156,7 +156,7 @@ def _progress(bench: Bench, run: BenchRun) -> str:
 
 
 def _most_rounds(bench: Bench) -> int | None:
-    """How many rounds there can be; None before the first has told how long one takes."""
+    """How many rounds there can be; None while it is unknown how long one takes."""
     from stepscope.compare.bench import FEWEST_ROUNDS
 
     settings, whole = bench.settings, bench.rounds

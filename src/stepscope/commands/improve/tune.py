@@ -99,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.program:
         raise UsageError("say what to tune: stepscope tune train.py")
     only, skip = _names(arguments.only), _names(arguments.skip) or ()
-    chosen_space(Space(tuple(knobs)), only, skip)  # a name that is none is told before the program runs
+    chosen_space(Space(tuple(knobs)), only, skip)  # an unknown name is refused before the program runs
     words = command_of(arguments.program)
     import_optuna()
     folder = _folder(arguments, words)

@@ -169,8 +169,8 @@ COMMAND: Final = Command(
     _run,
     """\
 Imported are SkyPilot's vms.csv, gpuhunt's CSV, DeepView's providers.json, and a CSV with the columns of
-stepscope prices --format csv; told by what is in them. An import takes the place of what was imported of the same
-provider before. docs/plan.md tells where the prices that come along are from.
+stepscope prices --format csv; files are recognised by content. An import takes the place of what was imported of the
+same provider before. docs/plan.md names the sources of the shipped prices.
 
 examples:
   stepscope prices                                           every price, its age and its source

@@ -130,10 +130,9 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
         "row", "name", "lane", "start_ns", "parent", place=place, function=function
     )
     own = pl.col("parent").is_null()  # compiled code and the search for anomalies read values of their own
-    items = operators.filter((pl.col("name") == "aten::item") & own & (pl.col("lane") == view.lane))
-    items = view.begin_in_span(items).filter(
-        pl.Series(~np.isin(rows_of(items), reads_of_reducer(view)), dtype=pl.Boolean)
-    )
+    is_read = (pl.col("name") == "aten::item") & own & (pl.col("lane") == view.lane)
+    items = view.begin_in_span(operators.filter(is_read))
+    items = items.filter(pl.Series(~np.isin(rows_of(items), reads_of_reducer(view)), dtype=pl.Boolean))
     slices = view.slices_of_operators(rows_of(items))
     frameworks = [CAUSE_CODES[cause] for cause in ("optimizer", "input", "checkpoint", "profiler_overhead", "logging")]
     around = view.activity.around[slices] if len(slices) else slices

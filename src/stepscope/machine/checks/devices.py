@@ -101,17 +101,17 @@ def numa_affinity(machine: Machine) -> Observation:
     )
     near = {device.node for device in found}
     if None in near:
-        return check.unknown("The device's NUMA node is not told", read)
-    mine = {node for node, cores in machine.nodes.items() if cores & machine.affinity}
-    read += f"; allowed cores {cpu_list_text(machine.affinity)} on nodes {', '.join(map(str, sorted(mine)))}"
-    if len(mine) == 1 and mine <= near:
+        return check.unknown("The device's NUMA node is not known", read)
+    own_nodes = {node for node, cores in machine.nodes.items() if cores & machine.affinity}
+    read += f"; allowed cores {cpu_list_text(machine.affinity)} on nodes {', '.join(map(str, sorted(own_nodes)))}"
+    if len(own_nodes) == 1 and own_nodes <= near:
         return check.fine("The process runs on its device's NUMA node", read)
     cores = machine.nodes.get(found[0].node if found[0].node is not None else -1, frozenset())
     return check.says(
-        "problem" if not mine & near else "note",
+        "problem" if not own_nodes & near else "note",
         "The process runs on another NUMA node than its device"
-        if not mine & near
-        else f"The process may run on any of {len(mine)} NUMA nodes",
+        if not own_nodes & near
+        else f"The process may run on any of {len(own_nodes)} NUMA nodes",
         read,
         "Launches and copies from another node cross the link between the processors: later, slower and less steady.",
         "stepscope run --quiet-machine pins each rank; by hand, for the first device: "

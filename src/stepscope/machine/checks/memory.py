@@ -69,13 +69,13 @@ def swap(machine: Machine) -> Observation:
     if total == 0:
         return check.fine("There is no swap", "/proc/meminfo: SwapTotal 0")
     used = total - (_kib(machine.fields("proc/meminfo").get("SwapFree")) or 0)
-    mine = _kib(machine.fields(f"{machine.proc}/status").get("VmSwap")) or 0
-    read = f"/proc/meminfo: {gib(used)} of {gib(total)} used; {gib(mine)} of this process"
+    swapped = _kib(machine.fields(f"{machine.proc}/status").get("VmSwap")) or 0
+    read = f"/proc/meminfo: {gib(used)} of {gib(total)} used; {gib(swapped)} of this process"
     if used == 0:
         return check.fine("No swap is in use", read)
     return check.says(
-        "problem" if mine and machine.process is not None else "note",
-        f"{gib(mine)} of the process are in swap" if mine else f"{gib(used)} of swap are in use",
+        "problem" if swapped and machine.process is not None else "note",
+        f"{gib(swapped)} of the process are in swap" if swapped else f"{gib(used)} of swap are in use",
         read,
         "Memory that was swapped out is read from disk when it is touched again: milliseconds instead of nanoseconds.",
         "Find what takes the memory; after it has ended, swapoff -a && swapon -a (as root) brings everything back.",

@@ -219,8 +219,8 @@ def _load(before: _Sample, after: _Sample, machine: Machine) -> Observation:
         for pid, (name, ticks) in after.processes.items()
     }
     own = {os.getpid(), machine.process}
-    mine = sum(cores for pid, (_, cores) in used.items() if pid in own)
-    others = max(0.0, (after.busy - before.busy) / elapsed - mine)
+    own_cores = sum(cores for pid, (_, cores) in used.items() if pid in own)
+    others = max(0.0, (after.busy - before.busy) / elapsed - own_cores)
     busiest = sorted((item for item in used.items() if item[0] not in own), key=lambda item: -item[1][1])[:3]
     names = ", ".join(f"{name} (process {pid}) {cores:.1f}" for pid, (name, cores) in busiest if cores >= 0.05)
     read = f"/proc/stat over {_SAMPLE_S:g} s: others used {others:.1f} of {after.cores} cores"

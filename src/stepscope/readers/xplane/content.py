@@ -1,4 +1,9 @@
-"""The unpacked bytes of a profile, in its file or on disk when they are many, read piece by piece."""
+"""The unpacked bytes of a profile, in its file or on disk when they are many, read piece by piece.
+
+Messages are decoded here and not by protobuf's classes. Those are as fast (0.4 s for the 244,000 events of a profile of
+24 MB), but hold 3.4 times the file in memory at once, refuse a damaged message whole, and would make every installation
+depend on protobuf.
+"""
 
 from __future__ import annotations
 

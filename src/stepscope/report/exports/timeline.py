@@ -9,9 +9,9 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.idle import idle_time
+from stepscope.report.exports.json_text import PART_ROWS, lines, microseconds, quoted
 from stepscope.trace import Trace
 
-_ROWS: Final = 100_000
 _TABLES: Final = (
     ("annotations", "user_annotation"),
     ("frames", "python_function"),
@@ -40,16 +40,16 @@ def timeline(trace: Trace, idle: pl.DataFrame | None = None, path: pl.DataFrame 
     yield _names(trace, idle)
     if path is not None and path.height:
         yield _named_track(_PATH_PROCESS, "critical path", "what the steps waited for")
-        for first in range(0, path.height, _ROWS):
-            yield _path_slices(path.slice(first, _ROWS))
+        for first in range(0, path.height, PART_ROWS):
+            yield _path_slices(path.slice(first, PART_ROWS))
     processes = _process_numbers(trace)
     for table, category in _TABLES:
         rows = trace.table(table)
-        for first in range(0, rows.height, _ROWS):
-            yield _slices(rows.slice(first, _ROWS), category, processes)
+        for first in range(0, rows.height, PART_ROWS):
+            yield _slices(rows.slice(first, PART_ROWS), category, processes)
     yield from _flows(trace, processes)
-    for first in range(0, idle.height, _ROWS):
-        yield _idle_slices(idle.slice(first, _ROWS), idle["device"].unique().sort().to_list())
+    for first in range(0, idle.height, PART_ROWS):
+        yield _idle_slices(idle.slice(first, PART_ROWS), idle["device"].unique().sort().to_list())
     last = {"ph": "M", "name": "process_labels", "pid": _IDLE_PROCESS, "tid": 0, "args": {"labels": "stepscope"}}
     yield json.dumps(last).encode() + b"\n]}\n"
 
@@ -86,37 +86,17 @@ def _named_track(pid: int, process: str, thread: str) -> bytes:
     return b"".join(json.dumps(event).encode() + b",\n" for event in events)
 
 
-def _microseconds(column: str) -> pl.Expr:
-    """Nanoseconds as microseconds with three decimals, without going through floating point."""
-    value = pl.col(column)
-    return pl.format("{}.{}", value // 1000, (value % 1000).cast(pl.String).str.zfill(3))
-
-
-def _quoted(column: pl.Series) -> pl.Series:
-    """JSON strings, worked out once for each different value."""
-    values = column.unique()
-    quoted = pl.DataFrame({"value": values, "quoted": [json.dumps(value or "") for value in values]})
-    return column.to_frame("value").join(quoted, on="value", how="left", nulls_equal=True, maintain_order="left")[
-        "quoted"
-    ]
-
-
-def _lines(rows: pl.DataFrame, *parts: str | pl.Expr) -> bytes:
-    """One line of JSON for each row, from pieces of text and columns."""
-    line = pl.concat_str([pl.lit(part) if isinstance(part, str) else part for part in parts])
-    return "".join(rows.select(line.alias("line"))["line"]).encode()
-
-
 def _at(time: str, thread: str) -> tuple[str | pl.Expr, ...]:
     """Process, thread and time of an event."""
-    return ', "pid": ', pl.col("pid"), ', "tid": ', pl.col(thread), ', "ts": ', _microseconds(time)
+    return ', "pid": ', pl.col("pid"), ', "tid": ', pl.col(thread), ', "ts": ', microseconds(pl.col(time))
 
 
 def _slices(rows: pl.DataFrame, category: str, processes: pl.DataFrame) -> bytes:
-    rows = rows.join(processes, on="lane", how="left", maintain_order="left").with_columns(name=_quoted(rows["name"]))
+    name = quoted(rows["name"].fill_null(""))
+    rows = rows.join(processes, on="lane", how="left", maintain_order="left").with_columns(name=name)
     head = f'{{"ph": "X", "cat": "{category}", "name": '
-    return _lines(
-        rows, head, pl.col("name"), *_at("start_ns", "lane"), ', "dur": ', _microseconds("duration_ns"), "},\n"
+    return lines(
+        rows, head, pl.col("name"), *_at("start_ns", "lane"), ', "dur": ', microseconds(pl.col("duration_ns")), "},\n"
     )
 
 
@@ -125,28 +105,29 @@ def _flows(trace: Trace, processes: pl.DataFrame) -> Iterator[bytes]:
     calls = trace.launches.select(call_ns="start_ns", call_lane="lane").with_row_index("launch")
     work = trace.device_work.with_row_index("row").filter(pl.col("launch").is_not_null())
     work = work.select("row", "launch", "start_ns", "lane").join(calls, on="launch", how="inner", maintain_order="left")
-    for first in range(0, work.height, _ROWS):
-        part = work.slice(first, _ROWS)
+    for first in range(0, work.height, PART_ROWS):
+        part = work.slice(first, PART_ROWS)
         for head, time, lane in (
             ('{"ph": "s", "cat": "launch", "name": "launch", "id": ', "call_ns", "call_lane"),
             ('{"ph": "f", "bp": "e", "cat": "launch", "name": "launch", "id": ', "start_ns", "lane"),
         ):
             rows = part.join(processes, left_on=lane, right_on="lane", how="left", maintain_order="left")
-            yield _lines(rows, head, pl.col("row"), *_at(time, lane), "},\n")
+            yield lines(rows, head, pl.col("row"), *_at(time, lane), "},\n")
 
 
 def _path_slices(path: pl.DataFrame) -> bytes:
     on_host = pl.format("host: {}", pl.col("cause").fill_null("unknown"))
     resource = pl.when(pl.col("kind") == "host").then(on_host).otherwise(pl.col("kind").str.replace_all("_", " "))
-    rows = path.with_columns(pid=pl.lit(_PATH_PROCESS), thread=pl.lit(0), resource=resource, name=_quoted(path["name"]))
-    return _lines(
+    name = quoted(path["name"].fill_null(""))
+    rows = path.with_columns(pid=pl.lit(_PATH_PROCESS), thread=pl.lit(0), resource=resource, name=name)
+    return lines(
         rows,
         '{"ph": "X", "cat": "critical path", "name": "',
         pl.col("resource"),
         '"',
         *_at("start_ns", "thread"),
         ', "dur": ',
-        _microseconds("duration_ns"),
+        microseconds(pl.col("duration_ns")),
         ', "args": {"what": ',
         pl.col("name"),
         "}},\n",
@@ -156,17 +137,17 @@ def _path_slices(path: pl.DataFrame) -> bytes:
 def _idle_slices(idle: pl.DataFrame, devices: list[str]) -> bytes:
     numbers = pl.DataFrame({"device": devices, "pid": [_IDLE_PROCESS + number for number in range(len(devices))]})
     rows = idle.join(numbers, on="device", how="left", maintain_order="left").with_columns(
-        trigger=_quoted(idle["trigger"]), thread=pl.lit(0)
+        trigger=quoted(idle["trigger"].fill_null("")), thread=pl.lit(0)
     )
     arguments = (', "args": {"trigger": ', pl.col("trigger"), ', "gap": ', pl.col("gap"))
-    return _lines(
+    return lines(
         rows,
         '{"ph": "X", "cat": "idle", "name": "',
         pl.col("cause"),
         '"',
         *_at("start_ns", "thread"),
         ', "dur": ',
-        _microseconds("duration_ns"),
+        microseconds(pl.col("duration_ns")),
         *arguments,
         "}},\n",
     )

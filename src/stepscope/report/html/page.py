@@ -17,17 +17,7 @@ import polars as pl
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from stepscope.report.document import (
-    Block,
-    Causes,
-    Document,
-    Drawing,
-    Group,
-    Section,
-    Table,
-    Verbatim,
-    is_printed,
-)
+from stepscope.report import document as doc
 from stepscope.report.format import cell, duration, printable, share
 from stepscope.report.html.picture import View, cause_view
 from stepscope.report.tables import heading, showing
@@ -48,11 +38,11 @@ _STYLES: Final = {
 _BUSY: Final = {"colour": "var(--busy)", "ink": "var(--ink)", "hatched": False}
 
 
-def html_of(document: Document, *, top: int = 0) -> bytes:
+def html_of(document: doc.Document, *, top: int = 0) -> bytes:
     """The document as one page; `top` rows of each table, 0 for all."""
     script = "".join(_template_text(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    drawn = {each.template for each in _every(document.blocks) if isinstance(each, Drawing)}
+    drawn = {each.template for each in _every(document.blocks) if isinstance(each, doc.Drawing)}
     styles = dict.fromkeys(style for name, needed in _STYLES.items() if name in drawn for style in needed)
     text = (
         _environment()
@@ -79,7 +69,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_harmless,
     )
-    environment.tests["verbatim"] = lambda value: isinstance(value, Verbatim)
+    environment.tests["verbatim"] = lambda value: isinstance(value, doc.Verbatim)
     environment.filters["share"] = share
     environment.filters["duration"] = duration
     environment.filters["moment"] = partial(cell, "start_ns")
@@ -98,47 +88,47 @@ def _template_text(name: str) -> str:
     return files("stepscope.report").joinpath("templates").joinpath(name).read_text("utf-8")
 
 
-def _every(blocks: Sequence[Block]) -> Iterator[Block]:
+def _every(blocks: Sequence[doc.Block]) -> Iterator[doc.Block]:
     for block in blocks:
         yield block
-        if isinstance(block, (Section, Group)):
+        if isinstance(block, (doc.Section, doc.Group)):
             yield from _every(block.blocks)
 
 
-def _links(blocks: Sequence[Block]) -> Iterator[tuple[str, str]]:
+def _links(blocks: Sequence[doc.Block]) -> Iterator[tuple[str, str]]:
     """The page's navigation: the groups where there are some, else the sections."""
-    groups = [block for block in blocks if isinstance(block, Group)]
+    groups = [block for block in blocks if isinstance(block, doc.Group)]
     if len(groups) > 1:
         yield from ((group.id, group.title) for group in groups)
     else:
         blocks = groups[0].blocks if groups else blocks
-        yield from ((each.id, each.link) for each in blocks if isinstance(each, Section) and each.link)
+        yield from ((each.id, each.link) for each in blocks if isinstance(each, doc.Section) and each.link)
 
 
-def _joined(blocks: Sequence[Block], level: int, top: int) -> Markup:
-    has_links = sum(isinstance(block, Group) for block in blocks) > 1
-    shown = (block for block in blocks if is_printed(block, "page", "off text"))
+def _joined(blocks: Sequence[doc.Block], level: int, top: int) -> Markup:
+    has_links = sum(isinstance(block, doc.Group) for block in blocks) > 1
+    shown = (block for block in blocks if doc.is_printed(block, "page", "off text"))
     return Markup("").join(_block(block, level, top, has_links) for block in shown)
 
 
-def _block(block: Block, level: int, top: int, has_links: bool) -> Markup:
+def _block(block: doc.Block, level: int, top: int, has_links: bool) -> Markup:
     """What the macro of the block's type makes of it."""
     macros: Any = _environment().get_template("blocks.html.j2").module
     match block:
-        case Section():
+        case doc.Section():
             own = 1 if "summary" in block.style else level
             found = macros.section(block, _joined(block.blocks, level + 1, top), own, is_card=level == 2)
-        case Group():
+        case doc.Group():
             found = macros.group(
                 block, _joined(block.blocks, level, top), list(_links(block.blocks)) if has_links else []
             )
-        case Table():
+        case doc.Table():
             cut = block.frame.head(top) if top and block.things else block.frame
             left_out = showing(cut.height, block.height, block.things) if block.things else ""
             found = macros.table(table_view(cut), left_out)
-        case Causes():
+        case doc.Causes():
             found = macros.causes(_causes(block), block.of)
-        case Drawing():
+        case doc.Drawing():
             drawing: Any = _environment().get_template(f"{block.template}.html.j2").module
             found = drawing.draw(block.view)
         case _:
@@ -162,7 +152,7 @@ def table_view(frame: pl.DataFrame) -> View:
     return {"columns": columns, "rows": rows}
 
 
-def _causes(block: Causes) -> View:
+def _causes(block: doc.Causes) -> View:
     """Time by cause as a bar's segments and a table's rows."""
     whole = max(block.window_ns, 1)
     rows = [

@@ -234,6 +234,20 @@ FIRES["a metric that reads value after value"] = lambda: reading(10)
 SILENT["a few values are read"] = lambda: reading(4)
 
 
+def read_before_the_steps() -> Trace:
+    """A value that is read before the first step, and one after the last."""
+    recording = Recording()
+    recording.operator(0, 10, "aten::item")
+    for number in range(2):
+        recording.step(1000 * (number + 1), 1000, number)
+        recording.operator(1000 * (number + 1), 900, "aten::mm")
+    recording.operator(3100, 10, "aten::item")
+    return recording.trace()
+
+
+SILENT["values are read outside of the steps"] = read_before_the_steps
+
+
 def test_a_metric_that_reads_values_counts_whole() -> None:
     finding = the_finding(rule, reading(10))
 
