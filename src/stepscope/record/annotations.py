@@ -61,6 +61,9 @@ class annotate:
         def evaluate(): ...
 
     May be entered again while it is open, and on several threads.
+
+    Args:
+        name: what the profiler shows.
     """
 
     __slots__ = ("name",)
@@ -108,7 +111,7 @@ class step(annotate):
 
     Args:
         name: what kind of step, such as "train" or "evaluate".
-        number: None counts the steps of each name from 0.
+        number: the step's number; None counts the steps of each name from 0.
     """
 
     __slots__ = ("number",)
