@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.readers import assembly
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.tables import REFERENCES, SCHEMAS, SLICE_TABLES, VOCABULARY
 
 NAMES = (

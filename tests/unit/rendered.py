@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.diagnosis.diagnosis import Diagnosis
-from stepscope.report.diagnosis import diagnosis_document
+from stepscope.report.diagnosis import diagnosis_document, json_reports
 from stepscope.report.html.page import html_of
-from stepscope.report.json import json_bytes, json_reports
+from stepscope.report.json import json_bytes
 from stepscope.report.markdown import markdown_of
 from stepscope.report.text import text_of
 from stepscope.report.trace_report import TraceReport

@@ -17,7 +17,7 @@ from stepscope.analysis.rows import beginning_in, conformed
 from stepscope.analysis.work_formulas import work_of_operators
 from stepscope.machine.devices import DevicePeaks, find_device
 from stepscope.trace import Trace, Window
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 
 WORK_KINDS: Final = ("compute", "copy_on_device", "set")
 """Device work that counts for an operator: what it does on the device itself."""

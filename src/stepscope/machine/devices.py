@@ -30,7 +30,7 @@ USUAL_BEST_SHARE: Final = 0.85
 
 
 class Described(Protocol):
-    """What a trace says about a device: as `stepscope.trace.model.Device`."""
+    """What a trace says about a device: as `stepscope.trace.metadata.Device`."""
 
     @property
     def name(self) -> str | None: ...

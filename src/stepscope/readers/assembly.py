@@ -14,7 +14,7 @@ from stepscope.errors import NoStepMarksError, UsageError
 from stepscope.readers import event_names
 from stepscope.readers.spill import Spill
 from stepscope.trace.nesting import innermost_at, parents
-from stepscope.trace.store import StoreWriter
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.tables import SCHEMAS, conform, rows_frame
 from stepscope.trace.window import StepRange, Window
 

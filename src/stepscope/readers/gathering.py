@@ -11,8 +11,8 @@ import polars as pl
 
 from stepscope.readers.assembly import Assembly
 from stepscope.readers.spill import Spill, StringPool
-from stepscope.trace.model import TraceWarning
-from stepscope.trace.store import StoreWriter
+from stepscope.trace.metadata import TraceWarning
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.tables import LANE_KINDS, SCHEMAS, SLICE_TABLES
 from stepscope.trace.window import StepRange, Window
 

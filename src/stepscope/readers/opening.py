@@ -15,7 +15,8 @@ from stepscope.readers.source import ByteSource, Found, Progress, Reader, is_reg
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.model import Trace
-from stepscope.trace.store import StoreWriter, is_store, open_store
+from stepscope.trace.store import is_store, open_store
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 _TAR_AT: Final = 257

@@ -16,8 +16,8 @@ from isal import igzip_lib
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.budget import current
-from stepscope.trace.model import Metadata, TraceWarning
-from stepscope.trace.store import StoreWriter
+from stepscope.trace.metadata import Metadata, TraceWarning
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 Progress: TypeAlias = Callable[[int, int | None], None]

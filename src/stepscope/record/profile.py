@@ -2,48 +2,16 @@
 
 from __future__ import annotations
 
+from stepscope.record.null_profile import NullProfile
+
 TYPE_CHECKING = False  # as typing's, which this module is too cheap to import
 if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
-    from pathlib import Path
-    from types import TracebackType
     from typing import Any
 
-    from stepscope import Diagnosis
     from stepscope.record.profile_block import ProfileBlock
     from stepscope.record.schedule import Schedule
-
-
-class NullProfile:
-    """What `profile(enabled=False)` gives: the interface of a profile block, and nothing behind it."""
-
-    __slots__ = ()
-
-    enabled = False
-    is_recording = False
-    step_number = 0
-    problem: str | None = None
-    traces: tuple[Path, ...] = ()
-
-    def __enter__(self) -> NullProfile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        return None
-
-    def start(self) -> None: ...
-
-    def step(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def export_chrome_trace(self, path: str | PathLike[str], use_python_export: bool = False) -> None: ...
-
-    def diagnosis(self) -> Diagnosis | None:
-        return None
 
 
 _NOTHING = NullProfile()

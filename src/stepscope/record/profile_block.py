@@ -19,7 +19,7 @@ from stepscope.record import schedule as schedules
 from stepscope.record.annotations import tell_controller
 from stepscope.record.input_stages import input_watch
 from stepscope.record.manifest import RunManifest, rank_and_world_size
-from stepscope.record.profile import NullProfile
+from stepscope.record.null_profile import NullProfile
 from stepscope.record.recorder import Recorder, copy_trace, profiler_is_active
 from stepscope.record.run_folder import RunFolder, default_root, is_run_folder
 from stepscope.record.schedule import RecordOptions

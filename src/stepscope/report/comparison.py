@@ -27,7 +27,6 @@ from stepscope.report.document import (
     section_if,
     texts,
 )
-from stepscope.report.energy import energy
 from stepscope.report.format import count, duration
 from stepscope.report.html.changes import changes_view, steps_view
 from stepscope.report.json import fields, stamped
@@ -41,6 +40,7 @@ from stepscope.report.words.comparison import (
     verdict_sentence,
     where_sentences,
 )
+from stepscope.report.words.energy import energy
 
 Pictures = tuple[StepPicture | None, StepPicture | None]
 """A step of either side."""

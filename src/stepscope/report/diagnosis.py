@@ -28,10 +28,11 @@ from stepscope.report.document import (
     section_if,
     texts,
 )
-from stepscope.report.energy import measured_section
+from stepscope.report.energy import measured_section, trace_json
 from stepscope.report.format import count, duration, share, size
 from stepscope.report.html.memory import memory_view, telemetry_view
 from stepscope.report.html.picture import flame_view, picture_view
+from stepscope.report.json import fields, stamped
 from stepscope.report.places import glances
 from stepscope.report.trace_report import TraceReport
 from stepscope.report.words.common import file_name, warning_sentence
@@ -63,6 +64,7 @@ from stepscope.report.words.diagnosis import (
 
 MAXIMUM_BARS: Final = 300
 """Steps beyond this many share a bar, which shows the slowest of them."""
+_RATIOS: Final = ("device_ratio", "device_host_ratio", "low_precision_ratio", "host_overlap")
 _DEVICE_COLOURS: Final = {
     "compute": "var(--busy)",
     "exposed communication": "var(--k-communication)",
@@ -373,3 +375,59 @@ def telemetry_document(title: str, pictures: Sequence[tuple[str, TelemetryPictur
         for number, (name, picture) in enumerate(pictures)
     ]
     return Document(title, (Section(title, (about,), style="summary"), *sections))
+
+
+def json_reports(
+    reports: Sequence[TraceReport], across: Sequence[Finding] = (), unreadable: Sequence[Unreadable] = ()
+) -> dict[str, Any]:
+    """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each], "across_ranks"}.
+
+    Args:
+        across: findings about the ranks together.
+        unreadable: files that there is no diagnosis of, as {"path", "reason"}.
+    """
+    found = [json_report(report) for report in reports]
+    if len(found) == 1:
+        return {**found[0], "unreadable": unreadable}
+    return stamped(ranks=found, across_ranks=[_finding_json(finding) for finding in across], unreadable=unreadable)
+
+
+def json_report(report: TraceReport) -> dict[str, Any]:
+    """Everything in the report of one trace but what is drawn."""
+    diagnosis = report.diagnosis
+    return stamped(
+        trace=_trace_json(diagnosis),
+        devices=diagnosis.devices,
+        summary=_summary_json(diagnosis),
+        steps={
+            "source": diagnosis.step_source,
+            "step_ns": diagnosis.step_ns,
+            "count": diagnosis.step_count,
+            "list": diagnosis.steps,
+        },
+        **fields(diagnosis, "idle", "host", "operators", "operator_count", "kernels", "kernel_count"),
+        findings=[_finding_json(finding) for finding in diagnosis.findings],
+        findings_hidden=diagnosis.hidden,
+        **fields(diagnosis, "together", "afterwards", "not_answered"),
+        **({"applied": diagnosis.applied} if diagnosis.applied else {}),
+        **({} if report.energy is None else {"energy": trace_json(report.energy)}),
+    )
+
+
+def _trace_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    metadata = diagnosis.metadata
+    names = ("path", "format", "events", "rank", "world_size", "origin_unix_ns", "host", "window")
+    evidence = {"evidence": metadata.evidence} if metadata.evidence is not None else {}
+    return {**fields(metadata, *names), "warnings": diagnosis.warnings, **evidence}
+
+
+def _summary_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    """How well devices and host were used: their times, and the ratios that follow from them."""
+    devices = [{**fields(use), **fields(use, *_RATIOS)} for use in diagnosis.device_uses]
+    engines = {"engines": diagnosis.engine_uses} if diagnosis.engine_uses else {}
+    return {"devices": devices, "host": diagnosis.host_use, **engines}
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    names = ("rule", "title", "severity", "saving_ns_per_step", "saving_share", "saving_basis", "saving_from")
+    return fields(finding, *names, "confidence", "ends_run_in_ns", "evidence", "where", "remedy")

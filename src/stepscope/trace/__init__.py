@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepscope.trace.model import Metadata, Trace, TraceWarning
+    from stepscope.trace.metadata import Metadata, TraceWarning
+    from stepscope.trace.model import Trace
     from stepscope.trace.window import Window
 
-_HOMES = {"Metadata": "model", "Trace": "model", "TraceWarning": "model", "Window": "window"}
+_HOMES = {"Metadata": "metadata", "Trace": "model", "TraceWarning": "metadata", "Window": "window"}
 
 __all__ = ["Metadata", "Trace", "TraceWarning", "Window"]
 

@@ -32,9 +32,10 @@ import platformdirs
 
 from stepscope.errors import CacheError, UnreadableTraceError
 from stepscope.files import private_folder, whole_file, with_checksum
-from stepscope.trace import store
-from stepscope.trace.model import Metadata, Trace, TraceWarning
-from stepscope.trace.store import StoreWriter, open_kept, open_unsealed
+from stepscope.trace.metadata import Metadata, TraceWarning
+from stepscope.trace.model import Trace
+from stepscope.trace.store import metadata_of, open_kept, open_unsealed
+from stepscope.trace.store_writing import VERSION, StoreWriter, disk_errors, seal, to_disk
 
 try:
     import fcntl
@@ -71,7 +72,7 @@ def content_key(path: str | Path, variant: str = "") -> str:
     Raises:
         UnreadableTraceError: the file cannot be read.
     """
-    digest = hashlib.sha256(f"{READER_VERSION}/{store.VERSION}/{variant}/".encode())
+    digest = hashlib.sha256(f"{READER_VERSION}/{VERSION}/{variant}/".encode())
     try:
         with open(path, "rb") as file:
             while chunk := file.read(_HASH_CHUNK_BYTES):
@@ -183,7 +184,7 @@ class TraceCache:
             with _removed_on_error(directory):
                 hold = _Hold(directory)
                 _write(directory, build)
-                store.seal(directory, key)
+                seal(directory, key)
                 return self._publish(key, directory, hold)
         except OSError as error:
             _log.info("the cache %s cannot be written (%s); using a temporary store", self.root, error.strerror)
@@ -257,7 +258,7 @@ class TraceCache:
                     shutil.rmtree(directory, ignore_errors=True)
                     return found
             else:
-                store.to_disk(self.root)
+                to_disk(self.root)
                 self._evict()
                 return open_unsealed(self._directory(key), hold)
         return open_unsealed(directory, _Temporary(directory, hold))
@@ -375,7 +376,7 @@ def _removed_on_error(directory: Path) -> Iterator[None]:
 
 def _write(directory: Path, build: Build) -> None:
     writer = StoreWriter(directory)
-    with store.disk_errors():
+    with disk_errors():
         metadata, warnings = build(writer)
     writer.finish(metadata, warnings)
 
@@ -402,7 +403,7 @@ def _entry(directory: Path) -> CacheEntry | None:
     except OSError:
         return None
     try:
-        metadata = store.metadata_of(directory)
+        metadata = metadata_of(directory)
     except UnreadableTraceError:  # damaged: listed all the same, so that it counts and can be cleared
         metadata = Metadata()
     return CacheEntry(directory.name, directory, amount, used, metadata.path, metadata.format)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.errors import UsageError
-from stepscope.trace.model import TraceWarning
+from stepscope.trace.metadata import TraceWarning
 from stepscope.trace.tables import rows_frame
 
 FORMAT_VERSION: Final = 1

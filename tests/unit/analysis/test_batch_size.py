@@ -8,7 +8,7 @@ import pytest
 from stepscope.analysis.batch_size import Measurement, batch_model, batch_size_of, fitted, measurement_of
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import LoaderFacts, ProgramFacts
 from tests.unit.recording import Recording
 

@@ -17,7 +17,7 @@ from stepscope.analysis.roofline import (
 )
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace, Window
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from tests.unit.recording import Recording
 
 A100 = Device("0", "NVIDIA A100-SXM4-80GB")  # 312 TFLOP/s bf16, 156 tf32, 19.5 fp32; 2039 GB/s; 40 MiB of cache

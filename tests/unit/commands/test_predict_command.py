@@ -14,7 +14,7 @@ from stepscope.commands.plan.predict import USUAL, devices_named, host_factor
 from stepscope.errors import UsageError
 from stepscope.machine.devices import device_table
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from tests.unit.predict.test_prediction import US, copying
 from tests.unit.recording import Recording, saved
 from tests.unit.rendered import golden

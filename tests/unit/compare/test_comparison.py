@@ -10,7 +10,7 @@ import pytest
 from stepscope.compare import Comparison, Side, compare_sides, compare_traces
 from stepscope.compare.comparison import by_name
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import LoaderFacts, ProgramFacts
 from tests.unit.recording import Recording
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks, device_table, find_device
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 
 GB = 10**9
 

@@ -18,7 +18,7 @@ from stepscope.machine.devices import (
     read_devices,
     read_tables,
 )
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 
 CARD = """\
 [[device]]

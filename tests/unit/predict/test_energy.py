@@ -21,11 +21,12 @@ from stepscope.predict.cost.energy_parts import (
     TraceEnergy,
     shared,
 )
-from stepscope.report.energy import electricity, energy, energy_document, energy_json, mass
+from stepscope.report.energy import energy_document, energy_json
 from stepscope.report.text import text_of
+from stepscope.report.words.energy import electricity, energy, mass
 from stepscope.trace import Metadata, Trace, Window
 from stepscope.trace.energy_records import Counter, EnergyRecord, EnergyWindow, MissingCounter
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 from tests.unit.recording import Recording
 from tests.unit.rendered import html_report, json_of, markdown_reports, text_reports, written

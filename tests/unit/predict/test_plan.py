@@ -26,7 +26,7 @@ from stepscope.report.plan import plan_document, plan_json
 from stepscope.report.text import text_of
 from stepscope.report.words.plan import asked_sentence, hours_words, recommendation
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.whatif.experiment import Experiment
 from tests.unit.recording import Recording
 from tests.unit.rendered import written

@@ -10,7 +10,7 @@ from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
 from stepscope.predict.batch import BatchChange, batch_change, recorded_batch, with_batch
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import LoaderFacts, ProgramFacts
 from tests.unit.predict.test_prediction import US, copying
 from tests.unit.predicting import predict_step

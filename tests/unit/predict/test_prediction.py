@@ -14,7 +14,7 @@ from stepscope.predict.step_replay import COMMON, StepReplays, joint_band
 from stepscope.predict.work_times import work_times
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.whatif.experiment import Experiment
 from tests.unit.predicting import predict_step
 from tests.unit.recording import Recording

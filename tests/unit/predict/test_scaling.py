@@ -23,7 +23,7 @@ from stepscope.report.document import Document
 from stepscope.report.predict import scaling_json, scaling_section, step_text
 from stepscope.report.text import text_of
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace.tables import SCHEMAS
 from stepscope.whatif import Experiment, replay

@@ -16,7 +16,7 @@ from stepscope.predict.trace_operations import operations_of_calls
 from stepscope.predict.work_times import BASES, WorkTimes, work_times
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from tests.unit.recording import Recording
 
 A100 = Device("0", "NVIDIA A100-SXM4-80GB")

@@ -11,8 +11,10 @@ import pytest
 from stepscope.readers import spill
 from stepscope.readers.event_names import frame_name, host_slice_table
 from stepscope.readers.gathering import EXPLANATIONS, Gathering, warnings
-from stepscope.trace.model import Metadata, Trace
-from stepscope.trace.store import StoreWriter, open_unsealed
+from stepscope.trace.metadata import Metadata
+from stepscope.trace.model import Trace
+from stepscope.trace.store import open_unsealed
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 

@@ -22,7 +22,7 @@ from stepscope.errors import StepscopeError
 from stepscope.readers import gaudi, open_trace
 from stepscope.readers.gaudi import columns as names
 from stepscope.trace import Trace, Window
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from tests.simulator import programs
 from tests.simulator.gaudi import GaudiOptions, gaudi_bytes
 from tests.simulator.kineto import kineto_bytes

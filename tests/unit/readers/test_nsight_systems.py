@@ -15,7 +15,7 @@ from stepscope.commands import main
 from stepscope.compare import compare_traces
 from stepscope.readers import open_trace
 from stepscope.trace import Trace, Window
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.window import StepRange
 from stepscope.whatif.host_waits import device_waits
 from tests.unit.nsight_databases import NAMES, Row, call, in_range, kernel, process, thread, work, written

@@ -11,7 +11,7 @@ from stepscope.analysis.attribution import work_places
 from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError, UsageError
 from stepscope.readers import open_trace, trace_files
 from stepscope.trace import Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.window import StepRange, Window
 from tests.unit.xplanes import PlaneWriter, Text, part, program, space
 

@@ -12,7 +12,7 @@ from stepscope.commands import main
 from stepscope.readers import open_trace
 from stepscope.report.exports.chrome import chrome
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from tests.simulator import write_kineto
 from tests.simulator.programs import backward_thread
 from tests.unit.recording import Recording

@@ -13,7 +13,7 @@ from stepscope.commands import main
 from stepscope.readers import open_trace
 from stepscope.report.exports.xspace import xspace
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.protobuf_fields import double, fixed64, message, varint, whole
 from tests.simulator import write_kineto
 from tests.simulator.programs import PROGRAMS

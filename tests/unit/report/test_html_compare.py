@@ -16,7 +16,7 @@ from stepscope.compare import Comparison, Side, compare_sides, compare_traces
 from stepscope.report.comparison import comparison_document
 from stepscope.report.html.page import html_of
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from tests.unit.recording import Recording
 from tests.unit.small_traces import complete
 

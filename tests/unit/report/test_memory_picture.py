@@ -14,7 +14,7 @@ from stepscope.analysis.memory import MOMENTS, MemoryPicture, memory_pictures
 from stepscope.report.document import Drawing, Section
 from stepscope.report.html.memory import memory_view
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from tests.unit.hand_built import full
 from tests.unit.recording import Recording
 from tests.unit.rendered import html_report

@@ -208,8 +208,7 @@ def _write(
     across: Sequence[Finding],
     unreadable: Sequence[Unreadable],
 ) -> None:
-    from stepscope.report.diagnosis import diagnosis_document
-    from stepscope.report.json import json_reports
+    from stepscope.report.diagnosis import diagnosis_document, json_reports
 
     targets = (arguments.json, arguments.markdown, arguments.html, arguments.diff)
     top = arguments.top if arguments.top is not None else _TEXT_ROWS

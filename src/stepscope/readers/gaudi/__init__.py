@@ -17,8 +17,8 @@ from stepscope.readers.gaudi.columns import HARDWARE, GaudiColumns
 from stepscope.readers.kineto.events import EventStream
 from stepscope.readers.source import ByteSource, Found, Reader
 from stepscope.readers.spill import Spill
-from stepscope.trace.model import Device
-from stepscope.trace.store import StoreWriter
+from stepscope.trace.metadata import Device
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.tables import rows_frame
 from stepscope.trace.window import StepRange, Window
 

@@ -17,9 +17,9 @@ from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
 from stepscope.readers.source import ByteSource, Found, Reader, text_of
 from stepscope.readers.spill import Spill
-from stepscope.trace.model import Device, Metadata
+from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.program_facts import KEY, from_header
-from stepscope.trace.store import StoreWriter
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 _WANTED: Final = frozenset(

@@ -20,8 +20,8 @@ from stepscope.readers.nsight_systems import activities as others
 from stepscope.readers.nsight_systems.database import MAGIC, Database, Strings
 from stepscope.readers.nsight_systems.places import MOST_LANES, Places, Selection
 from stepscope.readers.source import ByteSource, Found, Reader
-from stepscope.trace.model import Metadata, TraceWarning
-from stepscope.trace.store import StoreWriter
+from stepscope.trace.metadata import Metadata, TraceWarning
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 _UNPACKED: Final = "unpacked.sqlite"

@@ -14,7 +14,7 @@ import polars as pl
 
 from stepscope.readers.gathering import Gathering
 from stepscope.readers.nsight_systems.database import Database, Strings
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.tables import rows_frame
 from stepscope.trace.window import Window
 

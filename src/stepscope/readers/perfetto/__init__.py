@@ -14,8 +14,8 @@ from stepscope.readers.perfetto.events import Events
 from stepscope.readers.perfetto.packets import Packets, recognises
 from stepscope.readers.perfetto.sequences import Clocks, Sequence, Tracks
 from stepscope.readers.source import ByteSource, Found, Reader
-from stepscope.trace.model import Metadata
-from stepscope.trace.store import StoreWriter
+from stepscope.trace.metadata import Metadata
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 if TYPE_CHECKING:

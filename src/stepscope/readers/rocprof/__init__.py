@@ -30,8 +30,8 @@ from stepscope.readers.rocprof.records import (
     decode_records,
 )
 from stepscope.readers.source import ByteSource, Found, Reader, text_of
-from stepscope.trace.model import Device, Metadata
-from stepscope.trace.store import StoreWriter
+from stepscope.trace.metadata import Device, Metadata
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 _GPU: Final = 2

@@ -27,8 +27,8 @@ from stepscope.readers.torch_snapshot.device import (
     segments_by_device,
     write_tables,
 )
-from stepscope.trace.model import Device, Metadata, TraceWarning
-from stepscope.trace.store import StoreWriter
+from stepscope.trace.metadata import Device, Metadata, TraceWarning
+from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 Plain: TypeAlias = "dict[Any, Any] | list[Any] | tuple[Any, ...] | str | bytes | int | float | bool | None"

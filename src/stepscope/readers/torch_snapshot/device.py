@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import polars as pl
 
 from stepscope.readers.budget import Budget
-from stepscope.trace.store import PART_ROWS, StoreWriter
+from stepscope.trace.store_writing import PART_ROWS, StoreWriter
 from stepscope.trace.tables import conform, rows_frame
 from stepscope.trace.window import Window
 

@@ -16,7 +16,7 @@ from stepscope.readers.xplane.events import Batch, LineReader, Words
 from stepscope.readers.xplane.host import HostFacts, launch_number
 from stepscope.readers.xplane.meanings import NameRows, Origins, Pooled, column, nullable, role_table
 from stepscope.readers.xplane.plane import EventName, Plane, Programs, stack_of_text
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.nesting import parents
 from stepscope.trace.tables import rows_frame
 

@@ -21,7 +21,7 @@ from stepscope.report.exports.json_text import parts
 from stepscope.report.format import printable
 from stepscope.trace import Trace
 from stepscope.trace.csv_text import csv_text
-from stepscope.trace.store import disk_errors
+from stepscope.trace.store_writing import disk_errors
 from stepscope.trace.tables import SCHEMAS
 
 FORMATS: Final = ("csv", "parquet")

@@ -18,7 +18,7 @@ import polars as pl
 from stepscope.readers.event_names import host_slice_table
 from stepscope.report.exports.json_text import by_value, identifier
 from stepscope.trace import Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.protobuf_fields import beginning, double, message, text, whole
 
 _PIECE_BYTES: Final = 2**20

@@ -13,7 +13,7 @@ from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.trace import Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.tables import SCHEMAS
 from tests.simulator import Machine, write_kineto
 from tests.simulator.device import Queue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepscope.diagnosis.rules.memory_fragmentation import RULE as rule
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording

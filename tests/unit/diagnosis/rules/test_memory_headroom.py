@@ -8,7 +8,7 @@ import polars as pl
 
 from stepscope.diagnosis.rules.memory_headroom import RULE as rule
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import LoaderFacts, ProgramFacts
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.diagnosis.rules.memory_near_limit import RULE as rule
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.model import Device
+from stepscope.trace.metadata import Device
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording
 

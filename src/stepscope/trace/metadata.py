@@ -1,0 +1,75 @@
+"""What a trace says about itself: where it comes from, the devices, what was repaired while reading."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.run_counts import RunCounts
+from stepscope.trace.window import Window
+
+
+@dataclass(frozen=True, slots=True)
+class TraceWarning:
+    """Something that was skipped or repaired while reading, how often, and what.
+
+    Attributes:
+        kind: a stable, short identifier such as "truncated" or "damaged_event".
+        count: how many times it happened.
+        detail: one sentence for the user.
+    """
+
+    kind: str
+    count: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator as the profiler describes it; null where the file does not say.
+
+    Attributes:
+        peak_flops_s: operations per second at best, of the number type that it is fastest in but for those of 8 bits.
+        bandwidth_bytes_s: of its memory, bytes per second at best.
+    """
+
+    device: str
+    name: str | None = None
+    memory_bytes: int | None = None
+    compute_capability: str | None = None
+    multiprocessors: int | None = None
+    peak_flops_s: float | None = None
+    bandwidth_bytes_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a trace says about itself.
+
+    Attributes:
+        path: where it was read from.
+        format: the reader's name, such as "kineto".
+        events: number of events in the file, of any kind.
+        complete_events: number of events with a start and a duration.
+        origin_unix_ns: wall clock at time 0 of the trace, nanoseconds since 1970, where known.
+        recorded: which optional parts the profiler was asked for ("stacks", "shapes", "memory", "modules", "flops"),
+            None where the file does not say.
+        window: what was read, when only a part was asked for.
+        program: settings of the program, where stepscope itself recorded it.
+        evidence: what other files of the run say, where some were given; never part of what is kept in the cache.
+    """
+
+    path: str = ""
+    format: str = ""
+    events: int = 0
+    complete_events: int = 0
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    origin_unix_ns: int | None = None
+    host: str | None = None
+    devices: tuple[Device, ...] = ()
+    recorded: tuple[str, ...] | None = None
+    window: Window | None = None
+    program: ProgramFacts | None = None
+    evidence: RunCounts | None = None
