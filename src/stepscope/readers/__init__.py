@@ -1,4 +1,4 @@
-"""From files to traces: one module a format, and the door to all of them."""
+"""Readers turn the files of each profiler into traces: one module or folder per format, opened through `open_trace`."""
 
 from stepscope.readers.opening import READERS, open_trace, trace_files
 

@@ -1,10 +1,10 @@
-"""What reading a file may cost: one budget for every reader, so that no file can exhaust a machine.
+"""Resource limits for reading a file: one budget for every reader, so that no file can exhaust the machine.
 
-    budget = Budget.of(name)         when a file is opened; `current()` finds it anywhere below
-    budget.spend("rows", 1000)       counts, and refuses the file when there is too much of it
-    budget.tick()                    refuses it when nothing came of the last minute, or memory is short
+    budget = Budget.of(name)         when a file is opened; `current()` returns it anywhere below
+    budget.spend("rows", 1000)       counts, and rejects the file above the limit
+    budget.tick()                    rejects it after a minute without progress, or when memory runs short
 
-Every refusal is a `TooLargeError` that names the option by which more is allowed.
+Every rejection is a `TooLargeError` that names the option to raise the limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Final
 from stepscope.errors import TooLargeError, UsageError
 
 VARIABLE: Final = "STEPSCOPE_LIMITS"
-"""Environment variable: limits as --limit takes them, separated by commas."""
+"""Environment variable with limits in the form of --limit, separated by commas."""
 _LOOK_S: Final = 0.25
 _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _MEMORY_SHARE: Final = 0.8
@@ -30,7 +30,7 @@ _MEMORY_SHARE: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One limit: what it bounds, by default how much, and how an amount is written."""
+    """One limit: what it bounds, its default, and how to format an amount."""
 
     what: str
     default: Callable[[], float]
@@ -46,9 +46,11 @@ def _bytes(amount: float) -> str:
 
 
 def memory_limit() -> float:
-    """A share of the memory that this process may have: of the machine's, or of its control group's."""
+    """Return the bytes this process may use: a share of the machine's or the control group's memory, whichever
+    is less.
+    """
     found = [float(2**50)]
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # not told here
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not available on every system
         found.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -69,18 +71,18 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "names": Limit("names in the tables of an XLA profile", lambda: 4e6, _plain),
     "lines": Limit(
         "lines of events in an XLA profile", lambda: 50_000, _plain
-    ),  # one a thread and queue: some hundreds
+    ),  # one per thread and stream: usually some hundreds
     "depth": Limit("levels of nesting", lambda: 1000, _plain),
     "idle": Limit("seconds of reading in which nothing came of it", lambda: 60, _plain),
     "memory": Limit("of memory", memory_limit, _bytes),
 }
-"""By name, as --limit takes it."""
+"""Limits by the name that --limit accepts."""
 RATIO_FROM_BYTES: Final = 2**28
-"""Smaller contents may be packed as well as they like."""
+"""Unpacked size in bytes below which the ratio is not checked."""
 
 
 class Budget:
-    """What may still be spent on one file; `limits` replace the defaults by name."""
+    """The remaining budget for one file; `limits` override the defaults by name."""
 
     def __init__(self, name: str, limits: Mapping[str, float] | None = None) -> None:
         chosen = limits or {}
@@ -92,7 +94,7 @@ class Budget:
 
     @classmethod
     def of(cls, name: str) -> Budget:
-        """A budget with the limits of the environment, which `current` returns from now on.
+        """Create a budget with the environment's limits and make it the `current` one.
 
         Raises UsageError for unknown limits.
         """
@@ -101,7 +103,7 @@ class Budget:
         return budget
 
     def spend(self, kind: str, amount: int) -> None:
-        """Count `amount` more, or raise TooLargeError; everything but bytes, which may hold nothing, is progress."""
+        """Count `amount` more; raise TooLargeError above the limit. Everything except bytes counts as progress."""
         self._spent[kind] = spent = self._spent[kind] + amount
         if spent > self._limits[kind]:
             self._refuse(kind)
@@ -114,9 +116,9 @@ class Budget:
             self._refuse(kind)
 
     def unpack(self, size: int, packed: int) -> None:
-        """Count unpacked bytes, `packed` bytes having been read so far.
+        """Count `size` unpacked bytes, given that `packed` bytes were read in total so far.
 
-        Raises TooLargeError for too many, or too high a ratio.
+        Raises TooLargeError if the size or the compression ratio is too high.
         """
         self.spend("bytes", size)
         unpacked = self._spent["bytes"]
@@ -125,9 +127,9 @@ class Budget:
         self.tick()
 
     def tick(self) -> None:
-        """Check the clock and the memory now and then.
+        """Check elapsed time and memory, at most every quarter of a second.
 
-        Raises TooLargeError without progress, or beyond the memory limit.
+        Raises TooLargeError if there was no progress or memory is above the limit.
         """
         now = time.monotonic()
         if now - self._looked_s < _LOOK_S:
@@ -153,7 +155,7 @@ _current: ContextVar[Budget | None] = ContextVar("stepscope_budget", default=Non
 
 
 def current() -> Budget:
-    """The budget of the file that is being read; the default one where no file is."""
+    """Return the budget of the file being read, or a default one."""
     found = _current.get()
     if found is None:
         found = Budget("the file")
@@ -162,7 +164,7 @@ def current() -> Budget:
 
 
 def parse_limits(text: str) -> dict[str, float]:
-    """Limits such as "rows=1G,memory=40GiB", by name; raises UsageError for anything else."""
+    """Parse limits such as "rows=1G,memory=40GiB"; raise UsageError for anything else."""
     found = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-zA-Z]{0,3})", word, re.ASCII)
@@ -178,7 +180,7 @@ def _written(amount: float) -> str:
 
 
 def _resident_bytes() -> float:
-    """Memory of this process now; 0 where the system does not say."""
+    """0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return float(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))

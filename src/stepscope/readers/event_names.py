@@ -1,4 +1,4 @@
-"""What the names in a trace mean, whichever profiler wrote them."""
+"""What event names mean, independent of the profiler that wrote them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 FORWARD_BACKWARD_FLOWS: Final = frozenset({"fwdbwd", "forward_backward"})
-"""Categories of flows from a forward operator to its backward."""
+"""Categories of flows from a forward operator to its backward operator."""
 _ANNOTATION_NAMES = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.(?:step|zero_grad)#")
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
 _OWN_STEP = re.compile(r"stepscope\.step#(\d{1,18}) ")
@@ -32,7 +32,7 @@ _LAUNCHES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
 
 
 class Frame(NamedTuple):
-    """A Python frame's name, taken apart."""
+    """The parts of a Python frame's name; what the name lacks is None."""
 
     file: str | None
     line: int | None
@@ -41,23 +41,23 @@ class Frame(NamedTuple):
 
 
 def is_annotation(name: str) -> bool:
-    """Whether an operator's name is one of the framework's annotations, which old files keep among the operators."""
+    """Whether the name is a framework annotation, which old files list among the operators."""
     return _ANNOTATION_NAMES.match(name) is not None
 
 
 def step_number(name: str, *, own: bool = True) -> int | None:
-    """The number of a step annotation: torch.profiler's, or with `own` also that of `stepscope.step`."""
+    """Return the number of a step annotation by torch.profiler or, with `own`, by `stepscope.step`."""
     match = _STEP.match(name) or (_OWN_STEP.match(name) if own else None)
     return int(match[1]) if match else None
 
 
 def are_steps_marked(names: Iterable[str]) -> bool:
-    """Whether torch.profiler marked steps itself; marks by `stepscope.step` are then no steps of their own."""
+    """Whether torch.profiler marked the steps, in which case marks by `stepscope.step` are ignored."""
     return any(_STEP.match(name) for name in names)
 
 
 def frame(name: str) -> Frame:
-    """File, line, function or module of a Python frame."""
+    """Split the name of a Python frame into file, line and function, or module."""
     if match := _MODULE.fullmatch(name):
         return Frame(None, None, None, match[1])
     if match := _FRAME.fullmatch(name):
@@ -66,7 +66,7 @@ def frame(name: str) -> Frame:
 
 
 def launch_kind(name: str) -> str:
-    """Kind of a device API call, in the words of `tables.LAUNCH_KINDS`."""
+    """Return the kind of a device API call, one of `tables.LAUNCH_KINDS`."""
     return next((kind for kind, pattern in _LAUNCHES if pattern.search(name)), "other")
 
 
@@ -81,17 +81,17 @@ _COPIES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 
 
 def is_communication(name: str) -> bool:
-    """Whether device work of this name is a collective of any communication library."""
+    """Whether device work of this name is a collective of a known communication library."""
     return _COMMUNICATION.search(name) is not None
 
 
 def copy_kind(text: str) -> str:
-    """Kind of a copy whose direction a text tells, in the words of `tables.DEVICE_WORK_KINDS`."""
+    """Return the kind of a copy from text that contains its direction, one of `tables.DEVICE_WORK_KINDS`."""
     return next((kind for kind, pattern in _COPIES if pattern.search(text)), "copy_on_device")
 
 
 def synchronisation_kind(name: str) -> str:
-    """Kind of a device's record of a wait, in the words of `tables.SYNCHRONISATION_KINDS`."""
+    """Return the kind of a recorded wait on the device, one of `tables.SYNCHRONISATION_KINDS`."""
     lowered = name.lower()
     for kind, word in (("queue_wait", "wait event"), ("event", "event"), ("queue", "stream"), ("device", "context")):
         if word in lowered:
@@ -108,14 +108,14 @@ _OPERATOR: Final = re.compile(r"[A-Za-z_]\w*(?:::[\w.~<>]+)+$")
 
 
 def frame_name(name: str) -> str:
-    """A Python frame's name as PyTorch's profiler writes it, "file.py(12): function", from JAX's "$file.py:12 f"."""
+    """Convert JAX's frame name "$file.py:12 f" to PyTorch's "file.py(12): f"; other names are returned unchanged."""
     match = _SCRIPTED_FRAME.fullmatch(name)
     return f"{match[1]}({match[2]}): {match[3]}" if match else name
 
 
 @lru_cache(maxsize=65536)
 def host_slice_table(name: str) -> str | None:
-    """The table a slice of a host thread belongs to, where a format gives no more than its name; None: no telling."""
+    """Return the table for a host slice, for formats that give only a name; None if the name does not say."""
     if _MARKS.match(name):
         return "annotations" if not name.startswith("nn.Module: ") else "frames"
     if _SCRIPTED_FRAME.fullmatch(name) or (_FRAME.fullmatch(name) and ".py(" in name):

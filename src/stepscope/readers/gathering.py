@@ -1,4 +1,4 @@
-"""What a reader gathers of one file, in whatever order the file has it, until all of it can be put in order."""
+"""Collect the rows that a reader finds in one file, in any order, until they can be sorted and written."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ EXPLANATIONS: Final = {
     "work_before_launch": "device work starts before its launch was called: host and device clocks disagree",
     "unmatched_forward_backward": "links from forward to backward operators point at nothing",
 }
-"""What any format's damage can be, in words; a format adds its own."""
+"""Warning texts for damage that any format can have; each format adds its own."""
 
 
 class Gathering:
-    """Rows of a trace's tables, kept on disk when there are many.
+    """Rows of a trace's tables, spilled to disk when there are many.
 
     Attributes:
-        damage: what was skipped or repaired: "kind" or "kind:detail" -> how often.
+        damage: counts of what was skipped or repaired, by "kind" or "kind:detail".
         origin_ns: the earliest start of a slice on the file's clock; None before the first.
-        events: rows that were added; a reader that knows better sets it.
-        complete_events: rows that were added to tables of slices.
+        events: rows added; a reader with a better count may set it.
+        complete_events: rows added to tables of slices.
     """
 
     def __init__(self, directory: Path, *, damage: Counter[str] | None = None) -> None:
@@ -52,7 +52,7 @@ class Gathering:
         self._lanes: dict[Hashable, dict[str, Any]] = {}
 
     def lane(self, key: Hashable, **columns: str | int | None) -> int:
-        """The number of the lane known by `key`, made at its first mention; `columns` are those of `lanes`."""
+        """Return the number of the lane with this key, creating it from `columns` of the table `lanes` on first use."""
         if columns["kind"] not in LANE_KINDS or not columns.keys() <= SCHEMAS["lanes"].keys():
             raise ValueError(f"no columns of a lane: {columns}")
         row = self._lanes.get(key)
@@ -64,8 +64,8 @@ class Gathering:
         """Add rows to a table, in any order.
 
         Args:
-            frame: columns of the table without those that `write` works out; times in nanoseconds on the file's clock,
-                text as it is or as numbers of `pool` (UInt32). Missing columns are null.
+            frame: columns of the table, except those that `write` computes; times in nanoseconds on the file's clock,
+                text as strings or as indices into `pool` (UInt32). Missing columns are null.
         """
         columns = [name for name in SCHEMAS[table] if name in frame.columns and (table, name) not in _WORKED_OUT]
         if len(columns) < frame.width:
@@ -93,7 +93,7 @@ class Gathering:
         return coded.alias(name)
 
     def _with_possible_times(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Drop rows with impossible times; a negative duration becomes 0."""
+        """Drop rows with impossible times; set negative durations to 0."""
         possible = pl.col("start_ns").is_between(-_LATEST_NS, _LATEST_NS, closed="none")
         if "duration_ns" in frame.columns:
             frame = frame.with_columns(pl.col("duration_ns").cast(pl.Int64))
@@ -108,8 +108,8 @@ class Gathering:
         return kept
 
     def add_flows(self, frame: pl.DataFrame) -> None:
-        """Add ends of flows: flow (text), category, end ("source" or "target"), and lane and start_ns of the slice
-        there.
+        """Add flow ends: flow (text), category, end ("source" or "target"), and lane and start_ns of the slice
+        at that end.
         """
         text = [self.pool.codes(frame[name].to_list()).alias(name) for name in ("end", "category", "flow")]
         self._spill.add(
@@ -119,7 +119,7 @@ class Gathering:
     def write(self, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Window | None:
         """Write every table and return the window that was read.
 
-        Raises UsageError where the steps asked for do not exist.
+        Raises UsageError if the requested steps do not exist.
         """
         self._spill.flush()
         origin_ns = self.origin_ns or 0
@@ -131,7 +131,7 @@ class Gathering:
 
 
 def fitting(name: str, values: pl.Series | Sequence[int | None], dtype: Any, damage: Counter[str]) -> pl.Series:
-    """The numbers of a file in the type of their table's column; those that do not fit become null, and are counted."""
+    """Cast numbers to their column's type; those that do not fit become null and are counted in `damage`."""
     column = values if isinstance(values, pl.Series) else pl.Series(values, dtype=pl.Int128, strict=False)
     if column is not values and (lost := column.null_count() - sum(value is None for value in values)):
         damage[f"number_out_of_range:{name}"] += lost
@@ -144,11 +144,11 @@ def fitting(name: str, values: pl.Series | Sequence[int | None], dtype: Any, dam
 
 
 def warnings(damage: Mapping[str, int], explanations: Mapping[str, str]) -> tuple[TraceWarning, ...]:
-    """The damage as warnings, by kind; of a kind's details the most frequent, the others together.
+    """Convert damage counts to warnings, grouped by kind, listing only the most frequent details of each.
 
     Args:
-        damage: "kind" or "kind:detail" -> how often.
-        explanations: kind -> a sentence, in which {} stands for the detail.
+        damage: counts by "kind" or "kind:detail".
+        explanations: a sentence for each kind, where {} is replaced by the detail.
     """
     kinds: dict[str, Counter[str]] = {}
     for key, count in damage.items():

@@ -1,4 +1,4 @@
-"""Opening whatever a user points at: which reader, from the cache or from the file."""
+"""Open any supported trace: find its reader and read it from the cache or from the file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
 
 
 def what_it_is(head: bytes) -> str | None:
-    """What a file that is no trace is, from its first unpacked bytes; None if unknown."""
+    """Identify a file that is not a trace from its first unpacked bytes; None if unknown."""
     for magic, name in _BY_MAGIC:
         if head.startswith(magic):
             return name
@@ -87,7 +87,7 @@ def what_it_is(head: bytes) -> str | None:
 
 
 def what_its_name_says(name: str, head: bytes) -> str | None:
-    """What an undocumented binary file is, by the end of its name; None for other names."""
+    """Identify an undocumented binary file by its suffix; None for other names."""
     ends = name.lower().endswith(_REPORTS_OF_NSIGHT_SYSTEMS)
     if not ends or head.startswith(b"SQLite format 3\0") or text_of(head)[:1] in (b"{", b"["):
         return None
@@ -104,10 +104,10 @@ _NUMBERS: Final = re.compile(r"(\d+)")
 
 
 def profile_files(folder: Path) -> list[Path]:
-    """The profiles of the latest run below a folder, one for each host; none if there are no runs.
+    """Return the profiles of the latest run in a folder, one per host; empty if there are no runs.
 
     Args:
-        folder: the directory that was given to the profiler, its folder of all runs, or that of one run.
+        folder: the directory given to the profiler, its folder of all runs, or the folder of one run.
     """
     place = Path(os.path.abspath(folder))
     if place.parts[-3:-1] == _RUNS:
@@ -118,9 +118,9 @@ def profile_files(folder: Path) -> list[Path]:
 
 
 def place_among_hosts(path: Path) -> tuple[int, int] | None:
-    """A profile's position among its run's hosts, from 0, and their number; None if it is alone.
+    """Return a profile's position among its run's hosts, from 0, and the number of hosts; None if it is alone.
 
-    Only in the profiler's own folders: elsewhere, profiles side by side need not be of one run.
+    Only the profiler's own folders count: elsewhere, profiles side by side need not belong to one run.
     """
     run = Path(os.path.abspath(path)).parent
     if not path.name.endswith(SUFFIXES) or run.parts[-3:-1] != _RUNS:
@@ -130,7 +130,7 @@ def place_among_hosts(path: Path) -> tuple[int, int] | None:
 
 
 def without_twins(files: list[Path]) -> list[Path]:
-    """The files without HOST.trace.json.gz, which XLA writes beside HOST.xplane.pb with the same content."""
+    """Drop each HOST.trace.json.gz, which XLA writes beside HOST.xplane.pb with the same content."""
     stems = {str(file)[: -len(suffix)] for file in files for suffix in SUFFIXES if file.name.endswith(suffix)}
     return [file for file in files if not any(str(file) == stem + _TWIN for stem in stems)]
 
@@ -162,7 +162,7 @@ READERS: Final[tuple[Reader, ...]] = (
     gaudi.READER,
     kineto.READER,
 )
-"""Every format, asked in this order whether a file is its own."""
+"""Every format's reader, in the order in which they are tried."""
 
 _SUFFIXES: Final = (
     ".json",
@@ -193,19 +193,19 @@ def open_trace(
     cache: TraceCache | None = None,
     progress: Progress | None = None,
 ) -> Trace:
-    """Read a trace of any known format.
+    """Read a trace of any supported format.
 
     Args:
         path: a trace file (plain, gzip or zstd), "-" for standard input, or a folder written by `Trace.save`.
-        window: read only what happens in this stretch of time.
-        steps: read only these annotated steps; not together with `window`.
-        cache: where to keep what was read, and to look for it first; None reads the file anew.
-        progress: called with the packed bytes read so far and in all.
+        window: read only this span of time.
+        steps: read only these annotated steps; cannot be combined with `window`.
+        cache: where parsed traces are kept and looked up; None always reads the file.
+        progress: called with the compressed bytes read so far and in total.
 
     Raises:
-        NotATraceError: the file is something else; the message says what.
+        NotATraceError: the file is not a trace; the message says what it is.
         UnreadableTraceError: the file cannot be opened, or nothing in it can be read.
-        UsageError: the steps asked for do not exist.
+        UsageError: the requested steps do not exist.
     """
     if str(path) != "-" and os.path.isdir(path) and is_store(Path(path)):
         return open_store(Path(path))
@@ -229,10 +229,10 @@ def _opened(
 
 
 def trace_files(path: str | Path) -> list[Path]:
-    """The trace files a path stands for: itself, those in a folder by name, or XLA's profiles of the last run.
+    """Return the trace files at a path: the file itself, those in a folder by name, or XLA's profiles of the last run.
 
     Raises:
-        UnreadableTraceError: a folder without trace files, or nothing at that path.
+        UnreadableTraceError: the path does not exist, or is a folder without trace files.
     """
     place = Path(path)
     if str(path) == "-" or not os.path.isdir(path) or is_store(place):
@@ -247,20 +247,20 @@ def trace_files(path: str | Path) -> list[Path]:
 
 
 def _can_be_kept(path: str | Path) -> bool:
-    """Whether the file can be read once for its key and again for its events, unlike standard input."""
+    """Whether the file can be read twice, for its key and for its events, unlike standard input."""
     if not is_regular_file(path):
         return False
-    ByteSource(path).close()  # says what is wrong with an empty or unreadable file before it is hashed
+    ByteSource(path).close()  # reports an empty or unreadable file before it is hashed
     return True
 
 
 def _renamed(trace: Trace, path: str) -> Trace:
-    """The trace under the name the user gave: equal files share a cache entry."""
+    """The trace with the path that the user gave, since equal files share a cache entry."""
     return trace if trace.metadata.path == path else replace(trace, metadata=replace(trace.metadata, path=path))
 
 
 def _of_its_host(trace: Trace, path: str | Path) -> Trace:
-    """The trace with its rank, where it is one host's of a run and does not say which."""
+    """The trace with the rank from its position among a run's hosts, if it has no rank of its own."""
     place = place_among_hosts(Path(path)) if trace.metadata.rank is None else None
     if place is None:
         return trace

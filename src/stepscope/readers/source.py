@@ -1,4 +1,4 @@
-"""What a reader is, and what it reads: the bytes of a trace file, decompressed block by block, however it ends."""
+"""The Reader interface, and the input of readers: a trace file's bytes, decompressed in blocks, even if damaged."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 Progress: TypeAlias = Callable[[int, int | None], None]
-"""Told the packed bytes that were read so far, and how many there are; None where that is not known."""
+"""Called with the compressed bytes read so far and in total, None if unknown."""
 Found: TypeAlias = tuple[Metadata, tuple[TraceWarning, ...]]
-"""What a file says about itself, and what was skipped or repaired."""
+"""Metadata of a file, and warnings about what was skipped or repaired."""
 
 MAGIC: Final = b"\x1f\x8b"
 _INPUT_BYTES: Final = 2**16
 _OUTPUT_BYTES: Final = 2**12
-"""A decompressor that finds damage loses what it unpacked in that call: not more than this."""
+"""A decompressor that finds damage loses its output of that call, so at most this much."""
 _TRAILER_BYTES: Final = 8
-_ISAL_ERROR: Final[type[Exception]] = igzip_lib.IsalError  # type: ignore[assignment] # its stub calls it an instance
+_ISAL_ERROR: Final[type[Exception]] = igzip_lib.IsalError  # its stub declares it as an instance
 
 
 class Readable(Protocol):
-    """All that is asked of a file and of what unpacks it."""
+    """A file, or a decompressor's output."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
@@ -42,8 +42,8 @@ class Readable(Protocol):
 class Gunzip:
     """A gzip file of any number of members.
 
-    `read` raises EOFError where the data ends early and BadGzipFile where it is damaged, once everything before that
-    was given.
+    `read` returns everything before a failure first, then raises EOFError for truncated and BadGzipFile for damaged
+    data.
     """
 
     def __init__(self, packed: Readable) -> None:
@@ -54,7 +54,7 @@ class Gunzip:
         self._failure: Exception | None = None
 
     def read(self, size: int = _INPUT_BYTES, /) -> bytes:
-        """Up to about `size` unpacked bytes; none at the end."""
+        """Return up to about `size` decompressed bytes; empty at the end."""
         parts: list[bytes] = []
         wanted = size
         while wanted > 0 and self._failure is None:
@@ -86,7 +86,7 @@ class Gunzip:
                 return part
 
     def _next_member(self) -> bool:
-        """Start the next member, if there is one; zeros between members are padding."""
+        """Start the next member, if any; zeros between members are padding."""
         rest = self._decompressor.unused_data.lstrip(b"\0")
         while len(rest) < len(MAGIC) and (more := self._input()):
             rest = (rest + more).lstrip(b"\0")
@@ -99,7 +99,7 @@ class Gunzip:
         return True
 
     def _input(self) -> bytes:
-        """Packed bytes but the file's last few, whose checksum must not fail before their content was given."""
+        """Hold back the file's last bytes, so that a bad checksum fails only after all content was returned."""
         while len(self._held) <= _TRAILER_BYTES and not self._ended:
             more = self._packed.read(_INPUT_BYTES)
             self._held += more
@@ -124,9 +124,9 @@ class ByteSource:
 
     Attributes:
         name: for messages.
-        damage: how the compressed data was broken, one sentence; None if it ended well.
-        total_bytes: packed size of the file; None if unknown.
-        plain_path: the file where it is regular and not packed, to be opened anew; else None.
+        damage: a sentence on how the compressed data is broken; None if it is intact.
+        total_bytes: compressed size of the file; None if unknown.
+        plain_path: the path of a regular, uncompressed file, which can be opened again; else None.
         progress: called after every block.
     """
 
@@ -144,7 +144,7 @@ class ByteSource:
         self._head: bytes | None = None
 
     def _first_bytes(self) -> bytes:
-        """Enough to tell how the file is packed; raises NotATraceError if it is empty, UnreadableTraceError."""
+        """Read enough to detect the compression; raise NotATraceError if the file is empty, or UnreadableTraceError."""
         try:
             first = self._raw.read(4)
         except OSError as error:
@@ -157,11 +157,11 @@ class ByteSource:
 
     @property
     def read_bytes(self) -> int:
-        """Packed bytes taken so far."""
+        """Compressed bytes read so far."""
         return self._counted.count
 
     def blocks(self) -> Iterator[bytes]:
-        """The content, in order; ends early, with `damage` set, where the packed data breaks. Raises TooLargeError."""
+        """Yield the content; stop early and set `damage` if the compressed data breaks off. Raises TooLargeError."""
         budget = current()
         while block := self._next_block():
             budget.unpack(len(block), self.read_bytes)
@@ -169,7 +169,7 @@ class ByteSource:
             self.progress(self.read_bytes, self.total_bytes)
 
     def peek(self) -> bytes:
-        """The first unpacked block, which `blocks` will still give; empty if none could be unpacked."""
+        """Return the first decompressed block without consuming it; empty if nothing could be decompressed."""
         if self._head is None:
             self._head = self._read()
         return self._head
@@ -179,7 +179,6 @@ class ByteSource:
         return block
 
     def close(self) -> None:
-        """Close the file."""
         if self._raw is not sys.stdin.buffer:
             self._raw.close()
 
@@ -191,7 +190,7 @@ class ByteSource:
         return self._counted
 
     def _read(self) -> bytes:
-        """Up to a block, in small steps, so that what precedes damage is kept."""
+        """Read up to a block, in small steps to keep what precedes damage."""
         parts: list[bytes] = []
         size = 0
         step = _DAMAGE_STEP_BYTES if isinstance(self._stream, zstandard.ZstdDecompressionReader) else BLOCK_BYTES
@@ -212,7 +211,7 @@ class ByteSource:
 
 
 class _CountingReader(io.RawIOBase):
-    """The file with its first bytes put back, counting what is taken."""
+    """The file with its first bytes put back; counts the bytes read."""
 
     def __init__(self, first: bytes, rest: BinaryIO) -> None:
         self._first = first
@@ -252,7 +251,7 @@ def _open(path: str | Path) -> BinaryIO:
         raise UnreadableTraceError(f"there is no file {path}") from None
     except OSError as error:
         raise UnreadableTraceError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:  # a name with a null character
+    except ValueError as error:  # the name contains a null character
         raise UnreadableTraceError(f"cannot read {str(path)!r}: {error}") from error
 
 
@@ -262,22 +261,22 @@ _LOOKED_AT_BYTES: Final = 256
 
 
 def text_of(head: bytes) -> bytes:
-    """The bytes behind a byte-order mark and blanks."""
+    """Strip a byte-order mark and white space."""
     return head.lstrip().removeprefix(_BOM).lstrip()
 
 
 def is_json(head: bytes) -> bool:
-    """Whether a file begins like a JSON object or list; unlike binary data it holds no control characters."""
+    """Whether a file starts like a JSON object or list, without the control characters of binary data."""
     return _DOCUMENT.fullmatch(text_of(head[:4096])[:_LOOKED_AT_BYTES]) is not None
 
 
 class Reader(NamedTuple):
-    """One format.
+    """The reader of one format.
 
     Attributes:
-        name: what `Metadata.format` says.
-        recognises: whether a file of these first unpacked bytes is of the format.
-        read: writes the tables of a file, as far as a window or steps ask for it.
+        name: the value of `Metadata.format`.
+        recognises: whether a file that starts with these decompressed bytes has this format.
+        read: writes the tables of a file, limited to a window or steps if given.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Joining the lines that a recording kept beside its trace to the trace's operators.
+"""Join the source lines recorded beside a trace to the trace's operators.
 
-An operator of the forward pass gets the line its thread was at when it began. One of the backward pass gets the line
-of the forward operator that made its autograd node, found by the sequence number both carry and the thread of the
-forward call, unless Python code of the user's ran inside the node: then that code's line.
+A forward operator gets the line its thread was at when it began. A backward operator gets the line of the forward
+operator that made its autograd node, found by their common sequence number and the thread of the forward call. If
+Python code of the user ran inside the node, it gets that code's line instead.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stepscope.trace.window import Window
 def module_table(
     records: LineRecords, lane_of: dict[str, int], origin_ns: int, period: tuple[int, int], read: Window | None
 ) -> pl.DataFrame:
-    """The table `modules`, cut to `read`, the part of the trace that was read.
+    """Return the table `modules`, cut to `read`, the part of the trace that was read.
 
     Args:
         origin_ns: wall clock at time 0 of the trace.
-        period: from when to when calls were noted; open calls end there.
+        period: start and end of the recording of calls; open calls end there.
     """
     begin, end = max(period[0], 0), max(period[1], 0)
     if read is not None:
@@ -76,7 +76,7 @@ _COST_WARNING: Final = (
     "record without lines (lines=False, --no-lines) to see how long they take"
 )
 _NOTE_NS: Final = 300
-"""What noting one line takes, about; benchmarks/line_tracking.py."""
+"""Approximate cost of recording one line, measured by benchmarks/line_tracking.py."""
 _NOTEWORTHY_SHARE: Final = 0.05
 _NOWHERE: Final = -1
 _DEEPEST: Final = 8
@@ -84,18 +84,18 @@ _NEVER: Final = np.iinfo(np.int64).min
 
 
 def variant_of(path: str | Path) -> str:
-    """What tells apart the cached readings of one trace file with different lines beside it; "" without lines."""
+    """Return a cache key for the lines beside a trace file, since they change what is read; "" without lines."""
     place = lines_path(path)
     try:
         return (
             hashlib.sha256(place.read_bytes()).hexdigest() if place.is_file() else ""
-        )  # a named pipe would wait for ever
+        )  # a named pipe would block forever
     except OSError:
         return ""
 
 
 def join_lines(path: str | Path, writer: StoreWriter, metadata: Metadata) -> tuple[Metadata, tuple[TraceWarning, ...]]:
-    """Add the lines beside the trace file, if any, to the operators in `writer`; returns metadata and warnings."""
+    """Add the lines beside the trace file, if any, to the operators in `writer`; return metadata and warnings."""
     if str(path) == "-" or not lines_path(path).is_file():
         return metadata, ()
     try:
@@ -135,7 +135,9 @@ def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tu
 def _line_table(
     records: LineRecords, notes: dict[int, _Notes], period: tuple[int, int], metadata: Metadata
 ) -> pl.DataFrame:
-    """The table `lines`: every note of the user's code until the thread's next; notes of one line in a row are one."""
+    """Build the table `lines`: each line of the user's code lasts until the thread's next; equal successive
+    lines are merged.
+    """
     begin, end = max(period[0], 0), max(period[1], 0)
     if metadata.window is not None:
         begin, end = max(begin, metadata.window.start_ns), min(end, metadata.window.end_ns)
@@ -155,7 +157,7 @@ def _line_table(
 
 
 def _columns(records: LineRecords, found: Rows, first: int, count: int) -> list[pl.Series]:
-    """Columns of the operators from row `first` on."""
+    """Source columns of `count` operators from row `first` on."""
     locations = pl.DataFrame(
         [(place.file, place.line, place.function) for place in records.locations],
         schema={"source_file": pl.String, "source_line": pl.Int32, "source_function": pl.String},
@@ -168,17 +170,17 @@ def _columns(records: LineRecords, found: Rows, first: int, count: int) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Notes:
-    """Where one thread was: since `times[i]` at `locations[i]`. Shapes (n,)."""
+    """Where one thread was: at `locations[i]` from `times[i]` on. Shapes (n,)."""
 
     times: Rows
     locations: Rows
 
     def last_before(self, times: Rows) -> Rows:
-        """Index of the last note at or before each time, -1 for none."""
+        """Index of the last note at or before each time, -1 if none."""
         return np.searchsorted(self.times, times, side="right") - 1
 
     def location_at(self, times: Rows) -> Rows:
-        """Where the thread was at each time, -1 for unknown or outside the user's code."""
+        """Location of the thread at each time, -1 if unknown or outside the user's code."""
         last = self.last_before(times)
         return np.where(last >= 0, self.locations[np.maximum(last, 0)], _NOWHERE)
 
@@ -201,18 +203,18 @@ def _notes_by_lane(records: LineRecords, lane_of: dict[str, int], origin_ns: int
 
 
 def _merged(parts: list[_Notes]) -> _Notes:
-    """The notes of threads that had the same number one after the other, in order of time."""
+    """Notes of threads that had the same number at different times, ordered by time."""
     times = np.concatenate([part.times for part in parts])
     order = np.argsort(times, kind="stable")
     return _Notes(times[order], np.concatenate([part.locations for part in parts])[order])
 
 
 class _Join:
-    """The location of each operator.
+    """Finds the location of each operator.
 
     Args:
         operators: the columns _KEYS of all operators.
-        period: from when to when lines were recorded; operators outside get none.
+        period: start and end of the recording of lines; operators outside get no location.
     """
 
     def __init__(
@@ -229,7 +231,7 @@ class _Join:
         self._is_inside = (self._start >= period[0]) & (self._start < period[1])
 
     def locations(self) -> Rows:
-        """For each operator the index of its location, -1 for none; shape (n,)."""
+        """Index of each operator's location, -1 for none; shape (n,)."""
         own, since = self._where_the_thread_was()
         is_backward = (self._forward_thread > 0) & (self._sequence >= 0)
         rows = np.arange(len(self._lane))
@@ -237,12 +239,12 @@ class _Join:
         inside = np.flatnonzero(node >= 0)
         if not inside.size:
             return np.where(self._is_inside, self._or_of_the_caller(own), _NOWHERE)
-        before = own[node[inside]]  # where the thread was when the node began
+        before = own[node[inside]]  # location of the thread when the node began
         in_users_code = (since[inside] >= self._start[node[inside]]) & (own[inside] != before) & (own[inside] >= 0)
         result = self._or_of_the_caller(own)
         by_forward = inside[~in_users_code]
         forward = self._forward_of()[node[by_forward]]
-        # A node that runs inside another's, as when a checkpoint runs its forward again, may need more than one look.
+        # Nodes can be nested, as when a checkpoint recomputes its forward pass, and then need several passes.
         known = forward >= 0
         for _ in range(_DEEPEST):
             fresh = np.where(known, result[np.maximum(forward, 0)], result[by_forward])
@@ -252,7 +254,7 @@ class _Join:
         return np.where(self._is_inside, result, _NOWHERE)
 
     def _where_the_thread_was(self) -> tuple[Rows, Rows]:
-        """Location of each operator's thread when it began, and since when."""
+        """Location of each operator's thread when it began, and the time the thread arrived there."""
         own = np.full(len(self._lane), _NOWHERE, np.int64)
         since = np.full(len(self._lane), _NEVER, np.int64)
         for lane, notes in self._notes.items():
@@ -263,7 +265,7 @@ class _Join:
         return own, since
 
     def _or_of_the_caller(self, own: Rows) -> Rows:
-        """`own`, or the caller's line on the autograd engine's threads, which run no code of the user's."""
+        """`own`, or the caller's line on the autograd engine's threads, which run none of the user's code."""
         engine = self._names.str.starts_with(_ENGINE).to_numpy()
         rows = np.arange(len(own))
         missing = np.flatnonzero((own < 0) & (inherit(np.where(engine, rows, -1), self._parent) >= 0))
@@ -275,10 +277,10 @@ class _Join:
         return result
 
     def _forward_of(self) -> Rows:
-        """For each backward operator, the row of the forward operator that made its node, -1 for unknown.
+        """For each backward operator, the row of the forward operator that made its node, -1 if unknown.
 
-        Of the forward operators with a node's number, the last to begin made it: the number is taken when the node is
-        made.
+        If several forward operators have the node's sequence number, the last to begin made it, since the number is
+        assigned when the node is made.
         """
         is_forward = (self._forward_thread == 0) & (self._sequence >= 0)
         is_backward = (self._forward_thread > 0) & (self._sequence >= 0)
@@ -294,7 +296,7 @@ class _Join:
         return result
 
     def _lanes_of_forward_threads(self) -> pl.DataFrame:
-        """Columns thread, the profiler's number of a thread in `forward_thread`, and lane."""
+        """Columns thread, the profiler's thread number as in `forward_thread`, and lane."""
         ends = pl.DataFrame({"thread": self._forward_thread, "lane": self._lane})
         pairs = pl.DataFrame(
             {
@@ -307,7 +309,7 @@ class _Join:
         making = ends.filter(pl.Series((self._forward_thread == 0) & (self._sequence >= 0)))["lane"].unique()
         others = ends["thread"].unique()
         others = others.filter((others > 0) & ~others.is_in(linked["thread"].implode()))
-        if len(making) == 1:  # no other thread can have made these nodes
+        if len(making) == 1:  # only this thread can have made the nodes
             more = pl.DataFrame(
                 {"thread": others, "lane": pl.repeat(making[0], len(others), dtype=pl.Int32, eager=True)}
             )
@@ -320,9 +322,9 @@ CALLED_NAME: Final = "Garbage collection (gc.collect)"
 
 
 def join_pauses(writer: StoreWriter, metadata: Metadata) -> None:
-    """Add the pauses to the annotations that `writer` has written, each on the thread that it stopped."""
+    """Add the garbage collection pauses to the annotations in `writer`, each on the thread that it stopped."""
     pauses = _pauses(writer, metadata)
-    if pauses.is_empty() or _are_there(writer):  # a trace that was exported has them as annotations
+    if pauses.is_empty() or _are_there(writer):  # an exported trace already has them
         return
     rows = writer.scan("annotations").select(pl.len()).collect().item()
     if not rows:
@@ -345,7 +347,7 @@ def _are_there(writer: StoreWriter) -> bool:
 
 
 def _pauses(writer: StoreWriter, metadata: Metadata) -> pl.DataFrame:
-    """Rows of the table in order of time, without those of threads that the trace lacks."""
+    """Rows of `annotations` ordered by time, without those of threads that the trace lacks."""
     origin_ns = metadata.origin_unix_ns
     found = metadata.program.pauses if metadata.program is not None else ()
     if origin_ns is None or not found:

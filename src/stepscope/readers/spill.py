@@ -1,4 +1,4 @@
-"""Batches of rows kept until the whole file was seen: in memory while they are few, on disk beyond that."""
+"""Keep batches of rows until the whole file was read: in memory at first, on disk above MEMORY_BYTES."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY_BYTES: Final = 32 * 2**20
 
 
 class Spill:
-    """Rows of several tables in the order they were added; `take` gives a table back and forgets it."""
+    """Rows of several tables in the order they were added; `take` returns a table and forgets it."""
 
     def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
         self._directory = directory
@@ -26,7 +26,7 @@ class Spill:
         self._size = 0
 
     def add(self, batch: dict[str, pl.DataFrame]) -> None:
-        """Append a batch."""
+        """Append a batch, by table."""
         budget = current()
         for table, frame in batch.items():
             budget.spend("rows", frame.height)
@@ -37,7 +37,7 @@ class Spill:
             self._write()
 
     def flush(self) -> None:
-        """Leave nothing in memory, if that has begun: from here on one table is wanted at a time."""
+        """Write all rows to disk if some already are, since tables are taken one at a time from here on."""
         if self._files:
             self._write()
 
@@ -50,19 +50,19 @@ class Spill:
         self._size = 0
 
     def take(self, table: str) -> pl.DataFrame | None:
-        """All rows of a table, None if there were none."""
+        """Return and forget all rows of a table; None if there were none."""
         frames = [pl.scan_ipc(path).collect() for path in self._files.pop(table, [])]
         frames += self._held.pop(table, [])
         return _together(frames) if frames else None
 
     def clean(self) -> None:
-        """Remove the files."""
+        """Remove all spilled files."""
         for path in self._directory.glob("spill-*.arrow"):
             path.unlink()
 
 
 def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
-    """The frames' rows; a column that only some have is null in the others."""
+    """Concatenate the frames; a column that a frame lacks is null there."""
     return pl.concat(frames, how="diagonal")
 
 
@@ -70,7 +70,7 @@ _NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, Va
 
 
 class Codes(dict[Any, int]):
-    """Numbers keys in order of first use."""
+    """Assigns numbers to keys in order of first use."""
 
     def __missing__(self, key: Any) -> int:
         code = self[key] = len(self)
@@ -90,7 +90,7 @@ class _RawCodes(dict[bytes, "int | None"]):
 
 
 def one_spacing(raw: bytes) -> bytes:
-    """JSON text with a space after each comma and colon: profilers write the same shapes in several ways."""
+    """Normalise JSON text to one space after each comma and colon, since profilers format shapes differently."""
     try:
         return msgspec.json.format(raw, indent=0)
     except _NOT_JSON:
@@ -98,30 +98,30 @@ def one_spacing(raw: bytes) -> bytes:
 
 
 class StringPool:
-    """Strings kept once and referred to by number."""
+    """A pool of distinct strings, referred to by index."""
 
     def __init__(self) -> None:
         self._codes = Codes()
         self._raw_codes = _RawCodes(self._codes)
 
     def codes(self, strings: Sequence[str]) -> pl.Series:
-        """The number of each string; UInt32."""
+        """Return the index of each string (UInt32)."""
         known = self._codes
         current().require("strings", len(known))
         return pl.Series([known[string] for string in strings], dtype=pl.UInt32)
 
     def optional_codes(self, strings: Sequence[Any]) -> pl.Series:
-        """The number of each string or integer, null for None; UInt32."""
+        """Return the index of each string or integer, null for None (UInt32)."""
         known = self._codes
         current().require("strings", len(known))
         return pl.Series([None if s is None else known[str(s)] for s in strings], dtype=pl.UInt32)
 
     def raw_codes(self, raws: Sequence[Any]) -> pl.Series:
-        """The number of each piece of JSON text, null for JSON's null; UInt32."""
+        """Return the index of each JSON text, null for JSON's null (UInt32)."""
         known = self._raw_codes
         return pl.Series([known[raw] for raw in map(bytes, raws)], dtype=pl.UInt32)
 
     def strings(self) -> pl.Series:
-        """Every string, in order of its number."""
+        """Return all strings in order of their index."""
         current().require("strings", len(self._codes))
         return pl.Series([str(key) for key in self._codes], dtype=pl.String)

@@ -1,4 +1,4 @@
-"""Reading the Chrome trace of an XLA profile: as the profile that it was made of."""
+"""Read the Chrome trace of an XLA profile by converting it back to the profile it was made from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stepscope.trace.window import StepRange, Window
 
 
 def statistic(number: int, value: int | float | str) -> bytes:
-    """An XStat: number of its name and value."""
+    """Serialise an XStat with the number of its name."""
     name = whole(1, number)
     if isinstance(value, str):
         return name + text(5, value)
@@ -33,13 +33,13 @@ def statistic(number: int, value: int | float | str) -> bytes:
 
 
 def event_message(name: int, offset_ps: int, duration_ps: int, statistics: Iterable[bytes]) -> bytes:
-    """An XEvent as a field of its line."""
+    """Serialise an XEvent as a field of its line."""
     content = [whole(1, name), whole(2, offset_ps), whole(3, duration_ps), *(message(4, each) for each in statistics)]
     return message(4, b"".join(content))
 
 
 def named(number: int, name: str, display: str = "", statistics: Iterable[bytes] = ()) -> bytes:
-    """An entry of a plane's table of names: of events, or of statistics."""
+    """Serialise an entry of a plane's table of event or statistic names."""
     content = [whole(1, number), text(2, name)]
     if display:
         content.append(text(4, display))
@@ -53,22 +53,22 @@ _INTEGERS: Final = frozenset(
         *("addr", "allocation_bytes", "requested_bytes", "bytes_allocated", "program_id", "group_id", "bytes_accessed"),
     }
 )
-"""Statistics that XLA keeps as whole numbers; the Chrome trace has all of them as text."""
+"""Statistics that are integers in XLA's profile; the Chrome trace has them all as text."""
 _OF_NAMES: Final = ("long_name", "hlo_category", "tf_op", "source", "source_stack", "bytes_accessed", "program_id")
 """Statistics that XLA keeps once for all events of a name."""
 _LONG_NAME: Final = "long_name"
 _WHOLE: Final = re.compile(r"-?\d{1,20}")
 _DERIVED: Final = re.compile(r" - from #\S+$|^Framework |^Source code")
-"""Lines that TensorBoard's converter makes of the others' events."""
+"""Lines that TensorBoard's converter derives from events of other lines."""
 _REGION: Final = "ThreadpoolListener::Region"
-"""What the converter makes of a task's begin and end."""
+"""Event that the converter makes from a task's begin and end."""
 _NO_TIME_US: Final = 1e-6
-"""Duration of what took no time: a picosecond, so that Chrome's viewer shows it."""
+"""The converter's duration for instants: a picosecond, so that Chrome's viewer shows them."""
 _LATEST_PS: Final = 2**62
 
 
 class Planes:
-    """The events of a trace by process and thread; `events` counts them."""
+    """The events of a trace by process and thread; `events` is their number."""
 
     def __init__(self, damage: Counter[str]) -> None:
         self._damage = damage
@@ -76,7 +76,7 @@ class Planes:
         self.events = 0
 
     def take(self, events: list[Event]) -> None:
-        """Take events; names of processes and threads may stand behind theirs."""
+        """Add events; names of processes and threads may follow their events."""
         for event in events:
             if event.ph == "M":
                 self._name(event)
@@ -103,7 +103,7 @@ class Planes:
             plane.thread_names[event.tid] = name
 
     def serialised(self) -> Iterator[bytes]:
-        """The profile, plane by plane; processes that are neither a host nor a device are counted."""
+        """Yield the profile plane by plane; events of processes other than hosts and devices are counted as damage."""
         for number, plane in enumerate(self._planes.values()):
             if HOST_PLANES.match(plane.name) or DEVICE_PLANE.fullmatch(plane.name):
                 yield from plane.serialised(number)
@@ -129,7 +129,7 @@ class _Plane:
         key = (event.name, *(arguments.get(name) for name in _OF_NAMES))
         try:
             name = self._names.setdefault(key, len(self._names) + 1)
-        except TypeError:  # an argument that is no text
+        except TypeError:  # an unhashable argument
             name = self._names.setdefault((event.name, *(None for _ in _OF_NAMES)), len(self._names) + 1)
         statistics = [statistic(self._statistic(each), value) for each, value in told if each != _LONG_NAME]
         self.lines.setdefault(event.tid, []).append(event_message(name, start, duration, statistics))
@@ -172,7 +172,7 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any) -> int | float | str | None:
-    """A statistic's value as XLA had it; None for impossible ones."""
+    """A statistic's value with the type it has in XLA's profile; None if impossible."""
     if name in _INTEGERS:
         if isinstance(value, str):
             value = int(value) if _WHOLE.fullmatch(value) else None
@@ -181,7 +181,7 @@ def _value(name: str, value: Any) -> int | float | str | None:
 
 
 def _picoseconds(microseconds: Any) -> int | None:
-    """Microseconds as the file has them; what is missing is 0, None for impossible times."""
+    """0 for a missing time, None for an impossible one."""
     if microseconds is None:
         return 0
     try:
@@ -199,26 +199,26 @@ EXPLANATIONS: Final = {
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a Chrome trace names its processes as XLA does, which it does before all events."""
+    """Whether the text is a Chrome trace with XLA's process names, which precede all events."""
     text = text_of(head)
     return text.startswith((b"{", b"[")) and b'"ph"' in text and _PROCESS.search(text) is not None
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read a trace into the tables that the profile's `.xplane.pb` gives; raises as that format's `read` does."""
+    """Read a trace into the tables of the equivalent `.xplane.pb`; raises the errors of `xplane.read`."""
     profile = _Profile(source)
     metadata, told = xplane.read(profile, writer, window, steps)  # type: ignore[arg-type]
     return replace(metadata, format="xla_json"), (*told, *warnings(profile.stream.damage, EXPLANATIONS))
 
 
 class _Profile:
-    """The profile's bytes, as a source gives them."""
+    """A source of the converted profile's bytes."""
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self.name = source.name
         self.plain_path: Path | None = None
-        """No file holds the content as it is."""
+        """None, since no file holds the converted bytes."""
         self.stream = EventStream(source)
 
     @property

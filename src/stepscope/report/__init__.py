@@ -1,1 +1,1 @@
-"""From a diagnosis to text, JSON, Markdown and HTML: pure functions; writing files is the commands' part."""
+"""Render diagnoses as text, JSON, Markdown and HTML. Functions here are pure; the commands write the files."""

@@ -26,7 +26,7 @@ _BATCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 
 def batch_table(model: BatchModel) -> pl.DataFrame:
-    """One row for each measurement, with what the lines give for it."""
+    """One row per measurement, with what the fitted lines predict for it."""
     rows = [
         (
             each.batch_size,
@@ -43,7 +43,7 @@ def batch_table(model: BatchModel) -> pl.DataFrame:
 
 
 def batch_document(model: BatchModel) -> Document:
-    """The measurements, the lines through them, and what follows."""
+    """Report the measurements, the lines fitted to them, and the recommendation."""
     parts = ((Table(batch_table(model)),), texts(*_lines(model)), texts(*verdict(model)))
     return Document("batch size", tuple(Section("", part, is_quiet=True) for part in parts))
 
@@ -60,7 +60,7 @@ def _lines(model: BatchModel) -> Iterator[str]:
 
 
 def _line(line: Line, write: Callable[[float], str]) -> str:
-    """Such as "10.0 ms (± 0.2 ms) + 2.0 ms (± 0.1 ms) for each sample; explains 99.9 %"."""
+    """Format a line as "10.0 ms (± 0.2 ms) + 2.0 ms (± 0.1 ms) for each sample; explains 99.9 %"."""
     constant, slope = write(line.constant), write(line.slope)
     if line.constant_error is not None and line.slope_error is not None:
         constant += f" (± {write(line.constant_error)})"
@@ -70,7 +70,7 @@ def _line(line: Line, write: Callable[[float], str]) -> str:
 
 
 def verdict(model: BatchModel) -> Iterator[str]:
-    """What to do, in sentences."""
+    """Recommend a batch size, in sentences."""
     best = max(model.measurements, key=lambda each: each.throughput)
     rate = count(round(best.throughput, 1))
     fastest = f"The fastest of the measured sizes is {best.batch_size}: {rate} samples a second"
@@ -92,7 +92,6 @@ def verdict(model: BatchModel) -> Iterator[str]:
 
 
 def _beyond(model: BatchModel) -> str:
-    """How far the answer lies outside of what was measured."""
     largest = model.measurements[-1].batch_size
     if model.largest_batch is None or model.largest_batch <= 2 * largest:
         return ""
@@ -111,7 +110,7 @@ def _advice(model: BatchModel, best: Measurement, largest: int) -> Iterator[str]
 
 
 def batch_json(model: BatchModel) -> dict[str, Any]:
-    """The same for programs."""
+    """The batch model as JSON values."""
     return {
         "schema": 1,
         "measurements": batch_table(model),
@@ -130,10 +129,10 @@ _SIZES: Final[dict[str, type[pl.DataType]]] = {
 
 
 def data_parallel_document(found: SettingsFromTrace, *, file: str | None = None) -> Document:
-    """Each setting with its reason, the sizes of buckets that were tried, and the code.
+    """Report each setting with its reason, the bucket sizes tried, and the code.
 
     Args:
-        file: where the settings were written, for the code that reads them.
+        file: the file with the settings, which the code reads.
     """
     settings = [Section(f"{each.setting} = {_value(each)}", (Text(each.why),)) for each in found.reasons]
     sizes = (Table(_sizes(found)),) if found.sizes else ()
@@ -164,7 +163,7 @@ def _value(reason: Reason) -> str:
 
 
 def _sizes(found: SettingsFromTrace) -> pl.DataFrame:
-    """Sizes in a row that make the same messages share one line: of a small model all large ones do."""
+    """Bucket sizes, with neighbours that produce the same messages in one row (in a small model, all large ones)."""
     rows: list[tuple[str, float, float, float]] = []
     first = ""
     for each in found.sizes:
@@ -197,7 +196,7 @@ def _code(found: SettingsFromTrace, file: str | None) -> Code | Text:
 
 
 def data_parallel_json(found: SettingsFromTrace) -> dict[str, Any]:
-    """The same for programs, and for `DataParallelSettings.load`."""
+    """The settings as JSON values, also read by `DataParallelSettings.load`."""
     written: dict[str, Any] = json.loads(found.settings.to_json())
     return {
         **written,

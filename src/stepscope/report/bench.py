@@ -1,4 +1,4 @@
-"""What `stepscope bench` measured, for the terminal and for a pull request."""
+"""Report what `stepscope bench` measured, for the terminal and for a pull request."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _UNLIKELY: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Of one command; standard deviations as shares of the mean step.
+    """Noise of one command, as standard deviations relative to the mean step.
 
     Attributes:
-        within: of the steps of a run.
+        within: of the steps of one run.
         between: of the means of the runs; None with only one run.
-        runs_differ: whether the runs' means scatter more than the halves of each run let expect (an F test).
+        runs_differ: whether the runs' means scatter more than the halves of each run predict (an F test).
     """
 
     within: float
@@ -42,7 +42,7 @@ class Noise:
 
 
 def noise_of(runs: Sequence[BenchRun]) -> Noise | None:
-    """Of a command's runs, by their steady steps; None where there are not two steps in a run."""
+    """Compute the noise of a command from its steady steps; None if no run has two of them."""
     steady = [run.steady_ns for run in runs if len(run.steady_ns) > 1]
     if not steady:
         return None
@@ -56,10 +56,10 @@ def noise_of(runs: Sequence[BenchRun]) -> Noise | None:
 
 
 def _runs_differ(steady: Sequence[Sequence[int]], means: Sequence[float]) -> bool:
-    """Compares the scatter of the runs' means with what the halves of each run predict for it.
+    """Compare the scatter of the runs' means with the scatter that the halves of each run predict.
 
-    The difference between a run's halves has four times the variance of its mean, also where neighbouring steps
-    resemble each other, as long as they do not over half a run.
+    The difference between a run's halves has four times the variance of its mean, even if neighbouring steps are
+    correlated, as long as the correlation is shorter than half a run.
     """
     apart = [fmean(steps[: len(steps) // 2]) - fmean(steps[len(steps) // 2 :]) for steps in steady]
     explained = fmean([each**2 for each in apart]) / 4
@@ -92,7 +92,7 @@ _BUSY_CORES: Final = 0.5
 
 
 def bench_document(bench: Bench, profiled: Sequence[Comparison] = ()) -> Document:
-    """The commands, the table, the verdicts, how it was measured, and what the profiles say.
+    """Report the commands, the table, the verdicts, how they were measured, and what the profiles show.
 
     Args:
         profiled: comparisons of the commands' profiles.
@@ -105,7 +105,7 @@ def bench_document(bench: Bench, profiled: Sequence[Comparison] = ()) -> Documen
 
 
 def bench_table(bench: Bench) -> pl.DataFrame:
-    """One row for each command: its mean step with its interval, and how it compares with the first."""
+    """One row per command: its mean step with its interval, and how it compares with the first."""
     comparisons = bench.comparisons()
     first = comparisons[0][1]
     baseline = (first.before_ns, first.before_low_ns, first.before_high_ns)
@@ -132,7 +132,7 @@ def _row(
 
 
 def verdicts(bench: Bench) -> Iterator[str]:
-    """For each command but the first: whether it is faster, and how sure that is; a sentence each."""
+    """Say for each command but the first whether it is faster and how certain that is, one sentence each."""
     first = bench.commands[0].label
     for command, found in bench.comparisons():
         sentence = verdict_sentence(found)
@@ -146,12 +146,12 @@ def verdicts(bench: Bench) -> Iterator[str]:
 
 
 def _in_names(caveat: str, names: dict[str, str]) -> str:
-    """A caveat about the steps or runs "before" and "after", as one about those of A and B."""
+    """Replace "before" and "after" in a caveat by the commands' labels."""
     return re.sub(r"\b(before|after)\b", lambda word: f"of {names[word[1]]}", caveat)
 
 
 def how(bench: Bench) -> Iterator[str]:
-    """How it was measured and how disturbed: a sentence each."""
+    """Describe how it was measured and how noisy the machine was, one sentence each."""
     yield _why_stopped(bench)
     yield from _steps(bench)
     yield _warm_up(bench)
@@ -186,7 +186,7 @@ def _why_stopped(bench: Bench) -> str:
 
 
 def half_width(found: SampleComparison) -> float | None:
-    """Half the width of the interval of a change, as a share of the first command's step."""
+    """Half the width of the interval of the change, as a share of the first command's step."""
     if found.change_low is None or found.change_high is None:
         return None
     return (found.change_high - found.change_low) / 2
@@ -257,7 +257,7 @@ def _others(bench: Bench) -> Iterator[str]:
 
 
 def _alike_once(sentences: Iterable[str]) -> Iterator[str]:
-    """The sentences; of those that differ in numbers only, the first."""
+    """Drop sentences that differ from an earlier one only in their numbers."""
     seen = set()
     for sentence in sentences:
         words = re.sub(r"[0-9]", "", sentence)
@@ -275,7 +275,7 @@ def bench_json(bench: Bench, profiled: Sequence[Comparison] = ()) -> dict[str, A
     """Every run with all its steps, and the comparisons.
 
     Args:
-        profiled: of the commands' profiles; what `stepscope compare --json` writes of them stands under "profile".
+        profiled: comparisons of the commands' profiles, written under "profile" as `stepscope compare --json` does.
     """
     failure = bench.failure
     return stamped(

@@ -1,4 +1,4 @@
-"""Two or more programs beside a baseline, as a document and as records."""
+"""Compare one or more programs with a baseline, as a document and as records."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from stepscope.report.words.comparison import (
 from stepscope.report.words.energy import energy
 
 Pictures = tuple[StepPicture | None, StepPicture | None]
-"""A step of either side."""
+"""The typical step of each side."""
 TABLES: Final = ("causes", "lines", "operators", "kernels", "modules", "communication", "memory", "settings")
-"""The tables of a comparison, by the names that they have as attributes and as keys."""
+"""Tables of a comparison, named as its attributes and JSON keys."""
 _STARRED: Final = "* a function: the trace tells which, not which of its lines."
 _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "run": pl.String,
@@ -60,14 +60,14 @@ _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 def comparison_document(
     comparisons: Sequence[Comparison], pictures: Sequence[Pictures] = (), *, only_why: bool = False
 ) -> Document:
-    """Every comparison with the same baseline, one after the other; of several a table first.
+    """Report every comparison with the same baseline; several comparisons start with an overview table.
 
     Args:
-        pictures: for each comparison a step of either side, for a page.
-        only_why: leave out the verdict, which stands elsewhere: only what makes the difference.
+        pictures: for each comparison, a step of either side, drawn on the page.
+        only_why: leave out the verdict, which the caller prints elsewhere.
 
     Raises:
-        ValueError: there is no comparison, or not one pair of pictures for each.
+        ValueError: there is no comparison, or the number of pictures differs.
     """
     if not comparisons:
         raise ValueError("a document needs at least one comparison")
@@ -126,7 +126,6 @@ def _summary(comparison: Comparison, only_why: bool) -> Iterator[Block]:
 
 
 def _tiles(samples: SampleComparison) -> Iterator[dict[str, str]]:
-    """The numbers to see first: both steps, the change, each with its interval."""
     sides = (
         ("Step before", samples.before_ns, samples.before_low_ns, samples.before_high_ns),
         ("Step after", samples.after_ns, samples.after_low_ns, samples.after_high_ns),
@@ -161,7 +160,7 @@ def _difference_sections(key: str, comparison: Comparison) -> Iterator[Section]:
 
 
 def overview(comparisons: Sequence[Comparison]) -> pl.DataFrame:
-    """One row a program, the baseline first: run, step_ns, change, verdict; what energy counters measured of all."""
+    """One row per program, the baseline first: run, step_ns, change, verdict, and energy measured for all of them."""
     first = comparisons[0]
     rows = [(first.before.name, first.samples.before_ns, "", "the baseline")]
     for each in comparisons:
@@ -172,7 +171,7 @@ def overview(comparisons: Sequence[Comparison]) -> pl.DataFrame:
 
 
 def _energies(comparisons: Sequence[Comparison]) -> Iterator[pl.Series]:
-    """A column for each kind of counter that every program has, such as gpu_energy: of a step."""
+    """Energy per step, one column for each kind of counter that every program has, such as gpu_energy."""
     for kind in ("gpu", "cpu", "dram"):
         found = [[each for each in comparison.energies if each.kind == kind] for comparison in comparisons]
         if all(found):
@@ -185,7 +184,7 @@ def sample_table(
     names: tuple[str, str] = ("before", "after"),
     energies: Sequence[EnergyComparison] = (),
 ) -> pl.DataFrame:
-    """One row a side: run, step_ns (mean), low_ns and high_ns (its interval), steps, runs; what energy was measured."""
+    """One row per side: run, step_ns (mean), low_ns and high_ns (its interval), steps, runs, and measured energy."""
     before = (samples.before_ns, samples.before_low_ns, samples.before_high_ns, samples.before_steps)
     after = (samples.after_ns, samples.after_low_ns, samples.after_high_ns, samples.after_steps)
     rows = [
@@ -212,7 +211,7 @@ def cause_table(comparison: Comparison) -> pl.DataFrame:
 
 
 def difference_tables(comparison: Comparison) -> Iterator[tuple[str, Table]]:
-    """Title and rows of what differs, the largest difference first; those that hold nothing are left out."""
+    """Yield title and table of what differs, the largest difference first; empty tables are left out."""
     tables = (
         ("Lines of your code", _line_table(comparison), "lines"),
         ("Operators", _named(comparison.operators), "operators"),
@@ -230,7 +229,7 @@ def difference_tables(comparison: Comparison) -> Iterator[tuple[str, Table]]:
 
 
 def settings_table(comparison: Comparison) -> pl.DataFrame:
-    """The settings that differ: columns setting, before, after; "-" where a side has none."""
+    """The settings that differ: columns setting, before, after; "-" if a side does not have it."""
     return comparison.settings.select(
         pl.col("name").alias("setting"), pl.col("before").fill_null("-"), pl.col("after").fill_null("-")
     )
@@ -278,7 +277,7 @@ def _memory(comparison: Comparison) -> pl.DataFrame:
 
 
 def _calls(table: pl.DataFrame) -> pl.Series:
-    """Calls a step, as "64 -> 1" where they differ."""
+    """Calls per step, written "64 -> 1" if they differ."""
     rows = table.select("before_calls", "after_calls").iter_rows()
     texts = [count(before) if before == after else f"{count(before)} -> {count(after)}" for before, after in rows]
     return pl.Series("calls", texts, pl.String)
@@ -289,7 +288,7 @@ def _match() -> pl.Expr:
 
 
 def _without_empty(table: pl.DataFrame) -> pl.DataFrame:
-    """Without columns of text or bytes in which nothing stands."""
+    """Drop text and byte columns that are empty throughout."""
     empty = [
         name
         for name in table.columns[4:]
@@ -299,7 +298,7 @@ def _without_empty(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def comparison_json(comparisons: Sequence[Comparison], *, top: int = 0) -> dict[str, Any]:
-    """Everything in the comparisons; `top` rows of each table, 0 for all. Causes and settings are never cut."""
+    """The comparisons as JSON values, with `top` rows of each table, 0 for all. Causes and settings are never cut."""
     return stamped(comparisons=[_comparison_json(comparison, top) for comparison in comparisons])
 
 
@@ -327,12 +326,12 @@ def _side(side: SideSummary) -> dict[str, Any]:
 def redacted_comparison(
     comparison: Comparison, redactor_of: Callable[[Sequence[str], Sequence[str]], Redactor] = Redactor
 ) -> Comparison:
-    """The comparison without paths, host, user and process names.
+    """Remove paths, host, user and process names from the comparison.
 
     Args:
-        redactor_of: makes a `Redactor` that knows these names and paths too.
+        redactor_of: makes a `Redactor` that also knows these names and paths.
 
-    The traces of its sides are left as they are: draw from them what the same `Redactor` is applied to.
+    The traces of both sides are left as they are: apply the same `Redactor` to whatever is drawn from them.
     """
     hosts = [side.trace.metadata.host for side in (comparison.before, comparison.after)]
     redactor = redactor_of([*filter(None, hosts)], list(_paths(comparison)))

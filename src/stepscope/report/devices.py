@@ -1,4 +1,4 @@
-"""Devices and their prices: figures, and where they stand."""
+"""Report devices and prices, with the source of each figure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PRICE_COLUMNS: Final = (
 
 
 def device_document(row: DevicePeaks) -> Document:
-    """Every figure of a device that is known, with its unit; then the sources."""
+    """Report every known figure of a device with its unit, then the sources."""
     made = ", ".join(filter(None, (row.vendor, row.architecture)))
     figures = {
         "also called": ", ".join(row.aliases),
@@ -66,7 +66,7 @@ def device_document(row: DevicePeaks) -> Document:
 
 
 def _addresses(source: str) -> list[str]:
-    """Web addresses one by one; anything else as it is."""
+    """Split a source into its web addresses; any other text stays whole."""
     words = source.split()
     return words if words and all(word.startswith("https://") for word in words) else [source]
 
@@ -76,7 +76,7 @@ def _unit(kind: str) -> str:
 
 
 def _best(row: DevicePeaks) -> str:
-    """The most that was measured for any product, where large ones on the whole reach less."""
+    """The highest rate measured for any matrix product, if large products reach less on average."""
     best = row.best_bf16_flops_s
     is_more = best is not None and best > row.sustained_flops_s.get("bf16", 0.0)
     return _amount(best, 1e12, "TFLOP/s measured for any product") if is_more else ""
@@ -95,7 +95,7 @@ def _amount(value: float | None, unit: float, name: str) -> str:
 
 
 def price_table(prices: Sequence[Price], today: date) -> pl.DataFrame:
-    """A row a price, by provider, device and number of them; `old` from OLD_DAYS on.
+    """One row per price, sorted by provider, device and device count; `old` is set from OLD_DAYS on.
 
     Columns: provider, instance, gpu, count, on_demand_usd_h, spot_usd_h, as_of, age_days, old, region, device, vcpus,
     memory_gib, link, source, page.

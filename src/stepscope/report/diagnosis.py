@@ -1,4 +1,4 @@
-"""The diagnosis of one trace, or of the ranks of a job, as a document."""
+"""Report the diagnosis of one trace, or of the ranks of a job."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def diagnosis_document(
     *,
     every: bool = True,
 ) -> Document:
-    """The report of one trace, or of several ranks: a table of them, what they tell together, and then each.
+    """Report one trace, or several ranks: an overview table, findings across ranks, then each rank.
 
     Args:
         across: findings about the ranks together.
-        unreadable: files that there is no diagnosis of.
+        unreadable: files that could not be diagnosed.
         every: show every rank, not only the one that can save most.
 
     Raises:
@@ -99,7 +99,7 @@ def diagnosis_document(
     diagnoses = [report.diagnosis for report in reports]
     things = ranks_or_traces(diagnoses)
     best = max(reports, key=_largest_saving)
-    slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # of whose step such savings are shares
+    slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # savings across ranks are shares of this step
     shared = [_finding(number, each, slowest, None, "together") for number, each in enumerate(across, start=1)]
     title = f"{len(reports)} {things}"
     head = Section(title, (Table(rank_table(diagnoses)),), style="summary")
@@ -154,7 +154,6 @@ def _question(question: str, why: str, rules: Sequence[str], how: str) -> str:
 
 
 def _summary(diagnosis: Diagnosis) -> Iterator[Block]:
-    """What the trace says about itself, the headline, and the numbers to see first."""
     metadata = diagnosis.metadata
     facts = [metadata.format, f"{count(metadata.events)} events" if metadata.events else ""]
     if metadata.rank is not None:
@@ -193,7 +192,7 @@ def _tile(label: str, value: str, note: str) -> dict[str, str]:
 
 
 def _device(device: DeviceSummary) -> dict[str, Any]:
-    """A device's window as one bar: what it did, without counting twice, and what was left."""
+    """A device's window as one bar: each activity counted once, then idle time."""
     window = max(device.window_ns, 1)
     communication, copies = device.exposed_communication_ns, device.exposed_copy_ns
     parts = {
@@ -282,7 +281,7 @@ def _picture(report: TraceReport, key: str) -> Iterator[Section]:
 
 
 def _times(diagnosis: Diagnosis, key: str) -> Iterator[Section]:
-    """Why each device was idle, in a terminal those that are shown at length; else where the host's time went."""
+    """Why each device was idle, or without a device where the host's time went."""
     shown = shown_devices(diagnosis)
     if len(shown) < len(diagnosis.devices):
         yield Section(f"All {len(diagnosis.devices)} devices", (Table(device_table(diagnosis)),), only="text")
@@ -313,7 +312,6 @@ def _glances(diagnosis: Diagnosis, key: str) -> Iterator[Section]:
 
 
 def _steps(report: TraceReport, key: str) -> Iterator[Section]:
-    """How long each step took, as bars."""
     diagnosis, picture = report.diagnosis, report.picture
     if not diagnosis.steps.height:
         return
@@ -348,7 +346,7 @@ def _steps(report: TraceReport, key: str) -> Iterator[Section]:
 
 
 def _drawings(report: TraceReport, key: str) -> Iterator[Section]:
-    """Flame graph, memory and telemetry, which only a page shows; and energy."""
+    """Flame graph, memory and telemetry, which only a page draws, and energy."""
     if report.flame is not None and report.flame.frames:
         drawing = Drawing("flame", {"id": key, **flame_view(report.flame)})
         title = "Where the time goes, by your code"
@@ -368,7 +366,7 @@ def _drawings(report: TraceReport, key: str) -> Iterator[Section]:
 
 
 def telemetry_document(title: str, pictures: Sequence[tuple[str, TelemetryPicture]]) -> Document:
-    """Plots alone, of telemetry that no trace was recorded beside: one section for each named picture."""
+    """Plot telemetry that was recorded without a trace: one section for each named picture."""
     about = Text("What the program logged, and how busy the machine was meanwhile.", "muted")
     sections = [
         Section(name, (Drawing("telemetry", telemetry_view(picture)),), f"t{number}-telemetry", name, "telemetry")
@@ -384,7 +382,7 @@ def json_reports(
 
     Args:
         across: findings about the ranks together.
-        unreadable: files that there is no diagnosis of, as {"path", "reason"}.
+        unreadable: files that could not be diagnosed, as {"path", "reason"}.
     """
     found = [json_report(report) for report in reports]
     if len(found) == 1:
@@ -393,7 +391,7 @@ def json_reports(
 
 
 def json_report(report: TraceReport) -> dict[str, Any]:
-    """Everything in the report of one trace but what is drawn."""
+    """The report of one trace without its drawings."""
     diagnosis = report.diagnosis
     return stamped(
         trace=_trace_json(diagnosis),
@@ -422,7 +420,7 @@ def _trace_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _summary_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """How well devices and host were used: their times, and the ratios that follow from them."""
+    """Times of devices and host, and the utilisation ratios derived from them."""
     devices = [{**fields(use), **fields(use, *_RATIOS)} for use in diagnosis.device_uses]
     engines = {"engines": diagnosis.engine_uses} if diagnosis.engine_uses else {}
     return {"devices": devices, "host": diagnosis.host_use, **engines}

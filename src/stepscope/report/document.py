@@ -1,6 +1,6 @@
-"""What a report says, apart from how it is printed: blocks that text, Markdown and HTML each print in their own way.
+"""The document model of reports: blocks that the text, Markdown and HTML renderers each print in their own way.
 
-Names from traces may be anyone's. Builders put them into blocks as they are; each renderer makes them harmless.
+Names from traces are untrusted. Builders put them into blocks unchanged; each renderer escapes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Verbatim(str):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph; `style` is its CSS class, of which "strong" and "headline" are bold everywhere."""
+    """A paragraph; `style` is its CSS class. "strong" and "headline" are bold in every renderer."""
 
     text: str
     style: str = ""
@@ -31,13 +31,12 @@ class Text:
 
     @property
     def is_bold(self) -> bool:
-        """Whether it is bold everywhere."""
         return bool({"strong", "headline"} & set(self.style.split()))
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Sentences that belong together, as a list."""
+    """A list of related sentences."""
 
     texts: tuple[str, ...]
     style: str = ""
@@ -46,7 +45,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Labels and what stands for each."""
+    """Labels with their values."""
 
     rows: tuple[tuple[str, str], ...]
     only: Where = "everywhere"
@@ -54,19 +53,19 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Label, value and what the value means."""
+    """Key figures: label, value and what the value means."""
 
     rows: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A frame whose columns' names carry the units, as `format.cell` reads them.
+    """A table whose column names carry the units, as `format.cell` reads them.
 
     Attributes:
-        things: what its rows are called; a renderer that shows few rows never cuts a table without it.
-        total: the rows there are, where the frame has not all of them.
-        brief: the columns that there is room for outside of a page, where not all.
+        things: what the rows are called; a renderer that limits rows never cuts a table without it.
+        total: number of rows, if the frame does not hold them all.
+        brief: the columns shown outside of a page, if not all.
         wide_only: columns that a narrow terminal leaves out.
     """
 
@@ -79,18 +78,18 @@ class Table:
 
     @property
     def height(self) -> int:
-        """Rows of the uncut table."""
+        """Number of rows before any cut."""
         return self.frame.height if self.total is None else self.total
 
     def cut(self, top: int) -> pl.DataFrame:
-        """The first rows, 0 for all, with the columns that there is room for outside of a page."""
+        """The first `top` rows (0 for all) of the columns shown outside of a page."""
         rows = self.frame.head(top) if top and self.things else self.frame
         return rows.select(self.brief) if self.brief else rows
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The time of one cause; `after` says how much of it followed which waits, the longest first."""
+    """The time of one cause; `after` lists (preceding wait, ns), the longest first."""
 
     cause: str
     ns: int
@@ -100,7 +99,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """A window by cause, the largest first; `busy_ns` of it has none."""
+    """A time window split by cause, the largest first; the remaining `busy_ns` have no cause."""
 
     causes: tuple[Cause, ...]
     window_ns: int
@@ -111,7 +110,7 @@ class Causes:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Lines to be copied as they are."""
+    """Lines to be copied verbatim."""
 
     text: str
     language: str = "python"
@@ -129,7 +128,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A stretch of the trace that shows a finding; `drawn` where the picture of the step has it."""
+    """A stretch of the trace that shows a finding; `drawn` if it lies inside the picture of the step."""
 
     start_ns: int
     duration_ns: int
@@ -139,7 +138,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class FindingBlock:
-    """A finding; figures are name, value and the threshold that it crossed, "" where there is none."""
+    """A finding; figures are (name, value, threshold crossed), the threshold "" if there is none."""
 
     number: int
     rule: str
@@ -156,12 +155,12 @@ class FindingBlock:
     figures: tuple[tuple[str, str, str], ...]
     stretches: tuple[Stretch, ...]
     picture: str
-    """Of which rank's picture the stretches are."""
+    """Key of the rank whose picture shows the stretches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Times in a row for a terminal; `marks` are positions before which something changed."""
+    """Times plotted in sequence, in a terminal; a change lies before each position in `marks`."""
 
     times_ns: tuple[float, ...]
     marks: tuple[int, ...] = ()
@@ -170,7 +169,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What only a page can draw: a template's name and what fills it in."""
+    """A drawing for pages only: the template's name and its variables."""
 
     template: str
     view: Mapping[str, Any]
@@ -178,7 +177,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A title and what stands below it.
+    """A title and the blocks below it.
 
     Attributes:
         link: its name in the page's navigation; "" for none.
@@ -221,8 +220,8 @@ class Document:
     """A whole report.
 
     Attributes:
-        whole: the option by which all columns of its tables can be had.
-        level: of its sections' headings in Markdown.
+        whole: the option that shows all columns of its tables.
+        level: heading level of its sections in Markdown.
     """
 
     title: str
@@ -232,15 +231,15 @@ class Document:
 
 
 def texts(*sentences: str, style: str = "", only: Where = "everywhere") -> tuple[Text, ...]:
-    """A paragraph for each sentence that is not empty."""
+    """A paragraph for each non-empty sentence."""
     return tuple(Text(sentence, style, only) for sentence in sentences if sentence)
 
 
 def section_if(title: str, *blocks: Block, **options: Any) -> tuple[Section, ...]:
-    """A section, or nothing where it would be empty."""
+    """A section as a 1-tuple, or () if it has no blocks."""
     return (Section(title, blocks, **options),) if blocks else ()
 
 
 def is_printed(block: Block, *where: Where) -> bool:
-    """Whether a renderer of that kind prints the block."""
+    """Whether a renderer of one of these kinds prints the block."""
     return getattr(block, "only", "everywhere") in ("everywhere", *where)

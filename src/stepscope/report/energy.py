@@ -1,4 +1,4 @@
-"""What a step's energy is, where it goes, and at which power limit a program needs least."""
+"""Report the energy of a step, where it goes, and the power limit at which a program needs least."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def measured_sentences(records: Sequence[EnergyRecord]) -> Iterator[str]:
-    """What each counter measured, every one once, and which gave no number and why."""
+    """Say once for each counter what it measured, and why a counter gave no number."""
     seen: set[str] = set()
     for record in records:
         for counter in record.counters:
@@ -48,7 +48,7 @@ def measured_sentences(records: Sequence[EnergyRecord]) -> Iterator[str]:
 
 
 def grouped(missing: Sequence[MissingCounter]) -> Iterator[tuple[str, str]]:
-    """What could not be measured for one reason, as "processors, memory", and the reason."""
+    """Group missing counters by reason, as ("processors, memory", reason)."""
     by_reason: dict[str, list[str]] = {}
     for lack in dict.fromkeys(missing):
         what = ALL_WORDS[lack.kind] if lack.device is None else f"{WORDS[lack.kind]} {lack.device}"
@@ -58,7 +58,7 @@ def grouped(missing: Sequence[MissingCounter]) -> Iterator[tuple[str, str]]:
 
 
 def counter_name(counter: Counter) -> str:
-    """Such as "device 0 (NVIDIA A100)"."""
+    """Name a counter, such as "device 0 (NVIDIA A100)"."""
     named = f" ({counter.name})" if counter.kind == "gpu" and counter.name else ""
     return f"{WORDS[counter.kind]} {counter.device}{named}"
 
@@ -71,11 +71,11 @@ _BASES: Final = {
     None: "not known",
 }
 _WORTH_COMPARING_KG: Final = 0.001
-"""Less is hardly a metre by car."""
+"""Smaller amounts of CO2 equal less than a few metres by car, not worth comparing."""
 
 
 def energy_document(answer: EnergyAnswer) -> Document:
-    """The energy of every trace, where it goes, and what the run uses in all."""
+    """Report the energy of every trace, where it goes, and what the whole run uses."""
     blocks = [block for trace in answer.traces for block in _trace(trace, answer)]
     return Document("energy", (*blocks, Section("", texts(*run_sentences(answer)), is_quiet=True)))
 
@@ -104,7 +104,7 @@ def _section(title: str, frame: pl.DataFrame, things: str = "") -> Section:
 
 
 def length_sentence(trace: TraceEnergy) -> str:
-    """How long a step takes."""
+    """Say how long a step takes."""
     if not trace.stepped:
         return f"{duration(trace.step_ns)} recorded, without steps; it counts as one"
     how = "1 step" if trace.step_count == 1 else f"mean of {count(trace.step_count)}"
@@ -112,7 +112,7 @@ def length_sentence(trace: TraceEnergy) -> str:
 
 
 def device_sentences(devices: Sequence[DeviceEnergy]) -> Iterator[str]:
-    """One for each device; those of which nothing is known for the same reason share one."""
+    """Yield one sentence per device; devices with no energy for the same reason share one."""
     for device in devices:
         if device.nanojoules is not None:
             yield device_sentence(device)
@@ -124,7 +124,7 @@ def device_sentences(devices: Sequence[DeviceEnergy]) -> Iterator[str]:
 
 
 def device_sentence(device: DeviceEnergy) -> str:
-    """Such as "Device 0 (NVIDIA A100): 21.3 to 52.5 J a step, 122 to 300 W: an estimate; ..."."""
+    """Describe one device: "Device 0 (NVIDIA A100): 21.3 to 52.5 J a step, 122 to 300 W: an estimate; ..."."""
     name = f"Device {device.device}" + (f" ({device.name})" if device.name else "")
     assert device.nanojoules is not None
     amount = joules(device.nanojoules)
@@ -136,14 +136,14 @@ def device_sentence(device: DeviceEnergy) -> str:
 
 
 def idle_sentence(device: DeviceEnergy) -> str:
-    """How much of the energy went while the device did nothing; empty where that is not known."""
+    """Say how much energy went to idle time; empty if unknown."""
     if device.idle_share is None:
         return ""
     return f"Idle gaps used {shares(device.idle_share)} of the energy of device {device.device}."
 
 
 def host_sentence(host: HostEnergy) -> str:
-    """Such as "Processor 0: 8.1 J a step, 46.3 W: measured: ..."."""
+    """Describe one host counter: "Processor 0: 8.1 J a step, 46.3 W: measured: ..."."""
     what = "Memory beside processor" if host.kind == "dram" else "Processor"
     name = f"{what} {host.device}" if host.device != "all" else "Processors"
     watts = host.nanojoules / max(host.step_ns, 1)
@@ -153,13 +153,13 @@ def host_sentence(host: HostEnergy) -> str:
 
 
 def missing_sentences(trace: TraceEnergy) -> Iterator[str]:
-    """Every counter that gave no number, and why."""
+    """Say for every counter without a number why it has none."""
     for lacks, reason in grouped(trace.missing):
         yield f"Not measured: {lacks}: {reason}."
 
 
 def run_sentences(answer: EnergyAnswer) -> Iterator[str]:
-    """All ranks' energy over the steps asked for, what it emits, and what else that much CO2 is."""
+    """Report the energy of all ranks over the requested steps, the CO2 it emits, and comparisons for that amount."""
     total = answer.step_nanojoules
     if total is None:
         yield "Nothing is known of the energy."
@@ -249,7 +249,7 @@ def _findings(trace: TraceEnergy, answer: EnergyAnswer) -> pl.DataFrame:
 
 
 def section_sentences(found: TraceEnergy) -> Iterator[str]:
-    """What was measured, what idle gaps used of it, and what could not be measured."""
+    """Say what was measured, how much of it idle gaps used, and what could not be measured."""
     for device in found.devices:
         if device.basis == "measured" and device.nanojoules is not None:
             amount = joules(device.nanojoules)
@@ -270,7 +270,7 @@ def section_sentences(found: TraceEnergy) -> Iterator[str]:
 
 
 def measured_section(found: TraceEnergy, **options: Any) -> Section:
-    """What was measured; on a page with the parts of each measured device."""
+    """Report what was measured; a page also shows the parts of each measured device."""
     tables = [
         Section(
             f"Where the energy of device {device.device} goes",
@@ -289,7 +289,7 @@ def _parts_of(parts: Sequence[EnergyPart], whole: tuple[int, int]) -> Table:
 
 
 def limits_document(runs: Sequence[LimitRun]) -> Document:
-    """A program at several power limits: what each costs in time and saves in energy, and which needs the least."""
+    """Compare a program at several power limits: time cost, energy saved, and the limit that needs least."""
     return Document("power limits", (Table(_limit_table(runs)), *texts(*_limit_sentences(runs))))
 
 
@@ -329,12 +329,12 @@ def _limit_sentences(runs: Sequence[LimitRun]) -> Iterator[str]:
 
 
 def _highest(runs: Sequence[LimitRun]) -> LimitRun | None:
-    """The highest limit at which something was measured: what the others are held against."""
+    """The highest limit with a measurement, which is the baseline for the others."""
     return max((run for run in runs if run.step_ns and run.joules), key=lambda run: run.limit_w, default=None)
 
 
 def energy_json(answer: EnergyAnswer) -> dict[str, Any]:
-    """Joules, nanoseconds, watts, kilograms, shares from 0 to 1. docs/energy.md describes it."""
+    """Energy in joules, nanoseconds, watts, kilograms and shares (0 to 1); docs/energy.md describes the keys."""
     total = answer.step_nanojoules
     run = None if total is None else answer.of_run(total)
     kilograms = None if run is None else answer.kilograms(run)
@@ -362,7 +362,7 @@ def energy_json(answer: EnergyAnswer) -> dict[str, Any]:
 
 
 def trace_json(trace: TraceEnergy) -> dict[str, Any]:
-    """The energy of one trace."""
+    """The energy of one trace as JSON values."""
     return {
         **fields(trace, "path", "format", "rank", "step_ns", "step_count", "stepped", "missing", "warnings"),
         "devices": [_device_json(each) for each in trace.devices],

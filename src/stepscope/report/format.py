@@ -1,4 +1,4 @@
-"""Numbers and sentences as people read them, in a terminal and on pages."""
+"""Format numbers and sentences for terminals and pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHARES: Final = ("share", "occupancy", "utilisation")
 _UNKNOWN: Final = "-"
 
 _SMALLEST_SPREAD: Final = 0.02
-"""A plot spans at least this share of the step: less would make chance look large."""
+"""A plot spans at least this share of the step, so that noise does not look large."""
 
 _ABOVE_ASCII: Final = re.compile(r"[^\x00-\x7e]")
 
@@ -32,7 +32,7 @@ def duration(ns: float) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """A time of a run: minutes and hours where there are any."""
+    """A time in seconds within a run, with minutes and hours if there are any."""
     if seconds is None:
         return _UNKNOWN
     if seconds < 120:
@@ -43,7 +43,7 @@ def clock(seconds: float | None) -> str:
 
 
 def plot_range(times_ns: Sequence[float]) -> tuple[float, float]:
-    """The lowest and the highest time of a plot; they are never so near that chance looks large."""
+    """Range of a plot's time axis, never so narrow that noise looks large."""
     low, high = min(times_ns), max(times_ns)
     short = max(_SMALLEST_SPREAD * high, 1.0) - (high - low)
     return (max(low - short / 2, 0.0), high + short / 2) if short > 0 else (low, high)
@@ -55,7 +55,7 @@ def size(bytes: float) -> str:
 
 
 def share(x: float) -> str:
-    """A share from 0 to 1 as "47.2 %"; what would round to nothing is "<0.1 %", of a negative one ">-0.1 %"."""
+    """A share (0 to 1) as "47.2 %"; values that would round to zero are "<0.1 %" or ">-0.1 %"."""
     if not math.isfinite(x):
         return _UNKNOWN
     if 0 < abs(x) < 0.0005:
@@ -64,7 +64,7 @@ def share(x: float) -> str:
 
 
 def count(n: float) -> str:
-    """A number of things as "1,234,567"; fractions keep up to three digits."""
+    """A count as "1,234,567"; fractions keep up to three digits."""
     if not math.isfinite(n):
         return _UNKNOWN
     if n == int(n):
@@ -73,7 +73,7 @@ def count(n: float) -> str:
 
 
 def dollars(usd: float) -> str:
-    """An amount of money as "$1,234.56", "$0.74" or "$0.0031"; above a hundred thousand without cents."""
+    """An amount in US dollars as "$1,234.56", "$0.74" or "$0.0031"; without cents above a hundred thousand."""
     if not math.isfinite(usd):
         return _UNKNOWN
     if abs(usd) >= 100_000:
@@ -82,11 +82,10 @@ def dollars(usd: float) -> str:
 
 
 def cell(column_name: str, value: object) -> str:
-    """A value of a table, its unit taken from the column's name; null is empty, and strings are made printable.
+    """Format a table cell with the unit that the column's name implies; null is empty, and strings are made printable.
 
-    Columns ending in `_ns` are times, in `bytes` amounts of memory, in `share`, `occupancy` or `utilisation` shares,
-    in `usd` or `usd_h` money;
-    `start_ns` keeps microseconds, so that a moment can be found again.
+    Columns ending in `_ns` are times, in `bytes` amounts of memory, in `share`, `occupancy` or `utilisation` shares, in
+    `usd` or `usd_h` money. `start_ns` keeps microseconds, so that a moment can be found again.
     """
     if value is None:
         return ""
@@ -100,11 +99,11 @@ def cell(column_name: str, value: object) -> str:
 
 
 def printable(text: str | None) -> str:
-    r"""The text with every control, invisible or direction-changing character written out, such as \x1b.
+    r"""Escape every control, invisible or direction-changing character, such as \x1b.
 
-    Names come from traces, which may be anyone's: printed raw, they could move the cursor or recolour the terminal.
+    Names from traces are untrusted: printed raw, they could move the cursor or recolour the terminal.
     """
-    if text is None:  # a damaged file has no name there
+    if text is None:  # a damaged file may have null as a name
         return "unnamed"
     if text.isprintable():
         return text
@@ -112,12 +111,12 @@ def printable(text: str | None) -> str:
 
 
 def printable_json(data: bytes) -> bytes:
-    r"""The same JSON with every control, invisible or direction-changing character as an escape such as \u202e.
+    r"""Escape every control, invisible or direction-changing character in JSON, such as \u202e.
 
-    The values stay what they are, and the text can be read on a terminal.
+    The values do not change, and the text is safe to print on a terminal.
     """
     if data.isascii() and b"\x7f" not in data:
-        return data  # JSON has the other controls escaped
+        return data  # JSON already escapes the other controls
     return _ABOVE_ASCII.sub(lambda match: _escaped(match[0]), data.decode("utf-8", "surrogatepass")).encode()
 
 
@@ -148,7 +147,7 @@ def _scaled(value: float, units: tuple[tuple[int, str, int], ...]) -> str:
     if not math.isfinite(value):
         return _UNKNOWN
     for position, (unit, word, digits) in enumerate(units):
-        # A unit is used from where its smaller neighbour would round up to it: 999.96 ms is "1.00 s".
+        # Switch to a unit where the next smaller one would round up to it: 999.96 ms is "1.00 s".
         smaller = units[min(position + 1, len(units) - 1)]
         if round(abs(value) / smaller[0], smaller[2]) * smaller[0] >= unit or position == len(units) - 1:
             return f"{round(value / unit, digits) + 0.0:,.{digits}f} {word}"  # never "-0"
@@ -158,15 +157,15 @@ def _scaled(value: float, units: tuple[tuple[int, str, int], ...]) -> str:
 _BEFORE_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|x|[num]?s|min|h|days|[KMGT]iB|B|GB/s|W|[mk]?J|kWh|k?g|times)(?!\w))")
 
 _KEPT: Final = "\xa0"
-"""No-break space: it keeps a number and its unit on one line while lines are made."""
+"""No-break space: keeps a number and its unit together while lines are wrapped."""
 
 
 def filled(text: str, width: int, first: str = "", following: str = "", *, break_words: bool = False) -> list[str]:
-    """The text as lines of at most so many characters, with numbers and their unit on one line.
+    """Wrap text to at most `width` characters per line, keeping each number with its unit.
 
     Args:
-        first, following: what the first line and the others begin with.
-        break_words: also longer words, which else stay whole.
+        first, following: prefix of the first line and of the others.
+        break_words: break words longer than a line, which otherwise stay whole.
     """
     lines = textwrap.wrap(
         _BEFORE_UNIT.sub(_KEPT, text),

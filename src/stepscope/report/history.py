@@ -1,4 +1,4 @@
-"""The history of runs: for each series what changed and when, a plot, and the runs."""
+"""Report the history of runs: for each series what changed and when, a plot, and the runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _HIDDEN: Final = ("series", "place", "source", "change_low_share", "change_high_
 
 
 def history_document(history: History, *, is_overview: bool = False) -> Document:
-    """What is known of each series, or where there are several only a line each."""
+    """Report each series in full, or one line each in an overview."""
     if is_overview and len(history.series) > 1:
         table = Table(overview_table(history.series), "series")
         blocks: tuple[Block, ...] = (table, Text("stepscope history SERIES shows one of them."))
@@ -84,7 +84,7 @@ def _series(series: RunSeries, key: str) -> Iterator[Block]:
 
 
 def _change(series: RunSeries, change: Change) -> Section:
-    """When and by how much, and what differs there."""
+    """When the step changed, by how much, and what differs between the runs."""
     frame = pl.DataFrame(
         [(name, before or "not there", after or "not there") for name, before, after in change.differences],
         schema={"what differs there": pl.String, "run before": pl.String, "first run after": pl.String},
@@ -107,7 +107,7 @@ def _run_table(series: RunSeries) -> pl.DataFrame:
 
 
 def _left_out(runs: Sequence[LeftOut]) -> tuple[Section, ...]:
-    """Each reason once, with the runs it holds for."""
+    """Each reason once, with the runs it applies to."""
     by_reason: dict[str, list[str]] = {}
     for run in runs:
         by_reason.setdefault(run.why, []).append(run.name)
@@ -120,7 +120,7 @@ def _left_out(runs: Sequence[LeftOut]) -> tuple[Section, ...]:
 
 
 def overview_table(series: Sequence[RunSeries]) -> pl.DataFrame:
-    """One row a series: its name, how many runs and changes, the last change, the latest run, which steps, where."""
+    """One row per series: its name, how many runs and changes, the last change, the latest run, which steps, where."""
     rows = [
         {
             "series": each.name,
@@ -138,7 +138,7 @@ def overview_table(series: Sequence[RunSeries]) -> pl.DataFrame:
 
 
 def series_sentences(series: RunSeries) -> list[str]:
-    """What a series shows where it shows no change, and what it may show; the changes have lines of their own."""
+    """Describe a series apart from its changes: whether it is stable, and changes it only hints at."""
     sentences = []
     if len(series.runs) < FEWEST_RUNS:
         runs = f"{len(series.runs)} run{'s' if len(series.runs) > 1 else ''}"
@@ -162,7 +162,7 @@ def series_sentences(series: RunSeries) -> list[str]:
 
 
 def change_sentence(series: RunSeries, change: Change) -> str:
-    """When, by how much and from what to what, with the interval."""
+    """Describe one change: when, by how much and from what to what, with the interval."""
     run, found = series.runs[change.position], change.comparison
     known = found.change is not None and found.change_low is not None and found.change_high is not None
     much = ""
@@ -176,7 +176,7 @@ def change_sentence(series: RunSeries, change: Change) -> str:
 
 
 def commits_between(change: Change) -> str:
-    """The command that lists the commits between the two runs; empty where there are none to list."""
+    """The git command that lists the commits between the two runs; empty if there are none to list."""
     commits = next(((before, after) for name, before, after in change.differences if name == "git commit"), None)
     if commits is None or not all(commits):
         return ""
@@ -185,7 +185,7 @@ def commits_between(change: Change) -> str:
 
 
 def history_json(history: History) -> dict[str, Any]:
-    """Everything in the history."""
+    """The history as JSON values."""
     return stamped(series=[_series_json(series) for series in history.series], left_out=history.left_out)
 
 

@@ -1,7 +1,7 @@
-"""Reports for programs: schema 1, to which keys may be added and from which none is ever taken away.
+"""Write reports as JSON, schema 1: keys may be added, but none is ever removed.
 
-The records are those of the analyses. msgspec writes them: times in integer nanoseconds, shares from 0 to 1, null for
-numbers that JSON has no word for.
+msgspec writes the records of the analyses: times in integer nanoseconds, shares from 0 to 1, null for NaN and
+infinities.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEMA: Final = 1
 
 
 def json_bytes(report: dict[str, Any]) -> bytes:
-    """The report as indented UTF-8 text, one line break at the end; what cannot be seen is escaped."""
+    """The report as indented UTF-8 text with one line break at the end; invisible characters are escaped."""
     encoded = msgspec.json.encode(report, enc_hook=_plain)
     return printable_json(msgspec.json.format(encoded, indent=2)) + b"\n"
 
@@ -29,7 +29,7 @@ def _plain(value: object) -> object:
 
 
 def stamped(**content: Any) -> dict[str, Any]:
-    """A report's keys below the number of the schema and the version."""
+    """A report's keys, preceded by the number of the schema and the version."""
     return {"schema": SCHEMA, "stepscope": __version__, **content}
 
 

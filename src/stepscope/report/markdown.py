@@ -1,4 +1,4 @@
-"""Documents for an issue, a pull request or a chat: GitHub's Markdown, with every name from a trace escaped."""
+"""Render documents as GitHub Markdown, for an issue, a pull request or a chat; names from traces are escaped."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from stepscope.report.words.diagnosis import after_sentence, joined_causes
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]#|~!$])")
 _LONGEST_CELL: Final = 100
 _EMPTY: Final = "\0"
-"""An empty line that stays, such as one of code."""
+"""An empty line to be kept, such as one in code."""
 
 
 def markdown_of(document: doc.Document, *, top: int = 0) -> str:
-    """The document as Markdown; `top` rows of each table, 0 for all."""
+    """Render the document as Markdown; `top` rows of each table, 0 for all."""
     lines = groupby(_blocks(document.blocks, document.level, top), key=bool)
-    parts = ["\n".join(part) for is_full, part in lines if is_full]  # one empty line between them
+    parts = ["\n".join(part) for is_full, part in lines if is_full]  # collapse several empty lines into one
     return "\n\n".join(parts).replace(_EMPTY, "") + "\n"
 
 
 def escape(text: str) -> str:
-    """The text with nothing in it that Markdown, HTML or a mention would make something of."""
+    """Escape everything that Markdown, HTML or a mention would interpret."""
     text = _SPECIAL.sub(r"\\\1", printable(text))
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
     return text.replace("://", "&#58;//")
 
 
 def code(text: str) -> str:
-    """The text as a span of code that its own backticks cannot end."""
+    """A code span that backticks in the text cannot end."""
     text = printable(text)
     fence = _fence(text, 1)
     space = " " if text.startswith("`") or text.endswith("`") else ""

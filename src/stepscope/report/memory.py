@@ -1,4 +1,4 @@
-"""What a device's memory was used for, for the terminal and as JSON."""
+"""Report what a device's memory was used for, for the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_ADDRESSES: Final = (
 
 
 def memory_document(summaries: Sequence[MemorySummary]) -> Document:
-    """Each device: its numbers, what was alive at the peak, and what allocated."""
+    """Report each device: its numbers, what was alive at the peak, and what allocated."""
     groups = (Group(device_name(each), tuple(_device(each)), f"d{place}") for place, each in enumerate(summaries))
     return Document("memory", tuple(groups))
 
@@ -47,7 +47,7 @@ def _section(title: str, frame: pl.DataFrame, column: str, nothing: str, things:
 
 
 def device_name(summary: MemorySummary) -> str:
-    """Such as "Device 0 (NVIDIA H100)"."""
+    """Name the device, such as "Device 0 (NVIDIA H100)"."""
     device = summary.memory.device
     if device == "cpu":
         return "The host's memory"
@@ -55,7 +55,7 @@ def device_name(summary: MemorySummary) -> str:
 
 
 def facts(summary: MemorySummary) -> Iterator[tuple[str, str]]:
-    """The numbers to see first, each with a label."""
+    """Key numbers with their labels."""
     memory = summary.memory
     step = f", in step {summary.peak_step}" if summary.peak_step is not None else ""
     yield "peak", f"{size(memory.peak_bytes)} allocated at {cell('start_ns', memory.peak_ns)}{step}"
@@ -100,7 +100,7 @@ def _names(allocator: pl.DataFrame) -> str:
 
 
 def memory_json(summaries: Sequence[MemorySummary]) -> dict[str, Any]:
-    """One entry a device, numbers in bytes and nanoseconds."""
+    """One entry per device, numbers in bytes and nanoseconds."""
     return {"schema": 1, "devices": [_device_json(summary) for summary in summaries]}
 
 

@@ -1,4 +1,4 @@
-"""What lines and modules cost, and devices and the host at a glance."""
+"""Report what lines and modules cost, and summarise devices and the host."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from stepscope.report.tables import showing
 from stepscope.trace.model import XLA_FORMATS
 
 _SMALLEST_PHASE: Final = 0.01
-"""Share of the whole below which a phase gets no column of its own in text."""
+"""Phases below this share of the whole get no column of their own in text."""
 _OUTSIDE: Final = {"lines": "(no line of yours)", "modules": "(outside of modules)"}
 _OPTIONAL: Final = ("optimizer_ns", "input_ns", "other_ns", "idle_ns", "calls", "bytes_allocated")
-"""Columns that are left out of text where they hold nothing."""
+"""Columns left out of text if they are empty."""
 
 
 _HOW: Final = {
@@ -40,11 +40,11 @@ _LIBRARIES: Final = (
 
 
 def places_document(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top: int) -> Document:
-    """A heading and the table of lines or modules, with times for one step.
+    """Report the table of lines or modules, with times per step.
 
     Args:
         things: "lines" or "modules".
-        top: rows to show, 0 for all; the row of what has no place is always there.
+        top: rows to show, 0 for all; the row of unplaced time is always shown.
     """
     if table[table.columns[0]].null_count() == table.height:
         has_frames = things == "lines" and costs.attribution.trace.frames.height > 0
@@ -53,7 +53,7 @@ def places_document(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top:
         return Document(things, (Text(nothing),))
     shown = table.head(top) if top else table
     without_place = pl.col(table.columns[0]).is_null()
-    rest = table[shown.height :].filter(without_place)  # often most of the time: never cut off
+    rest = table[shown.height :].filter(without_place)  # unplaced time is often the largest: never cut off
     shown = pl.concat([shown, rest])
     rest_ns = int(table.filter(without_place)["total_ns"].sum())
     title = heading(costs) if things == "lines" else heading(costs, costs.total_ns - rest_ns, "modules")
@@ -63,7 +63,7 @@ def places_document(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top:
 
 
 def places_json(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top: int) -> dict[str, Any]:
-    """The table for programs: sums over the steps, in whole nanoseconds."""
+    """The table as JSON values: sums over the steps, in whole nanoseconds."""
     return stamped(
         trace=costs.attribution.trace.metadata.path,
         **fields(costs, "basis", "steps", "total_ns", "attributed_ns", "idle_ns"),
@@ -72,7 +72,7 @@ def places_json(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top: int
 
 
 def heading(costs: PlaceCosts, placed_ns: int | None = None, where: str = "lines of yours") -> str:
-    """What the times are, over what, and how much of them has a place, in one sentence."""
+    """Say in one sentence what the times are, over which steps, and how much of them has a place."""
     placed_ns = costs.attributed_ns if placed_ns is None else placed_ns
     steps = max(costs.steps, 1)
     over = f"per step, mean of {count(costs.steps)}" if costs.steps > 1 else "of one step" if costs.steps else "in all"
@@ -85,13 +85,13 @@ def heading(costs: PlaceCosts, placed_ns: int | None = None, where: str = "lines
 
 
 def per_step(table: pl.DataFrame, costs: PlaceCosts) -> pl.DataFrame:
-    """The table with its sums divided by the steps."""
+    """The table with its sums divided by the number of steps."""
     summed = [name for name in table.columns if name.endswith("_ns") or name in ("calls", "bytes_allocated")]
     return table.with_columns(pl.col(summed) / max(costs.steps, 1))
 
 
 def worth_showing(table: pl.DataFrame) -> list[str]:
-    """The columns of costs, without those that hold nothing and phases that are next to nothing."""
+    """The cost columns, without empty ones and phases close to zero."""
     always = ("total_ns", "self_ns", "share", "forward_ns", "backward_ns")
     least = dict.fromkeys(PHASE_COLUMNS, _SMALLEST_PHASE * float(table["total_ns"].sum()))
     return [
@@ -135,11 +135,11 @@ _COLUMNS: Final = (*_ALWAYS, "idle_ns", "calls", "allocated_bytes")
 def source_view(
     costs: PlaceCosts, table: pl.DataFrame, source: Sequence[str] | None, *, every: bool, width: int
 ) -> list[str]:
-    """The lines of text: a heading, then the file with its costs for one step.
+    """A heading, then the file's lines with their cost per step.
 
     Args:
-        table: rows of `line_table` of this file.
-        source: the file's lines; None where it was not found, and then only the costs are shown.
+        table: rows of `line_table` for this file.
+        source: the file's lines; None if the file was not found, and then only the costs are shown.
         every: show the whole file, not only the neighbourhood of lines that cost anything.
     """
     means = per_step(table, costs).rename({"bytes_allocated": "allocated_bytes"})
@@ -166,7 +166,7 @@ def source_view(
 
 
 def _by_line(table: pl.DataFrame) -> pl.DataFrame:
-    """One row for each line; a comprehension's functions stand in one line with what is around them."""
+    """One row per line; functions of a comprehension are added to the line around them."""
     sums = [pl.col(name).sum() for name in table.columns if name not in ("file", "line", "function", "exact_line")]
     return table.group_by("line").agg(pl.col("function").first(), pl.col("exact_line").all(), *sums)
 
@@ -196,14 +196,14 @@ def _line(values: Sequence[str], widths: Sequence[int], number: str, text: str) 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """One device or the host: a heading and rows of label, value and what it means."""
+    """Summary of one device or the host: a heading and rows of (label, value, meaning)."""
 
     heading: str
     rows: tuple[tuple[str, str, str], ...]
 
 
 def glances(diagnosis: Diagnosis, devices: Sequence[str] | None = None) -> tuple[Glance, ...]:
-    """Every device's summary and then the host's; none without a device, where the host's causes say as much.
+    """Summarise every device and then the host; empty without a device, since the host's causes say as much.
 
     Args:
         devices: only these.
@@ -247,7 +247,7 @@ def _device_rows(use: DeviceUse, *, has_engines: bool) -> list[tuple[str, str, s
 
 
 def _kind_rows(use: DeviceUse) -> list[tuple[str, str, str]]:
-    """What kinds of work the device's time went to."""
+    """Share of the device's time by kind of work."""
 
     def part(ns: int) -> str:
         return share(ns / max(use.window_ns, 1))
@@ -266,7 +266,7 @@ def _kind_rows(use: DeviceUse) -> list[tuple[str, str, str]]:
 
 
 def _engine_rows(use: EngineUse) -> list[tuple[str, str, str]]:
-    """Shares of the window that add up to all of it: each moment is the first engine's that works in it."""
+    """Shares of the window by engine, which add up to 1: each moment counts for the first engine active in it."""
 
     def part(ns: int) -> str:
         return share(ns / max(use.window_ns, 1))

@@ -1,4 +1,4 @@
-"""What training would take and cost on every machine with a known price."""
+"""Report what training would take and cost on every machine with a known price."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stepscope.report.words.plan import (
 
 
 def plan_document(plan: Plan) -> Document:
-    """What to take, time against cost of every machine, and the machines as a table."""
+    """Report the recommendation, the plot of time against cost, and a table of the machines."""
     head = texts(head_sentence(plan), *warning_sentences(plan), asked_sentence(plan), style="muted")
     advice = Section("", texts(*doubt_sentences(plan), *recommendation(plan)), style="advice", is_quiet=True)
     basis = (samples_sentence(plan), *price_sentences(plan), *left_out_sentences(plan), *basis_sentences(plan))
@@ -69,9 +69,9 @@ def _machines(plan: Plan) -> Iterator[Block]:
 
 
 def plan_table(plan: Plan, machines: Sequence[Machine]) -> pl.DataFrame:
-    """A row a machine: what it is, how long the work takes, what it costs, its price with its age, and what limits it.
+    """One row per machine: name, training time, cost, price and its age, and what limits it.
 
-    Columns of text, since the cells carry their bands.
+    Columns are text, since the cells carry their bands.
     """
     columns = {
         "machine": [f"{devices_words(each)}, {each.price.provider} {each.price.instance}" for each in machines],
@@ -90,7 +90,7 @@ def plan_table(plan: Plan, machines: Sequence[Machine]) -> pl.DataFrame:
 
 
 def plan_frame(plan: Plan) -> pl.DataFrame:
-    """A row a machine with numbers to sort by, the cheapest first."""
+    """One row per machine with numeric columns to sort by, the cheapest first."""
     machines = plan.machines
     columns: dict[str, list[object]] = {
         "machine": [f"{each.price.provider} {each.price.instance}" for each in machines],
@@ -115,12 +115,12 @@ def plan_frame(plan: Plan) -> pl.DataFrame:
 
 
 def _band(text: str) -> str:
-    """What stands in parentheses behind a time or a cost."""
+    """The part in parentheses of a time or a cost."""
     return text.partition(" (")[2].removesuffix(")")
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """Everything in a plan: times in nanoseconds and hours, US dollars, null for what is not known."""
+    """The plan as JSON values: times in nanoseconds and hours, US dollars, null if unknown."""
     recorded, request = plan.recorded, plan.request
     return stamped(
         trace={

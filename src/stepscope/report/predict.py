@@ -1,4 +1,4 @@
-"""What the recorded steps would take on other devices, for a terminal."""
+"""Report what the recorded steps would take on other devices, for a terminal."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stepscope.report.words.common import file_name, warning_sentence
 
 _MOST_WARNINGS: Final = 5
 _EXACT: Final = 0.0005
-"""A band that is narrower than this share of the step is not shown."""
+"""A band narrower than this share of the step is not shown."""
 
 
 def predict_document(answer: PredictedSteps, scaled: Sequence[Block] = (), *, top: int = 0) -> Document:
-    """What a step would take on each device, what limits it there, and what that rests on.
+    """Report the predicted step on each device, what limits it, and what the prediction rests on.
 
     Args:
-        scaled: what it would take on several devices.
-        top: devices, 0 for all.
+        scaled: sections about several devices.
+        top: devices to show, 0 for all.
     """
     total = len(answer.predictions)
     answer = dataclasses.replace(answer, predictions=answer.predictions[: top or total])
@@ -47,7 +47,7 @@ def _items(sentences: Iterator[str]) -> tuple[Items, ...]:
 
 
 def step_text(prediction: StepPrediction) -> str:
-    """Such as "41.0 ms (36.2 to 47.1 ms)"; empty where no time is given."""
+    """Format a predicted step as "41.0 ms (36.2 to 47.1 ms)"; empty if no time is given."""
     if prediction.step_ns is None or prediction.low_ns is None or prediction.high_ns is None:
         return ""
     step = duration(prediction.step_ns)
@@ -58,13 +58,13 @@ def step_text(prediction: StepPrediction) -> str:
 
 
 def _range(low: str, high: str) -> str:
-    """Two times with their unit, once where it is the same."""
+    """Two times with units; a common unit is written once."""
     number, unit = low.split(" ")
     return f"{number if high.endswith(' ' + unit) else low} to {high}"
 
 
 def prediction_sentence(prediction: StepPrediction, answer: PredictedSteps) -> str:
-    """What happens on a device, and what helps."""
+    """Say what limits the steps on a device, and what helps."""
     if prediction.fits is False:
         return _does_not_fit(prediction)
     if prediction.step_ns is None:
@@ -73,7 +73,7 @@ def prediction_sentence(prediction: StepPrediction, answer: PredictedSteps) -> s
 
 
 def _idle(shares: list[float], answer: PredictedSteps) -> str:
-    """For which share of the step devices are idle, such as "idle for 1.0 % to 2.0 % of the step: "."""
+    """Format the idle share of the step, such as "idle for 1.0 % to 2.0 % of the step: "."""
     if not shares:
         return ""
     low, high = share(min(shares)), share(max(shares))
@@ -101,7 +101,7 @@ def _what_helps(prediction: StepPrediction) -> str:
 
 
 def _sentences(answer: PredictedSteps) -> Iterator[str]:
-    """What happens on each device; on several of which the same is true, once."""
+    """One sentence per device; devices with the same sentence share one."""
     groups: dict[str, list[StepPrediction]] = {}
     for each in answer.predictions:
         alike = each.step_ns is not None and each.fits is not False
@@ -117,7 +117,7 @@ def _sentences(answer: PredictedSteps) -> Iterator[str]:
 
 
 def _without_time(prediction: StepPrediction) -> str:
-    """Why there is no time to choose, in words that hold for every device of which the same is true."""
+    """Why no time is given, phrased so that devices with the same reason can share the sentence."""
     if prediction.fits is False:
         return _does_not_fit(prediction)
     return _on_any(prediction.notes[-1], prediction) if prediction.notes else ""
@@ -199,7 +199,7 @@ def _step_cell(prediction: StepPrediction) -> str:
 
 
 def _basis(answer: PredictedSteps) -> Iterator[Section]:
-    """Which share of the device's time was predicted how."""
+    """Share of device time by prediction method."""
     names = list(dict.fromkeys(basis for each in answer.predictions for basis, _ in each.bases))
     if not names:
         return
@@ -218,10 +218,10 @@ def _basis(answer: PredictedSteps) -> Iterator[Section]:
 
 
 def _notes(answer: PredictedSteps) -> Iterator[str]:
-    """What was assumed or refused; once where it holds for every device."""
+    """What was assumed or refused; once if it holds for every device."""
     found: dict[str, list[str]] = {}
     for each in answer.predictions:
-        notes = each.notes[:-1] if each.step_ns is None else each.notes  # the last says why there is no time
+        notes = each.notes[:-1] if each.step_ns is None else each.notes  # the last one says why there is no time
         for note in dict.fromkeys(notes):
             found.setdefault(_on_any(note, each), []).append(each.device.name)
     for note, devices in found.items():
@@ -236,7 +236,7 @@ def _notes(answer: PredictedSteps) -> Iterator[str]:
 
 
 def predict_json(answer: PredictedSteps) -> dict[str, Any]:
-    """Everything in an answer."""
+    """The answer as JSON values."""
     names = ("device", "devices", "busy_share", "from_shapes", "why_not", "precision", "batch", "recorded_batch")
     return stamped(
         trace=fields(answer, "path", "format", "warnings"),
@@ -271,16 +271,16 @@ _TEXT_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
 
 
 def scaling_json(device: str, link: Link | None, steps: Sequence[ScaledStep]) -> dict[str, Any]:
-    """The same as plain values: times in nanoseconds, shares from 0 to 1, null for what is not known."""
+    """The scaled steps as JSON values: times in nanoseconds, shares from 0 to 1, null if unknown."""
     names = ("name", "bandwidth_bytes_s", "fitted", "error", "source")
     return {"device": device or None, "link": None if link is None else fields(link, *names), "steps": steps}
 
 
 def scaling_section(device: str, link: Link | None, steps: Sequence[ScaledStep]) -> Section:
-    """A table of the numbers of devices, what its columns mean, and what was not counted.
+    """A table of steps by device count, what its columns mean, and what was not counted.
 
     Args:
-        device: what they are, such as "H100-SXM"; "" where that is not known.
+        device: the device's name, such as "H100-SXM"; "" if unknown.
     """
     what = f"on several {device}" if device else "on several devices"
     name = "" if link is None else "the recorded link" if link.fitted else link.name

@@ -1,4 +1,4 @@
-"""Reports, traces and tables without paths, host, user and process names, or secrets: what can be shared."""
+"""Remove paths, host, user and process names, and secrets from what is shared: reports, traces and tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _T = TypeVar("_T")
 _REDACTED: Final = "[redacted]"
 _SUFFIXES: Final = "pyx?|pyc|ipynb|so|cpp|cc|cuh?|h|hpp|json|gz|zst|zip|pb|nsys-rep|sqlite|pt|log|txt|ya?ml"
 _DOMAIN: Final = r"(?:(?:\.[a-z][a-z0-9-]{0,62}){2,8}(?![^\W_]))?"
-"""What follows the name of a host."""
+"""The domain after a host name."""
 _NAME: Final = r"[^\\/\s'\"<>|:*?()\[\]{},;]+"
 _FOLDER: Final = rf"(?:(?!\s)(?:(?!\.(?:{_SUFFIXES})(?![\w.\\/-]))[^\\/\n\t'\"<>|:*?;]){{1,100}}(?<!\s)[\\/]+)"
-"""A folder's name, which may hold blanks because a separator follows, and does not go on behind the name of a file."""
+"""A folder's name, which may hold blanks because a separator follows, and never continues after a file name."""
 _ANY_PATH: Final = re.compile(
     rf"""(?:
         # A home folder, also inside of a name such as triton_/home/jane/kernel.py
@@ -70,15 +70,15 @@ _PUBLIC_PACKAGES: Final = frozenset(
 )
 _EVERYONE: Final = frozenset({"root", "user", "users", "admin", "ubuntu", "runner", "home", "localhost", "shared"})
 _WORDS: Final = frozenset({"rule", "severity", "confidence", "unit", "kind", "format", "step_source", "saving_from"})
-"""Fields of stepscope's own vocabulary, which no name may be replaced in."""
+"""Fields of stepscope's own vocabulary, in which names are never replaced."""
 
 
 class Redactor:
-    """Does the same to everything that is shared of one trace.
+    """Redacts everything that is shared of one trace in the same way.
 
     Args:
-        names: words to take out, such as this machine's and this user's name.
-        paths: paths to shorten as a whole, wherever they stand; others are recognised by their form.
+        names: words to remove, such as this machine's and this user's name.
+        paths: paths to shorten as a whole, wherever they occur; others are recognised by their form.
     """
 
     def __init__(self, names: Sequence[str], paths: Sequence[str] = ()) -> None:
@@ -87,17 +87,17 @@ class Redactor:
         )
         joined = "|".join(map(re.escape, words))
         self._names = re.compile(rf"(?<![^\W_])(?:{joined})(?![^\W_]){_DOMAIN}", re.IGNORECASE) if words else None
-        # Known paths are replaced as a whole first: only of them can be told where a path with spaces ends.
+        # Known paths are replaced first: only for them is it known where a path with spaces ends.
         self._paths = sorted({path for path in paths if "/" in path or "\\" in path}, key=len, reverse=True)
 
     @classmethod
     def of(cls, diagnosis: Diagnosis, names: Sequence[str] = ()) -> Redactor:
-        """With the diagnosis's own paths and host, and the users' names in its paths of home folders."""
+        """A redactor that also knows the diagnosis's paths and host, and the user names in its home folders."""
         own_names, own_paths = secrets_in(diagnosis)
         return cls([*names, *own_names], own_paths)
 
     def redact(self, thing: _T) -> _T:
-        """A table, a trace, or a dataclass such as a diagnosis or a picture with everything in it."""
+        """Redact a table, a trace, or a dataclass such as a diagnosis or a picture, recursively."""
         return cast(_T, self.value("", thing))
 
     def text(self, text: str) -> str:
@@ -115,7 +115,7 @@ class Redactor:
         return frame.with_columns([self._series(frame[name]) for name in frame.columns if _may_hold_text(frame[name])])
 
     def value(self, name: str, value: Any) -> Any:
-        """Any part of a diagnosis, by the name of the field or column it stands in."""
+        """Redact any value, by the name of its field or column."""
         if isinstance(value, str):
             return self._string(name, value)
         if isinstance(value, pl.DataFrame):
@@ -137,7 +137,7 @@ class Redactor:
         return value
 
     def _key(self, key: Any) -> Any:
-        """Keys are most often words of stepscope's own, which have no blank and no separator."""
+        """Redact keys with blanks or separators; other keys are most often stepscope's own words."""
         return self.text(key) if isinstance(key, str) and not key.isidentifier() else key
 
     def _trace(self, trace: Trace) -> Trace:
@@ -165,14 +165,14 @@ class Redactor:
 
 
 def secrets_in(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
-    """What a `Redactor` has to know of a diagnosis: its host and the users of its home folders, and its paths."""
+    """Names and paths to redact in a diagnosis: its host and the users of its home folders, and its paths."""
     paths = list(_paths_in(diagnosis))
     found = [match[1] for path in paths for match in re.finditer(_HOME, path)]
     return [*found, *filter(None, [diagnosis.metadata.host])], paths
 
 
 def secrets_of(trace: Trace) -> tuple[list[str], list[str]]:
-    """What a `Redactor` has to know of a trace: names of hosts and users, and paths with blanks, wherever they end."""
+    """Names and paths to redact in a trace: host and user names, and paths with blanks."""
     names, paths = {trace.metadata.host or ""}, {trace.metadata.path}
     for table, schema in SCHEMAS.items():
         for column in (name for name, dtype in schema.items() if dtype == pl.String):
@@ -188,7 +188,7 @@ def secrets_of(trace: Trace) -> tuple[list[str], list[str]]:
 
 
 def _short(path: str) -> str:
-    """The path inside its installed package, or only the last part of it."""
+    """The path inside its installed package, or only its last part."""
     path = path.replace("\\", "/")
     if _ONLY_HOME.fullmatch(path):
         return _REDACTED

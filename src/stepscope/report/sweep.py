@@ -1,4 +1,4 @@
-"""What a sweep found: the best values, what each parameter matters, and the trials."""
+"""Report a sweep: the best values, how much each parameter matters, and the trials."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STATES: Final = ("complete", "pruned", "failed", "running", "waiting")
 
 
 def sweep_document(results: SweepResults) -> Document:
-    """The best trial, every trial as a line over parallel axes, what matters, and the trials as a table."""
+    """Report the best trial, all trials over parallel axes, parameter importance, and a table of trials."""
     best, *more = best_sentences(results)
     head = (Text(head_sentence(results), "muted"), *texts(best, only="off page"), *texts(*more))
     blocks = (
@@ -83,7 +83,7 @@ def _trials(results: SweepResults) -> Iterator[Block]:
 
 
 def effects_table(results: SweepResults) -> pl.DataFrame:
-    """A row a parameter: importance, correlation, the best trial's value, and what was searched."""
+    """One row per parameter: importance, correlation, the best trial's value, and what was searched."""
     best = results.best
     columns: dict[str, list[str]] = {
         "parameter": [each.parameter.name for each in results.effects],
@@ -96,7 +96,7 @@ def effects_table(results: SweepResults) -> pl.DataFrame:
 
 
 def trials_table(results: SweepResults, trials: list[SweepTrial]) -> pl.DataFrame:
-    """A row a trial: its number, the metric, the parameters in order of importance, and its time."""
+    """One row per trial: its number, the metric, the parameters in order of importance, and its time."""
     columns = {
         "trial": [str(each.number) for each in trials],
         results.sweep.metric.name: [number_words(each.value) for each in trials],
@@ -110,7 +110,7 @@ def trials_table(results: SweepResults, trials: list[SweepTrial]) -> pl.DataFram
 
 
 def trials_frame(results: SweepResults) -> pl.DataFrame:
-    """A row a trial with numbers to sort by, the best first, then those that have no value; MOST_ROWS at most."""
+    """One row per trial with numeric columns to sort by, the best first, unvalued ones last; MOST_ROWS at most."""
     rest = [trial for trial in results.trials if trial.state != "complete"]
     trials = [*results.ranked, *rest][:MOST_ROWS]
     columns: dict[str, list[Any]] = {
@@ -133,7 +133,7 @@ def trials_frame(results: SweepResults) -> pl.DataFrame:
 
 
 def _cells(values: Sequence[Any], parameter: Parameter) -> list[Any]:
-    """Numbers as such, so that the table sorts by them; else texts."""
+    """Numbers stay numbers, so that the table sorts by them; other values become text."""
     if not parameter.is_choice and all(value is None or is_number(value) for value in values):
         return [None if value is None else float(value) for value in values]
     return ["" if value is None else value_words(value) for value in values]
@@ -151,7 +151,7 @@ def _effect(effect: Effect) -> dict[str, Any]:
 
 
 def sweep_json(results: SweepResults) -> dict[str, Any]:
-    """Everything in the results: times in seconds."""
+    """The results as JSON values, times in seconds."""
     sweep, best = results.sweep, results.best
     return stamped(
         **fields(sweep, "name", "method", "metric", "warnings"),
@@ -170,7 +170,7 @@ def sweep_json(results: SweepResults) -> dict[str, Any]:
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
-    """What is said of it: what its distribution has nothing to do with is null."""
+    """A parameter as JSON values; null for fields that its distribution does not use."""
     content = msgspec.to_builtins(parameter)
     normal, beta = "normal" in parameter.distribution, "beta" in parameter.distribution
     unused = {"mu": not normal, "sigma": not normal, "a": not beta, "b": not beta}

@@ -1,4 +1,4 @@
-"""Tables as people read them, and as CSV, JSON and Parquet."""
+"""Format tables as text, CSV, JSON and Parquet."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ FORMATS: Final[tuple[str, ...]] = get_args(TableFormat)
 _GAP: Final = 2
 _NARROWEST_TEXT: Final = 28
 _TOLD_BY_THE_END: Final = ("line", "file", "source_file")
-"""Columns of paths: what is too long loses its beginning, not the file's name and line."""
+"""Columns of paths, shortened at the beginning to keep the file name and line."""
 
 
 def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 120, raw: bool = False) -> bytes:
-    """The table in one of the formats, in UTF-8 where it is text.
+    """Format the table, in UTF-8 unless the format is binary.
 
-    CSV and JSON hold the exact values; what is no number (NaN) is empty in CSV and null in JSON, and nested values
-    are JSON in CSV.
+    CSV and JSON hold the exact values; NaN is empty in CSV and null in JSON, and nested values are JSON in CSV.
 
     Args:
-        raw: keep text in CSV that a spreadsheet takes for a formula, as `csv_text` does.
+        raw: keep text in CSV that a spreadsheet would read as a formula, as `csv_text` does.
     """
     match table_format:
         case "csv":
@@ -47,9 +46,9 @@ def table_bytes(frame: pl.DataFrame, table_format: TableFormat, *, width: int = 
 
 
 def table_lines(frame: pl.DataFrame, *, width: int, whole: str = "--format csv") -> list[str]:
-    """The table as lines of text, the heading first: numbers right, long names cut with an ellipsis.
+    """The table as lines of text, the heading first: numbers right-aligned, long names cut with an ellipsis.
 
-    Paths lose their beginning. Columns that do not fit are left out from the right, and the last lines say which.
+    Paths are cut at the beginning. Columns that do not fit are left out from the right, and the last lines say which.
 
     Args:
         whole: the option that shows all columns.
@@ -60,7 +59,7 @@ def table_lines(frame: pl.DataFrame, *, width: int, whole: str = "--format csv")
         (" " * _GAP).join(column.line(position) for column in shown).rstrip() for position in range(frame.height + 1)
     ]
     left_out = [column.name for column in columns[len(shown) :]]
-    if left_out and frame.height == 1:  # one row reads as well from top to bottom
+    if left_out and frame.height == 1:  # one row reads better from top to bottom
         return _sideways(columns, width)
     if left_out:
         names = ", ".join(map(printable, left_out))
@@ -69,15 +68,15 @@ def table_lines(frame: pl.DataFrame, *, width: int, whole: str = "--format csv")
 
 
 def showing(shown: int, total: int, things: str) -> str:
-    """What was cut from a table and how to see it; empty where nothing was."""
+    """Say what was cut from a table and how to see it; empty if nothing was."""
     return "" if shown >= total else f"showing {shown:,} of {total:,} {things}, --top 0 for all"
 
 
 def heading(column_name: str, among: Sequence[str] = ()) -> str:
-    """What stands above a column: its name without the unit, which its cells carry.
+    """A column's heading: its name without the unit, which its cells carry.
 
-    "share" goes as well where no other of the columns `among` which it stands has the same name. A column that would be
-    called like another, as a query may call them, keeps its name.
+    With `among`, "_share" is dropped too, unless another of those columns has the same stem. A column whose heading
+    would equal another column's name, as in a query with aliases, keeps its own name.
     """
     short = re.sub(r"_(ns|bytes)$", "", column_name)
     name = short.removesuffix("_share")
@@ -88,7 +87,7 @@ def heading(column_name: str, among: Sequence[str] = ()) -> str:
 
 
 def _sideways(columns: Sequence[_Column], width: int) -> list[str]:
-    """The only row from top to bottom, a line for each column."""
+    """A single row written from top to bottom, one line per column."""
     names = max(cell_len(column.cells[0]) for column in columns)
     room = max(width - names - _GAP, 2)
     lines = []
@@ -101,8 +100,6 @@ def _sideways(columns: Sequence[_Column], width: int) -> list[str]:
 
 
 class _Column:
-    """One column's heading and cells as text."""
-
     def __init__(self, heading: str, values: pl.Series) -> None:
         name = self.name = values.name
         self.is_text = not (values.dtype.is_numeric() or values.dtype in (pl.Boolean, pl.Null))
@@ -122,7 +119,7 @@ class _Column:
 
 
 def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
-    """As many columns from the left as fit, with their widths set: text gives way first, the widest most."""
+    """The leftmost columns that fit, with their widths set: text columns shrink first, the widest most."""
     shown = list(columns)
     while len(shown) > 1 and _least_width(shown) > width:
         shown.pop()

@@ -1,4 +1,4 @@
-"""Documents for a terminal. Nothing depends on the terminal or the environment, and no name can move its cursor."""
+"""Render documents for a terminal. Output does not depend on the terminal or the environment, and names are escaped."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from stepscope.report.words.diagnosis import after_sentence, joined_causes, plac
 
 _BAR_WIDTH: Final = 20
 _WIDE: Final = 60
-"""Columns from which on there is room for what figures mean."""
+"""Least width, in columns, at which the meaning of figures is shown."""
 _ROOMY: Final = 100
 _STYLES: Final = {"bold": "1", "dim": "2", "bar": "34", "high": "1;31", "medium": "1;33", "low": "1;36", "note": "1"}
-"""What SGR sequences each style is."""
+"""SGR sequences by style."""
 _PLOT_ROWS: Final = 8
 _WIDEST: Final = 4
-"""Columns a time takes in a plot where there are few."""
+"""Columns per time in a plot of few times."""
 _EMPTY: Final = "\0"
-"""An empty line that stays, such as one of code."""
+"""An empty line to be kept, such as one in code."""
 
 
 def text_of(document: doc.Document, *, width: int, colour: bool = False, top: int = 0) -> str:
-    """The document as lines of at most `width` columns, but for code, which is never wrapped.
+    """Render the document as lines of at most `width` columns; code is never wrapped.
 
     Args:
         top: rows of each table, 0 for all.
     """
     lines = _Printer(width, colour, top, document.whole).blocks(document.blocks)
-    # One empty line between parts, none at the ends.
+    # one empty line between parts, none at the ends
     parts = ["\n".join(part) for is_full, part in groupby(map(str.rstrip, lines), key=bool) if is_full]
     return "\n\n".join(parts).replace(_EMPTY, "") + "\n"
 
@@ -113,7 +113,7 @@ class _Printer:
             yield from self.filled(meaning if self.width >= _WIDE else "", indent, head)
 
     def causes(self, causes: Sequence[doc.Cause], indent: int) -> Iterator[str]:
-        """A line a cause: name, bar, share, time and what it means; bar and meaning go where there is no room."""
+        """One line per cause: name, bar, share, time and meaning; bar and meaning are dropped if there is no room."""
         shown = joined_causes(causes)
         names = max((cell_len(printable(each.cause)) for each in shown), default=0)
         bar_width = _BAR_WIDTH if self.width >= 80 else _BAR_WIDTH // 4
@@ -148,7 +148,7 @@ class _Printer:
         yield ""
 
     def filled(self, text: str, indent: int = 0, head: str = "") -> Iterator[str]:
-        """A paragraph behind its head, such as a label, with the further lines below its beginning."""
+        """Wrap a paragraph after its head, such as a label, with a hanging indent."""
         first = " " * indent + head
         if not text:
             yield first
@@ -163,7 +163,7 @@ class _Printer:
 
 
 def plot_lines(plot: doc.Plot, width: int) -> Iterator[str]:
-    """The times from left to right, with a line where a change lies."""
+    """Plot the times from left to right, with a vertical line at each change."""
     times = np.array(plot.times_ns)
     low, high = plot_range(plot.times_ns)
     labels = [duration(high), duration((low + high) / 2), duration(low)]

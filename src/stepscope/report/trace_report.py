@@ -1,4 +1,4 @@
-"""Everything that is known of one trace, for its report: the diagnosis, what a page draws, and what was measured."""
+"""Everything a report says about one trace: the diagnosis, the drawings of a page, and measurements."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class TraceReport:
     Attributes:
         picture: a typical step.
         telemetry: what the program logged and sampled.
-        flame: where the time went, by the user's code.
-        memory: of each device, over time.
-        rank: what the ranks of a job are compared by; None where there is one.
+        flame: time by the user's code.
+        memory: memory over time, one picture per device.
+        rank: record for comparing the ranks of a job; None for a single trace.
         energy: what the run measured.
     """
 
@@ -48,7 +48,7 @@ class TraceReport:
 
     @property
     def order(self) -> tuple[float, str]:
-        """By which the reports of several traces are sorted."""
+        """Sort key among the reports of several traces."""
         rank = self.diagnosis.metadata.rank
         return (float("inf") if rank is None else rank, self.diagnosis.metadata.path)
 
@@ -56,11 +56,11 @@ class TraceReport:
 def trace_report(
     view: View, *, rules: Sequence[str] | None, top: int, minimum_share: float, is_drawn: bool
 ) -> TraceReport:
-    """The report of the trace that the view shows; nothing in it keeps the trace's tables.
+    """Build the report of the trace in `view`; the report keeps no reference to the trace's tables.
 
     Args:
         top: rows of operators and kernels, 0 for all.
-        is_drawn: with what only a page shows.
+        is_drawn: include what only a page shows.
     """
     from stepscope.diagnosis import diagnose_view
     from stepscope.diagnosis.ranks import rank_record
@@ -90,7 +90,7 @@ def _drawn(report: TraceReport, view: View) -> TraceReport:
 
 
 def _energy(view: View, diagnosis: Diagnosis) -> TraceEnergy | None:
-    """The energy of the steps, where the run was to measure it."""
+    """The measured energy of the steps; None if the run did not measure energy."""
     from stepscope.trace.energy_records import record_beside
 
     record = record_beside(view.trace.metadata.path)
@@ -103,7 +103,7 @@ def _energy(view: View, diagnosis: Diagnosis) -> TraceEnergy | None:
 
 
 def _picture(view: View, diagnosis: Diagnosis) -> StepPicture:
-    """A picture of the step that is nearest to the typical one, or of everything where there are no steps."""
+    """A picture of the step nearest to the typical one, or of the whole trace without steps."""
     from stepscope.analysis.picture import step_picture
     from stepscope.whatif.critical_path import critical_path
 
@@ -122,7 +122,9 @@ def _telemetry(trace: Trace) -> TelemetryPicture | None:
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
     path = Path(trace.metadata.path)
-    files = [file for file in telemetry_files(path) if file != path]  # an export of Nsight Systems ends like telemetry
+    files = [
+        file for file in telemetry_files(path) if file != path
+    ]  # an export of Nsight Systems has the same suffix as telemetry
     try:
         telemetry = read_telemetry(files)
     except UsageError as error:
@@ -134,7 +136,7 @@ def _telemetry(trace: Trace) -> TelemetryPicture | None:
 
 
 def _whole(trace: Trace) -> Window:
-    """From the first device work, or operator, to the end of the last one."""
+    """From the start of the first device work (or operator) to the end of the last one."""
     for table in (trace.device_work, trace.operators):
         if table.height:
             first = int(table["start_ns"].to_numpy().min())

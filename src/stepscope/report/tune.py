@@ -1,4 +1,4 @@
-"""What a search came to, in sentences and as a table."""
+"""Report the outcome of a tuning search, in sentences and as a table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FAILED: Final = {"not applied": "not applied", "out of memory": "out of memory"
 
 
 def outcome_sentence(result: TuneResult) -> str:
-    """The result in one sentence: what helps by how much, or that nothing does."""
+    """The result in one sentence: what helps and by how much, or that nothing does."""
     if result.proof is not None and result.proof.measured is not None and result.is_proven:
         return proof_sentence(result.proof.measured)
     if result.proof is not None:
@@ -46,7 +46,7 @@ def outcome_sentence(result: TuneResult) -> str:
 
 
 def proof_sentence(measured: Measured) -> str:
-    """Such as "step 48.2 ms -> 20.1 ms: 2.40 times faster (95 % interval 2.31 to 2.49), losses equal within 1e-4"."""
+    """Format "step 48.2 ms -> 20.1 ms: 2.40 times faster (95 % interval 2.31 to 2.49), losses equal within 1e-4"."""
     if measured.before_ns is None or measured.after_ns is None:
         return "no steps were measured"
     times = f"step {duration(measured.before_ns)} -> {duration(measured.after_ns)}: {faster(measured)}"
@@ -56,7 +56,7 @@ def proof_sentence(measured: Measured) -> str:
 
 
 def faster(measured: Measured) -> str:
-    """Such as "2.40 times faster", or "1.05 times slower"."""
+    """Format a speedup as "2.40 times faster" or "1.05 times slower"."""
     if not measured.before_ns or not measured.after_ns:
         return ""
     ratio = measured.before_ns / measured.after_ns
@@ -64,7 +64,7 @@ def faster(measured: Measured) -> str:
 
 
 def times_interval(measured: Measured) -> str:
-    """The interval of how many times faster it is, such as "2.31 to 2.49"; "" where there is none."""
+    """The interval of the speedup, such as "2.31 to 2.49"; "" if there is none."""
     low, high = measured.change_low, measured.change_high
     if low is None or high is None or low <= -1:
         return ""
@@ -72,7 +72,7 @@ def times_interval(measured: Measured) -> str:
 
 
 def interval_words(measured: Measured) -> str:
-    """The interval of what `faster` says: of how many times slower, where it says slower."""
+    """The interval of the factor that `faster` names, inverted if it says slower."""
     low, high = measured.change_low, measured.change_high
     if low is None or high is None or low <= -1:
         return ""
@@ -97,7 +97,7 @@ def loss_words(losses: LossCheck) -> str:
 
 
 def power(share: float, digits: int = 0) -> str:
-    """A small share as "1e-4", or with a digit behind the point as "3.1e-7"; "0" where it is none."""
+    """A small share as "1e-4", or with one decimal as "3.1e-7"; "0" for zero."""
     if not share:
         return "0"
     number, _, exponent = f"{share:.{digits}e}".partition("e")
@@ -114,13 +114,13 @@ def _not_shown(measured: Measured | None) -> str:
 
 
 def trial_table(result: TuneResult) -> pl.DataFrame:
-    """One row for each trial: what was tried on top of what, and what came of it."""
+    """One row per trial: what was tried on top of what, and its outcome."""
     rows = [trial_row(result, trial) for trial in result.trials if trial.state != "running"]
     return pl.DataFrame(rows, schema=dict(_SCHEMA), orient="row")
 
 
 def trial_row(result: TuneResult, trial: Trial) -> tuple[object, ...]:
-    """What the table says of a trial."""
+    """The trial's row in the table."""
     reference, configuration = trial.proposal.reference, trial.proposal.configuration
     added = Configuration(tuple(pair for pair in configuration.settings if pair not in reference.settings))
     left = [name for name, _ in reference.settings if configuration.value(name) is None]
@@ -143,7 +143,7 @@ def trial_row(result: TuneResult, trial: Trial) -> tuple[object, ...]:
 
 
 def outcome_words(result: TuneResult, trial: Trial) -> str:
-    """What came of a trial in a few words; `reasons` has more of what failed."""
+    """A trial's outcome in a few words; `reasons` explains failures."""
     if trial.measured is None:
         return _FAILED.get(trial.reason.partition(":")[0], "failed")
     if not trial.keeps_losses:
@@ -161,7 +161,7 @@ def outcome_words(result: TuneResult, trial: Trial) -> str:
 
 
 def reasons(result: TuneResult) -> Iterator[str]:
-    """Why what failed did, a sentence each."""
+    """Why failed trials failed, one sentence each."""
     for trial in result.trials:
         if trial.state == "failed" or (trial.measured is not None and not trial.keeps_losses):
             why = loss_words(trial.measured.losses) if trial.measured is not None else trial.reason
@@ -169,7 +169,7 @@ def reasons(result: TuneResult) -> Iterator[str]:
 
 
 def command_line(result: TuneResult, command: Sequence[str]) -> str:
-    """The command by which the best configuration is used, without secrets; needs a best configuration."""
+    """The command that runs the best configuration, without secrets; needs a best configuration."""
     apply = result.space.apply_words(result.best)
     variables = [f"{name}={shlex.quote(value)}" for name, value in result.space.variables(result.best).items()]
     words = [*without_secrets(command), *result.space.arguments(result.best)]
@@ -186,7 +186,7 @@ def _is_script(command: Sequence[str]) -> bool:
 
 
 def remedies(result: TuneResult) -> Iterator[tuple[Knob, str, str, str]]:
-    """Each setting of the best: its knob, in words, as code and as a diff of the user's lines."""
+    """Yield the best configuration's settings: knob, description, code, and a diff of the user's lines."""
     for name, value in result.best.settings:
         knob = result.space.knob(name)
         code = "" if knob.kind != "apply" else knob.code or code_of(name, value)
@@ -194,7 +194,7 @@ def remedies(result: TuneResult) -> Iterator[tuple[Knob, str, str, str]]:
 
 
 def applied_sentences(result: TuneResult, knob: Knob) -> list[str]:
-    """What the runs of the proof said of a remedy."""
+    """What the proof runs reported about a remedy."""
     measured = None if result.proof is None else result.proof.measured
     if measured is None or knob.kind != "apply":
         return []
@@ -202,7 +202,7 @@ def applied_sentences(result: TuneResult, knob: Knob) -> list[str]:
 
 
 def how(result: TuneResult) -> Iterator[str]:
-    """How it was searched and measured, a sentence each."""
+    """How it was searched and measured, one sentence each."""
     ended = [trial for trial in result.trials if trial.state != "running"]
     machines = {trial.machine for trial in ended if trial.machine}
     where = f" on {len(machines)} machines" if len(machines) > 1 else ""
@@ -228,13 +228,13 @@ def how(result: TuneResult) -> Iterator[str]:
 
 
 def _in_names(caveat: str) -> str:
-    """A caveat about the steps or runs "before" and "after", as one about those of the program and of the best."""
+    """Replace "before" and "after" in a caveat by the program and the best configuration."""
     names = {"before": "as it is", "after": "with the best"}
     return re.sub(r"\b(before|after)\b", lambda word: names[word[1]], caveat)
 
 
 def gain_words(trial: Trial) -> str:
-    """What a trial measured, for a line of progress: "54.0 ms -> 18.2 ms, 2.97 times faster (2.80 to 3.11)"."""
+    """A trial's gain for a progress line: "54.0 ms -> 18.2 ms, 2.97 times faster (2.80 to 3.11)"."""
     measured = trial.measured
     if measured is None or measured.before_ns is None or measured.after_ns is None:
         return trial.reason
@@ -246,7 +246,7 @@ def gain_words(trial: Trial) -> str:
 
 
 def tune_document(result: TuneResult, command: Sequence[str]) -> Document:
-    """The result, how to use it, the remedies as code, what was tried, and how it was measured."""
+    """Report the result, how to use it, the remedies as code, what was tried, and how it was measured."""
     sentence = outcome_sentence(result)
     best = tuple(_best(result, command)) if result.best.settings else ()
     why = tuple(reasons(result))
@@ -272,7 +272,7 @@ def _best(result: TuneResult, command: Sequence[str]) -> Iterator[Block]:
 
 
 def tune_json(result: TuneResult, command: Sequence[str]) -> dict[str, Any]:
-    """The best, its proof and every trial."""
+    """The best configuration, its proof and every trial, as JSON values."""
     return stamped(
         command=without_secrets(command),
         outcome=outcome_sentence(result),

@@ -1,4 +1,4 @@
-"""What a step would take with changes, for a terminal."""
+"""Report what a step would take with changes, for a terminal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stepscope.whatif.critical_path import slack_by_name
 from stepscope.whatif.experiment import RankProspect
 
 _SMALL_SHARE: Final = 0.005
-"""Resources below this share of the critical path are shown together."""
+"""Resources below this share of the critical path are merged."""
 _ALIKE: Final = 0.0005
 _APART: Final = 0.01
-"""Of a step: where a rank's replay with the others differs by more from the one alone, a sentence says so."""
+"""Share of a step: if a rank's replay with the others differs more from its own replay, a sentence says so."""
 _LONGEST_NAME: Final = 80
 _NO_REMEDY: Final = ("compute", "untraced", "unknown")
-"""Causes that nobody can simply remove: there is a better one to try next."""
+"""Causes that cannot simply be removed; a better one to try comes next."""
 _RESOURCES: Final = {
     "compute": ("device: computation", "the device computed"),
     "communication": ("communication", "data moved between ranks, or one waited for the others"),
@@ -43,7 +43,7 @@ _COMPUTING: Final = "operators computed"
 
 
 def whatif_document(answer: Answer) -> Document:
-    """What a step would take with changes, what it waits for, and what would save most."""
+    """Report what a step would take with changes, what it waits for, and what would save most."""
     measured = answer.measured
     blocks = [*_head(answer), *_ranks(answer), *_limits(answer), *_causes(answer)]
     if answer.path is not None:
@@ -66,12 +66,12 @@ def _section(title: str, frame: pl.DataFrame, things: str, *sentences: str) -> S
 
 
 def whole(measured: AsMeasured) -> str:
-    """What is replayed."""
+    """Name what is replayed."""
     return "the step" if measured.stepped else "the recording"
 
 
 def measured_sentence(measured: AsMeasured) -> str:
-    """How long a step takes."""
+    """Say how long a step takes."""
     if not measured.stepped:
         return f"{duration(measured.step_ns)} recorded, without steps"
     steps = "1 step" if measured.step_count == 1 else f"mean of {count(measured.step_count)}"
@@ -79,7 +79,7 @@ def measured_sentence(measured: AsMeasured) -> str:
 
 
 def trust_sentences(measured: AsMeasured) -> list[str]:
-    """How far a replay can be believed here."""
+    """Say how far the replay can be trusted here."""
     if measured.why_not is not None:
         return [
             f"Not certain: {measured.why_not}. What follows is what the replay gives, not a promise; "
@@ -97,7 +97,7 @@ def trust_sentences(measured: AsMeasured) -> list[str]:
 
 
 def prospect_sentence(prospect: Prospect, measured: AsMeasured) -> str:
-    """Such as "a step would take 118.5 ms instead of 174.9 ms: 56.3 ms (32.2 %) less"."""
+    """Format "a step would take 118.5 ms instead of 174.9 ms: 56.3 ms (32.2 %) less"."""
     what = "a step" if measured.stepped else "the recording"
     if abs(prospect.saving_share) < _ALIKE:
         return f"{what} would still take {duration(prospect.step_ns)}"
@@ -107,7 +107,7 @@ def prospect_sentence(prospect: Prospect, measured: AsMeasured) -> str:
 
 
 def limit_sentence(resources: pl.DataFrame, measured: AsMeasured, then: str = "") -> str:
-    """Which resource takes most of the critical path."""
+    """Say which resource takes most of the critical path."""
     sums = resources.group_by("kind").agg(pl.col("share").sum()).sort(["share", "kind"], descending=[True, False])
     if sums.is_empty():
         return ""
@@ -118,7 +118,7 @@ def limit_sentence(resources: pl.DataFrame, measured: AsMeasured, then: str = ""
 
 
 def resource_name(kind: str, cause: str | None) -> str:
-    """What a part of the critical path is called."""
+    """Name a part of the critical path."""
     return f"host: {(cause or 'unknown')}" if kind == "host" else _RESOURCES[kind][0]
 
 
@@ -143,7 +143,7 @@ def _head(answer: Answer) -> Iterator[Block]:
 
 
 def _ranks(answer: Answer) -> Iterator[Section]:
-    """What every rank's step would take, which waits for the slowest in collectives."""
+    """Every rank's step with the changes; in collectives each rank waits for the slowest."""
     if not answer.ranks:
         return
     table = pl.DataFrame(
@@ -172,7 +172,7 @@ def _saved(step_ns: float, rank: RankProspect) -> float:
 
 
 def _limits(answer: Answer) -> Iterator[Section]:
-    """What the critical path consists of, before and after, and what limits."""
+    """The critical path's parts before and after, and what limits the step."""
     measured = answer.measured
     per_step = ", per step" if measured.stepped else ""
     title = f"What {whole(measured)} waits for: the critical path{per_step}"
@@ -183,7 +183,7 @@ def _limits(answer: Answer) -> Iterator[Section]:
 
 
 def _resource_table(now: pl.DataFrame, then: pl.DataFrame | None, steps: int) -> pl.DataFrame:
-    """Columns resource, time and share, with changes also those then, and what they mean."""
+    """Columns resource, time and share, with changes also the new ones, and their meaning."""
     keys = ["kind", "cause"]
     table = now.select(*keys, now_ns=pl.col("ns") / steps, now_share="share")
     if then is not None:
@@ -211,7 +211,6 @@ def _meaning(kind: str, cause: str | None) -> str:
 
 
 def _causes(answer: Answer) -> Iterator[Section]:
-    """What a step would save without each cause."""
     measured, causes = answer.measured, answer.causes
     if causes is None:
         return
@@ -238,13 +237,13 @@ def _causes(answer: Answer) -> Iterator[Section]:
 
 
 def _named(table: pl.DataFrame) -> pl.DataFrame:
-    """The rows of the critical path with the resource's name instead of its kind and cause."""
+    """Critical path rows with the resource's name instead of its kind and cause."""
     names = [resource_name(kind, cause) for kind, cause in table.select("kind", "cause").iter_rows()]
     return table.drop("kind", "cause").insert_column(0, pl.Series("resource", names, pl.String))
 
 
 def _curve(curve: pl.DataFrame) -> pl.DataFrame:
-    """A row a name and a column a factor, in the order of the rows."""
+    """One row per name and one column per factor, in the order of the rows."""
     names = curve["name"].unique(maintain_order=True).to_frame()
     for factor in curve["factor"].unique().sort(descending=True).to_list():
         column = "gone_share" if factor == 0 else f"{factor:.0%}_share"
@@ -254,7 +253,7 @@ def _curve(curve: pl.DataFrame) -> pl.DataFrame:
 
 
 def _curve_sentence(curve: pl.DataFrame, measured: AsMeasured) -> Iterator[str]:
-    """Such as "If train.py:12 were twice as fast, the step would be 3.0 % shorter."."""
+    """Format "If train.py:12 were twice as fast, the step would be 3.0 % shorter."."""
     half = curve.filter((pl.col("factor") == 0.5) & (pl.col("saving_share") > 0)).sort("saving_share", descending=True)
     if half.height:
         name, part = _short(half["name"][0]), share(half["saving_share"][0])
@@ -266,7 +265,7 @@ def _short(name: str) -> str:
 
 
 def whatif_json(answer: Answer) -> dict[str, Any]:
-    """Everything in an answer."""
+    """The answer as JSON values."""
     measured = answer.measured
     return stamped(
         trace=fields(measured, "path", "format", "warnings"),

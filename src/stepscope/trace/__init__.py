@@ -1,6 +1,6 @@
-"""What a profile is: typed tables, time, intervals; save and open. No file format is known here.
+"""The data model of a profile: typed tables, time and intervals, saving and opening; independent of file formats.
 
-A name is imported when it is first used: programs that are recorded need facts and names from here, and no Polars.
+Names are imported on first use, because recorded programs need facts and names from here but not Polars.
 """
 
 from __future__ import annotations

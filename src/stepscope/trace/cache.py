@@ -1,13 +1,13 @@
-"""Traces that were read once, kept under a hash of their content.
+"""A cache of parsed traces, stored under a hash of their content.
 
     ROOT/<key>/store.json, *.parquet   a store (`stepscope.trace.store`)
-    ROOT/<key>/contents.json           its files' checksums, by which a damaged store is recognised
-    ROOT/.partial-*                    a store being written or removed; swept away when a day old
-    ROOT/limit.json                    the size limit, where the user set one
+    ROOT/<key>/contents.json           checksums of its files, which reveal a damaged store
+    ROOT/.partial-*                    a store being written or removed; deleted when a day old
+    ROOT/limit.json                    the size limit, if the user set one
 
-Any number of processes may use one cache. A store appears under its key complete or not at all, by a rename. Whoever
-reads or writes a store holds a shared lock on its directory, and only what can be locked exclusively is removed. A
-directory's modification time says when the store was last used.
+Any number of processes may share a cache. A store appears under its key complete or not at all, by a rename. Readers
+and writers of a store hold a shared lock on its directory, and only a directory that can be locked exclusively is
+removed. A directory's modification time is the time the store was last used.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from stepscope.trace.store_writing import VERSION, StoreWriter, disk_errors, sea
 
 try:
     import fcntl
-except ImportError:  # Windows, where nobody can remove what another process has open
+except ImportError:  # Windows, where files that another process has open cannot be removed
     fcntl = None  # type: ignore[assignment]
 
 Build: TypeAlias = Callable[[StoreWriter], tuple[Metadata, tuple[TraceWarning, ...]]]
 
 READER_VERSION: Final = 8
-"""Raised whenever a reader makes other tables of the same file, so that older stores are not used."""
+"""Incremented whenever a reader produces different tables from the same file, so that older stores are not used."""
 DEFAULT_LIMIT_BYTES: Final = 10 * 2**30
 
 _DAY_S: Final = 86_400
 _UNLOCKED_GRACE_S: Final = 3_600
-"""Without locks, what was used this recently is taken to be open."""
+"""Without locks, stores used this recently are assumed to be open."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
 _PARTIAL: Final = ".partial-"
 _LIMIT: Final = "limit_bytes"
@@ -61,13 +61,13 @@ _log = logging.getLogger("stepscope.cache")
 
 
 def default_root() -> Path:
-    """The folder of the cache: `traces` in STEPSCOPE_CACHE_DIR, or in the user's cache folder."""
+    """Return the cache folder: `traces` in STEPSCOPE_CACHE_DIR, or in the user's cache folder."""
     parent = os.environ.get("STEPSCOPE_CACHE_DIR") or platformdirs.user_cache_dir("stepscope", appauthor=False)
     return Path(parent) / "traces"
 
 
 def content_key(path: str | Path, variant: str = "") -> str:
-    """SHA-256 of a file's bytes, the versions of reader and store, and `variant`, such as a window.
+    """Return the SHA-256 of a file's bytes, the reader and store versions, and `variant`, such as a window.
 
     Raises:
         UnreadableTraceError: the file cannot be read.
@@ -83,7 +83,9 @@ def content_key(path: str | Path, variant: str = "") -> str:
 
 
 def temporary_store(build: Build) -> Trace:
-    """The trace that `build` writes into the system's temporary folder; removed with the trace. Raises CacheError."""
+    """Return the trace that `build` writes to a temporary folder, which is removed with the trace. Raises
+    CacheError.
+    """
     try:
         _sweep_temporary()
         directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
@@ -100,7 +102,7 @@ def temporary_store(build: Build) -> Trace:
 
 
 def _sweep_temporary() -> None:
-    """Remove temporary stores whose processes were killed: those that nobody has locked."""
+    """Remove temporary stores of killed processes, which no process has locked."""
     if fcntl is None:
         return
     with contextlib.suppress(OSError):
@@ -118,12 +120,10 @@ class CacheEntry:
     """One stored trace.
 
     Attributes:
-        key: what it is stored under.
-        directory: where.
-        bytes: what it takes on disk.
+        bytes: size on disk.
         last_used_unix: seconds since 1970.
         path: the file it was first read from.
-        format: that file's format.
+        format: format of that file.
     """
 
     key: str
@@ -135,10 +135,10 @@ class CacheEntry:
 
 
 class TraceCache:
-    """A folder of trace stores with a limit on its size; the least recently used go first.
+    """A folder of trace stores with a size limit; the least recently used stores are removed first.
 
     Args:
-        root: the folder; made when first written to. None for the user's own, `default_root()`.
+        root: the folder, created on the first write; None for `default_root()`.
         limit_bytes: overrides the limit kept in the folder.
     """
 
@@ -147,16 +147,17 @@ class TraceCache:
         self._limit_bytes = limit_bytes
 
     def lookup(self, key: str) -> Trace | None:
-        """The stored trace, which stays in place as long as it lives, or None; a damaged one is thrown away and told.
+        """Return the stored trace or None; its store is not removed while the trace lives. A damaged store is removed
+        with a warning.
 
-        Its metadata name the path that was read first, which need not be where the same content was found now.
+        The metadata have the path that was read first, which may differ from the path of the same content now.
         """
         directory = self._directory(key)
         if not directory.exists():
             return None
         try:
             hold = _Hold(directory)
-        except OSError:  # being removed this moment, or not ours to read
+        except OSError:  # being removed right now, or not readable for us
             return None
         try:
             trace = open_kept(directory, hold, key)
@@ -170,10 +171,10 @@ class TraceCache:
         return trace
 
     def add(self, key: str, build: Build) -> Trace:
-        """The trace under `key`, written by `build` unless it is there already.
+        """Return the trace under `key`, written by `build` unless it exists.
 
-        A store above the limit, or one that cannot be written here, is kept only as long as the trace lives; `build`
-        is called a second time, into the system's folder for temporary files, when writing failed half-way.
+        A store that exceeds the limit or cannot be written to the cache is kept only as long as the trace lives. If
+        writing fails half-way, `build` is called again for the temporary folder.
         """
         found = self.lookup(key)
         if found is not None:
@@ -191,22 +192,22 @@ class TraceCache:
             return temporary_store(build)
 
     def entries(self) -> list[CacheEntry]:
-        """What is stored, the most recently used first."""
+        """Return all stored traces, most recently used first."""
         found = [entry for directory in self._children() if (entry := _entry(directory)) is not None]
         return sorted(found, key=lambda entry: entry.last_used_unix, reverse=True)
 
     def clear(self) -> list[CacheEntry]:
-        """Remove everything that no process has open; returns what was removed.
+        """Remove every store that no process has open, and return the removed entries.
 
         Raises:
-            CacheError: an entry cannot be removed, though nobody uses it.
+            CacheError: an unused entry cannot be removed.
         """
         removed = [entry for entry in self.entries() if self._remove(entry.directory, strict=True)]
         self._sweep(older_than_s=0 if fcntl else _DAY_S)
         return removed
 
     def limit(self) -> int:
-        """The largest size of all stores together, in bytes; 0 keeps nothing."""
+        """Return the limit for the total size of all stores in bytes; 0 keeps nothing."""
         if self._limit_bytes is not None:
             return self._limit_bytes
         place = self.root / "limit.json"
@@ -219,7 +220,7 @@ class TraceCache:
             return DEFAULT_LIMIT_BYTES
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Keep a limit in the folder, for every later use, and remove what exceeds it now.
+        """Save a limit in the folder, and remove stores that exceed it.
 
         Raises:
             CacheError: the folder cannot be written.
@@ -245,11 +246,11 @@ class TraceCache:
             yield from (child for child in self.root.iterdir() if _KEY.fullmatch(child.name) and child.is_dir())
 
     def _publish(self, key: str, directory: Path, hold: _Hold) -> Trace:
-        """Move a complete store to its place, unless it is too large or another process was first."""
+        """Move a complete store to its place, unless it is too large or another process was faster."""
         if _size(directory) > self.limit():
             _log.info("the trace is larger than the cache's limit and is not kept")
             return open_unsealed(directory, _Temporary(directory, hold))
-        for _ in range(2):  # once more after a damaged entry was in the way
+        for _ in range(2):  # again if a damaged entry was in the way
             try:
                 os.replace(directory, self._directory(key))
             except OSError:
@@ -264,7 +265,7 @@ class TraceCache:
         return open_unsealed(directory, _Temporary(directory, hold))
 
     def _evict(self) -> None:
-        """Remove the least recently used until the limit is kept; what is open stays."""
+        """Remove the least recently used stores that are not open until the limit is met."""
         entries = self.entries()
         excess = sum(entry.bytes for entry in entries) - self.limit()
         for entry in reversed(entries):
@@ -276,7 +277,7 @@ class TraceCache:
                 excess -= entry.bytes
 
     def _remove(self, directory: Path, *, strict: bool = False) -> bool:
-        """Remove an entry that nobody uses: first out of sight, then from disk. False where it is in use."""
+        """Rename an unused entry, then delete it; False if it is in use."""
         try:
             with _exclusively(directory):
                 doomed = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root))
@@ -291,7 +292,7 @@ class TraceCache:
         return True
 
     def _sweep(self, older_than_s: float) -> None:
-        """Remove what processes that were killed have left behind."""
+        """Remove leftovers of killed processes."""
         with contextlib.suppress(OSError):
             for leftover in list(self.root.glob(f"{_PARTIAL}*")):
                 with contextlib.suppress(OSError):
@@ -305,9 +306,9 @@ class TraceCache:
 
 
 class _Hold:
-    """A shared lock on a store's directory, given up with the last trace that uses it.
+    """A shared lock on a store's directory, released with the last trace that uses it.
 
-    Raises OSError where the directory is locked for removal or has just been moved away.
+    Raises OSError if the directory is locked for removal or was just moved away.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -329,7 +330,7 @@ class _Hold:
 
 
 class _Temporary:
-    """A directory that goes when the last trace that uses it does, or the process ends."""
+    """A directory that is removed with the last trace that uses it, or when the process ends."""
 
     def __init__(self, directory: Path, hold: _Hold | None = None) -> None:
         self._hold = hold
@@ -343,7 +344,7 @@ def _remove_own(process: int, directory: Path) -> None:
 
 @contextlib.contextmanager
 def _exclusively(directory: Path) -> Iterator[None]:
-    """Hold the only lock on a directory; raises BlockingIOError where somebody else has one."""
+    """Hold an exclusive lock on a directory; raise BlockingIOError if another process has a lock."""
     if fcntl is None:
         yield
         return
@@ -356,7 +357,7 @@ def _exclusively(directory: Path) -> Iterator[None]:
 
 
 def _lock(handle: int, *, exclusive: bool) -> None:
-    """Lock without waiting. File systems that know no locks go without: there the day-old rule must do."""
+    """Lock without waiting. File systems without locks are not locked; there, only the day-old rule protects stores."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -387,7 +388,7 @@ def _size(directory: Path) -> int:
 
 
 def _limit_in(data: bytes) -> int:
-    """The bytes of a kept limit; raises ValueError or KeyError where it was damaged. Older files hold a bare number."""
+    """The bytes in limit.json; raises ValueError or KeyError if damaged. Older files hold a bare number."""
     content: int | dict[str, int] = msgspec.json.decode(data, type=int | dict[str, int])
     if isinstance(content, int):
         return content
@@ -404,6 +405,6 @@ def _entry(directory: Path) -> CacheEntry | None:
         return None
     try:
         metadata = metadata_of(directory)
-    except UnreadableTraceError:  # damaged: listed all the same, so that it counts and can be cleared
+    except UnreadableTraceError:  # list damaged entries too, so that they count and can be cleared
         metadata = Metadata()
     return CacheEntry(directory.name, directory, amount, used, metadata.path, metadata.format)

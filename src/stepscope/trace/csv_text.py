@@ -1,4 +1,4 @@
-"""Tables as CSV that a spreadsheet reads as data: what everything in stepscope that writes CSV uses."""
+"""Write tables as CSV that a spreadsheet reads as data; all CSV output of stepscope uses it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _TEXT: Final = (pl.String, pl.Categorical, pl.Enum)
 
 
 def csv_text(frame: pl.DataFrame, *, raw: bool = False, header: bool = True) -> bytes:
-    """The table as CSV in UTF-8.
+    """Return the table as CSV in UTF-8.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe before it, by which spreadsheets mark text:
-    names come from traces, which may be anyone's, and a formula can call programs and send other cells away.
+    Text that a spreadsheet would interpret as a formula is prefixed with an apostrophe, the spreadsheet's mark for
+    text. Names come from untrusted traces, and a formula can run programs and send other cells away.
 
     Args:
-        raw: every text as it is.
-        header: with the names of the columns.
+        raw: leave every text as it is.
+        header: include a row with the names of the columns.
     """
     if not raw:
         texts = [name for name, dtype in frame.schema.items() if dtype in _TEXT]

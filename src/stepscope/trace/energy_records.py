@@ -1,4 +1,4 @@
-"""Energy that counters measured over stretches of steps, as a run's folder keeps it."""
+"""Energy measured by counters over windows of steps, as stored in a run's folder."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _Row = TypeVar("_Row")
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """What measured: a device, a processor package ("cpu") or the memory beside one ("dram").
+    """What was measured: a GPU, a processor package ("cpu") or its memory ("dram").
 
     Attributes:
-        device: its number, of a GPU as the process sees it.
-        method: "counter" (of energy) or "power samples", which were integrated.
-        identity: the same for the same hardware whoever measures it; None if unknown.
+        device: its number; for a GPU, as the process sees it.
+        method: an energy "counter", or "power samples" that were integrated.
+        identity: equal for the same hardware in every process; None if unknown.
     """
 
     kind: Kind
@@ -41,13 +41,13 @@ class Counter(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """By which windows name it, such as "gpu 0"."""
+        """The counter's key in the windows, such as "gpu 0"."""
         return f"{self.kind} {self.device}"
 
 
 @dataclass(frozen=True, slots=True)
 class MissingCounter:
-    """What gave no number, and why; `device` None where that holds for all of the kind."""
+    """A counter without a reading, and the reason; `device` is None if it applies to the whole kind."""
 
     kind: Kind
     device: _Text | None
@@ -55,7 +55,7 @@ class MissingCounter:
 
 
 class EnergyWindow(msgspec.Struct):
-    """Consecutive steps between two readings of the counters, in nanoseconds; joules by the counters' keys."""
+    """Consecutive steps between two readings of the counters; joules by the counters' keys."""
 
     first_step: _Whole
     steps: _Positive
@@ -64,7 +64,7 @@ class EnergyWindow(msgspec.Struct):
 
 
 class EnergyRecord(msgspec.Struct):
-    """What one process measured; `machine` is the same for all processes of a machine."""
+    """The measurements of one process; `machine` is equal for all processes on one machine."""
 
     machine: str | None = None
     counters: list[Counter] = []
@@ -73,33 +73,33 @@ class EnergyRecord(msgspec.Struct):
 
     @property
     def steps(self) -> int:
-        """Steps in all windows."""
+        """Number of steps in all windows."""
         return sum(window.steps for window in self.windows)
 
     @property
     def step_ns(self) -> float | None:
-        """The mean step; None without windows."""
+        """Mean duration of a step; None without windows."""
         return sum(window.ns for window in self.windows) / self.steps if self.steps else None
 
     def step_joules(self, key: str) -> float | None:
-        """Joules per step of one counter over all windows; None where one has no number of it."""
+        """Return joules per step of one counter over all windows; None if a window lacks it."""
         if not self.window_joules(key):
             return None
         return math.fsum(window.joules[key] for window in self.windows) / self.steps
 
     def window_joules(self, key: str) -> list[float]:
-        """Joules per step of one counter in each window; empty where one of them has no number of it."""
+        """Return joules per step of one counter in each window; empty if a window lacks it."""
         if not all(key in window.joules for window in self.windows):
             return []
         return [window.joules[key] / window.steps for window in self.windows]
 
     def to_json(self) -> dict[str, Any]:
-        """For the run folder."""
+        """Return the record in the JSON format of the run folder."""
         return {"format": FORMAT, **msgspec.to_builtins(self)}
 
     @classmethod
     def from_json(cls, content: object) -> EnergyRecord | None:
-        """The reverse of `to_json`; None where the content is something else, and without rows that are malformed."""
+        """Parse the output of `to_json`, skipping malformed rows; None if it has another format."""
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             return None
         counters = list(dict.fromkeys(_rows(content.get("counters"), Counter)))
@@ -115,7 +115,6 @@ class EnergyRecord(msgspec.Struct):
 
 
 def _rows(value: object, kind: type[_Row]) -> list[_Row]:
-    """The rows of a list that are of a type."""
     found: list[_Row] = []
     for row in value[:_MOST] if isinstance(value, list) else ():
         with contextlib.suppress(msgspec.ValidationError):
@@ -132,11 +131,11 @@ def _possible(joules: Mapping[str, Any], known: set[str]) -> dict[str, float]:
 
 
 KEY: Final = "energy"
-"""Under which a process leaves its record in the word that it leaves of its recording."""
+"""Key of the record in a process's recording-*.json file."""
 
 
 def record_beside(trace: str | Path) -> EnergyRecord | None:
-    """What the process measured that recorded this trace of a run's folder; None where it measured nothing."""
+    """Return the energy record of the process that recorded this trace of a run folder; None if it has none."""
     path = Path(trace)
     for content in _recordings(path.parent):
         if content.get("trace") == path.name:
@@ -145,7 +144,7 @@ def record_beside(trace: str | Path) -> EnergyRecord | None:
 
 
 def records_of(recordings: Sequence[object]) -> list[tuple[int | None, EnergyRecord]]:
-    """Of what a run's processes left, by rank: what they measured."""
+    """Return the (rank, record) pairs in the recording files of a run's processes."""
     found = []
     for content in recordings:
         if isinstance(content, Mapping) and (record := EnergyRecord.from_json(content.get(KEY))) is not None:
@@ -155,10 +154,11 @@ def records_of(recordings: Sequence[object]) -> list[tuple[int | None, EnergyRec
 
 
 def step_energies(runs: Sequence[Sequence[object]]) -> dict[str, list[list[float]]]:
-    """Joules per step of each window by "gpu", "cpu" and "dram", of all ranks together, for several runs of a program.
+    """Return joules per step of each window by "gpu", "cpu" and "dram", summed over all ranks, for several runs of a
+    program.
 
-    Every device counts once. Of ranks with different numbers of windows, those that all have count; a run without a
-    number has no windows.
+    Every device counts once. If ranks have different numbers of windows, only windows that all ranks have count. A run
+    in which a counter has no number has no windows.
     """
     return {kind: [_windows(run, kind) for run in runs] for kind in KINDS}
 

@@ -1,4 +1,4 @@
-"""What a trace says about itself: where it comes from, the devices, what was repaired while reading."""
+"""Metadata of a trace: its origin, its devices, and what was repaired while reading."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stepscope.trace.window import Window
 
 @dataclass(frozen=True, slots=True)
 class TraceWarning:
-    """Something that was skipped or repaired while reading, how often, and what.
+    """Something that was skipped or repaired while reading.
 
     Attributes:
         kind: a stable, short identifier such as "truncated" or "damaged_event".
@@ -26,11 +26,11 @@ class TraceWarning:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator as the profiler describes it; null where the file does not say.
+    """One accelerator as described by the profiler; None where the file does not say.
 
     Attributes:
-        peak_flops_s: operations per second at best, of the number type that it is fastest in but for those of 8 bits.
-        bandwidth_bytes_s: of its memory, bytes per second at best.
+        peak_flops_s: peak operations per second of its fastest number type with more than 8 bits.
+        bandwidth_bytes_s: peak memory bandwidth, bytes per second.
     """
 
     device: str
@@ -44,7 +44,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a trace says about itself.
+    """A trace's description of itself.
 
     Attributes:
         path: where it was read from.
@@ -52,11 +52,11 @@ class Metadata:
         events: number of events in the file, of any kind.
         complete_events: number of events with a start and a duration.
         origin_unix_ns: wall clock at time 0 of the trace, nanoseconds since 1970, where known.
-        recorded: which optional parts the profiler was asked for ("stacks", "shapes", "memory", "modules", "flops"),
-            None where the file does not say.
-        window: what was read, when only a part was asked for.
-        program: settings of the program, where stepscope itself recorded it.
-        evidence: what other files of the run say, where some were given; never part of what is kept in the cache.
+        recorded: optional parts the profiler was asked for ("stacks", "shapes", "memory", "modules", "flops"), None
+            where the file does not say.
+        window: the part that was read, if only a part was requested.
+        program: settings of the program, if stepscope recorded it.
+        evidence: counts from other files of the run, if given; never stored in the cache.
     """
 
     path: str = ""

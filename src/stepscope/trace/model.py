@@ -1,4 +1,4 @@
-"""The trace: immutable tables with what is known about their origin."""
+"""The trace: immutable tables with metadata about their origin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TableLoader = Callable[[str], pl.LazyFrame]
 
 
 class _Table:
-    """A table of a trace as an attribute, under its name."""
+    """A descriptor that returns the trace's table of the attribute's name."""
 
     def __set_name__(self, owner: type[Trace], name: str) -> None:
         self._name = name
@@ -32,14 +32,12 @@ class _Table:
 
 @dataclass(frozen=True)
 class Trace:
-    """A profile as tables (see `stepscope.trace.tables` for their columns); loaded when first asked for.
+    """A profile as tables, loaded on first access (see `stepscope.trace.tables` for their columns).
 
     Attributes:
-        metadata: where the trace comes from.
-        warnings: what was skipped or repaired while reading it.
+        warnings: what was skipped or repaired while reading.
         lanes, operators, launches, device_work, frames, lines, modules, annotations, synchronisations, memory,
-        counters,
-            links: the tables.
+            counters, links: the tables.
     """
 
     lanes = _Table()
@@ -60,7 +58,7 @@ class Trace:
     _load: TableLoader = field(repr=False, compare=False)
     _loaded: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
     _owner: object = field(default=None, repr=False, compare=False)
-    """Whatever must live as long as the trace: a temporary directory, a lock on a cache entry."""
+    """An object that must live as long as the trace: a temporary directory, or a lock on a cache entry."""
 
     @classmethod
     def from_tables(
@@ -69,7 +67,7 @@ class Trace:
         metadata: Metadata | None = None,
         warnings: tuple[TraceWarning, ...] = (),
     ) -> Trace:
-        """A trace from frames in memory; missing tables are empty and missing columns null."""
+        """Create a trace from frames in memory; missing tables are empty, and missing columns null."""
         unknown = sorted(set(tables) - set(SCHEMAS))
         if unknown:
             raise ValueError(f"no such tables: {', '.join(unknown)}")
@@ -77,24 +75,24 @@ class Trace:
         return cls(metadata or Metadata(), warnings, lambda name: frames[name].lazy(), dict(frames))
 
     def table(self, name: str) -> pl.DataFrame:
-        """The whole table of that name."""
+        """Return the whole table of that name."""
         if name not in self._loaded:
             self._loaded[name] = self.scan(name).collect()
         return self._loaded[name]
 
     def scan(self, name: str) -> pl.LazyFrame:
-        """The table for a lazy query, which reads only the columns it needs."""
+        """Return the table for a lazy query, which reads only the columns it needs."""
         if name not in SCHEMAS:
             raise KeyError(name)
         return self._loaded[name].lazy() if name in self._loaded else self._load(name)
 
     @property
     def working_devices(self) -> list[str]:
-        """The devices that did anything, sorted; work whose device a damaged file does not name belongs to none."""
+        """The devices with any work, sorted; work without a device, in damaged files, belongs to no device."""
         return sorted(self.device_work["device"].unique().drop_nulls().to_list())
 
     def check(self) -> None:
-        """Raise `InconsistentTraceError` unless every table keeps its promises; see `stepscope.trace.model`."""
+        """Raise `InconsistentTraceError` unless every table is valid; see `stepscope.trace.model.check`."""
 
         check(self)
 
@@ -113,11 +111,11 @@ class Trace:
 
 
 def check(trace: Trace) -> None:
-    """Raise `InconsistentTraceError`, naming the table, at the first broken promise.
+    """Raise `InconsistentTraceError`, naming the table, at the first broken invariant.
 
-    Promised are: the columns and types of the schema; words of the vocabulary; lanes that exist; tables sorted by
+    The invariants are: the schema's columns and types; values within the vocabulary; lanes that exist; tables sorted by
     start; no negative time; row references that resolve; and a parent on the same lane that is open when its child
-    starts. That device work starts after its launch was called is not promised: clocks of host and device may differ.
+    starts. Device work may start before its launch was called, since the clocks of host and device may differ.
     """
     for name, schema in SCHEMAS.items():
         frame = trace.table(name)
@@ -180,5 +178,6 @@ def _check_nesting(name: str, frame: pl.DataFrame) -> None:
 
 
 XLA_FORMATS: Final = ("xplane", "xla_json")
-"""Of XLA's profiler, for JAX, PyTorch/XLA and TensorFlow: operators are the runtime's own events, and the host runs far
-ahead of the devices."""
+"""Formats of XLA's profiler, for JAX, PyTorch/XLA and TensorFlow: operators are events of the runtime, and the host
+runs far ahead of the devices.
+"""

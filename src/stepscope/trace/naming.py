@@ -1,4 +1,4 @@
-"""What the names of host slices say about why the host is busy, and which files are the user's own."""
+"""Why the host is busy, by the names of its slices, and which files are the user's own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FRAMEWORKS: Final = frozenset({
     "IPython", "click", "fastapi", "fsspec", "hydra", "ipykernel", "mlflow", "omegaconf", "pytest", "starlette",
     "stepscope", "tensorboard", "tqdm", "typer", "uvicorn", "uvloop", "wandb", "zmq",
 })
-"""Folders that are a framework's package where Python found them: `vllm/engine/llm_engine.py`."""
+"""Names of framework packages as found on Python's path, such as `vllm/engine/llm_engine.py`."""
 
 _REPOSITORIES: Final[dict[str, tuple[str, ...]]] = {
     "flash_attn": ("flash-attention",),
@@ -52,7 +52,7 @@ _REPOSITORIES: Final[dict[str, tuple[str, ...]]] = {
     "torchvision": ("vision",),
     "transformer_engine": ("transformerengine",),
 }
-"""What the folder of a package's sources is called beside the package itself."""
+"""Names of a package's source checkout, other than the name of the package."""
 
 _ALSO_COMMON: Final[dict[str, frozenset[str]]] = {
     "datasets": frozenset({
@@ -60,20 +60,20 @@ _ALSO_COMMON: Final[dict[str, frozenset[str]]] = {
         "formatting", "iterable_dataset.py", "load.py", "packaged_modules", "table.py",
     }),
 }
-"""Packages whose names many programs give to a folder of their own, and what lies in the package."""
+"""Packages with common folder names, and the entries that identify the real package."""
 # fmt: on
 _BETWEEN: Final = frozenset({"src", "python", "lib"})
 _FORK: Final = re.compile(r"[-_.](?:v?\d[\w.+-]*|main|master|fork|custom|rocm|cuda|dev|src|source|upstream)$")
 
 
 def is_framework(path: str, *, imported: bool) -> bool:
-    """Whether a file is a framework's.
+    """Whether a file belongs to a framework.
 
     Args:
         path: with forward slashes.
-        imported: whether the path is one from where Python finds packages, and begins with the package: otherwise the
-            package counts only inside a folder of its sources, as in `/opt/vllm/vllm` or `/src/triton/python/triton`,
-            for a user may call a project's folder like a framework.
+        imported: whether the path is relative to Python's package path, so that it starts with the package. Otherwise
+            the package only counts inside a checkout of its sources, such as `/opt/vllm/vllm` or
+            `/src/triton/python/triton`, because users may name a project's folder like a framework.
     """
     folders = [part for part in path.split("/") if part]
     if imported:
@@ -89,7 +89,7 @@ def _is_in(package: str, inside: str) -> bool:
 
 
 def _is_checkout(package: str, around: Sequence[str]) -> bool:
-    """Whether the folder around a package (or around its src) is named like the package's sources."""
+    """Whether the folder around a package (or around its src) has the name of the package's sources."""
     if around and around[-1].lower() in _BETWEEN:
         around = around[:-1]
     if not around:
@@ -103,12 +103,12 @@ def _plain(name: str) -> str:
 
 
 LOADER_START: Final = r"^DataLoader\.__iter__$|torch/utils/data/dataloader\.py\(\d+\): _get_iterator$"
-"""Names of the call that makes an iterator over a loader, and starts its workers."""
+"""Calls that create an iterator over a loader and start its workers."""
 
 HOST_BACKEND: Final = r"^(?:gloo|mpi|ucc):"
-"""What collectives are called that run on the host itself, on threads of their own."""
+"""Collectives that run on the host itself, on their own threads."""
 LAZY_EXECUTION: Final = r"^StepMarker$|^SyncLiveTensorsGraph$"
-"""What PyTorch/XLA records where a program's lazily recorded graph is cut and run."""
+"""Events where PyTorch/XLA cuts and runs a lazily recorded graph."""
 _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
     (cause, re.compile(pattern))
     for cause, pattern in (
@@ -121,22 +121,22 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
             "input",
             r"enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoader\.__next__"
             rf"|{LOADER_START}"
-            # Marks that JAX and PyTorch/XLA programs set themselves, where nothing else tells what loads data.
+            # Marks set by JAX and PyTorch/XLA programs, whose data loading has no other trace.
             r"|^(?:data|input|load_(?:batch|data)|next_batch|get_batch|fetch_(?:batch|data)|data_?load(?:er|ing))$"
             r"|^Iterator(?:GetNext|::)|^InputPipeline|^ParallelLoader",
         ),
         (
             "compilation",
-            # Whenever compiled code runs, Inductor's run, wrapper and __call__ and Triton's launch path are open.
+            # Excluded: Inductor's run, wrapper and __call__ and Triton's launch path, open whenever compiled code runs.
             r"torch/_dynamo/convert_frame\.py|torch/_inductor/async_compile\.py"
             r"|torch/_inductor/compile_fx\.py\(\d+\): (?!(?:run|wrapper)$)"
             r"|torch/_inductor/codecache\.py\(\d+\): (?!(?:__call__|get_current_callable)$)"
             r"|triton/compiler/(?:code_generator|compiler)\.py\(\d+\): (?:compile$|ast_to_ttir|__init__|_init_handles)"
             r"|triton/backends/.*compiler\.py\(\d+\): make_|dynamo_timed|entire_frame_compile|compile_inner"
-            # Habana's graph compiler; XLA's, of JAX and of torch_xla, by its clients' calls.
+            # Habana's graph compiler; XLA's in JAX and torch_xla, by the calls of its clients.
             r"|^compileGraph|^XlaCompil|^(?:\w+::)*\w*(?:Client|Compiler)::Compile(?:AndLoad)?\b"
             r"|^XLAGraphExecutor::Compile$|^backend_compile(?:_and_load)?$"
-            # JAX's tracer writes its frames without their folder.
+            # JAX's tracer writes frames without their folder.
             r"|(?:^|/)compiler\.py\(\d+\): (?:backend_compile|compile_or_get_cached)",
         ),
         (
@@ -151,7 +151,7 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         ),
         (
             "host_to_device_copy",
-            # Of XLA's clients: TPU, CPU and GPU, of JAX and of PyTorch/XLA, and what they do to transfer.
+            # Transfers of XLA's TPU, CPU and GPU clients, in JAX and PyTorch/XLA.
             r"^(?:[\w:]+::)?TransferTo(?:Device|Server|Infeed)\w*(?:$|=>)|^DevicePut|^shard_args$|^cpp_pjit_shard_arg_fallback$"
             r"|::BufferFromHost|::CopyToMemoryVia|::LinearizeHostBuffer|^H2D Dispatch$|^(?:Xla)?Linearize$"
             r"|(?:^|/)(?:pxla|array)\.py\(\d+\): (?:shard_args|batched_device_put|shard_device_array)$",
@@ -163,7 +163,7 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         ),
         (
             "logging",
-            # A progress bar's __iter__ stands around everything that the iterator it shows does.
+            # Excluded: a progress bar's __iter__, which encloses everything that its iterator does.
             r"^stepscope\.logging#|built-in function print>|(?:^|/)tqdm/(?!.*\): __(?:iter|next)__$)"
             r"|(?:^|/)(?:wandb|mlflow|torchmetrics|sklearn/metrics)/|(?:^|/)rich/(?:console|live)\.py"
             r"|torch/utils/tensorboard/|(?:^|/)logging/__init__\.py"
@@ -173,7 +173,7 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         (
             "communication",
             HOST_BACKEND + r"|(?::|::)barrier$"
-            # What Python calls that returns only when the other ranks are there: buffers of DDP, a collective's wait().
+            # Python calls that block until the other ranks arrive: DDP's buffer broadcasts, a collective's wait().
             r"|built-in method (?:_broadcast_coalesced|wait) of (?:PyCapsule|pybind11_)"
             r"|distributed_c10d\.py\(\d+\): (?:monitored_)?"
             r"(?:barrier|all_gather_object|broadcast_object_list|gather_object)",
@@ -190,24 +190,24 @@ _CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
         ("dispatch", r"built-in method run_backward |: _engine_run_backward$"),
     )
 )
-"""The first pattern that a name holds decides. Patterns name what frameworks record, not what users may call things."""
+"""The first matching pattern decides. Patterns match names that frameworks record, not names chosen by users."""
 
 _LIBRARY_PATH: Final = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python\d|(?:^|/)torchinductor_[^/]*/|/\.triton/|^<(?!ipython-input-)"
 )
-"""Where packages and generated code lie; a name in angle brackets is no file, but for that of a notebook's cell."""
+"""Packages and generated code; a name in angle brackets is not a file, except for a notebook's cell."""
 _DRIVE: Final = re.compile(r"[A-Za-z]:/")
 
 
 @lru_cache(maxsize=65536)
 def cause_of_name(name: str) -> str | None:
-    """The cause a slice's name gives away, None where the name says nothing."""
+    """Return the cause that a slice's name reveals, or None."""
     return next((cause for cause, pattern in _CAUSES_BY_NAME if pattern.search(name)), None)
 
 
 @lru_cache(maxsize=65536)
 def is_user_file(file: str | None) -> bool:
-    """Whether a Python file is the user's: not the standard library's, an installed package's or a framework's."""
+    """Whether a Python file is the user's, not from the standard library, an installed package or a framework."""
     path = (file or "").replace("\\", "/")
     if not path or _LIBRARY_PATH.search(path):
         return False
@@ -222,14 +222,14 @@ def is_user_file(file: str | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class UserCode:
-    """Which files are the user's code, beside what `is_user_file` knows.
+    """The user's settings for which files are their code, in addition to `is_user_file`.
 
-    Patterns are globs for a path or for the end of one, in which * also stands for several folders; the name of a
-    folder stands for everything in it.
+    Patterns are globs for a path or for its end, where * also matches several folders; a folder's name matches
+    everything in it.
 
     Attributes:
-        also: files that are the user's too, such as a framework that the user maintains.
-        not_those: files that are not, whatever else is said of them.
+        also: further files of the user, such as a framework that the user maintains.
+        not_those: files that are not the user's; takes precedence.
     """
 
     also: tuple[str, ...] = ()
@@ -240,7 +240,7 @@ class UserCode:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> UserCode:
-        """What the variables STEPSCOPE_USER_CODE and STEPSCOPE_NOT_USER_CODE say; patterns stand apart as in PATH."""
+        """Read STEPSCOPE_USER_CODE and STEPSCOPE_NOT_USER_CODE, whose patterns are separated as in PATH."""
         also, not_those = (
             tuple(part for part in variables.get(name, "").split(os.pathsep) if part.strip("/ "))
             for name in ("STEPSCOPE_USER_CODE", "STEPSCOPE_NOT_USER_CODE")

@@ -1,7 +1,7 @@
-"""Which slice stands inside which: parents of the slices of each lane.
+"""Nesting of slices: the parents of the slices of each lane.
 
-A slice's parent is the innermost slice of its lane that is open when it starts; of two that start together the
-longer is outside. Profilers round and clip, so a child may end after its parent.
+A slice's parent is the innermost slice of its lane that is open when it starts; of two that start together, the longer
+one is outside. Profilers round and clip, so a child may end after its parent.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from stepscope.trace.window import Times
 Rows = npt.NDArray[np.int64]
 
 _MOST_EFFORT: Final = 64
-"""Steps a slice, together, up to those around it; files that nest deeper are taken slice by slice."""
+"""Average number of steps per slice to the slices around it; deeper nesting is solved with a stack."""
 _ROUND_COSTS: Final = 500
-"""Steps that take as long as beginning with the next of all slices."""
+"""Cost of one round over all slices, in steps."""
 _ROUNDS: Final = 64
-"""Climbs of all slices at once before the few that go on are taken one by one."""
+"""Rounds for all slices at once; the few slices left after that are solved one by one."""
 
 
 def nesting_order(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> Rows:
-    """Row order by lane, then start, then longest first: parents come before their children."""
+    """Return the rows ordered by lane, then start, then longest first, so that parents precede their children."""
     if _are_in_order(lanes, starts, durations):
         return np.arange(len(lanes))
     return np.lexsort((-durations, starts, lanes))
@@ -39,9 +39,9 @@ def _are_in_order(lanes: npt.NDArray[np.int32], starts: Times, durations: Times)
 
 
 def parents(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> Rows:
-    """The parent's row for each slice, -1 where it has none; rows in any order, shape (n,).
+    """Return each slice's parent row, -1 for none; rows in any order, shape (n,).
 
-    Slices of a lane are solved all at once; by a stack where that takes too much.
+    All slices of a lane are solved at once, or with a stack if that takes too many steps.
     """
     if _are_in_order(lanes, starts, durations):
         return _parents_at_once(starts, starts + durations)
@@ -58,15 +58,15 @@ def parents(lanes: npt.NDArray[np.int32], starts: Times, durations: Times) -> Ro
 
 
 def _parents_at_once(start: Times, end: Times) -> Rows:
-    """Parents of one lane's slices in nesting order: of each the last one before it that is still open."""
+    """Parents of one lane's slices in nesting order: the last slice before each that is still open."""
     count = len(start)
     if not count:
         return np.zeros(0, np.int64)
-    # Doubled times let a slice of no length end after it starts, and before anything longer that starts with it.
+    # Doubled times let a zero-length slice end after it starts, and before longer slices that start with it.
     begins = start * 2
     finishes = np.maximum(end * 2, begins + 1)
     above = np.arange(-1, count - 1)
-    above[1:][begins[1:] >= np.maximum.accumulate(finishes)[:-1]] = -1  # all before have ended
+    above[1:][begins[1:] >= np.maximum.accumulate(finishes)[:-1]] = -1  # all earlier slices have ended
     rows = np.flatnonzero(above >= 0)
     asked, candidate = begins[rows], rows - 1
     effort = 0
@@ -75,7 +75,7 @@ def _parents_at_once(start: Times, end: Times) -> Rows:
         if effort > _MOST_EFFORT * (count + _ROUND_COSTS):
             return _parents_by_stack(start, end)
         rows, asked = rows[closed], asked[closed]
-        # What lies between a slice and its candidate has closed by then: also what lies before that one's own.
+        # Slices between this one and its candidate are closed, so continue from the candidate's own candidate.
         candidate = above[candidate[closed]]
         above[rows] = candidate
     return above
@@ -87,14 +87,14 @@ def _bounds_of_lanes(lane: npt.NDArray[np.int32]) -> list[tuple[int, int]]:
 
 
 def by_level(depth: Rows) -> list[Rows]:
-    """The rows of each depth, from 0 on, in order of row."""
+    """Return the rows of each depth from 0 on, in row order."""
     order = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[order], np.arange(int(depth.max(initial=-1)) + 2))
     return [order[first:last] for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
 
 
 def depths(parent: Rows) -> Rows:
-    """How many slices stand around each; shape (n,)."""
+    """Return the number of slices around each slice; shape (n,)."""
     depth = (parent >= 0).astype(np.int64)
     above = parent.copy()
     while (active := np.flatnonzero(above >= 0)).size:
@@ -105,7 +105,7 @@ def depths(parent: Rows) -> Rows:
 
 
 def inherit(own: Rows, around: Rows) -> Rows:
-    """Each slice's own value, or that of the nearest slice around it that has one; -1 means none."""
+    """Return each slice's own value, or that of the nearest slice around it that has one; -1 means none."""
     result: Rows = own.copy()
     above = around.copy()
     while (active := np.flatnonzero((result < 0) & (above >= 0))).size:
@@ -128,9 +128,9 @@ def _parents_by_stack(start: Times, end: Times) -> Rows:
 
 
 def enclosing(parent: Rows, starts: Times, durations: Times) -> Rows:
-    """The nearest slice around each that also covers most of it, -1 for none; shape (n,).
+    """Return the nearest slice around each that also covers most of it, -1 for none; shape (n,).
 
-    A slice that outlives its parent, as frames that were open when a profiler started do, is not that parent's doing.
+    A slice that outlives its parent was not caused by it, such as frames that were open when the profiler started.
     """
     middle = starts + durations // 2
     return _first_open(parent, middle, starts + durations + 1, parent)
@@ -144,13 +144,13 @@ def innermost_at(
     durations: Times,
     parent: Rows,
 ) -> Rows:
-    """Row of the innermost slice open at each time on its lane, -1 where none is; shape of `query_times`.
+    """Return the row of the innermost slice open at each time on its lane, -1 for none; shape of `query_times`.
 
-    A slice of no length is open at its own time.
+    A zero-length slice is open at its own time.
 
     Args:
-        query_lanes, query_times: the questions, shape (m,).
-        lanes, starts, durations, parent: the slices, as `parents` takes and gives them.
+        query_lanes, query_times: the queries, shape (m,).
+        lanes, starts, durations, parent: the slices, as in `parents`.
     """
     order = nesting_order(lanes, starts, durations)
     ordered_lanes = lanes[order]
@@ -164,23 +164,23 @@ def innermost_at(
 
 
 def open_after(rows: Rows, starts: Times, ends: Times, parent: Rows) -> tuple[Times, Rows]:
-    """The times at which what is open on one lane changes, and the innermost slice open from each on, -1 for none.
+    """Return the times at which the innermost open slice of one lane changes, and that slice from each on, -1 for none.
 
     Args:
-        rows: the lane's slices, in nesting order of those that start together.
-        starts, ends, parent: of all slices; slices are half-open, so one of no length is never open.
+        rows: the lane's slices, where slices that start together are in nesting order.
+        starts, ends, parent: of all slices; intervals are half-open, so zero-length slices are never open.
     """
     order = rows[np.lexsort((rows, starts[rows] - ends[rows], starts[rows]))]
     times = np.concatenate([ends[order], starts[order]])
     around = parent[order]
     if ((around >= 0) & (ends[order] > ends[np.maximum(around, 0)])).any():
-        # Where slices partly overlap, one may outlive its parent: only what began last leads to what is open.
+        # If slices partly overlap, one may outlive its parent: search from the last one that began.
         times = np.sort(times)
-        times = times[np.append(True, times[1:] != times[:-1])]  # np.unique takes ten times as long for this many
+        times = times[np.append(True, times[1:] != times[:-1])]  # ten times as fast as np.unique
         candidates = order[np.searchsorted(starts[order], times, side="right") - 1]
     else:
         candidates = np.concatenate([around, order])
-        # At one time ends come before starts, and of several starts the innermost is last.
+        # At equal times, ends come before starts, and the innermost start is last.
         sequence = np.argsort(times, kind="stable")
         times, candidates = times[sequence], candidates[sequence]
         last = np.append(times[1:] != times[:-1], np.ones(min(len(times), 1), np.bool_))
@@ -189,10 +189,10 @@ def open_after(rows: Rows, starts: Times, ends: Times, parent: Rows) -> tuple[Ti
 
 
 def _first_open(rows: Rows, times: Times, closing: Times, parent: Rows) -> Rows:
-    """Each row, or the nearest around it that closes after the row's time; -1 for none.
+    """Return each row, or the nearest slice around it that closes after the row's time; -1 for none.
 
     Args:
-        rows, times: where each climb begins, -1 for nowhere, and for which time; shape (m,).
+        rows, times: where each climb begins, -1 for nowhere, and its time; shape (m,).
         closing, parent: of all slices.
     """
     result: Rows = rows.copy()
@@ -203,7 +203,7 @@ def _first_open(rows: Rows, times: Times, closing: Times, parent: Rows) -> Rows:
             return result
         result[over] = parent[result[over]]
         over = over[result[over] >= 0]
-    # Deep: what has closed stays closed, so in order of time every climb shortens those that follow.
+    # Deep nesting: closed slices stay closed, so in time order every climb shortens the later ones.
     above, closes = parent.tolist(), closing.tolist()
     over = over[np.argsort(times[over], kind="stable")]
     for position, row, time in zip(over.tolist(), result[over].tolist(), times[over].tolist(), strict=True):

@@ -1,8 +1,7 @@
-"""What a recording knows of the program beyond its events: settings of loaders, optimizers, torch and the process.
+"""Facts about the recorded program beyond its events: settings of loaders, optimizers, torch and the process.
 
-Written by the recorder into the trace's header under KEY, read back by the readers into `Metadata.program`. Every field
-may be missing: None or empty means "not known". Stands apart from the readers and imports no more than it needs,
-because the user's process loads it.
+The recorder writes them to the trace's header under KEY, and the readers load them into `Metadata.program`. Any field
+may be missing; None or empty means unknown. This module has few imports, because the user's process loads it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class LoaderFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One `DataLoader` that was iterated.
 
     Attributes:
-        iterators: how many iterations over it began while steps were recorded.
-        prefetch_factor: batches ahead for each worker.
+        iterators: number of iterators created while steps were recorded.
+        prefetch_factor: batches prefetched by each worker.
     """
 
     dataset: str = ""
@@ -45,9 +44,9 @@ class InputStageFacts(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         stage: "item" (the dataset's `__getitem__` or iterator), "transform", "collate", "pin" or "worker_start".
-        name: what ran, such as "CocoDataset.__getitem__".
-        file, line: of its definition.
-        calls, total_ns, processor_ns: how often, how long by the clock, how long on a processor.
+        name: the function, such as "CocoDataset.__getitem__".
+        file, line: location of its definition.
+        total_ns, processor_ns: wall time and processor time.
         in_workers: whether worker processes ran it.
     """
 
@@ -65,8 +64,8 @@ class OptimizerFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One optimizer of the program.
 
     Attributes:
-        implementation: what its step runs with these settings on these devices: "fused", "foreach" or "single".
-        device: type of the device that most of its tensors are on.
+        implementation: the implementation its step uses, given its settings and devices: "fused", "foreach" or
+        "single". device: type of the device with most of its tensors.
     """
 
     name: str = ""
@@ -93,7 +92,7 @@ class DataParallelFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ModelFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What the outermost modules hold together, in bytes."""
+    """Totals over the outermost modules."""
 
     parameters: int | None = None
     parameter_bytes: int | None = None
@@ -106,8 +105,8 @@ class CompilationFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One compilation of a Python function, and the guard that failed before it.
 
     Attributes:
-        reason: the compiler's own words for what changed; None for a first compilation.
-        start_unix_ns: when, nanoseconds since 1970.
+        reason: the compiler's text for what changed; None for a first compilation.
+        start_unix_ns: nanoseconds since 1970.
     """
 
     function: str = ""
@@ -122,12 +121,12 @@ class PauseFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One run of Python's garbage collector while steps were recorded.
 
     Attributes:
-        start_unix_ns: when, nanoseconds since 1970.
-        generation: the oldest that was collected, 0 to 2.
-        thread: the operating system's number of the thread that it stopped.
-        collected: objects that were freed.
-        file, line, function: where the user's code was.
-        called: whether that line calls the collector itself; None where the line cannot be read.
+        start_unix_ns: nanoseconds since 1970.
+        generation: the oldest generation collected, 0 to 2.
+        thread: the operating system's id of the thread that was paused.
+        collected: number of freed objects.
+        file, line, function: location in the user's code.
+        called: whether that line calls the collector itself; None if the line cannot be read.
     """
 
     start_unix_ns: int = 0
@@ -142,21 +141,21 @@ class PauseFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class StepFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """What the operating system counted in one recorded step, of the thread that takes the steps or of the process.
+    """Operating system counters of one recorded step, for the thread that runs the steps or for the process.
 
     Attributes:
         index: number of the step.
-        duration_ns: by the clock.
+        duration_ns: wall time.
         thread_processor_ns: time the thread ran on a processor.
-        thread_system_ns: the part of that in the operating system, such as to map memory.
-        thread_waiting_ns: time the thread could have run and waited for a processor.
-        process_processor_ns: time all threads of the process ran on processors.
+        thread_system_ns: the part of it in the kernel, such as to map memory.
+        thread_waiting_ns: time the thread was runnable and waited for a processor.
+        process_processor_ns: processor time of all threads of the process.
         context_switches, involuntary_switches: of the thread; the second is part of the first.
-        minor_faults: of the process, pages that had to be mapped.
-        core: that the thread was on when the step ended.
-        clock_mhz: of that core.
+        minor_faults: pages that were mapped for the process.
+        core: the core of the thread at the end of the step.
+        clock_mhz: clock of that core.
         pressure_ns: time in which some task of the machine or container waited for a processor.
-        throttled_ns: time in which the container's quota held its tasks back.
+        throttled_ns: time in which the container's quota throttled its tasks.
         collector_ns: time the thread spent in Python's garbage collector.
     """
 
@@ -177,16 +176,16 @@ class StepFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class PaddingFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """How much of the integer tensors of the program's batches is padding, or is ignored, as sampled.
+    """Sampled amounts of padding and ignored positions in the integer tensors of the program's batches.
 
     Attributes:
-        name: of the tensor in its batch, such as "input_ids"; its place where it has none.
-        batches: how many were looked at.
-        positions: of all of them together.
-        padding_share: positions that only fill rows up to the longest, 0 to 1.
-        sorted_padding_share: what would be left of them if the same rows were put in batches by length.
+        name: name of the tensor in its batch, such as "input_ids", or else its position.
+        batches: number of sampled batches.
+        positions: number of positions in them.
+        padding_share: share of positions that only fill rows up to the longest, 0 to 1.
+        sorted_padding_share: the same share if the rows were batched by length.
         longest: length of the longest row.
-        ignored_share: positions whose number is -100, which losses ignore by default.
+        ignored_share: share of positions with the value -100, which losses ignore by default.
     """
 
     name: str = ""
@@ -207,13 +206,11 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
             "recompile_limit"}.
         process: figures of the process and machine, such as {"processors", "usable_processors", "numa_nodes",
             "threads", "allocator"}, and of the recorded steps {"garbage_collection_ns", "garbage_collections",
-            "checkpoint_bytes"}; also {"warm_up_ns", "warm_up_faults"}, the time before them in which the profiler was
-            ready and did not record, and the pages that the process had to map in it.
-        environment: variables that matter to speed.
-        start: nanoseconds from the process's start, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
-        pauses: of Python's garbage collector, the long ones.
-        padding: of the batches' integer tensors.
-        steps: what the operating system counted in each recorded step.
+            "checkpoint_bytes"}; also {"warm_up_ns", "warm_up_faults"}, the time before the steps in which the profiler
+            was ready but not recording, and the page faults of the process in it.
+        environment: environment variables that affect speed.
+        start: nanoseconds since the start of the process, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
+        pauses: only the long ones.
     """
 
     loaders: tuple[LoaderFacts, ...] = ()
@@ -232,12 +229,12 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def to_json(facts: ProgramFacts) -> str:
-    """The facts as the JSON text that goes into a trace's header."""
+    """Return the facts as JSON text for a trace's header."""
     return msgspec.json.encode(facts).decode()
 
 
 def from_header(value: Any) -> ProgramFacts | None:
-    """The facts in a trace's header; None where there are none or they are damaged."""
+    """Return the facts in a trace's header; None if they are missing or damaged."""
     if not isinstance(value, dict):
         return None
     try:
@@ -247,7 +244,7 @@ def from_header(value: Any) -> ProgramFacts | None:
 
 
 def _fits(value: Any) -> bool:
-    """Whether all numbers in it fit the tables, which hold 64 bits, and can be added up there."""
+    """Whether all numbers fit 64 bits, with room for sums."""
     if isinstance(value, dict):
         return all(map(_fits, value.values()))
     if isinstance(value, list):
@@ -260,19 +257,19 @@ SUFFIX: Final = ".lines"
 MODULE_LEFT: Final = -1
 _HEADING: Final = b"stepscope lines\n"
 _BEGIN: Final = len(_HEADING) + 16
-"""Where the records begin, behind 128 bits of checksum."""
+"""Offset of the records, after a 128-bit checksum."""
 _LARGEST_BYTES: Final = 2**30
 _LATEST_NS: Final = 2**62
 _LARGEST_LINE: Final = 2**31
 _LONGEST_NAME: Final = 4096
 LONGEST_MODULE: Final = 1000
-"""Letters of a module's path."""
+"""Maximum characters in a module's path."""
 DEEPEST_MODULE: Final = 100
-"""Modules in each other."""
+"""Maximum nesting depth of modules."""
 
 
 class Location(msgspec.Struct, array_like=True, frozen=True):
-    """A line of the user's code, in the function of that name."""
+    """A line of the user's code, with its file and function."""
 
     file: str
     line: int
@@ -280,14 +277,14 @@ class Location(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ThreadLines(msgspec.Struct):
-    """Where one thread was in the user's code.
+    """The lines of the user's code that one thread ran.
 
     Attributes:
-        thread: the operating system's number of the thread.
-        times: since when, nanoseconds since 1970 as little-endian int64, ascending.
-        locations: where, as indices into `LineRecords.locations`, little-endian int32; -1 for outside the user's code.
-        module_times: when calls of modules began and ended, as `times`.
-        modules: which, as indices into `LineRecords.modules`, little-endian int32; MODULE_LEFT where a call ended.
+        thread: the operating system's id of the thread.
+        times: start times, nanoseconds since 1970 as little-endian int64, ascending.
+        locations: indices into `LineRecords.locations`, little-endian int32; -1 outside the user's code.
+        module_times: times when module calls started and ended, in the format of `times`.
+        modules: indices into `LineRecords.modules`, little-endian int32; MODULE_LEFT where a call ended.
     """
 
     thread: int
@@ -298,12 +295,12 @@ class ThreadLines(msgspec.Struct):
 
 
 class LineRecords(msgspec.Struct, kw_only=True):
-    """The content of a file of lines.
+    """The content of a line file.
 
     Attributes:
-        process: the operating system's number of the process.
-        start_unix_ns, end_unix_ns: when lines were recorded.
-        problem: what kept lines from being recorded, or from being recorded to the end.
+        process: the operating system's id of the process.
+        start_unix_ns, end_unix_ns: bounds of the recording of lines.
+        problem: why lines were not recorded, or not to the end.
     """
 
     version: int = VERSION
@@ -317,13 +314,13 @@ class LineRecords(msgspec.Struct, kw_only=True):
 
 
 def lines_path(trace: str | Path) -> Path:
-    """The file of lines that belongs to a trace file."""
+    """Return the path of the line file that belongs to a trace file."""
     path = Path(trace)
     return path.with_name(path.name + SUFFIX)
 
 
 def write_lines(records: LineRecords | None, trace: Path) -> None:
-    """Write the file of lines beside a trace file, complete or not at all; None removes one that was left there."""
+    """Write the line file beside a trace file, complete or not at all; None removes an existing one."""
     path = lines_path(trace)
     if records is None:
         path.unlink(missing_ok=True)
@@ -334,7 +331,7 @@ def write_lines(records: LineRecords | None, trace: Path) -> None:
 
 
 def read_lines(path: Path) -> LineRecords:
-    """Read a file of lines; raises UnreadableTraceError if it is damaged, or of a newer version."""
+    """Read a line file; raise UnreadableTraceError if it is damaged, or of a newer version."""
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise UnreadableTraceError(f"{path} is larger than any file of lines")
@@ -355,7 +352,7 @@ def read_lines(path: Path) -> LineRecords:
 
 
 def _damage(records: LineRecords) -> str | None:
-    """What no recording writes, or None; every number must fit the tables, every name a path or a module."""
+    """A description of content that no recording writes, or None."""
     for thread in records.threads:
         if len(thread.times) % 8 or len(thread.times) // 8 * 4 != len(thread.locations):
             return "times and locations of a thread differ in number"

@@ -1,4 +1,4 @@
-"""Writing protobuf messages, which are numbered fields one after the other: enough of it to need no package.
+"""Serialise protobuf messages without a dependency on protobuf.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -14,7 +14,7 @@ _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 
 
 def varint(number: int) -> bytes:
-    """A whole number of 64 bits, seven bits a byte; a negative one as its two's complement."""
+    """Encode a 64-bit integer, seven bits per byte; a negative one as its two's complement."""
     if 0 <= number < 0x80:
         return _SMALL[number]
     number &= _MASK
@@ -27,7 +27,7 @@ def varint(number: int) -> bytes:
 
 
 class _Keys(dict[int, bytes]):
-    """What stands before a field: its number and how its content is written, by both together."""
+    """Encoded tags by field number and wire type."""
 
     def __missing__(self, key: int) -> bytes:
         found = self[key] = varint(key)
@@ -38,30 +38,30 @@ _KEYS: Final = _Keys()
 
 
 def whole(field: int, number: int) -> bytes:
-    """A field of an integer or boolean type."""
+    """Encode a field of an integer or boolean type."""
     return _KEYS[field << 3 | _VARINT] + varint(number)
 
 
 def double(field: int, number: float) -> bytes:
-    """A field of type double."""
+    """Encode a field of type double."""
     return _KEYS[field << 3 | _FIXED64] + struct.pack("<d", number)
 
 
 def fixed64(field: int, number: int) -> bytes:
-    """A field of type fixed64."""
+    """Encode a field of type fixed64."""
     return _KEYS[field << 3 | _FIXED64] + struct.pack("<Q", number & _MASK)
 
 
 def message(field: int, content: bytes) -> bytes:
-    """A field that holds a message or bytes."""
+    """Encode a field that holds a message or bytes."""
     return _KEYS[field << 3 | _LENGTH] + varint(len(content)) + content
 
 
 def text(field: int, content: str) -> bytes:
-    """A field of type string."""
+    """Encode a field of type string."""
     return message(field, content.encode("utf-8", "replace"))
 
 
 def beginning(field: int, length: int) -> bytes:
-    """What stands before a message of that many bytes, which follow in pieces."""
+    """Encode the tag and length of a message whose `length` bytes follow in pieces."""
     return _KEYS[field << 3 | _LENGTH] + varint(length)

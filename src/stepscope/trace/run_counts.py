@@ -1,7 +1,7 @@
-"""What is known of a run beside its trace: counts and log lines that the framework wrote into files of its own.
+"""Counts and log lines about a whole run, from files that the framework wrote beside its trace.
 
-Counts are of the whole run, which the trace shows a part of. A time is given only where the file tells one; what a
-count cost is then still open, for it may have passed while the device worked.
+Counts cover the whole run, while the trace covers a part of it. Times are given only where the file has them; even then
+the cost is unknown, since the device may have worked in the meantime.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 FREQUENT_SHARE = 0.5
-"""Of the steps; what happens in more of them is too frequent, as torch_xla's own analysis has it."""
+"""Share of steps above which an event is too frequent, as in torch_xla's own analysis."""
 WARM_UP_STEPS = 10
-"""Steps in which compiling is usual, by the same."""
+"""First steps, in which compilation is expected, as in torch_xla's own analysis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How often something happened in the whole run; times are None where only the number was counted."""
+    """How often something happened in the whole run; times are None if only the number was counted."""
 
     count: int
     total_ns: int | None = None
@@ -30,12 +30,12 @@ _TALLY: Final = tuple(field.name for field in fields(Tally))
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """An operator that ran on the CPU because the device cannot run it.
+    """An operator that ran on the CPU because the device does not support it.
 
     Attributes:
-        operator: its qualified name, such as "aten::digamma".
-        count: None where the file only names it.
-        types: of its inputs, in the log's words.
+        operator: qualified name, such as "aten::digamma".
+        count: None if the file only names the operator.
+        types: input types, in the log's words.
     """
 
     operator: str
@@ -54,8 +54,8 @@ class CodePlace:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What made the framework compile or execute a graph: the log's words, the Python stack, innermost first, and how
-    often.
+    """What made the framework compile or execute a graph: the log's text, the Python stack (innermost first)
+    and a count.
     """
 
     cause: str
@@ -65,16 +65,16 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class RunCounts:
-    """What the files say together; None or empty where none does.
+    """Combined counts of all files; None or empty if no file has them.
 
     Attributes:
-        steps: how often the framework was told that a step ends.
+        steps: number of step ends reported to the framework.
         compilations: of graphs.
         late_compilations: those after the first WARM_UP_STEPS steps.
-        transfers_out: of values from the device to the host.
-        scalar_reads: of single values by the program, as `.item()` makes them; part of the transfers.
-        cached, missed: graphs that were found compiled, and that were not.
-        fallbacks, compile_triggers, execute_triggers: the most frequent first.
+        transfers_out: transfers from the device to the host.
+        scalar_reads: reads of single values, such as by `.item()`; included in the transfers.
+        cached, missed: lookups of compiled graphs that succeeded or failed.
+        fallbacks, compile_triggers, execute_triggers: most frequent first.
     """
 
     sources: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class RunCounts:
 
     @property
     def compiles_too_often(self) -> bool:
-        """Whether graphs are still compiled in more than half of the steps once ten of them have passed."""
+        """Whether graphs are still compiled in more than half of the steps after the first WARM_UP_STEPS."""
         if self.steps is None or self.steps <= WARM_UP_STEPS:
             return False
         if self.late_compilations is not None:
@@ -108,7 +108,7 @@ class RunCounts:
 
 
 def joined(parts: Iterable[RunCounts]) -> RunCounts:
-    """What several files of the same run say: of two counts of the same thing, the larger one."""
+    """Combine the counts of several files of the same run; of two counts of the same thing, the larger one is used."""
     whole = RunCounts()
     for part in parts:
         pairs = {field.name: (getattr(whole, field.name), getattr(part, field.name)) for field in fields(RunCounts)}

@@ -1,4 +1,4 @@
-"""Read a trace from a store, as `stepscope.trace.store_writing` wrote it; what has changed since is refused."""
+"""Read a trace from a store written by `stepscope.trace.store_writing`; changed files are rejected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepscope.trace.store_writing import CONTENTS, MANIFEST, VERSION, Contents,
 
 _FIRST_WITH_CONTENTS: Final = 2
 _opened: Final[set[Path]] = set()
-"""The stores that this process has opened: where a table of one cannot be read later, its files are looked at again."""
+"""Stores opened by this process, whose files are checked again if a table cannot be read later."""
 
 
 def is_store(directory: Path) -> bool:
@@ -25,10 +25,10 @@ def is_store(directory: Path) -> bool:
 
 
 def open_store(directory: Path, owner: object = None) -> Trace:
-    """The trace in a directory that `Trace.save` filled; tables are compared with their checksums when asked for.
+    """Open the trace in a directory written by `Trace.save`; each table's checksum is verified on first access.
 
     Raises:
-        UnreadableTraceError: no store, one whose manifest is damaged, or one of a newer version.
+        UnreadableTraceError: there is no store, its manifest is damaged, or its version is newer.
     """
     manifest = _manifest(directory)
     if manifest.version < _FIRST_WITH_CONTENTS and not (directory / CONTENTS).exists():
@@ -40,10 +40,10 @@ def open_store(directory: Path, owner: object = None) -> Trace:
 
 
 def open_kept(directory: Path, owner: object, kept_as: str) -> Trace:
-    """The trace in a directory sealed under that name; every file is compared with its checksum first.
+    """Open the trace in a directory sealed under that name, after verifying every file's checksum.
 
     Raises:
-        UnreadableTraceError: anything is not as it was written.
+        UnreadableTraceError: a file was changed, added or removed.
     """
     contents = _contents(directory)
     if contents.kept_as != kept_as:
@@ -54,17 +54,17 @@ def open_kept(directory: Path, owner: object, kept_as: str) -> Trace:
 
 
 def open_unsealed(directory: Path, owner: object = None) -> Trace:
-    """The trace in a directory that this process has just filled by a `StoreWriter`."""
+    """Open the trace in a directory that this process has just filled with a `StoreWriter`."""
     return _trace(directory, _manifest(directory), owner, None)
 
 
 def metadata_of(directory: Path) -> Metadata:
-    """What a store says of its trace, without looking at its tables; raises UnreadableTraceError."""
+    """Return the metadata of a stored trace without reading its tables; raises UnreadableTraceError."""
     return _manifest(directory).metadata
 
 
 def damage_behind(error: BaseException) -> UnreadableTraceError | None:
-    """What an error of Polars or of the system comes from, where a store was damaged after it had been opened."""
+    """Return the damage to an open store that caused an error of Polars or the system, or None."""
     if not isinstance(error, (OSError, pl.exceptions.PolarsError)):
         return None
     for directory in sorted(filter(Path.exists, _opened)):
@@ -110,7 +110,7 @@ def _compare(directory: Path, contents: Contents, names: Iterable[str]) -> None:
 
 
 def _trace(directory: Path, manifest: Manifest, owner: object, unchecked: Contents | None) -> Trace:
-    """The trace of a store; tables are compared first where the checksums are given."""
+    """The trace of a store; with `unchecked`, checksums are verified when a table is first loaded."""
     checked: set[str] = set()
 
     def load(table: str) -> pl.LazyFrame:

@@ -1,11 +1,11 @@
 """Write a trace as a directory of Parquet files.
 
-    store.json                      version, metadata, warnings, rows of each table
+    store.json                      version, metadata, warnings, number of parts of each table
     operators-00000.parquet, ...    the tables, in parts, in row order
-    contents.json                   the checksum of each of these files, and what the store was kept as
+    contents.json                   checksums of these files, and the key of the store
 
-A store is written into a temporary directory beside its place, brought to the disk, and renamed when complete. What
-has changed since is refused, never read.
+A store is written to a temporary directory beside its place, flushed to disk, and renamed when complete. Files that
+changed since are rejected.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ class Manifest(msgspec.Struct, kw_only=True):
 
 
 class Contents(msgspec.Struct, kw_only=True):
-    """The content of contents.json: what the store was kept as, and the XXH3 checksum of each other file, 128 bits."""
+    """The content of contents.json: the key of the store, and the 128-bit XXH3 checksum of each other file."""
 
     kept_as: str
     checksums: dict[str, str]
 
 
 class StoreWriter:
-    """Writes tables part by part into `directory`, which must exist; complete once `finish` was called."""
+    """Writes tables part by part into `directory`, which must exist; the store is complete after `finish`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._parts: dict[str, int] = {}
 
     def write_part(self, table: str, frame: pl.DataFrame) -> None:
-        """Append rows to a table; they must follow those already written. Columns of nulls alone are left out."""
+        """Append rows to a table; they must follow those already written. Columns with only nulls are not written."""
         number = self._parts.get(table, 0)
         _write(frame, self.directory / f"{table}-{number:05}.parquet")
         self._parts[table] = number + 1
 
     def scan(self, table: str) -> pl.LazyFrame:
-        """The rows written so far."""
+        """Return the rows written so far."""
         paths = self._paths(table)
         return scan(table, paths)
 
     def change(self, table: str, change: Callable[[pl.DataFrame, int], pl.DataFrame]) -> None:
-        """Write every part anew, as `change` returns it for the part and the number of its first row."""
+        """Rewrite every part with the result of `change`, which gets the part and the number of its first row."""
         first = 0
         for path in self._paths(table):
             part = scan(table, [path]).collect()
@@ -86,14 +86,14 @@ class StoreWriter:
         return [self.directory / f"{table}-{number:05}.parquet" for number in range(self._parts.get(table, 0))]
 
     def finish(self, metadata: Metadata, warnings: tuple[TraceWarning, ...]) -> None:
-        """Write the manifest, which makes the store valid; text that is no UTF-8 is kept with its bytes spelt out."""
+        """Write the manifest, which makes the store valid; invalid UTF-8 in its text is escaped."""
         manifest = Manifest(version=VERSION, metadata=metadata, warnings=warnings, parts=self._parts)
         manifest = msgspec.convert(_encodable(msgspec.to_builtins(manifest)), Manifest)
         (self.directory / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
 
 def _encodable(value: Any) -> Any:
-    """Plain values with the halves of surrogate pairs in their texts spelt out, which paths and headers may hold."""
+    """Plain values with lone surrogates escaped, which paths and headers may contain."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
@@ -102,13 +102,13 @@ def _encodable(value: Any) -> Any:
 
 
 def _write(frame: pl.DataFrame, path: Path) -> None:
-    """Write a part of a table; columns of nulls alone are left out, which takes a third of the time off."""
+    """Write a part without its all-null columns, which saves a third of the time."""
     told = [name for name in frame.columns if frame[name].null_count() < frame.height]
     (frame.select(told) if told else frame).write_parquet(path, compression="lz4", row_group_size=PART_ROWS)
 
 
 def scan(table: str, paths: list[Path]) -> pl.LazyFrame:
-    """The parts of a table; columns that a part lacks are null."""
+    """Return the rows of a table's parts; columns that a part lacks are null."""
     if not paths:
         return empty(table).lazy()
     parts = [pl.scan_parquet(path, glob=False) for path in paths]
@@ -121,7 +121,7 @@ def scan(table: str, paths: list[Path]) -> pl.LazyFrame:
 
 @contextlib.contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn what Polars says of a full disk and the like into the `OSError` it was."""
+    """Convert Polars errors for a full disk and the like to the original `OSError`."""
     try:
         yield
     except pl.exceptions.PolarsError as error:
@@ -132,7 +132,7 @@ def disk_errors() -> Iterator[None]:
 
 
 def seal(directory: Path, kept_as: str = "") -> None:
-    """Bring a complete store to the disk, with the checksums of its files; `open_kept` has to ask for `kept_as`."""
+    """Flush a complete store to disk, with its files' checksums and the key that `open_kept` requires."""
     checksums = {}
     for name in names_in(directory):
         make_private(directory / name)
@@ -158,7 +158,7 @@ def checksum(path: Path) -> str:
 
 
 def to_disk(path: Path) -> None:
-    """Have the system write a file's content, or a directory's names, to the disk; Windows does so for no directory."""
+    """Flush a file's content or a directory's entries to disk; Windows cannot flush directories."""
     if os.name == "nt" and path.is_dir():
         return
     handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)

@@ -1,8 +1,8 @@
 """The tables of a trace: their columns, types and vocabulary.
 
-Every time is an int64 number of nanoseconds from the start of the trace. A row's identity within its table is
-its position (`row`), and tables are sorted by `start_ns`, longer slices first, so `parent` always points backwards.
-What a format cannot tell is null and is never guessed.
+Every time is an int64 number of nanoseconds from the start of the trace. A row's identity within its table is its
+position (`row`). Tables are sorted by `start_ns`, longer slices first, so `parent` always points backwards. Values that
+a format does not have are null and never guessed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SLICE: Final[dict[str, type[pl.DataType]]] = {
 
 LANE_KINDS: Final = ("host_thread", "queue", "other")
 LAUNCH_KINDS: Final = (
-    "launch",  # gives a device one kernel
-    "graph_launch",  # gives a device many kernels at once
+    "launch",  # launches one kernel
+    "graph_launch",  # launches many kernels at once
     "copy",
     "set",
     "synchronise",  # the host waits for a device
-    "queue_wait",  # a queue is told to wait for another one; the host goes on
+    "queue_wait",  # a queue waits for another one; the host continues
     "event",  # an event is recorded or created
     "allocate",
     "compile",
@@ -61,10 +61,10 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "external_id": pl.Int64,
         "input_shapes": pl.String,  # JSON
         "input_types": pl.String,  # JSON
-        "input_values": pl.String,  # JSON: of the inputs that are no tensors, as text; "" for those that are
+        "input_values": pl.String,  # JSON: inputs other than tensors, as text; "" for tensors
         "call_stack": pl.String,  # "file(line): function", innermost first, separated by ";"
-        "scope": pl.String,  # in compiled code: the names it was written under: "jit(step)/jvp(Model)/dense/dot"
-        "source_file": pl.String,  # the user's statement that caused it, where the recording kept lines
+        "scope": pl.String,  # in compiled code: path of names, such as "jit(step)/jvp(Model)/dense/dot"
+        "source_file": pl.String,  # the user's statement that caused it, if lines were recorded
         "source_line": pl.Int32,
         "source_function": pl.String,
     },
@@ -77,14 +77,14 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "bytes": pl.Int64,
         "operator": pl.UInt32,  # row in operators: the innermost operator around the call
     },
-    # What a device did.
+    # Work of a device.
     "device_work": {
         **_SLICE,
         "kind": pl.String,  # one of DEVICE_WORK_KINDS
         "device": pl.String,
         "queue": pl.String,
         "correlation": pl.Int64,
-        "launch": pl.UInt32,  # row in launches: the call that gave the device this work
+        "launch": pl.UInt32,  # row in launches: the call that launched this work
         "external_id": pl.Int64,
         "bytes": pl.Int64,
         "grid": pl.String,  # "x,y,z"
@@ -98,7 +98,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "group_size": pl.Int64,
         "message_elements": pl.Int64,
         "message_type": pl.String,
-        "call_stack": pl.String,  # as in operators; of compiled code, where it was written
+        "call_stack": pl.String,  # as in operators; for compiled code, its source
         "scope": pl.String,  # as in operators
     },
     # Python frames.
@@ -111,18 +111,18 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "function": pl.String,
         "module": pl.String,  # of an nn.Module call
     },
-    # Where in the user's code a thread was, line after line, while the recording kept lines; one follows the other.
+    # The line of the user's code that a thread was at, if lines were recorded; rows of a lane do not overlap.
     "lines": {
         **_SLICE,
         "file": pl.String,
         "line": pl.Int32,
         "function": pl.String,
     },
-    # Calls of nn.Modules, where stepscope recorded them: `name` is the qualified name behind the outermost one's class.
+    # Calls of nn.Modules recorded by stepscope: `name` is the outermost module's class and the qualified name.
     "modules": {
         **_SLICE,
     },
-    # User and step annotations, on the host and on devices; what the profiler says of itself.
+    # User and step annotations, on the host and on devices, and the profiler's own overhead.
     "annotations": {
         **_SLICE,
         "kind": pl.String,  # one of ANNOTATION_KINDS
@@ -156,7 +156,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "series": pl.String,
         "value": pl.Float64,
     },
-    # Slice to slice, both rows in operators for "forward_backward".
+    # Links between slices; for "forward_backward", both ends are rows in operators.
     "links": {
         "kind": pl.String,  # one of LINK_KINDS
         "source": pl.UInt32,
@@ -181,7 +181,7 @@ REFERENCES: Final[tuple[tuple[str, str, str], ...]] = (
     ("links", "source", "operators"),
     ("links", "target", "operators"),
 )
-"""(table, column, table the column's row numbers point into)."""
+"""(table, column, table that the column's row numbers refer to)."""
 
 SLICE_TABLES: Final = (
     "operators",
@@ -196,14 +196,14 @@ SLICE_TABLES: Final = (
 
 
 def empty(table: str) -> pl.DataFrame:
-    """The table without rows."""
+    """Return the table without rows."""
     return pl.DataFrame(schema=dict(SCHEMAS[table]))
 
 
 def conform(table: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """`frame` with exactly the table's columns, in order and cast; columns it lacks are null.
+    """Return `frame` with exactly the table's columns, in order and cast; missing columns are null.
 
-    Numbers that the column cannot hold are null too.
+    Numbers that do not fit the column become null.
     """
     columns = []
     for name, dtype in SCHEMAS[table].items():
@@ -214,7 +214,7 @@ def conform(table: str, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def rows_frame(rows: Sequence[Sequence[Any]], schema: Schema) -> pl.DataFrame:
-    """Rows of values from a file as a frame; numbers that a column cannot hold, and values of other types, are null."""
+    """Return rows as a frame; values that do not fit or match their column's type become null."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
     return pl.DataFrame(
         {

@@ -1,7 +1,7 @@
-"""Telemetry as the processes of a run wrote it: one SQLite file each, which may still be growing.
+"""Read the telemetry of a run's processes: one SQLite file for each, which may still be growing.
 
-`stepscope.record.telemetry.store` writes them. A file is untrusted like any trace: only values of the expected type
-are taken from it.
+`stepscope.record.telemetry.store` writes the files. They are untrusted like any trace: only values of the expected type
+are read.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FORMAT_VERSION: Final = 1
 
 SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "rank": pl.Int64,
-    "process": pl.Int64,  # the system's number of the process
+    "process": pl.Int64,  # process id
     "source": pl.String,  # log, gradient, activation, optimizer, throughput, process, machine, device
     "name": pl.String,
-    "device": pl.String,  # null: about no device
+    "device": pl.String,  # null if it does not belong to a device
     "unit": pl.String,
     "unix_ns": pl.Int64,  # wall clock, nanoseconds since 1970
-    "step": pl.Int64,  # null: sampled, or nobody said
-    "value": pl.Float64,  # null: it could not be had; NaN and infinities are values
+    "step": pl.Int64,  # null if sampled, or unknown
+    "value": pl.Float64,  # null if unavailable; NaN and infinities are values
 }
 MISSING_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "rank": pl.Int64,
@@ -43,7 +43,7 @@ MISSING_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "count": pl.Int64,
 }
 SERIES: Final = ("rank", "source", "name", "device", "unit")
-"""What tells one series from another."""
+"""Columns that identify a series."""
 
 _ENDING: Final = ".sqlite"
 _ROWS: Final = 200_000
@@ -57,11 +57,11 @@ _KEPT: Final = {"series": pl.Int64, "source": pl.String, "name": pl.String, "dev
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What some processes logged and sampled.
+    """Logged and sampled values of one or more processes.
 
     Attributes:
         samples: every value, in order of time; columns as in SAMPLE_SCHEMA.
-        missing: what could not be had, why and how often; columns as in MISSING_SCHEMA.
+        missing: values that were unavailable, why and how often; columns as in MISSING_SCHEMA.
         warnings: files that could not be read.
     """
 
@@ -70,12 +70,12 @@ class Telemetry:
     warnings: tuple[TraceWarning, ...] = ()
 
     def only(self, condition: pl.Expr) -> Telemetry:
-        """The part for which a condition on columns of both tables holds, such as that of one rank."""
+        """Return the part that satisfies a condition on columns of both tables, such as a rank."""
         return Telemetry(self.samples.filter(condition), self.missing.filter(condition), self.warnings)
 
 
 def telemetry_files(path: str | Path) -> list[Path]:
-    """The telemetry files that a path stands for: a file, a rank's or a run's folder, or a trace in one; sorted."""
+    """Return the telemetry files, sorted, of a path: a file, a rank's or a run's folder, or a trace in one."""
     place = Path(path)
     if place.is_file():
         if place.name.endswith(_ENDING):
@@ -86,7 +86,7 @@ def telemetry_files(path: str | Path) -> list[Path]:
 
 
 def read_telemetry(files: Sequence[Path]) -> Telemetry:
-    """Everything in these files; damaged ones are passed over with a warning. Raises UsageError if none can be read."""
+    """Read these files, skipping damaged ones with a warning; raise UsageError if none can be read."""
     parts: list[list[pl.DataFrame]] = []
     warnings: list[TraceWarning] = []
     for file in files:
@@ -106,13 +106,13 @@ def read_telemetry(files: Sequence[Path]) -> Telemetry:
 
 
 def _read_file(file: Path) -> tuple[pl.DataFrame, pl.DataFrame, bool]:
-    """Its samples, what is missing, and whether its pages agree with each other."""
+    """Samples, missing values, and whether SQLite's quick check passed."""
     with _opened(file) as connection:
         is_whole = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
         about = dict(connection.execute("SELECT key, value FROM about").fetchall())
         if _whole(about.get("format")) != FORMAT_VERSION:
             raise UsageError(f"its format is {about.get('format')!r}, and this stepscope reads {FORMAT_VERSION}")
-        # In the order of their making, and the list of series last: what a sample names is then always in it.
+        # Series are read last, so that they include every series that a sample refers to.
         raw = [rows_frame(rows, _RAW) for rows in _chunks(connection.execute(_SAMPLES))]
         lacked = connection.execute(
             "SELECT series, CAST(reason AS TEXT), CAST(count AS INTEGER) FROM missing"
@@ -135,19 +135,19 @@ def _read_file(file: Path) -> tuple[pl.DataFrame, pl.DataFrame, bool]:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[sqlite3.Connection]:
-    """The file for reading; its process may write on meanwhile."""
+    """Open the file for reading, while its process may continue to write."""
     with contextlib.ExitStack() as stack:
         try:
             connection = _connection(file)
         except sqlite3.OperationalError:
-            # A log beside a file in a folder that may not be written to: SQLite wants to make an index of the log.
+            # In a read-only folder, SQLite cannot create the index it needs for a write-ahead log: use a copy.
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stepscope-")))
             for each in (file, file.with_name(f"{file.name}-wal")):
                 if each.exists():
                     shutil.copyfile(each, folder / each.name)
             connection = _connection(folder / file.name)
         stack.callback(connection.close)
-        connection.execute("BEGIN")  # all that follows sees the same moment
+        connection.execute("BEGIN")  # all queries see the same snapshot
         yield connection
 
 

@@ -1,6 +1,6 @@
-"""Exact arithmetic on sets of time intervals.
+"""Exact arithmetic on sets of time intervals, and windows of time and steps.
 
-An interval set is a pair of int64 arrays `(starts, ends)`, in nanoseconds, sorted and disjoint, as `union` makes it.
+An interval set is a pair of int64 arrays `(starts, ends)`, in nanoseconds, sorted and disjoint, as returned by `union`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class IntervalSet:
         return int((self.ends - self.starts).sum())
 
     def covered_until(self, times: Times) -> Times:
-        """How much of the set lies before each of `times`; shape as `times`."""
+        """Return the length of the set before each of `times`, in their shape."""
         if self.starts.size == 0:
             return np.zeros(times.shape, np.int64)
         lengths = np.concatenate([np.zeros(1, np.int64), np.cumsum(self.ends - self.starts)])
@@ -40,24 +40,24 @@ class IntervalSet:
         return np.asarray(np.where(index == 0, 0, lengths[np.maximum(index - 1, 0)] + inside), np.int64)
 
     def overlap_of(self, starts: Times, ends: Times) -> Times:
-        """How much of the set lies in each interval [starts, ends); the intervals may overlap each other."""
+        """Return the length of the set inside each interval [starts, ends); the intervals may overlap each other."""
         return self.covered_until(ends) - self.covered_until(starts)
 
     def overlap_ns(self, other: IntervalSet) -> int:
-        """Length of what both sets cover."""
+        """Return the length of the intersection of both sets."""
         return int(self.overlap_of(other.starts, other.ends).sum())
 
     def clip(self, start_ns: int, end_ns: int) -> IntervalSet:
-        """The part of the set inside [start_ns, end_ns)."""
+        """Return the part of the set inside [start_ns, end_ns)."""
         keep = (self.ends > start_ns) & (self.starts < end_ns)
         return IntervalSet(np.clip(self.starts[keep], start_ns, None), np.clip(self.ends[keep], None, end_ns))
 
     def gaps(self) -> IntervalSet:
-        """What lies between the intervals of the set."""
+        """Return the gaps between the intervals of the set."""
         return IntervalSet(self.ends[:-1], self.starts[1:])
 
     def complement(self, start_ns: int, end_ns: int) -> IntervalSet:
-        """What of [start_ns, end_ns) the set does not cover, without empty intervals."""
+        """Return the part of [start_ns, end_ns) that the set does not cover, without empty intervals."""
         inside = self.clip(start_ns, end_ns)
         starts = np.concatenate([np.array([start_ns], np.int64), inside.ends])
         ends = np.concatenate([inside.starts, np.array([end_ns], np.int64)])
@@ -66,7 +66,7 @@ class IntervalSet:
 
 
 def union(starts: Times, ends: Times) -> IntervalSet:
-    """The union of any intervals; touching ones are joined. Intervals of no length are kept as points in gaps."""
+    """Return the union of any intervals; touching ones are merged, and zero-length ones in gaps are kept as points."""
     if starts.size == 0:
         return IntervalSet(np.zeros(0, np.int64), np.zeros(0, np.int64))
     order = np.argsort(starts, kind="stable")
@@ -82,19 +82,18 @@ _TIME = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*(ns|us|ms|s|)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A half-open stretch [start_ns, end_ns) in nanoseconds from the start of the trace."""
+    """A half-open interval [start_ns, end_ns) in nanoseconds from the start of the trace."""
 
     start_ns: int
     end_ns: int
 
     @property
     def duration_ns(self) -> int:
-        """Length in nanoseconds."""
         return self.end_ns - self.start_ns
 
     @classmethod
     def parse(cls, text: str) -> Window:
-        """A window from "2s:4s", "150ms:", ":1.5s"; a number without unit is seconds, an open end is unbounded.
+        """Parse "2s:4s", "150ms:" or ":1.5s"; a number without a unit is in seconds, and an open end is unbounded.
 
         Raises UsageError.
         """
@@ -118,14 +117,14 @@ def _time_ns(text: str, default: int, whole: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """Steps first to last, both included, by the numbers their annotations carry."""
+    """Steps first to last, inclusive, by the numbers in their annotations."""
 
     first: int
     last: int
 
     @classmethod
     def parse(cls, text: str) -> StepRange:
-        """A range from "3", "3:5", "3:" or ":5"; raises UsageError."""
+        """Parse a range such as "3", "3:5", "3:" or ":5"; raises UsageError."""
         match = re.fullmatch(r"\s*(\d{0,18})\s*(?:(:)\s*(\d{0,18})\s*)?", text)
         if match is None or not (match[1] or match[3]):
             raise UsageError(f"steps are FIRST:LAST, such as 3:5, or one number, not {text!r}")

@@ -1,4 +1,4 @@
-"""Chrome traces of Intel Gaudi, from its PyTorch bridge and its hardware tracer."""
+"""Reader for Chrome traces of Intel Gaudi, written by its PyTorch bridge and its hardware tracer."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _NODE: Final = ("home", "recipe", "name", "node")
 
 
 def with_launches(work: pl.DataFrame, calls: pl.DataFrame, flows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Both tables with `correlation`, a number that a call shares with the work it started.
+    """Return both tables with `correlation`, a number that a call shares with the work it launched.
 
-    Work that one node of a graph does on several units of an engine at once becomes one piece of work. `flows` are
-    those of `Sorting`, or empty.
+    Work that one graph node does at the same time on several units of an engine is merged into one row. `flows` come
+    from `Sorting._ends_of_flows`, or are empty.
     """
     work, calls = work.sort("start_ns", "row"), calls.sort("start_ns", "row")
     calls = calls.with_columns(correlation=pl.lit(None, pl.Int64))
@@ -56,9 +56,9 @@ def with_launches(work: pl.DataFrame, calls: pl.DataFrame, flows: pl.DataFrame) 
 
 
 def joined_units(work: pl.DataFrame) -> pl.DataFrame:
-    """Rows of the same node, call and engine that overlap, joined from the first start to the last end.
+    """Merge overlapping rows of the same node, call and engine into one, from the first start to the last end.
 
-    An engine has several units, such as 24 TPCs, that do parts of the same node at once.
+    An engine has several units, such as 24 TPCs, that work on parts of one node in parallel.
     """
     keys = [*_NODE, "correlation"]
     work = work.sort([*keys, "start_ns", "row"], nulls_last=True)
@@ -90,7 +90,7 @@ def _by_flow(work: pl.DataFrame, calls: pl.DataFrame, flows: pl.DataFrame) -> pl
 
 
 def _copies_in_order(work: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
-    """Match copies between host and device to calls in order, if there are as many and none starts before its call."""
+    """Match host-device copies to calls in order, if the counts agree and no copy starts before its call."""
     is_copy = work["engine"].is_in(_COPYING) & work["recipe"].is_null() & work["correlation"].is_null()
     started = work.filter(is_copy)
     if not 0 < started.height == copies.height or (started["start_ns"] < copies["start_ns"]).any():
@@ -101,11 +101,11 @@ def _copies_in_order(work: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_recipe(work: pl.DataFrame, launching: pl.DataFrame) -> pl.DataFrame:
-    """Find the call that started each work: recipes run in the order in which they were enqueued.
+    """Find the call that launched each piece of work, given that recipes run in the order they were enqueued.
 
-    A recipe does the same work each time it runs. Where its launches divide the number of times a node ran, the n-th
-    runs belong to the n-th launch; where the recording cut some off, to the last launches. Where that would put work
-    before its launch, the recipe's last launch before the work is taken.
+    A recipe does the same work on each run. If the number of times a node ran is a multiple of its launches, the n-th
+    runs belong to the n-th launch; if the recording cut some off, to the last launches. If that would put work before
+    its launch, the recipe's last launch before the work is used.
     """
     starts = launching.select("recipe", called="start_ns", row="row").sort("called")
     starts = starts.with_columns(ordinal=pl.int_range(pl.len(), dtype=pl.Int64).over("recipe"))
@@ -130,15 +130,15 @@ def _by_recipe(work: pl.DataFrame, launching: pl.DataFrame) -> pl.DataFrame:
 
 
 _FEWEST_CALLS: Final = 3
-"""Of a row without a thread's number that must lie inside a thread's own calls to be taken for that thread."""
+"""Launches that a row without a thread number needs, all inside one thread's calls, to be assigned to that thread."""
 _MOST_SYNAPSE_ROWS: Final = 100
-"""Rows of Synapse's threads that a real thread is looked for; a program has a few."""
+"""Synapse thread rows for which the real thread is searched; a program has a few."""
 _CALLING: Final = r"^(?:syn)?[Ll]aunch"
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row of the timeline: a device's, with its engine where it has one, or a thread's."""
+    """One row of the timeline: a device's, with its engine if known, or a host thread's if `device` is None."""
 
     device: str | None
     engine: str | None
@@ -146,7 +146,7 @@ class _Row:
 
 
 class Sorting:
-    """Makes device_work, launches and operators of the table HARDWARE; call `sort` once, after the last batch."""
+    """Splits the table HARDWARE into device_work, launches and operators; call `sort` once, after the last batch."""
 
     def __init__(self, columns: GaudiColumns, spill: Spill) -> None:
         self._columns = columns
@@ -156,7 +156,7 @@ class Sorting:
         self._keys = {lane: key for key, lane in columns.lanes.items()}
 
     def sort(self) -> None:
-        """Move the rows to where they belong."""
+        """Move the rows of HARDWARE to the tables they belong to."""
         rows = self._spill.take(HARDWARE)
         if rows is None:
             return
@@ -205,7 +205,7 @@ class Sorting:
         return _Row(device[:100], engine, engine or row_name or thread)
 
     def _on_engines(self, work: pl.DataFrame, places: dict[int, _Row]) -> pl.DataFrame:
-        """Add device and engine; all units of an engine share the lane of the first."""
+        """Add device and engine; all units of an engine share the lane of the first unit."""
         columns = self._columns
         first: dict[tuple[str, str], int] = {}
         facts = []
@@ -223,7 +223,9 @@ class Sorting:
         return work.join(rows_frame(facts, schema), on="lane", how="left", maintain_order="left")
 
     def _measured(self, work: pl.DataFrame) -> pl.DataFrame:
-        """Drop hardware events that mark only a part of what another event of the engine measures whole."""
+        """Drop hardware events that mark only a part of the work that another event of the same engine measures
+        in full.
+        """
         known = self._strings.to_frame("word").with_row_index("code").filter(pl.col("word").is_in(list(names.MEASURED)))
         measured = pl.col("event").is_in(known["code"].implode())
         measures = work.group_by("home").agg(some=measured.fill_null(False).any())
@@ -235,7 +237,7 @@ class Sorting:
         return kept
 
     def _calls(self, host: pl.DataFrame) -> pl.DataFrame:
-        """The host's rows on the lanes of their real threads; `call` is the kind of a call of the device's API."""
+        """Move host rows to the lanes of their real threads, and set `call` to the kind of API call, or null."""
         codes = host["name"].unique()
         texts = self._strings.gather(codes)
         kinds = pl.DataFrame(
@@ -250,7 +252,7 @@ class Sorting:
         return host
 
     def _real_lanes(self, host: pl.DataFrame) -> dict[int, int]:
-        """Lane in the file -> lane of the real thread, where that is known."""
+        """Map lanes in the file to the lanes of the real threads, where known."""
         found = self._lanes_of_loggers(host)
         keys = {number: key for key, number in self._columns.lanes.items()}
         threads: dict[str, set[int]] = {}
@@ -270,7 +272,7 @@ class Sorting:
         return found
 
     def _lanes_of_loggers(self, host: pl.DataFrame) -> dict[int, int]:
-        """Lanes of the bridge's made-up processes -> lanes of the real process's threads."""
+        """Map lanes of the bridge's artificial processes to the lanes of the real process's threads."""
         lanes = self._columns.lanes
         processes = {process for process, _ in lanes}
         found: dict[int, int] = {}
@@ -284,7 +286,7 @@ class Sorting:
         return found
 
     def _ends_of_flows(self, flows: pl.DataFrame | None, strings: pl.Series) -> pl.DataFrame:
-        """Flows from a call to work: flow, source_lane, source_ns, target_lane, target_ns."""
+        """Flows from a call to work, with columns flow, source_lane, source_ns, target_lane and target_ns."""
         if flows is None:
             return pl.DataFrame()
         others = flows.filter(~strings.gather(flows["category"]).is_in(list(FORWARD_BACKWARD_FLOWS)))
@@ -298,7 +300,7 @@ class Sorting:
         return ends["source"].join(ends["target"], on="flow", maintain_order="left")
 
     def _device_work(self, work: pl.DataFrame) -> pl.DataFrame:
-        """Rows of `device_work`; computations are named with their number type, as kernel names are."""
+        """Rows of `device_work`; names of computations include the number type, as kernel names do."""
         told = ["engine", "category", "name", "data_type"]
         sorts = work.select(told).unique(maintain_order=True)
         words = [self._strings.gather(sorts[name]).to_list() for name in told[1:]]
@@ -330,7 +332,7 @@ class Sorting:
         return codes
 
     def _launches(self, calls: pl.DataFrame) -> pl.DataFrame:
-        """Rows of `launches`; a call that starts a recipe is named with it."""
+        """Rows of `launches`; a call that starts a recipe has the recipe in its name."""
         recipe = self._pool.strings().gather(calls["recipe_name"])
         starts = (calls["call"] == "graph_launch") & recipe.is_not_null()
         both = calls["name_text"] + pl.lit(" (") + recipe.fill_null("") + pl.lit(")")
@@ -346,7 +348,7 @@ class Sorting:
         )
 
     def _add(self, table: str, frame: pl.DataFrame) -> None:
-        """Put rows beside those that torch's own events made."""
+        """Add rows to those from torch's own events."""
         if frame.is_empty():
             return
         torch = self._spill.take(table)
@@ -359,7 +361,7 @@ class Sorting:
 
 
 def _calling(host: pl.DataFrame, found: dict[int, int]) -> pl.DataFrame:
-    """The calls by which real threads launch: lane, start_ns, end_ns."""
+    """Launch calls of real threads: lane, start_ns, end_ns."""
     known = list(found)
     calls = host.filter(pl.col("lane").is_in(known) & pl.col("name_text").str.contains(_CALLING))
     lane = pl.col("lane").replace(known, [found[one] for one in known]) if known else pl.col("lane")
@@ -367,7 +369,7 @@ def _calling(host: pl.DataFrame, found: dict[int, int]) -> pl.DataFrame:
 
 
 def _inside(calls: pl.DataFrame, calling: pl.DataFrame) -> int | None:
-    """The one thread whose own launching calls enclose all launches of a row; None unless there is exactly one."""
+    """Return the one thread whose launch calls enclose all launches of a row; None unless there is exactly one."""
     starts = calls.filter(pl.col("call") == "graph_launch").select("start_ns").sort("start_ns")
     if starts.height < _FEWEST_CALLS:
         return None
@@ -395,14 +397,16 @@ _IS_TRACE: Final = re.compile(rb'"traceEvents"\s*:|"ph"\s*:')
 
 
 def recognises(head: bytes) -> bool:
-    """Whether decompressed text is that of a Chrome trace in which Intel's bridge or its hardware tracer wrote."""
+    """Whether decompressed text is a Chrome trace with events of Intel's bridge or hardware tracer."""
     return kineto.recognises(head) and _IS_TRACE.search(head) is not None and _SIGNS.search(head) is not None
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read the events of PyTorch and of Intel's bridge into `writer`'s tables; raises as Kineto's `read` does."""
+    """Read the events of PyTorch and of Intel's bridge into the tables of `writer`; raises the errors of
+    `kineto.read`.
+    """
     stream = EventStream(source)
-    columns = GaudiColumns(stream.damage)  # also what is after the window: what started what follows from all of it
+    columns = GaudiColumns(stream.damage)  # no window here: matching calls to work needs all events
     spill = Spill(writer.directory)
     kineto.gather(source.name, stream, columns, spill)
     header = kineto.header_of(stream)
@@ -419,7 +423,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 
 def _devices(properties: Any, columns: GaudiColumns) -> tuple[Device, ...]:
-    """The devices that worked; the bridge describes one, without a number."""
+    """The devices that did work; the bridge describes only one, without a number."""
     told = next((item for item in properties if isinstance(item, dict)), {}) if isinstance(properties, list) else {}
     name, memory = told.get("name"), told.get("totalGlobalMem")
     memory = int(memory) if isinstance(memory, str) and memory.isdecimal() and len(memory) < 19 else memory

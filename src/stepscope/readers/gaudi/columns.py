@@ -1,6 +1,6 @@
-"""Batches of rows from the events of a trace of Intel Gaudi: torch's as in any trace, the bridge's set aside.
+"""Convert the events of an Intel Gaudi trace to rows: torch's events as in any trace, the bridge's set aside.
 
-Whether a row of the bridge's is a device's or a host thread's can be told only once all names of rows are known.
+Whether a row of the bridge belongs to a device or to a host thread is known only after all row names were read.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from stepscope.readers.kineto.events import Damage, Event
 
 CATEGORIES: Final = frozenset(
     {
-        "kernel", "runtime", "memcpy", "memset",  # the bridge's own events
-        "hpu_op", "privateuse1_runtime", "concurrent_kernel", "gpu_memcpy", "gpu_memset",  # by way of Kineto
+        "kernel", "runtime", "memcpy", "memset",  # written by the bridge
+        "hpu_op", "privateuse1_runtime", "concurrent_kernel", "gpu_memcpy", "gpu_memset",  # written through Kineto
     }
 )  # fmt: skip
-"""Of events that the bridge adds to those of torch: which of them a device did follows from the row they stand on."""
+"""Categories of the bridge's events; their row decides whether a device or the host did the work."""
 
 DEVICE_PROCESS: Final = re.compile(r"/device:HPU:(\d{1,4})|\bHPU\b", re.IGNORECASE)
 LOGGERS: Final = {"Synapse Logger": 10_000, "Bridge Logs": 20_000, "Memory Logs": 30_000}
-"""Processes that are made up: the number of the real one plus this, with its real threads."""
+"""Artificial processes: their number is the real process's plus this offset, and their threads are the real ones."""
 SYNAPSE_THREAD: Final = re.compile(r"^Synapse/(.*)$")
 
 _ENGINE: Final = re.compile(r"^\*{0,2}(MME|TPC|EDMA|PDMA|KDMA|DMA|NIC)(?![A-Za-z])", re.IGNORECASE)
@@ -44,7 +44,7 @@ _HARDWARE: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 _BY_THOUSAND: Final = {
     3: "PDMA", 4: "EDMA", 5: "KDMA", 6: "MME", 7: "TPC", 14: "NIC", 15: "NIC", 16: "NIC", 17: "NIC",
 }  # fmt: skip
-"""Thread number // 1000: the bridge numbers the rows of a device by the place of their engine in its own list."""
+"""Thread number // 1000 -> engine: the bridge numbers a device's rows by the engine's position in its own list."""
 _MATRIX_NAMES: Final = frozenset({"GEMM", "BatchGemm"})
 MEASURED: Final = frozenset(
     {
@@ -54,7 +54,7 @@ MEASURED: Final = frozenset(
         "DBG_DMA_TRC_WR_DATA_LAST",
     }
 )
-"""Hardware events that last from the beginning of some work to its end; others of the same engine mark parts of it."""
+"""Hardware events that span all of some work; other events of the same engine mark parts of it."""
 
 _TO_DEVICE: Final = re.compile(r"(?i)(?:^|[^a-z])(?:h2d|tx|host_?to_?dev\w*|dram_?to_?hbm)(?![a-z])")
 _FROM_DEVICE: Final = re.compile(r"(?i)(?:^|[^a-z])(?:d2h|rx|dev\w*_?to_?host|hbm_?to_?dram)(?![a-z])")
@@ -85,31 +85,31 @@ _NUMBER_TYPES: Final = {
 
 @lru_cache(maxsize=4096)
 def engine_of_thread(name: str) -> str | None:
-    """The engine that a row of the device is named after: "TPC 3", "*EDMA 0", "**MME 1"; None for others."""
+    """Return the engine in a device row's name, such as "TPC 3", "*EDMA 0" or "**MME 1"; None if there is no engine."""
     match = _ENGINE.match(name.strip())
     return match[1].upper() if match else None
 
 
 def engine_of_number(thread: str) -> str | None:
-    """The engine by the number of a device's row; None where the number says nothing."""
+    """Return the engine for the thread number of a device's row; None if unknown."""
     return _BY_THOUSAND.get(int(thread) // 1000) if thread.isdecimal() and len(thread) < 10 else None
 
 
 @lru_cache(maxsize=4096)
 def engine_of_event(hardware: str) -> str | None:
-    """The engine by the name of a hardware event, such as TPC_SPU_START_TO_SPU_HALT."""
+    """Return the engine in the name of a hardware event, such as TPC_SPU_START_TO_SPU_HALT."""
     return next((engine for engine, pattern in _HARDWARE if pattern.search(hardware.upper())), None)
 
 
 @lru_cache(maxsize=65536)
 def engine_of_work(name: str) -> str | None:
-    """The engine by the name of what it did, where that leaves no doubt."""
+    """Return the engine for the name of some work, if unambiguous."""
     return "MME" if name in _MATRIX_NAMES else "DMA" if name.startswith("Dma") else None
 
 
 @lru_cache(maxsize=65536)
 def work_kind(engine: str | None, category: str, name: str) -> str:
-    """Kind of a device's work, in the words of `tables.DEVICE_WORK_KINDS`."""
+    """Return the kind of device work, one of `tables.DEVICE_WORK_KINDS`."""
     if category.endswith("memset"):
         return "set"
     if engine == "NIC":
@@ -122,12 +122,12 @@ def work_kind(engine: str | None, category: str, name: str) -> str:
         return "copy_out"
     if engine in ("EDMA", "KDMA") or name.startswith("Dma") or category.endswith("memcpy"):
         return copy_kind(name)
-    return "other"  # a copy whose direction nothing tells, or an engine of another kind
+    return "other"  # a copy of unknown direction, or an unknown engine
 
 
 @lru_cache(maxsize=65536)
 def call_kind(name: str) -> str | None:
-    """Kind of a host row that calls the device's API (`tables.LAUNCH_KINDS`); None for the bridge's own work."""
+    """Return the kind of a device API call on the host (`tables.LAUNCH_KINDS`); None for the bridge's own work."""
     known = next((kind for kind, pattern in _CALLS if pattern.search(name)), None)
     if known is not None:
         return known
@@ -136,7 +136,7 @@ def call_kind(name: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def number_type(data_type: str) -> str | None:
-    """bf16, fp32 and so on, from the spellings that traces have; None for none."""
+    """Normalise a number type to bf16, fp32 and so on; None if there is none."""
     word = data_type.strip().lower()
     if word.startswith(("fp8", "float8", "hf8")):
         return "fp8"
@@ -145,12 +145,13 @@ def number_type(data_type: str) -> str | None:
 
 HARDWARE: Final = "hardware"
 """The table of the bridge's rows: start_ns, duration_ns, name, lane, category, event, node, recipe, recipe_name,
-data_type, device (numbers of the pool), bytes."""
+data_type, device (indices into the pool), bytes.
+"""
 _LONGEST_NODE: Final = 1000
 
 
 class Hardware(msgspec.Struct, gc=False):
-    """The arguments of the bridge's events, of every version."""
+    """Arguments of the bridge's events, in any version."""
 
     event: str | None = msgspec.field(default=None, name="HW event name")
     node: str | None = msgspec.field(default=None, name="EventName")
@@ -166,15 +167,15 @@ class Hardware(msgspec.Struct, gc=False):
 
 
 class GaudiColumns(Columns):
-    """The columns of a Kineto file in which the bridge's events are set aside in the table HARDWARE."""
+    """The columns of a Kineto file, with the bridge's events set aside in the table HARDWARE."""
 
     def __init__(self, damage: Damage) -> None:
         super().__init__(damage)
         self.units: set[int] = set()
-        """Lanes of an engine's further units, whose work stands on the lane of the first."""
+        """Lanes of an engine's additional units; their work is on the lane of the first unit."""
 
     def lane_rows(self) -> list[dict[str, Any]]:
-        """The rows of the table `lanes`."""
+        """Return the rows of the table `lanes`."""
         rows = super().lane_rows()
         for lane in self.units:
             rows[lane]["kind"] = "other"
@@ -201,7 +202,7 @@ class GaudiColumns(Columns):
 
 
 def _node(args: Hardware) -> str | None:
-    """The node of the graph, which tells work of the same name apart."""
+    """The node of the graph, which distinguishes work of the same name."""
     if args.node:
         return args.node[:_LONGEST_NODE]
     original = bytes(args.original_nodes)

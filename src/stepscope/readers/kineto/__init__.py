@@ -1,4 +1,4 @@
-"""The PyTorch profiler's Chrome-trace JSON, as Kineto writes it for CUDA, ROCm, MTIA and the CPU."""
+"""Reader for the PyTorch profiler's Chrome-trace JSON, which Kineto writes for CUDA, ROCm, MTIA and the CPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ EXPLANATIONS: Final = {
 
 
 def recognises(head: bytes) -> bool:
-    """Whether decompressed text begins like a Chrome trace: an object, or a list of objects with a phase."""
+    """Whether decompressed text starts like a Chrome trace: an object, or a list of objects with a phase."""
     text = text_of(head)
     if text.startswith(b"["):
         return re.match(rb"\[\s*(?:\{|$)", text) is not None and (b'"ph"' in text or len(text) < len(head) // 2)
@@ -70,12 +70,12 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read the events of `source` into `writer`'s tables.
+    """Read the events of `source` into the tables of `writer`.
 
     Raises:
-        NotATraceError: the file holds no list of trace events.
-        UnreadableTraceError: it holds one, but nothing in it could be read.
-        UsageError: steps were asked for that the trace does not have.
+        NotATraceError: there is no list of trace events.
+        UnreadableTraceError: there is a list, but nothing in it could be read.
+        UsageError: the requested steps do not exist.
     """
     stream = EventStream(source)
     columns = Columns(stream.damage, window.end_ns if window else 2**62)
@@ -94,7 +94,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 
 def gather(name: str, stream: EventStream, columns: Columns, spill: Spill) -> None:
-    """Turn all events into rows of `spill`; raises UnreadableTraceError if none has a start and a duration."""
+    """Convert all events to rows of `spill`; raise UnreadableTraceError if no event has a start and a duration."""
     for events in stream.chunks():
         spill.add(columns.batch(events))
     columns.pairs.finish()
@@ -103,7 +103,7 @@ def gather(name: str, stream: EventStream, columns: Columns, spill: Spill) -> No
 
 
 def count_endings(stream: EventStream, source: ByteSource) -> None:
-    """Count where the list of events, the document around it or the packed data ends early."""
+    """Count in `damage` whether the event list, the document or the compressed data ends early."""
     if not (stream.closed and (not stream.before or stream.after.rstrip(_BLANK).endswith(b"}"))):
         stream.damage["truncated"] += 1
     if source.damage:
@@ -111,7 +111,7 @@ def count_endings(stream: EventStream, source: ByteSource) -> None:
 
 
 def header_of(stream: EventStream) -> dict[str, Any]:
-    """The wanted keys of the document beside the events; the first of a repeated key counts."""
+    """Return the wanted keys of the document outside the event list; the first of a repeated key counts."""
     before, after, damage = stream.before, stream.after, stream.damage
     found: dict[str, Any] = {}
     texts = []
@@ -128,7 +128,7 @@ def header_of(stream: EventStream) -> dict[str, Any]:
 
 
 def _values(text: bytes, damage: Damage) -> dict[str, Any]:
-    """The wanted values of a JSON object; the others, which may be long, are not decoded."""
+    """Return the wanted values of a JSON object, without decoding the others, which may be long."""
     try:
         raws = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         wanted = {key: bytes(raw) for key, raw in raws.items() if key in _WANTED}

@@ -1,4 +1,4 @@
-"""The `args` of each kind of event: only the fields that are wanted, typed."""
+"""The wanted fields of the `args` of each kind of event, typed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Memory(msgspec.Struct, gc=False):
 
 
 class Name(msgspec.Struct, gc=False):
-    """Of the metadata events process_name, process_labels and thread_name."""
+    """Arguments of the metadata events process_name, process_labels and thread_name."""
 
     name: str | None = None
     labels: str | None = None
@@ -95,7 +95,7 @@ Arguments = TypeVar("Arguments", bound=msgspec.Struct)
 
 
 def decode(events: Sequence[Event], kind: type[Arguments], damage: Damage) -> list[Arguments]:
-    """The arguments of each event; fields of a wrong type are left out and counted."""
+    """Decode the arguments of each event; fields of a wrong type are dropped and counted."""
     try:
         text = b"[%b]" % b",".join([event.args for event in events])
         found = msgspec.json.decode(text, type=list[kind | None])  # type: ignore[valid-type]
@@ -131,13 +131,13 @@ def _salvage(raw: msgspec.Raw, kind: type[Arguments], damage: Damage) -> Argumen
 def _convert(value: Any, kind: Any) -> Any:
     if kind is msgspec.Raw:
         return msgspec.Raw(json.dumps(value).encode("utf-8", "replace"))
-    if isinstance(value, str):  # an escape such as "\\ud800" is a character that no text can hold
+    if isinstance(value, str):  # an escape such as "\\ud800" is a lone surrogate, which UTF-8 cannot encode
         value = value.encode("utf-8", "replace").decode()
     return msgspec.convert(value, kind)
 
 
 def counter_values(raw: msgspec.Raw) -> dict[str, float]:
-    """The series of a counter event that are numbers."""
+    """Return the numeric series of a counter event."""
     try:
         values = msgspec.json.decode(raw, type=dict[str, Any])
     except DECODE_ERRORS:
@@ -162,9 +162,9 @@ ANNOTATION_CATEGORIES: Final = {
     "trace": "profiler",
 }
 LEGACY_CATEGORIES: Final[dict[int | str, str]] = {"CPU functions": "operator", "CUDA functions": "kernel"}
-"""By process, of the oldest exports, whose events have no category."""
+"""Categories by process name, for the oldest exports, whose events have no category."""
 CATEGORY_OF_TABLE: Final = {"operators": "cpu_op", "launches": "cuda_runtime", "frames": "python_function"}
-"""Of slices whose name alone tells where they belong."""
+"""Category for slices that are classified by name alone, by table."""
 RECORDED: Final = {
     "with_stack": "stacks",
     "record_shapes": "shapes",
@@ -172,11 +172,11 @@ RECORDED: Final = {
     "with_modules": "modules",
     "with_flops": "flops",
 }
-"""Key of the header that says what the profiler was asked for -> the word of `Metadata.recorded`."""
+"""Key of the header for a profiler option -> word in `Metadata.recorded`."""
 
 
 def device_work_kind(category: str, name: str, direction: str | None) -> str:
-    """Kind of a device's work, in the words of `tables.DEVICE_WORK_KINDS`."""
+    """Return the kind of device work, one of `tables.DEVICE_WORK_KINDS`."""
     if category.endswith("memset"):
         return "set"
     if category.endswith("memcpy") or direction:
@@ -189,17 +189,18 @@ def device_work_kind(category: str, name: str, direction: str | None) -> str:
 
 
 def external_ids(args: Sequence[Launch] | Sequence[DeviceWork]) -> pl.Series:
-    """The number of the operator around each call or work, by its new key or its old one; Int64."""
+    """Return the number of the operator around each call or piece of work (Int64), from the new key or else the
+    old one.
+    """
     return integers([a.old_external_id if a.external_id is None else a.external_id for a in args])
 
 
 def integers(values: list[int | None]) -> pl.Series:
-    """Int64."""
     return pl.Series(values, dtype=pl.Int64)
 
 
 def integer(value: int | float | str | None) -> int | None:
-    """A whole number however it is written; None for what is none."""
+    """Parse a whole number from any spelling; None if it is not a number."""
     if value is None or isinstance(value, int):
         return value
     try:
@@ -210,15 +211,15 @@ def integer(value: int | float | str | None) -> int | None:
 
 
 def queue(thread: Any) -> str:
-    """The name of a queue, or of any row: 7, "7" and "stream 7" are one."""
+    """Return the name of a stream or other row; 7, "7" and "stream 7" are the same."""
     return str(thread).removeprefix("stream ").strip()
 
 
 def real_queue(stream: Any) -> str | None:
-    """The name of a queue, None for the numbers that mean none."""
+    """Return the name of a stream; None for the numbers -1 and 4294967295, which mean no stream."""
     return None if stream is None or str(stream) in ("-1", "4294967295") else queue(stream)
 
 
 def memory_device(args: Memory) -> str:
-    """The device of an allocation, or "cpu"."""
+    """Return the device of an allocation, or "cpu"."""
     return "cpu" if args.device_type in (0, None) or args.device_id in (-1, None) else str(args.device_id)

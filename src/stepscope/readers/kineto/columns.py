@@ -1,6 +1,6 @@
-"""Batches of rows from decoded events: one data frame a table, its strings as codes of a pool.
+"""Convert decoded events to batches of rows: one data frame per table, with strings as indices into a pool.
 
-Times are int64 nanoseconds as the file counts them; `assemble` moves them to the start of the trace.
+Times are int64 nanoseconds on the file's clock; `assembly` shifts them to the start of the trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stepscope.readers.spill import Codes, StringPool
 from stepscope.trace.tables import SCHEMAS
 
 MOST_OPEN: Final = 1_000_000
-"""Beginnings that are remembered; a recording has a few on each thread."""
+"""Open beginnings that are kept; a recording has a few on each thread."""
 _EMPTY: Final = (b"{}", b"null")
 
 
@@ -32,9 +32,9 @@ _ENDS: Final = frozenset({"E", "e", "F"})
 
 
 class Pairs:
-    """Joins each end to the last open beginning of its row that has its name.
+    """Matches each end to the last open beginning with the same name on the same row.
 
-    Asynchronous slices are told apart by category and id, and get a row for each category.
+    Asynchronous slices are distinguished by category and id, and get a row for each category.
     """
 
     def __init__(self, damage: Damage) -> None:
@@ -43,7 +43,7 @@ class Pairs:
         self._count = 0
 
     def closed(self, events: list[Event]) -> list[Event]:
-        """The events with every end as the complete event that it closes, and without beginnings."""
+        """Return the events with beginnings removed and each end replaced by the complete event it closes."""
         if _BEGINNINGS.isdisjoint(phases := {event.ph for event in events}) and _ENDS.isdisjoint(phases):
             return events
         result = []
@@ -57,7 +57,7 @@ class Pairs:
         return result
 
     def finish(self) -> None:
-        """Count what was never closed."""
+        """Count beginnings that were never closed."""
         if self._count:
             self._damage["unclosed"] += self._count
 
@@ -91,7 +91,7 @@ def _row(event: Event) -> tuple[Any, ...]:
 
 
 def _joined(first: msgspec.Raw, second: msgspec.Raw) -> msgspec.Raw:
-    """The arguments of both; the end's win. What cannot be read is counted later."""
+    """Merge both arguments; the end's values win. Unreadable arguments are counted later."""
     if bytes(second) in _EMPTY:
         return first
     if bytes(first) in _EMPTY:
@@ -109,13 +109,13 @@ _ZERO_TIME_LIMIT_NS: Final = 10**12
 
 
 class Columns:
-    """Turns events into batches, and gathers what belongs to the whole file.
+    """Converts events to batches, and collects facts about the whole file.
 
     Attributes:
         lanes: (process, thread) -> number of the lane.
-        queues: lane -> (device, queue), of lanes on which devices worked.
+        queues: lane -> (device, stream), for lanes with device work.
         host_lanes: lanes with operators, launches or frames.
-        origin_ns: the earliest complete event's start, None before the first.
+        origin_ns: the earliest start of a complete event; None before the first.
     """
 
     def __init__(self, damage: Damage, keep_until_ns: int = 2 * LATEST_NS) -> None:
@@ -153,14 +153,14 @@ class Columns:
         self._flows(others.pop("s", []), others.pop("f", []), batch)
         self._counters(others.pop("C", []), batch)
         self._names(others.pop("M", []))
-        for phase in ("t", "P", "N", "O", "D", "R", "c"):  # flow steps and marks nothing here is made of
+        for phase in ("t", "P", "N", "O", "D", "R", "c"):  # flow steps and marks that no table uses
             others.pop(phase, None)
         for phase, group in others.items():
             self.damage[f"unsupported_phase:{phase[:8]}"] += len(group)
         return batch
 
     def _category_without(self, event: Event) -> str:
-        """The category of an event that has none: by its process in the oldest files, else by its name."""
+        """Choose a category by process in the oldest files, otherwise by name."""
         category = arguments.LEGACY_CATEGORIES.get(event.pid)
         if category is None:
             category = arguments.CATEGORY_OF_TABLE.get(host_slice_table(event.name) or "", "user_annotation")
@@ -168,7 +168,7 @@ class Columns:
         return category
 
     def lane_rows(self) -> list[dict[str, Any]]:
-        """The rows of the table `lanes`."""
+        """Return the rows of the table `lanes`."""
         rows = []
         for (process, thread), lane in self.lanes.items():
             device, queue = self.queues.get(lane, (None, None))
@@ -197,7 +197,7 @@ class Columns:
         if len(timed) < len(group):
             self.damage["incomplete_event"] += len(group) - len(timed)
         self.complete_events += len(timed)
-        # Work that runs after the wanted window may have been launched in it.
+        # Device work after the window may have been launched inside it.
         keep_until_ns = 2 * LATEST_NS if category in arguments.DEVICE_CATEGORIES else self._keep_until_ns
         kept, start, duration = self._times(timed, keep_until_ns)
         if not kept:
@@ -234,7 +234,7 @@ class Columns:
     def _times(
         self, events: list[Event], keep_until_ns: int
     ) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Events with usable times inside the wanted window, their starts and durations."""
+        """Return the events with usable times inside the window, and their starts and durations."""
         start, start_fits = nanoseconds([event.ts for event in events])
         duration, duration_fits = nanoseconds([event.dur for event in events])
         usable = start_fits & duration_fits & (duration < LONGEST_NS)
@@ -279,7 +279,7 @@ class Columns:
         return pl.Series([lane_of[event.pid, event.tid] for event in events], dtype=pl.Int32)
 
     def _told(self, table: str, args: Sequence[Any], *names: str) -> dict[str, pl.Series]:
-        """Columns of a table from the arguments of the same names; text by its number in the pool."""
+        """Build columns of a table from the arguments of the same names; text becomes indices into the pool."""
         found = {}
         for name in names:
             values = list(map(attrgetter(name), args))
@@ -367,7 +367,7 @@ class Columns:
         _append(batch, "memory", frame.filter(pl.Series(fits)))
 
     def _flows(self, starts: list[Event], ends: list[Event], batch: Batch) -> None:
-        """Forward-backward flows always, others only while no correlation number was seen."""
+        """Keep forward-backward flows always, other flows only until a correlation number was seen."""
         for kind, group in (("source", starts), ("target", ends)):
             events = [
                 event
@@ -426,7 +426,7 @@ class Columns:
 
 
 class _LaneCache(dict[tuple[Any, Any], int]):
-    """Lane of (process, thread) as written; 7, "7" and "stream 7" are one thread."""
+    """Lane of (process, thread) as written in the file; 7, "7" and "stream 7" are the same thread."""
 
     def __init__(self, lanes: Codes) -> None:
         self._lanes = lanes
@@ -437,8 +437,6 @@ class _LaneCache(dict[tuple[Any, Any], int]):
 
 
 class _Kinds(dict[tuple[str, Any], str]):
-    """Kind of device work by name and direction, worked out once each."""
-
     def __init__(self, category: str) -> None:
         self._category = category
 

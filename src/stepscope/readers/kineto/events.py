@@ -1,4 +1,4 @@
-"""Events as they stand in the file, decoded piece by piece, with times as integer nanoseconds."""
+"""Decode the events of a file piece by piece, with times as integer nanoseconds."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ LATEST_NS: Final = 2**61
 EARLIEST_NS: Final = -(2**59)
 LONGEST_NS: Final = 2**60
 DOUBLE_LIMIT: Final = 2.0**41
-"""Microseconds up to which a double's spacing is below half a nanosecond."""
+"""Microseconds up to which adjacent doubles are less than half a nanosecond apart."""
 _MOST_DIGITS: Final = 19
 
 
 def nanoseconds(microseconds: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Exact int64 nanoseconds, and which of them fit, of numbers that are int, Decimal, or float below DOUBLE_LIMIT."""
+    """Convert microseconds (int, Decimal, or float below DOUBLE_LIMIT) to exact int64 nanoseconds and a mask of
+    which fit.
+    """
     if not microseconds:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
     first = type(microseconds[0])
@@ -47,7 +49,7 @@ def nanoseconds(microseconds: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt
 
 
 def difference(later: Any, earlier: Any) -> Any:
-    """Between two times of a file, of which damage or size may have made one a Decimal and left the other a float."""
+    """Subtract two times of a file; damage or size may have made one a Decimal and left the other a float."""
     if type(later) is type(earlier):
         return later - earlier
     return Decimal(later) - Decimal(earlier)
@@ -77,7 +79,7 @@ _PADDING = " \t\r\n,"
 
 
 class Event(msgspec.Struct, gc=False):
-    """The fields of an event that are wanted; times in microseconds as written."""
+    """The wanted fields of an event; times in microseconds as written."""
 
     ph: str = ""
     cat: str = ""
@@ -103,19 +105,19 @@ DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError
 
 
 class Damage(Counter[str]):
-    """What was skipped or repaired, by kind."""
+    """Counts of what was skipped or repaired, by kind."""
 
 
 def decode_events(text: bytes, *, exact: bool) -> list[Event]:
-    """The events of comma-separated JSON objects, or one of DECODE_ERRORS; `exact` decodes times to Decimal."""
+    """Decode comma-separated JSON objects, with times as Decimal if `exact`; raise one of DECODE_ERRORS."""
     decoder = _EXACT if exact else _FAST
     return decoder.decode(b"[%b]" % text)  # type: ignore[return-value]
 
 
 def decode_damaged(text: bytes, *, exact: bool, is_last: bool, damage: Damage) -> tuple[list[Event], bytes | None]:
-    """The events of text that `decode_events` refused, and what follows the array if it ends inside, else None.
+    """Decode text that `decode_events` rejected; also return the text after the array if it ends inside, else None.
 
-    Halves the text until the damage is in a small piece, and salvages only that.
+    Halves the text until the damage is in a small piece, and salvages only that piece.
     """
     try:
         return decode_events(text, exact=exact), None
@@ -141,21 +143,23 @@ def _boundary_near_middle(text: bytes) -> int | None:
 
 
 def end_of_array(error: Exception, text: bytes, *, is_last: bool) -> int | None:
-    """Position of the bracket that ends the array in text that `decode_events` refused with `error`, else None."""
+    """Return the position of the bracket that ends the array in text that `decode_events` rejected with `error`,
+    or None.
+    """
     found = _TRAILING.search(str(error))
     if found is None:
         return None
-    position = text.rfind(b"]", 0, int(found[1]) - 1)  # the error counts the bracket put before the text
+    position = text.rfind(b"]", 0, int(found[1]) - 1)  # the error's position includes the bracket added before the text
     return position if position >= 0 and _ends_array(text, position, is_last=is_last) else None
 
 
 def _ends_array(text: bytes, position: int, *, is_last: bool) -> bool:
-    """Whether what follows shows that the bracket ends the array."""
+    """Whether the text after the bracket shows that it ends the array."""
     return _AFTER_ARRAY.match(text, position) is not None or (is_last and not text[position + 1 :].strip(_ENDING))
 
 
 def salvage_events(text: bytes, *, is_last: bool, damage: Damage) -> tuple[list[Event], bytes | None]:
-    """Whatever events can be read from damaged text one by one, and what follows the array if it ends inside."""
+    """Read what events it can from damaged text, one by one; also return the text after the array if it ends inside."""
     string = text.decode("utf-8", "replace")
     if replaced := string.count("\ufffd") - text.count("\ufffd".encode()):
         damage["invalid_utf8"] += replaced
@@ -172,13 +176,13 @@ def salvage_events(text: bytes, *, is_last: bool, damage: Damage) -> tuple[list[
         start = position + 1
         try:
             value, end = _LENIENT.raw_decode(string, position)
-            if isinstance(value, dict):  # anything else may have swallowed the beginning of an event
+            if isinstance(value, dict):  # any other value may have swallowed the start of an event
                 position = end
             events.append(lenient_event(value, damage))
             continue
         except ValueError:
             following = _EVENT_START.search(string, max(start, position))
-        except RecursionError:  # every brace inside would fail the same way, slowly: go on at the next event
+        except RecursionError:  # every inner brace would fail too, slowly: skip to the next event
             too_deep += 1
             following = _EVENT_AFTER_COMMA.search(string, start) if too_deep < _TOO_DEEP_LIMIT else None
         damage["damaged_event"] += 1
@@ -189,7 +193,7 @@ def salvage_events(text: bytes, *, is_last: bool, damage: Damage) -> tuple[list[
 
 
 def lenient_event(value: Any, damage: Damage) -> Event:
-    """An event from any JSON value, without fields of a wrong type; raises ValueError if it is no event at all."""
+    """Build an event from any JSON value, dropping fields of a wrong type; raise ValueError if it is not an event."""
     if not isinstance(value, dict) or not isinstance(value.get("ph"), str):
         raise ValueError("no event")
     damage["repaired_event"] += 1
@@ -221,24 +225,23 @@ def _identifier(value: Any) -> int | str:
 CHUNK_BYTES: Final = 4 * 2**20
 MAXIMUM_EVENT_BYTES: Final = 64 * 2**20
 MAXIMUM_HEADER_BYTES: Final = 16 * 2**20
-"""How much text before and after the events is kept; the search for the events goes on beyond it."""
+"""Bytes kept of the text before and after the events; the search for the events continues beyond it."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BEFORE_BRACE = re.compile(rb",\s*\{\s*$")
 _GENERAL = re.compile(rb'\}\s*(,)\s*\{\s*(?:"[A-Za-z_]|\})')
 _SEARCH_BYTES: Final = 2**20
 _OVERLAP_BYTES: Final = 256
-"""More than any text that is searched for takes, its white space included."""
+"""Longer than any text that is searched for, including white space."""
 _BACKWARD_TRIES: Final = 1000
 
 
 class EventStream:
-    """The events of a document, chunk by chunk.
+    """The events of a document, in chunks.
 
     Attributes:
         before: text before the array, from the document's opening brace; empty for a bare list.
         after: text after the array, from its closing bracket.
-        closed: whether the array's end was seen.
-        damage: what was skipped or repaired.
+        closed: whether the end of the array was seen.
     """
 
     def __init__(self, source: ByteSource) -> None:
@@ -251,7 +254,7 @@ class EventStream:
         self.damage = Damage()
 
     def chunks(self) -> Iterator[list[Event]]:
-        """The events of each chunk; times that a double cannot hold to the nanosecond are Decimal.
+        """Yield the events of each chunk; times that a double cannot hold to the nanosecond are Decimal.
 
         Raises NotATraceError.
         """
@@ -264,7 +267,7 @@ class EventStream:
                 self.damage.update(damage)
                 events = self._decode(text, is_last=is_last)
             yield events
-        for block in self._blocks:  # what follows the array, if it is long
+        for block in self._blocks:  # the text after the array may span blocks
             self._keep_after(block)
 
     def _keep_after(self, text: bytes) -> None:
@@ -274,7 +277,7 @@ class EventStream:
         self.after += text[: max(0, room)]
 
     def _find_array(self) -> bytes:
-        """The text from the array's first event on, as far as it was read."""
+        """Return the text read so far, from the first event of the array on."""
         seen = b""
         for block in self._blocks:
             if not seen:
@@ -295,8 +298,9 @@ class EventStream:
         raise NotATraceError(f"{self._source.name} is not a trace: no list of trace events was found in it")
 
     def _texts(self, first: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Comma-separated whole events, about CHUNK_BYTES at a time, and whether it is the last text, which may end in
-        what follows the events.
+        """Yield whole events, comma-separated, in texts of about CHUNK_BYTES, and whether the text is the last one.
+
+        The last text may include what follows the array.
         """
         parts, searched = [first], 0
         for block in self._blocks:
@@ -305,11 +309,11 @@ class EventStream:
             if size < CHUNK_BYTES:
                 continue
             cut = _cut(parts, searched)
-            searched = len(parts) - 1  # the last part's end may hold the beginning of a boundary
+            searched = len(parts) - 1  # a boundary may straddle the end of the last part
             if cut is not None:
                 text, rest = cut
                 yield text, False
-                if self.closed:  # the text was the last, and what was cut off belongs to what follows the array
+                if self.closed:  # the array ended in this text, so the rest follows the array
                     self._keep_after(b"," + rest)
                     return
                 parts, searched = [rest], 0
@@ -319,13 +323,13 @@ class EventStream:
         yield b"".join(parts), True
 
     def _decode(self, text: bytes, *, is_last: bool) -> list[Event]:
-        """The events of a text; sets `closed` and `after` if the array ends in it."""
+        """Decode a text; set `closed` and `after` if the array ends in it."""
         try:
             return decode_events(text, exact=self._exact)
         except DECODE_ERRORS as error:
             end = end_of_array(error, text, is_last=is_last)
         if end is not None:
-            with contextlib.suppress(*DECODE_ERRORS):  # of two brackets, one is stray
+            with contextlib.suppress(*DECODE_ERRORS):  # the other of two brackets may be stray
                 events = decode_events(text[:end], exact=self._exact)
                 self._close(text[end:])
                 return events
@@ -348,7 +352,7 @@ def _needs_decimals(events: list[Event]) -> bool:
 
 
 def _cut(parts: list[bytes], searched: int) -> tuple[bytes, bytes] | None:
-    """The parts as whole events and the rest, without the comma between; None if no event begins after `searched`
+    """Split the parts at the last event boundary, dropping the comma; None if no event begins after `searched`
     parts.
     """
     for index in range(len(parts) - 1, searched - 1, -1):
@@ -362,7 +366,7 @@ def _cut(parts: list[bytes], searched: int) -> tuple[bytes, bytes] | None:
 
 
 def _last_boundary(text: bytes) -> int | None:
-    """Position of the comma before the last event that begins in the text."""
+    """Return the position of the comma before the last event that begins in the text."""
     end = len(text)
     for _ in range(_BACKWARD_TRIES):
         end = text.rfind(b'"ph"', 0, end)

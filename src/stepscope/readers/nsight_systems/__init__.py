@@ -1,4 +1,4 @@
-"""SQLite exports of Nsight Systems (`nsys export --type sqlite`)."""
+"""Reader for SQLite exports of Nsight Systems (`nsys export --type sqlite`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EVENT_TABLES: Final = {
     **dict.fromkeys((activities.RUNTIME, *activities.DEVICE_TABLES, activities.SYNCHRONIZATION), "start"),
     **dict.fromkeys((ranges.NVTX, *others.HOST_CALLS, *others.OVERHEADS), "start"),
 }
-"""Tables of slices, and the column of their start: the earliest is the start of the trace."""
+"""Tables of slices and their start column; the earliest start is the start of the trace."""
 _READ: Final = {*_EVENT_TABLES, others.SCHEDULING, others.MEMORY, others.METRICS, activities.EVENT}
 _OWN_TABLES: Final = ("TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS", "META_DATA_EXPORT")
 _TIMES: Final = ("start", "timestamp", "rawTimestamp")
@@ -50,19 +50,19 @@ EXPLANATIONS: Final = {
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins like an SQLite database; whose it is, `read` says."""
+    """Whether a file starts like an SQLite database; `read` checks which program wrote it."""
     return head.startswith(MAGIC)
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read an export of Nsight Systems into `writer`'s tables.
+    """Read an export of Nsight Systems into the tables of `writer`.
 
     The recorded process's environment (META_DATA_CAPTURE, TARGET_INFO_SYSTEM_ENV) and output are never queried.
 
     Raises:
-        NotATraceError: it is a database of something else.
+        NotATraceError: the database is not an Nsight Systems export.
         UnreadableTraceError: no event in it could be read.
-        UsageError: steps were asked for that the trace does not have.
+        UsageError: the requested steps do not exist.
     """
     damage: Counter[str] = Counter()
     with _file(source, writer.directory, damage) as path, Database(path, source.name, damage) as database:
@@ -75,8 +75,6 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 
 class _Reading:
-    """One file while it is read."""
-
     def __init__(self, database: Database, writer: StoreWriter, damage: Counter[str], window: Window | None) -> None:
         self._database = database
         self._writer = writer
@@ -93,7 +91,7 @@ class _Reading:
         self._others = others.Others(*parts)
 
     def tables(self) -> Iterator[None]:
-        """Gather every table, pausing now and then."""
+        """Gather every table, yielding now and then so that progress can be shown."""
         yield from chain(self._activities.read(), self._ranges.read(), self._others.read())
 
     def finish(self, window: Window | None, steps: StepRange | None) -> tuple[Metadata, tuple[TraceWarning, ...]]:
@@ -121,14 +119,14 @@ class _Reading:
         return metadata, warnings(gathering.damage, EXPLANATIONS)
 
     def _end(self) -> int:
-        """When the recording ended, on the file's clock; open ranges end there."""
+        """Return the end of the recording on the file's clock, where open ranges are closed."""
         details = self._database.whole("ANALYSIS_DETAILS", {"stopTime": pl.Int64}, 100)
         stops = [stop for stop in details["stopTime"] if stop is not None]
         return max(stops, default=self._database.extreme("max", dict.fromkeys(_EVENT_TABLES, "end")) or 0)
 
     def _origin_unix_ns(self) -> int | None:
-        """The wall clock at the start of the trace: the file counts from the start of the capture, or by the machine's
-        clock.
+        """Return the wall clock at the start of the trace; the file counts from the start of capture or by the
+        machine's clock.
         """
         columns = {"utcEpochNs": pl.Int64, "systemClockNs": pl.Int64}
         rows = self._database.whole("TARGET_INFO_SESSION_START_TIME", columns, 100)
@@ -154,7 +152,7 @@ def _shifted(window: Window, origin: int) -> Window:
 
 @contextmanager
 def _file(source: ByteSource, directory: Path, damage: Counter[str]) -> Iterator[Path]:
-    """The database as a file: itself, or unpacked while it is read; raises UnreadableTraceError if that fails."""
+    """Yield the database as a file, unpacked if needed; raise UnreadableTraceError if unpacking fails."""
     if source.plain_path is not None:
         log = Path(f"{source.plain_path}-wal")
         if log.is_file() and log.stat().st_size:
@@ -178,7 +176,7 @@ def _file(source: ByteSource, directory: Path, damage: Counter[str]) -> Iterator
 
 
 def _refuse_others(database: Database) -> None:
-    """Raise for a database that is no export of Nsight Systems, saying what it is."""
+    """Raise an error that says what the database is, if it is not an export of Nsight Systems."""
     tables = database.tables
     if any(table in tables for table in _READ) and ("StringIds" in tables or any(own in tables for own in _OWN_TABLES)):
         return

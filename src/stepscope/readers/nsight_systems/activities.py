@@ -1,4 +1,4 @@
-"""What devices did and what the host asked of them: the CUPTI tables, into rows of a trace's tables."""
+"""Convert the CUPTI tables, with device work and the host's API calls, to rows of a trace's tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEVICE_TABLES: Final = (KERNEL, MEMCPY, MEMSET, GRAPH)
 
 _Types = dict[str, type[pl.DataType]]
 _VERSION: Final = re.compile(r"_v\d{4,6}$")
-"""What the profiler appends to a call's name: the version of the interface."""
+"""API version suffix that the profiler appends to a call's name."""
 _COPIES: Final[Mapping[int, tuple[str, str]]] = {
     1: ("copy_in", "HtoD"),
     2: ("copy_out", "DtoH"),
@@ -39,7 +39,7 @@ _COPIES: Final[Mapping[int, tuple[str, str]]] = {
     12: ("copy_out", "DtoH, unified memory"),
     13: ("copy_on_device", "DtoD, unified memory"),
 }
-"""copyKind -> kind of device work, and the direction as PyTorch's profiler writes it."""
+"""copyKind -> kind of device work, and the direction in the spelling of PyTorch's profiler."""
 _MEMORY_KINDS: Final[Mapping[int, str]] = {
     0: "Pageable",
     1: "Pinned",
@@ -64,7 +64,7 @@ class Activities(TableReader):
     """Reads the CUPTI tables of one file; call `read` once."""
 
     def read(self) -> Iterator[None]:
-        """Gather all of it; stops now and then for the caller to show progress."""
+        """Gather all tables, yielding now and then so that the caller can show progress."""
         for batch in self._work(KERNEL, _KERNEL_COLUMNS):
             self._add_work(self._kernels(batch))
             yield
@@ -86,7 +86,9 @@ class Activities(TableReader):
         yield
 
     def _work(self, table: str, columns: _Types) -> Iterator[pl.DataFrame]:
-        """Rows of work on a stream with their place and correlation; those without a time are counted and left out."""
+        """Yield rows of work on a stream with their place and correlation; rows without a time are counted and
+        dropped.
+        """
         where, parameters = self._selection.of_work(table)
         wanted = {**_ON_STREAM, **columns}
         for batch in self._database.batches(table, wanted, where=where, parameters=parameters):
@@ -166,7 +168,7 @@ class Activities(TableReader):
             )
 
     def _recorded_events(self) -> pl.DataFrame:
-        """By process and number: the stream and the call that recorded the event a wait is for."""
+        """For each process and event number, the stream and the call that recorded the event."""
         columns: _Types = dict.fromkeys((*STREAM_KEYS, "correlationId", "eventSyncId"), pl.Int64)
         schema: _Types = {
             "process": pl.Int64,
@@ -198,7 +200,7 @@ _KERNEL_COLUMNS: Final[_Types] = dict.fromkeys(
 
 
 def _copy(kind: int | None, source: int | None, target: int | None) -> list[str]:
-    """Kind and name of a copy; an unknown direction follows from source and target."""
+    """Return the kind and name of a copy; an unknown direction is derived from source and target."""
     names_of = [_MEMORY_KINDS.get(-1 if side is None else side, "Unknown") for side in (source, target)]
     found = _COPIES.get(-1 if kind is None else kind)
     if found is None:
@@ -232,11 +234,11 @@ _COMPILES: Final[Mapping[int, str]] = {
     6: "Runtime module loading",
     7: "Lazy function loading",
 }
-"""overheadType of what CUDA itself does: it loads or compiles a kernel."""
+"""overheadType of CUDA's own work: loading or compiling a kernel."""
 _FULL_QUEUE: Final = 8
-"""overheadType of a launch that waits for room in the command buffer: the host is ahead of the device."""
+"""overheadType of a launch that waits for room in the command buffer because the host is ahead of the device."""
 _ON_HOST: Final = (0, 1)
-"""memKind of memory of the host."""
+"""memKind of host memory."""
 
 
 class Others(TableReader):
@@ -245,7 +247,7 @@ class Others(TableReader):
     has_memory = False
 
     def read(self) -> Iterator[None]:
-        """Gather all of it; stops now and then for the caller to show progress."""
+        """Gather all tables, yielding now and then so that the caller can show progress."""
         working = [self._places.thread(number) for number in self._places.known_threads()]
         for table in HOST_CALLS:
             yield from self._host_calls(table)
@@ -261,9 +263,9 @@ class Others(TableReader):
             yield
 
     def _overhead(self, table: str, working: Sequence[int | None]) -> Iterator[None]:
-        """The profiler's own work: overhead on the program's threads, but not on threads of its own.
+        """Add the profiler's own work: "overhead" on the program's threads, "profiler" on threads of its own.
 
-        Loading kernels is CUDA's work, and counts as a compilation.
+        Kernel loading is CUDA's work and counts as compilation.
         """
         for batch in self._slices(table, {"overheadType": pl.Int64}):
             kind = pl.col("overheadType")
@@ -299,7 +301,7 @@ class Others(TableReader):
         )
 
     def _scheduling(self) -> Iterator[None]:
-        """Whether each known thread runs on a processor (1) or not (0)."""
+        """Add a counter for each known thread: 1 while it runs on a processor, else 0."""
         known = self._places.known_threads()
         columns: _Types = dict.fromkeys(("start", "globalTid", "isSchedIn"), pl.Int64)
         where, parameters = self._selection.inside(SCHEDULING, "start")
@@ -337,7 +339,7 @@ class Others(TableReader):
         return lane, "cpu" if kind in _ON_HOST else self._places.device(process, device or 0)
 
     def _metrics(self) -> Iterator[None]:
-        """Sampled counters of the GPUs; the lowest byte of a kind of counter is the GPU."""
+        """Add the sampled GPU counters; the lowest byte of `typeId` is the GPU."""
         described = self._database.whole(
             _METRIC_NAMES, {"typeId": pl.Int64, "metricId": pl.Int64, "metricName": pl.String}, _MOST_METRICS
         ).unique(["typeId", "metricId"], keep="first")

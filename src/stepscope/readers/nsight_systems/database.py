@@ -1,7 +1,7 @@
-"""An SQLite file that nobody vouches for, opened for reading alone, as columns in batches.
+"""An untrusted SQLite file, opened read-only, as columns in batches.
 
-Only real tables are asked, never views, virtual tables or generated columns, which could run whatever queries their
-author wrote. How many steps a query may take is bounded by the size of the file, since pages can point at each other.
+Only real tables are queried, never views, virtual tables or generated columns, which could run queries of the file's
+author. The size of the file bounds the steps a query may take, since pages can point at each other.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stepscope.readers.spill import StringPool
 
 MAGIC: Final = b"SQLite format 3\0"
 ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
-"""What reading a database can end in; Python cannot decode every message about a damaged one."""
+"""Errors from reading a database; Python cannot decode every message about a damaged one."""
 LONGEST_TEXT: Final = 4000
-"""Characters that are kept of a name."""
+"""Characters kept of a name."""
 BATCH_ROWS: Final = 50_000
 _LARGEST: Final = 2**62
 _LARGEST_CELL_BYTES: Final = 64 * 2**20
 _LIMIT_LENGTH: Final = 0
-"""SQLITE_LIMIT_LENGTH, which Python's module names from 3.11 on."""
+"""SQLITE_LIMIT_LENGTH, which Python's module exports from 3.11 on."""
 _BYTES_PER_ROW: Final = 100
 _STEPS_BETWEEN: Final = 1_000_000
 _STEPS_PER_BYTE: Final = 100
@@ -37,9 +37,9 @@ _LEAST_STEPS: Final = 10**8
 _PLAIN_NAME: Final = re.compile(r"\w+")
 _LOOKED_UP: Final = 500
 _LEAST_ROW_BYTES: Final = 6
-"""What a row takes at least: its place in the page, its length, its number, a byte for each column and their count."""
+"""Minimum bytes of a row: its offset in the page, length, number, one byte for each column and their count."""
 NEVER_READ: Final = frozenset({"META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV", "ProcessStreams", "ANALYSIS_FILE"})
-"""They hold the recorded process's environment, and what it printed."""
+"""Tables with the recorded process's environment and output."""
 _ACTIONS: Final = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_PRAGMA}
 )
@@ -52,15 +52,15 @@ _PYTHON_TYPES: Final[Mapping[type[pl.DataType], tuple[type, ...]]] = {
 
 
 class Database:
-    """The tables of an SQLite file, for use in a `with`.
+    """The tables of an SQLite file, as a context manager.
 
     Args:
-        name: what to call the file in messages.
-        damage: takes what could not be read: "kind" or "kind:detail" -> how often.
+        name: the file's name in messages.
+        damage: receives counts of what could not be read, by "kind" or "kind:detail".
 
     Raises:
-        NotATraceError: it is no SQLite database, or a damaged one.
-        UnreadableTraceError: it cannot be opened.
+        NotATraceError: not an SQLite database, or a damaged one.
+        UnreadableTraceError: the file cannot be opened.
     """
 
     def __init__(self, path: Path, name: str, damage: Counter[str]) -> None:
@@ -87,7 +87,6 @@ class Database:
         self.close()
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     def _guard(self) -> None:
@@ -105,7 +104,7 @@ class Database:
         return int(self._budget < 0)
 
     def _tables(self) -> dict[str, dict[str, bool]]:
-        """Every real table with its plain columns, and whether each column is the table's key."""
+        """Map each real table to its plain columns, and each column to whether it is the primary key."""
         names = self._connection.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND rootpage > 0 ORDER BY name LIMIT 10000"
         ).fetchall()
@@ -121,16 +120,16 @@ class Database:
         return found
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether there is a table with these columns."""
+        """Whether the table exists with these columns."""
         return table in self.tables and all(column in self.tables[table] for column in columns)
 
     @property
     def read_bytes(self) -> int:
-        """About how much of the file was read, told by the number of rows."""
+        """Approximate number of bytes read so far, estimated from the number of rows."""
         return self._rows * _BYTES_PER_ROW
 
     def is_filled(self, table: str) -> bool:
-        """Whether a table is there and has a row; one that cannot be read has none."""
+        """Whether the table exists and has a readable row."""
         try:
             return (
                 self.has(table) and self._connection.execute(f'SELECT 1 FROM "{table}" LIMIT 1').fetchone() is not None
@@ -146,13 +145,13 @@ class Database:
         where: str = "",
         parameters: Sequence[int] = (),
     ) -> Iterator[pl.DataFrame]:
-        """The table's rows, some at a time; none where there is no such table.
+        """Yield the table's rows in batches; nothing if the table does not exist.
+
+        A page that cannot be read ends the table early, which is counted.
 
         Args:
             columns: name -> Int64, Float64 or String; columns that the table lacks are null.
-            where: a condition in SQL, with a question mark for each of `parameters`.
-
-        A page that cannot be read ends the table early, which is counted.
+            where: an SQL condition with a question mark for each of `parameters`.
         """
         if table not in self.tables:
             return
@@ -177,7 +176,7 @@ class Database:
             self._damage[f"damaged_table:{table} ({error})"] += 1
 
     def whole(self, table: str, columns: Mapping[str, type[pl.DataType]], most: int) -> pl.DataFrame:
-        """A small table at once; of one with more than about `most` rows the first."""
+        """Read a small table at once; a table with more than about `most` rows is cut off there."""
         frames, height = [pl.DataFrame(schema=dict(columns))], 0
         for batch in self.batches(table, columns):
             frames.append(batch)
@@ -188,24 +187,24 @@ class Database:
         return pl.concat(frames)
 
     def extreme(self, function: str, columns: Mapping[str, str]) -> int | None:
-        """The "min" or "max" of the numbers in these columns (table -> column), None where there is none."""
+        """Return the "min" or "max" of the integers in these columns (table -> column), or None."""
         found = []
         for table, column in columns.items():
             if self.has(table, column):
                 sense = f'typeof("{column}") = \'integer\' AND abs("{column}" / 2) < {_LARGEST // 2}'
                 query = f'SELECT {function}("{column}") FROM "{table}" WHERE {sense}'
-                with suppress(*ERRORS):  # a damaged table is told of when it is read
+                with suppress(*ERRORS):  # a damaged table is reported when it is read
                     found.append(self._connection.execute(query).fetchone()[0])
         return {"min": min, "max": max}[function]((value for value in found if isinstance(value, int)), default=None)
 
     def texts(self, table: str, key: str, value: str, keys: Sequence[int]) -> dict[int, str]:
-        """The texts that a table has under these numbers."""
+        """Look up the texts of these keys in a table."""
         if not self.has(table, key, value):
             return {}
         select = f'SELECT "{key}", substr("{value}", 1, {LONGEST_TEXT}) FROM "{table}"'
         found: dict[int, str] = {}
         try:
-            if not self.tables[table][key]:  # without an index, one pass over all is the quickest
+            if not self.tables[table][key]:  # without an index, a single pass is fastest
                 wanted = set(keys)
                 rows = self._connection.execute(select)
                 return {number: text for number, text in rows if number in wanted and isinstance(text, str)}
@@ -229,7 +228,7 @@ class Database:
         )
 
     def _column(self, table: str, name: str, dtype: type[pl.DataType], values: _Values) -> pl.Series:
-        """The values in their type; those of another type are left out and counted."""
+        """Convert values to the column's type; values of another type are dropped and counted."""
         wanted = _PYTHON_TYPES[dtype]
         try:
             return pl.Series(name, values, dtype=dtype, strict=True)
@@ -248,7 +247,7 @@ def _connected(path: Path, name: str) -> sqlite3.Connection:
 
 
 def _may(action: int, table: str | None, column: str | None, database: str | None, view: str | None) -> int:
-    """Allow reading real tables only, but not those with the recorded process's environment."""
+    """Authorise reads of real tables only, except those with the recorded process's environment."""
     allowed = action in _ACTIONS and view is None and not (action == sqlite3.SQLITE_READ and table in NEVER_READ)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
@@ -272,7 +271,7 @@ UNNAMED: Final = "(no name in the file)"
 
 
 class Strings:
-    """Texts by number, looked up when first wanted: the table also holds what the program printed."""
+    """Texts by number, looked up on first use, since the table also holds the program's output."""
 
     def __init__(self, database: Database, pool: StringPool) -> None:
         self._database = database
@@ -280,7 +279,7 @@ class Strings:
         self._known: dict[int, str | None] = {}
 
     def texts(self, numbers: Sequence[int]) -> list[str | None]:
-        """The text of each number, None where there is none."""
+        """Return the text of each number; None if missing."""
         missing = sorted(number for number in set(numbers) if number not in self._known)
         if missing:
             found = self._database.texts(TABLE, "id", "value", missing)
@@ -288,7 +287,7 @@ class Strings:
         return [self._known[number] for number in numbers]
 
     def codes(self, numbers: pl.Series, change: Callable[[str], str] = str) -> pl.Series:
-        """The pool's number of each text after `change`; of UNNAMED where there is no text; UInt32."""
+        """Return the pool index of each text after `change`, or of UNNAMED if missing (UInt32)."""
         different = numbers.unique().drop_nulls()
         texts = [UNNAMED if text is None else change(text) for text in self.texts(different.to_list())]
         coded: pl.Series = numbers.replace_strict(
@@ -297,13 +296,13 @@ class Strings:
         return coded
 
     def words(self, numbers: pl.Series, describe: Callable[[str], str]) -> pl.Series:
-        """What `describe` says of each text; of UNNAMED where there is none; String."""
+        """Return `describe` of each text, or of UNNAMED if missing (String)."""
         different = numbers.unique().drop_nulls()
         words = [describe(text or UNNAMED) for text in self.texts(different.to_list())]
         return _spelt(numbers, different, words).fill_null(describe(UNNAMED))
 
     def series(self, numbers: pl.Series) -> pl.Series:
-        """The text of each number, null where there is none; String."""
+        """Return the text of each number, null if missing (String)."""
         different = numbers.unique().drop_nulls()
         return _spelt(numbers, different, self.texts(different.to_list()))
 

@@ -1,4 +1,4 @@
-"""Where things happened: threads, streams and devices, from the numbers that Nsight Systems packs them into.
+"""Lanes and devices for the packed thread, stream and device numbers of Nsight Systems.
 
 A global number holds, from its highest bits down, a machine (16 bits), a process (24) and a thread (24).
 """
@@ -22,7 +22,7 @@ MOST_LANES: Final = 50_000
 _MOST_NAMES: Final = 200_000
 _PART: Final = 0xFFFFFF
 NO_STREAM: Final = 0xFFFFFFFF
-"""The stream of a wait that is for none in particular."""
+"""The stream number of a wait that is not on a particular stream."""
 
 _DEVICE_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
     "id": pl.Int64,
@@ -54,11 +54,11 @@ class Places:
         self.has_too_many_lanes = False
 
     def threads(self, numbers: pl.Series) -> pl.Series:
-        """The lane of each global thread number, null where there are too many; Int32."""
+        """Return the lane of each global thread number (Int32), null above MOST_LANES lanes."""
         return _mapped(numbers, [self.thread(number) for number in numbers.unique(maintain_order=True)])
 
     def thread(self, number: int | None) -> int | None:
-        """The lane of a global thread number; None where there are too many lanes."""
+        """Return the lane of a global thread number; None above MOST_LANES lanes."""
         if number is None:
             return self._lane(("thread", None), kind="other", process="", thread="", name="unknown thread")
         process, thread = self.process_label(number >> 24), str(number & _PART)
@@ -73,11 +73,11 @@ class Places:
         )
 
     def known_threads(self) -> list[int]:
-        """Global numbers of the threads that have a lane."""
+        """Return the global numbers of the threads that have a lane."""
         return [key[1] for key in self._lanes if key[0] == "thread" and isinstance(key[1], int)]
 
     def process_label(self, process: int) -> str:
-        """A process's number as text; with its machine where another machine has a process of that number."""
+        """Return a process's number as text, with the machine if another machine has a process of that number."""
         if process not in self._process_labels:
             label = str(process & _PART)
             if self._claimed.setdefault(("process", label), process) != process:
@@ -86,13 +86,13 @@ class Places:
         return self._process_labels[process]
 
     def device(self, process: int | None, number: int) -> str:
-        """A device's name: the GPU's number on the machine where the file has it, else its number in the process."""
+        """Return a device's label: the GPU's number on the machine if known, else its number in the process."""
         if process is None:
             return str(number)
         return str(self._gpu_of.get((process >> 24 & _PART, number), number))
 
     def streams(self, frame: pl.DataFrame, *, of_context: bool = False) -> pl.DataFrame:
-        """The frame with `lane`, `device` and `queue` instead of STREAM_KEYS; lane is null where there are too many.
+        """Replace STREAM_KEYS by `lane`, `device` and `queue`; lane is null above MOST_LANES lanes.
 
         Args:
             of_context: take the device from the context, not from the row.
@@ -122,7 +122,7 @@ class Places:
     def _queue(
         self, process: int | None, owner: str, label: str, context: int | None, stream: int, *, is_work: bool
     ) -> tuple[int | None, str, str]:
-        """The lane of a stream; streams of several processes or contexts on one device can share a number."""
+        """Return the lane, device and name of a stream; streams of several processes or contexts may share a number."""
         queue = str(stream)
         if self._claimed.setdefault(("stream", label, queue), (process, context)) != (process, context):
             queue = f"{stream} of process {owner}" + (f", context {context}" if context not in (None, 1) else "")
@@ -142,12 +142,12 @@ class Places:
         return lane, label, queue
 
     def other(self, key: tuple[object, ...], name: str, process: int | None = None) -> int | None:
-        """A lane of nothing in particular."""
+        """Return a lane that is neither a thread nor a stream."""
         owner = "" if process is None else self.process_label(process >> 24)
         return self._lane((*key, process), kind="other", process=owner, thread=name, name=name)
 
     def correlations(self, processes: pl.Series, numbers: pl.Series) -> pl.Series:
-        """Correlation numbers that no two processes share: those of the first process as they are; Int64."""
+        """Make correlation numbers unique across processes (Int64); those of the first process stay as they are."""
         parts = processes.fill_null(0) // 2**24
         offsets = [
             self._correlations.setdefault(part, len(self._correlations)) for part in parts.unique(maintain_order=True)
@@ -156,17 +156,17 @@ class Places:
         return pl.select(possible + _mapped(parts, offsets).cast(pl.Int64) * 2**32).to_series()
 
     def devices(self) -> tuple[Device, ...]:
-        """What the file says about the devices that worked, or about all where none did."""
+        """Return the file's descriptions of the devices that did work, or of all devices if none did."""
         labels = list(self.used_devices) or [str(number) for number in self._gpus]
         return tuple(self._described(label) for label in sorted(labels, key=lambda label: (len(label), label)))
 
     def multiprocessors(self) -> dict[str, int]:
-        """Multiprocessors of each device that worked, where known."""
+        """Return the number of multiprocessors of each device that did work, where known."""
         found = {label: self._described(label).multiprocessors for label in self.used_devices}
         return {label: count for label, count in found.items() if count}
 
     def _described(self, label: str) -> Device:
-        """A device's description; without the table of which process saw which GPU, only if all GPUs are alike."""
+        """Describe a device; without the table of which process saw which GPU, only if all GPUs are alike."""
         device = self._gpus.get(int(label)) if self._gpu_of or not self.used_devices else None
         kinds = {
             (gpu.name, gpu.memory_bytes, gpu.compute_capability, gpu.multiprocessors) for gpu in self._gpus.values()
@@ -179,7 +179,7 @@ class Places:
 
     @property
     def rank(self) -> int | None:
-        """The one rank that all of the file is of, if so."""
+        """The rank, if the whole file belongs to one rank."""
         ranks = set(self._ranks.values())
         return ranks.pop() if len(ranks) == 1 else None
 
@@ -193,7 +193,7 @@ class Places:
 
 
 def _mapped(values: pl.Series, new: Sequence[int | None]) -> pl.Series:
-    """Each value's counterpart; `new` is in order of first appearance."""
+    """Replace each value by its counterpart; `new` is in order of first appearance."""
     old = values.unique(maintain_order=True).to_frame("value").with_columns(new=pl.Series(new, dtype=pl.Int32))
     joined = values.alias("value").to_frame().join(old, on="value", how="left", nulls_equal=True, maintain_order="left")
     return joined["new"]
@@ -205,7 +205,7 @@ def _process_names(database: Database) -> dict[int, str]:
 
 
 def _thread_names(database: Database, strings: Strings) -> dict[int, str]:
-    """The name with the highest priority, which is what a program called its thread itself."""
+    """Names with the highest priority, which are those that the program gave its threads."""
     columns: dict[str, type[pl.DataType]] = {"globalTid": pl.Int64, "nameId": pl.Int64, "priority": pl.Int64}
     rows = database.whole("ThreadNames", columns, _MOST_NAMES).sort("priority", nulls_last=False, maintain_order=True)
     rows = rows.drop_nulls(["globalTid", "nameId"])
@@ -219,14 +219,14 @@ def _ranks(database: Database) -> dict[int, int]:
 
 
 def _physical_devices(database: Database) -> dict[tuple[int, int], int]:
-    """(process, its number of the device) -> the GPU: processes see their devices under numbers of their own."""
+    """(process, device number in the process) -> GPU; processes number their devices independently."""
     columns: dict[str, type[pl.DataType]] = {"pid": pl.Int64, "cudaId": pl.Int64, "gpuId": pl.Int64}
     rows = database.whole("TARGET_INFO_CUDA_DEVICE", columns, _MOST_NAMES).drop_nulls()
     return {(process & _PART, number): gpu for process, number, gpu in rows.iter_rows()}
 
 
 def _context_devices(database: Database) -> dict[tuple[int, int], int]:
-    """(process, context) -> the process's number of the device, where the file says; kernels tell of others."""
+    """(process, context) -> device number in the process, where the file has it; kernels supply the rest."""
     names = ("processId", "contextId", "deviceId")
     rows = database.whole("TARGET_INFO_CUDA_CONTEXT_INFO", dict.fromkeys(names, pl.Int64), _MOST_NAMES).drop_nulls()
     return {(process & _PART, context): device for process, context, device in rows.iter_rows()}
@@ -246,7 +246,7 @@ _MARK_WORDS: Final = ("step", "iter", "batch")
 
 
 class Selection:
-    """Conditions in SQL for what a window takes of each table, with their parameters.
+    """SQL conditions, with their parameters, that select the rows of each table that a window needs.
 
     Args:
         window: on the file's clock; None for everything.
@@ -268,7 +268,7 @@ class Selection:
         self._call_table = call_table
 
     def overlap(self, table: str) -> tuple[str, tuple[int, ...]]:
-        """Rows that reach into the window."""
+        """Select rows that overlap the window."""
         if self._window is None or not self._database.has(table, "start", "end"):
             return "", ()
         return (
@@ -277,13 +277,13 @@ class Selection:
         )
 
     def inside(self, table: str, column: str) -> tuple[str, tuple[int, ...]]:
-        """Instants in the window."""
+        """Select instants in the window."""
         if self._window is None or not self._database.has(table, column):
             return "", ()
         return f'"{column}" BETWEEN ? AND ?', (self._window.start_ns, self._window.end_ns)
 
     def of_work(self, table: str) -> tuple[str, tuple[int, ...]]:
-        """Device work that reaches into the window or was given by a call in it."""
+        """Select device work that overlaps the window or was launched by a call in it."""
         where, parameters = self.overlap(table)
         if not where or table not in self._work_tables or not self._database.has(self._call_table, "correlationId"):
             return where, parameters
@@ -292,7 +292,7 @@ class Selection:
         return f'({where}) OR "correlationId" IN ({given})', (*parameters, *more)
 
     def of_calls(self) -> tuple[str, tuple[int, ...]]:
-        """Calls that reach into the window or gave a device work in it."""
+        """Select calls that overlap the window or launched device work in it."""
         where, parameters = self.overlap(self._call_table)
         if not where or not self._database.has(self._call_table, "correlationId"):
             return where, parameters
@@ -303,7 +303,7 @@ class Selection:
         return where, parameters
 
     def of_ranges(self, table: str) -> tuple[str, tuple[int, ...]]:
-        """Ranges that reach into the window, and all whose names may mark steps, which are counted from the first."""
+        """Select ranges that overlap the window, and all that may mark steps, which are counted from the first."""
         where, parameters = self.overlap(table)
         if not where:
             return where, parameters
@@ -315,7 +315,9 @@ class Selection:
         return where, parameters
 
     def complete(self, table: str, frame: pl.DataFrame, *needed: str) -> pl.DataFrame:
-        """The rows with a time, a lane and what is `needed`, with `start_ns` and `duration_ns` for start and end."""
+        """Keep rows with times, a lane and the `needed` columns, and replace start and end by `start_ns` and
+        `duration_ns`.
+        """
         whole = frame.drop_nulls(["start", "end", "lane", *needed])
         if whole.height < frame.height:
             self._damage[f"incomplete_row:{table}"] += frame.height - whole.height
@@ -326,7 +328,7 @@ class Selection:
 
 @dataclass
 class TableReader:
-    """What tables of a file are read with: its database, texts and places, and what is wanted of it."""
+    """What a reader of tables needs: the database, its texts and places, and the selected rows."""
 
     _database: Database
     _gathering: Gathering

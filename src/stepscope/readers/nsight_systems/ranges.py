@@ -1,4 +1,4 @@
-"""NVTX ranges: what PyTorch, frameworks and users call the stretches of a thread's time."""
+"""NVTX ranges, with which PyTorch, frameworks and users label spans of a thread's time."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 
 def may_mark_steps(name: str) -> bool:
-    """Whether a range of this name can be a step."""
+    """Whether a range of this name may be a step."""
     return len(name) <= _LONGEST_NAME and (_NUMBERED.fullmatch(name) or _UNNUMBERED.fullmatch(name)) is not None
 
 
 class StepMarks:
-    """Ranges whose names can mark steps, until all are known."""
+    """Ranges whose names may mark steps, collected until all of them are known."""
 
     def __init__(self) -> None:
         self._parts = [pl.DataFrame(schema=_SCHEMA)]
 
     def add(self, frame: pl.DataFrame) -> None:
-        """Add ranges: columns start_ns, duration_ns, name, lane."""
+        """Add ranges with columns start_ns, duration_ns, name and lane."""
         self._parts.append(frame.select(pl.col(name).cast(dtype) for name, dtype in _SCHEMA.items()))
 
     def numbered(self) -> pl.DataFrame:
-        """All of them with `step`: the number for ranges of the label that marks steps, null for others.
+        """Return all ranges with `step`, the number for ranges whose label marks steps, null for others.
 
-        Of several possible labels, the one that covers the most time wins: an iteration, not the batches inside.
+        Of several possible labels, the one that covers the most time wins, so iterations win over the batches inside
+        them.
         """
         rows = pl.concat(self._parts).sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
         told = pl.DataFrame(
@@ -79,7 +80,7 @@ def _told(name: str) -> tuple[str, int | None]:
 
 
 def _best(candidates: pl.DataFrame, with_number: bool) -> str | None:
-    """The label whose ranges follow each other on every thread and cover the most time, or None."""
+    """The label whose ranges do not overlap on any thread and cover the most time, or None."""
     candidates = candidates.filter(pl.col("duration_ns") > 0)
     if candidates.is_empty():
         return None
@@ -102,17 +103,17 @@ def _best(candidates: pl.DataFrame, with_number: bool) -> str | None:
 
 NVTX: Final = "NVTX_EVENTS"
 _RANGES: Final = (35, 37, 59, 60, 66, 68, 70, 71)
-"""eventType of ranges: pushed and popped, started and ended, and both of imported files."""
+"""eventType of ranges: push/pop and start/end, each also from imported files."""
 _MARKS: Final = (34, 65)
 """eventType of instants."""
 _EMITTED: Final = (
     r"(?s)^(?<name>.+?)(?:, seq = (?<sequence>-?\d{1,18}))?(?:, op_id = (?<id>\d{1,18}))?"
     r"(?:, sizes = (?<shapes>\[[\[\]\d, -]*\]))?(?:, input_op_ids = \[.*\])?$"
 )
-"""How torch.autograd.profiler.emit_nvtx writes an operator."""
+"""Format of an operator written by torch.autograd.profiler.emit_nvtx."""
 _OPERATOR: Final = re.compile(r"[A-Za-z_][\w.]*(?:::[\w.~<>]+)*(?:: [\w.:<>]+)?")
 _MODULE: Final = re.compile(r"\{'Module': '([^'\n]{1,500})'")
-"""How layer-wise hooks of NVIDIA and vLLM write a call of an nn.Module."""
+"""Format of an nn.Module call written by the layer-wise hooks of NVIDIA and vLLM."""
 _COLUMNS: Final[dict[str, type[pl.DataType]]] = {
     **dict.fromkeys(("start", "end", "eventType", "globalTid", "textId"), pl.Int64),
     "text": pl.String,
@@ -128,7 +129,9 @@ class Ranges(TableReader):
     has_shapes: bool = False
 
     def read(self) -> Iterator[None]:
-        """Gather the ranges but those that may mark steps; stops now and then for the caller to show progress."""
+        """Gather all ranges except those that may mark steps, yielding now and then so that the caller can show
+        progress.
+        """
         where, parameters = self._selection.of_ranges(NVTX)
         for batch in self._database.batches(NVTX, _COLUMNS, where=where, parameters=parameters):
             batch = self._with_times(batch)
@@ -143,7 +146,7 @@ class Ranges(TableReader):
             yield
 
     def finish(self, end: Callable[[], int]) -> None:
-        """Gather the rest, with what was never ended up to `end`."""
+        """Gather the remaining ranges; those never ended are closed at `end`."""
         for batch in self._open:
             batch = batch.with_columns(end=pl.max_horizontal("start", pl.lit(end())))
             self._gathering.damage["open_range"] += batch.height
@@ -151,9 +154,9 @@ class Ranges(TableReader):
         self._add_annotations(self._marks.numbered())
 
     def _with_times(self, batch: pl.DataFrame) -> pl.DataFrame:
-        """Ranges and instants of a batch; other rows only name things."""
+        """Keep only ranges and instants; other rows only name things."""
         kind = pl.col("eventType")
-        if batch["eventType"].null_count() == batch.height:  # exports without that column
+        if batch["eventType"].null_count() == batch.height:  # some exports lack the column
             return batch
         batch = batch.filter(kind.is_in(_RANGES + _MARKS))
         return batch.with_columns(end=pl.when(kind.is_in(_MARKS)).then("start").otherwise("end"))
@@ -185,7 +188,7 @@ class Ranges(TableReader):
 
 
 def _described(texts: pl.Series) -> pl.DataFrame:
-    """What each range's text means: columns text, name, sequence, shapes, table."""
+    """Parse the text of each range into columns text, name, sequence, shapes and table."""
     parts = texts.to_frame("text").with_columns(pl.col("text").str.extract_groups(_EMITTED).alias("parts"))
     parts = parts.unnest("parts").with_columns(
         pl.col("name").fill_null(pl.col("text")),
@@ -201,13 +204,13 @@ def _described(texts: pl.Series) -> pl.DataFrame:
 
 @lru_cache(maxsize=65536)
 def _meaning(name: str, emitted: bool) -> tuple[str, str]:
-    """A range's table (or "steps" where it may mark steps) and name there; `emitted` if emit_nvtx wrote it."""
+    """Return a range's table ("steps" if it may mark steps) and name; `emitted` if emit_nvtx wrote it."""
     if module := _MODULE.match(name):
         return "frames", f"nn.Module: {module[1]}"
     table = event_names.host_slice_table(name)
     if table == "frames":
         return "frames", event_names.frame_name(name)
-    if table in (None, "launches"):  # a range is never a call of the device's API, whatever it is called
+    if table in (None, "launches"):  # a range is never a device API call, whatever its name
         if may_mark_steps(name):
             return "steps", name
         table = "operators" if emitted and _OPERATOR.fullmatch(name) else "annotations"

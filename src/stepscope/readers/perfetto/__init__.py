@@ -1,4 +1,4 @@
-"""Perfetto traces: protobuf packets of track events."""
+"""Reader for Perfetto traces: protobuf packets of track events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _UNUSED: Final = {
     "android_log": "Android's log",
     "chrome_events": "events of old versions of Chrome",
 }
-"""Packets of other data sources that a user may look for."""
+"""Packets of other data sources that a user may expect to see."""
 
 _ENDS_EARLY: Final = ("truncated", "compressed_data", "not_packets")
 
@@ -60,12 +60,12 @@ EXPLANATIONS: Final = {
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read slices, counters, flows and memory instants of the track events into `writer`'s tables.
+    """Read the slices, counters, flows and memory instants of the track events into the tables of `writer`.
 
     Raises:
-        NotATraceError: its packets unpack to far more than any trace does.
-        UnreadableTraceError: it holds no slice.
-        UsageError: steps were asked for that the trace does not have.
+        NotATraceError: the packets unpack to far more than any trace does.
+        UnreadableTraceError: there are no slices.
+        UsageError: the requested steps do not exist.
     """
     gathering = Gathering(writer.directory)
     aside = Path(writer.directory) / "begun"
@@ -92,8 +92,6 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 
 class _Content:
-    """Everything the packets of a file say, in the order they say it."""
-
     def __init__(self, gathering: Gathering, aside: Path) -> None:
         self._gathering = gathering
         self._damage: Counter[str] = gathering.damage
@@ -145,7 +143,7 @@ class _Content:
         return len(self._clocks.unknown) > 1 or (bool(self._clocks.unknown) and self._clocks.unix_offset_ns is not None)
 
     def origin_unix_ns(self) -> int | None:
-        """The wall clock at the start of the trace, None if unknown."""
+        """The wall clock at the start of the trace; None if unknown."""
         origin_ns = self._gathering.origin_ns or 0
         if self._clocks.unix_offset_ns is not None:
             origin_ns += self._clocks.unix_offset_ns
@@ -153,7 +151,7 @@ class _Content:
 
 
 def _nothing(name: str, damage: Counter[str]) -> str:
-    """Why a file holds nothing to look at."""
+    """The message for a file without a complete slice."""
     other = sorted({key.partition(":")[2] for key in damage if key.startswith("unused_packet:")})
     if other:
         return f"{name} is a Perfetto trace without a single complete slice of a track; it holds {', '.join(other)}"

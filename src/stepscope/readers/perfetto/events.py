@@ -1,4 +1,4 @@
-"""Rows of the trace's tables from track events; slices wait for their ends, which may stand anywhere."""
+"""Convert track events to rows of the trace's tables; slices are held until their ends, which may be anywhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MEMORY_NAME: Final = "[memory]"
-"""Name of the instants that are rows of `memory`."""
+"""Name of the instants that become rows of `memory`."""
 
 CATEGORIES: Final[Mapping[str, Mapping[str | None, str]]] = {
     "operators": {None: "cpu_op"},
@@ -58,7 +58,7 @@ CATEGORIES: Final[Mapping[str, Mapping[str | None, str]]] = {
     "synchronisations": {None: "cuda_sync"},
     "memory": {None: "cpu_instant_event"},
 }
-"""Table -> the row's `kind`, None for all others -> category of its event."""
+"""Table -> the row's `kind` (None for all others) -> category of its event."""
 
 ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "operators": {
@@ -128,11 +128,11 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "call_stack": "Call stack",
     },
 }
-"""Table -> column -> name of the debug annotation that holds it; Kineto's names where Kineto has one."""
+"""Table -> column -> name of its debug annotation; Kineto's name where Kineto has one."""
 
 
 def category(table: str, kind: str | None) -> str:
-    """Category of the event of a row of that table and kind."""
+    """Return the category of the event for a row of this table and kind."""
     words = CATEGORIES[table]
     return words.get(kind, words[None])
 
@@ -154,12 +154,12 @@ _OTHER_NAMES: Final = {
     "synchronisations": {"cuda_sync_kind": "kind"},
     "memory": {"Device Id": "device"},
 }
-"""Further names of the columns, of older files and of other tools."""
+"""Alternative argument names -> columns, from older files and other tools."""
 ARGUMENTS: Final = {
     table: {name: column for column, name in columns.items()} | _OTHER_NAMES.get(table, {})
     for table, columns in ANNOTATIONS.items()
 }
-"""Table -> name of an argument -> column."""
+"""Table -> argument name -> column."""
 
 
 _TABLE_OF_CATEGORY: Final = {
@@ -171,12 +171,12 @@ _TABLE_OF_CATEGORY: Final = {
     **dict.fromkeys(ANNOTATION_CATEGORIES, "annotations"),
     "marker_api": None,
 }
-"""Table of each category that is known, rocprofv3's among them; a marker is what its name says."""
+"""Known categories -> table, including those of rocprofv3; a marker is classified by its name."""
 
 
 @lru_cache(maxsize=65536)
 def table_of(category: str, name: str) -> tuple[str, str | None]:
-    """The table of a slice and its kind, where the table has kinds; of a category that is not known, by the name."""
+    """Return a slice's table, and its kind if the table has kinds; an unknown category falls back to the name."""
     lowered = category.lower()
     table = _TABLE_OF_CATEGORY.get(lowered) or event_names.host_slice_table(name) or "annotations"
     if table == "operators" and lowered in OPERATOR_CATEGORIES and event_names.is_annotation(name):
@@ -192,7 +192,7 @@ def table_of(category: str, name: str) -> tuple[str, str | None]:
 
 
 def is_known(category: str) -> bool:
-    """Whether the category tells the table."""
+    """Whether the category determines the table."""
     return category.lower() in _TABLE_OF_CATEGORY
 
 
@@ -205,18 +205,18 @@ CHANGES: Final[dict[tuple[str, str], Callable[[Any], Any]]] = {
     ("synchronisations", "cuda_sync_kind"): lambda value: event_names.synchronisation_kind(str(value)),
     ("memory", "Device Id"): lambda value: "cpu" if value == -1 else value,
 }
-"""(table, name of an argument) -> what is to be done with the value."""
+"""(table, argument name) -> function that converts the value."""
 
 
 def text(value: Any) -> str | None:
-    """An argument as text: what is no text as JSON."""
+    """Convert an argument to text; values other than text and numbers become JSON."""
     if value is None or isinstance(value, str):
         return value
     return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else json.dumps(value)
 
 
 def integer(value: Any) -> int | None:
-    """An argument as a number of 64 bits, None if it is none."""
+    """Convert an argument to a 64-bit integer; None if it is not one."""
     if isinstance(value, str):
         try:
             value = int(value)
@@ -228,16 +228,16 @@ def integer(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """An argument as a number with decimals, None if it is none."""
+    """Convert an argument to a float; None if it is not a number."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < 1e300 else None
 
 
 UNKNOWN_NS: Final = -1
-"""Duration of a slice whose end the file does not have."""
+"""Duration of a slice without an end in the file."""
 
 
 class Ends:
-    """Begins and ends of slices; `unmatched` ends close nothing, `unclosed` begins have no end."""
+    """Pairs begins and ends of slices; `unmatched` ends close nothing, `unclosed` begins have no end."""
 
     def __init__(self) -> None:
         self._times = array("q")
@@ -248,14 +248,14 @@ class Ends:
         self.unclosed = 0
 
     def begin(self, track: int, time_ns: int) -> int:
-        """A slice begins; its number."""
+        """Begin a slice and return its number."""
         number = self.count
         self.count += 1
         self._note(track, time_ns, number)
         return number
 
     def end(self, track: int, time_ns: int) -> None:
-        """The last slice that began on this track ends."""
+        """End the last slice that began on this track."""
         self._note(track, time_ns, -1)
 
     def _note(self, track: int, time_ns: int, number: int) -> None:
@@ -264,7 +264,9 @@ class Ends:
         self._numbers.append(number)
 
     def durations(self) -> npt.NDArray[np.int64]:
-        """Of each slice by its number, UNKNOWN_NS without an end. Events of one time stand in the file's order."""
+        """Return each slice's duration in ns, by number; UNKNOWN_NS without an end. Events at equal times keep the
+        file's order.
+        """
         times = np.frombuffer(self._times, np.int64)
         numbers = np.frombuffer(self._numbers, np.int64)
         tracks = np.frombuffer(self._tracks, np.int64)
@@ -307,7 +309,7 @@ _HOST_TABLES: Final = frozenset({"operators", "launches", "frames"})
 
 
 class Events:
-    """The events of a file: rows without lanes and durations first, and the finished ones once all were seen."""
+    """The events of a file: rows without lanes and durations at first, and finished rows once all events were seen."""
 
     def __init__(self, gathering: Gathering, tracks: Tracks, directory: Path) -> None:
         self._gathering = gathering
@@ -318,14 +320,14 @@ class Events:
         self._held: dict[str, list[tuple[int, int, str, int, dict[str, Any]]]] = {}
         self._host_tracks: set[int] = set()
         self._totals: dict[int, float] = {}
-        self._flows = (array("Q"), array("q"), array("b"))  # flow, slice, whether it ends there
+        self._flows = (array("Q"), array("q"), array("b"))  # flow, slice, whether the flow ends there
         self._tables: list[str] = []
         self._table_of_slice = array("b")
 
-    # Taking events
+    # Adding events
 
     def add(self, event: TrackEvent, sequence: Sequence, time_ns: int) -> None:
-        """Take one event."""
+        """Add one event."""
         kind = event.type or _PHASES.get(event.legacy_event.phase, 0)
         place = self._place(event, sequence)
         if kind == _END:
@@ -343,10 +345,10 @@ class Events:
             self._damage["unknown_event"] += 1
 
     def add_stage(self, stage: GpuRenderStageEvent, sequence: Sequence, time_ns: int) -> None:
-        """Take a stage of graphics or compute work on a GPU."""
+        """Add a stage of graphics or compute work on a GPU."""
         queue = stage.hw_queue_iid or stage.hw_queue_id
         track = self._tracks.code(-1 - (stage.gpu_id % 2**20 * 2**32 + queue % 2**32))
-        told = plain(getattr(stage, "name", ""), self._damage)  # only newer definitions have it
+        told = plain(getattr(stage, "name", ""), self._damage)  # only newer protobuf definitions have this field
         name = told or sequence.stage(stage.stage_iid, f"stage {stage.stage_iid or stage.stage_id}")
         number = self._ends.begin(track, time_ns)
         self._ends.end(track, time_ns + min(stage.duration, 2**62))
@@ -468,7 +470,7 @@ class Events:
     # Finishing
 
     def finish(self) -> None:
-        """Give every row its lane and its duration, and hand it to the gathering."""
+        """Give every row its lane and duration, and add it to the gathering."""
         for table in list(self._held):
             self._set_aside(table)
         durations = self._ends.durations()
@@ -505,7 +507,7 @@ class Events:
         return rows.drop("slice", "track", *absent)
 
     def _with_queues(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Fill device and queue of device work from its track where its arguments lack them."""
+        """Fill in missing devices and queues of device work from its track."""
         codes = rows["track"].unique().to_list()
         places = [self._tracks.queue(code) for code in codes]
         pool = self._gathering.pool
@@ -523,7 +525,7 @@ class Events:
         ).drop("device_of_track", "queue_of_track")
 
     def _add_flows(self, starts: npt.NDArray[np.int64], lanes: npt.NDArray[np.int64]) -> None:
-        """Flows between operators lead to the backward, others from a call to its device work."""
+        """Flows between operators lead to the backward operator, others from a call to its device work."""
         if not len(self._flows[0]):
             return
         flows, slices, ends = (pl.Series(each) for each in self._flows)

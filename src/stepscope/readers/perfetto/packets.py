@@ -1,4 +1,4 @@
-"""A Perfetto file as packets: found in the stream by their lengths, unpacked where they are compressed, decoded."""
+"""Split a Perfetto file into packets by their lengths, decompress and decode them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def trace_message() -> type[Trace]:
-    """Perfetto's message type; raises UsageError without the package, or a protobuf new enough for it."""
+    """Return Perfetto's message type; raise UsageError without the package, or if protobuf is too old for it."""
     try:
         messages = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     except _unusable() as error:
@@ -33,7 +33,7 @@ def trace_message() -> type[Trace]:
 
 
 def _unusable() -> tuple[type[Exception], ...]:
-    """The errors of a missing package, and of definitions made for a newer protobuf."""
+    """The errors raised if the package is missing, or was generated for a newer protobuf."""
     try:
         version = import_module("google.protobuf.runtime_version")
     except ImportError:
@@ -42,9 +42,9 @@ def _unusable() -> tuple[type[Exception], ...]:
 
 
 LARGEST_PACKET_BYTES: Final = 4 * 2**20
-"""Packets are hundreds of bytes; one of this size made of nothing but empty messages takes some hundred MB."""
+"""Packets take hundreds of bytes; one of this size made only of empty messages takes some hundred MB when decoded."""
 LARGEST_UNPACKED_BYTES: Final = 64 * 2**20
-"""Of one compressed packet."""
+"""Limit for one compressed packet."""
 _TOGETHER_BYTES: Final = 2**18
 _PACKET_TAG: Final = 0x0A
 _EMPTY_PACKETS: Final = re.compile(rb"(?:\n\0){1,60000}")
@@ -68,12 +68,15 @@ _TELLING_FIELDS: Final = frozenset(
         (133, _BYTES),  # zstd_compressed_packets
     }
 )
-"""Fields of a packet that no other protobuf file with a message in its first field has; XLA's planes have 1 to 6."""
+"""Fields of a packet that identify a Perfetto trace.
+
+No other protobuf file whose first field is a message has them; XLA's planes have fields 1 to 6.
+"""
 _MOST_FIELDS: Final = 64
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins with a packet of a Perfetto trace."""
+    """Whether a file starts with a packet of a Perfetto trace."""
     if head[:1] != bytes([_PACKET_TAG]) or is_json(head):
         return False
     length, position = _varint(head, 1)
@@ -101,7 +104,7 @@ class Packets:
         self._damage = damage
 
     def __iter__(self) -> Iterator[TracePacket]:
-        """Decoded one by one, those in compressed packets too; raises TooLargeError or UsageError."""
+        """Yield decoded packets, including those in compressed packets; raises TooLargeError or UsageError."""
         trace = trace_message()
         for text in self._framed():
             for packet in self._decoded(text, trace):
@@ -117,7 +120,7 @@ class Packets:
                             yield each
 
     def _framed(self) -> Iterator[bytes]:
-        """Whole packets with their tags and lengths, several at a time."""
+        """Yield whole packets with their tags and lengths, several at a time."""
         rest, skip = b"", 0
         for block in self._source.blocks():
             if skip >= len(block):
@@ -127,7 +130,7 @@ class Packets:
             skip = begin = position = 0
             while True:
                 end = _end_of_packet(data, position)
-                if end is None:  # the bytes are no packets any more
+                if end is None:  # not a packet
                     self._damage["not_packets"] += 1
                     if position > begin:
                         yield data[begin:position]
@@ -154,7 +157,7 @@ class Packets:
             self._damage["truncated"] += 1
 
     def _together(self, text: bytes) -> Iterator[bytes]:
-        """Whole packets of an unpacked text, several at a time: decoded at once they take many times its size."""
+        """Yield whole packets of decompressed text, several at a time, since decoding multiplies the size."""
         begin = position = 0
         while position < len(text):
             end = _end_of_packet(text, position)
@@ -218,7 +221,7 @@ class Packets:
 
 
 def _bounded(data: bytes) -> bytes:
-    """Packed data that claims an acceptable unpacked size, else raises zstandard.ZstdError."""
+    """Return compressed data if it declares an acceptable size, else raise zstandard.ZstdError."""
     size = zstandard.frame_content_size(data)
     if not 0 <= size <= LARGEST_UNPACKED_BYTES:
         raise zstandard.ZstdError("the size is not told, or too large")
@@ -226,7 +229,7 @@ def _bounded(data: bytes) -> bytes:
 
 
 def _end_of_packet(data: bytes, position: int) -> int | None:
-    """Where the field at `position` ends, maybe beyond the data; 0: not known yet; None: no packet."""
+    """The end of the field at `position`, maybe beyond the data; 0 if not known yet, None if it is not a packet."""
     tag, after_tag = _varint(data, position)
     if tag is None:
         return 0 if len(data) - position < 10 else None
@@ -245,7 +248,7 @@ def _end_of_packet(data: bytes, position: int) -> int | None:
 
 
 def _varint(data: bytes, position: int) -> tuple[int | None, int]:
-    """A number and where it ends; None if it does not end in the data or within ten bytes."""
+    """A number and the position after it; None if it does not end within the data and ten bytes."""
     value = shift = 0
     for place in range(position, min(position + 10, len(data))):
         byte = data[place]
@@ -257,7 +260,7 @@ def _varint(data: bytes, position: int) -> tuple[int | None, int]:
 
 
 def _after(data: bytes, position: int, wire_type: int) -> int | None:
-    """Where a field's value ends; None for unknown types."""
+    """The position after a field's value; None for unknown types."""
     if wire_type == _BYTES:
         length, begin = _varint(data, position)
         return None if length is None else begin + length

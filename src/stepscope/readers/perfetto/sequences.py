@@ -1,4 +1,4 @@
-"""What a sequence of packets has told so far, and later packets refer to by number."""
+"""State of a packet sequence: definitions in earlier packets that later packets refer to by number."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ REALTIME: Final = 1
 BOOTTIME: Final = 6
 _OF_A_SEQUENCE: Final = range(64, 128)
 Clock: TypeAlias = "tuple[int, int]"
-"""Sequence and number of a clock; the sequence is 0 for clocks that all of them share."""
+"""Sequence and number of a clock; the sequence is 0 for clocks shared by all sequences."""
 
 
 class Clocks:
-    """Turns timestamps into nanoseconds of the trace's main clock, by default the machine's running time.
+    """Converts timestamps to nanoseconds of the trace's main clock, by default the machine's boot time clock.
 
     Attributes:
         unix_offset_ns: wall clock minus main clock; None without a snapshot of both.
-        unknown: by clock, timestamps taken as they are because no snapshot relates the clock.
+        unknown: number of timestamps per clock that were used unconverted, as no snapshot includes the clock.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Clocks:
         self._last: dict[Clock, int] = {}
 
     def add_snapshot(self, sequence: int, snapshot: ClockSnapshot) -> None:
-        """Learn what several clocks showed at the same moment."""
+        """Record the values of several clocks at the same moment."""
         if snapshot.primary_trace_clock:
             self.main = snapshot.primary_trace_clock
         shown: dict[int, int] = {}
@@ -69,7 +69,7 @@ class Clocks:
                     offsets.sort()
 
     def time_ns(self, sequence: int, number: int, timestamp: int) -> int:
-        """A packet's timestamp, on the clock of this number, in nanoseconds of the main clock."""
+        """Convert a packet's timestamp on the given clock to nanoseconds of the main clock."""
         key = _clock(sequence, number)
         time = timestamp * self._units.get(key, 1)
         if key in self._last:
@@ -92,7 +92,7 @@ _CLEARED = 1
 
 
 def plain(text: str | bytes, damage: Counter[str]) -> str:
-    """Text of a message with what was no UTF-8 replaced: protobuf gives that as bytes, or as what no table can hold."""
+    """Replace invalid UTF-8 in a message's text, which protobuf returns as bytes or as a string with surrogates."""
     if isinstance(text, str) and (text.isascii() or _can_be_kept(text)):
         return text
     damage["invalid_utf8"] += 1
@@ -109,7 +109,7 @@ def _can_be_kept(text: str) -> bool:
 
 
 class Sequence:
-    """The state of one packet sequence: its default clock and track, its old thread descriptor, and interned names."""
+    """State of one packet sequence: its default clock and track, its legacy thread descriptor, and interned names."""
 
     def __init__(self, number: int, damage: Counter[str]) -> None:
         self.number = number
@@ -119,7 +119,7 @@ class Sequence:
         self.time_us: int | None = None
 
     def clear(self) -> None:
-        """Forget what was told by number."""
+        """Reset the defaults and forget all interned names."""
         self.clock = BOOTTIME
         self.track: int | None = None
         self._names: dict[int, str] = {}
@@ -129,7 +129,7 @@ class Sequence:
         self._stages: dict[int, str] = {}
 
     def learn(self, packet: TracePacket) -> None:
-        """Take what a packet tells for those after it, and for itself."""
+        """Apply a packet's definitions and defaults to itself and to later packets."""
         if packet.incremental_state_cleared or packet.sequence_flags & _CLEARED:
             self.clear()
         if packet.HasField("trace_packet_defaults"):
@@ -157,7 +157,7 @@ class Sequence:
                 self._strings[text.iid] = text.str.decode("utf-8", "replace")
 
     def name(self, event: TrackEvent) -> str | None:
-        """The event's name, None where the file has lost it."""
+        """Return the event's name; None if its definition is lost."""
         if event.name_iid:
             return self._names.get(event.name_iid)
         if event.name or not event.legacy_event.name_iid:
@@ -165,23 +165,23 @@ class Sequence:
         return self._names.get(event.legacy_event.name_iid)
 
     def category(self, event: TrackEvent) -> str:
-        """The event's category; the first of several, empty without one."""
+        """Return the event's first category, or an empty string."""
         if event.category_iids:
             return self._categories.get(event.category_iids[0], "")
         return plain(event.categories[0], self._damage) if event.categories else ""
 
     def stage(self, number: int, otherwise: str) -> str:
-        """What a stage or a queue of graphics work is called."""
+        """Return the name of a stage or queue of GPU work, or `otherwise` if unknown."""
         return self._stages.get(number) or otherwise
 
     def annotation_name(self, annotation: DebugAnnotation) -> str:
-        """What an event's argument is called."""
+        """Return the name of an event's argument."""
         if annotation.name_iid:
             return self._annotation_names.get(annotation.name_iid, "")
         return plain(annotation.name, self._damage)
 
     def value(self, annotation: DebugAnnotation, depth: int = 0) -> Any:
-        """An argument's value: a number, text, a list or a dictionary; None for what is none of these."""
+        """Return an argument's value as a number, text, list or dictionary; None for other values."""
         kind = annotation.WhichOneof("value")
         if kind == "string_value_iid":
             return self._strings.get(annotation.string_value_iid)
@@ -210,7 +210,7 @@ _QUEUE: Final = re.compile(r"(?:stream|queue)\W{0,3}(\d{1,20})", re.IGNORECASE)
 
 @dataclass(slots=True)
 class Track:
-    """What the file says of a track; a second description adds to the first."""
+    """The file's description of a track; later descriptors add to earlier ones."""
 
     parent: int = 0
     name: str = ""
@@ -222,9 +222,9 @@ class Track:
 
 
 class Tracks:
-    """Tracks by number, and threads that old files describe without one.
+    """Tracks by number, and threads that old files describe without a track.
 
-    A queue is a track on which a device worked; device and number are those of its first work, else of its names.
+    A track with device work is a queue; its device and queue come from its first work, else from the names of tracks.
     """
 
     def __init__(self, damage: Counter[str]) -> None:
@@ -237,7 +237,7 @@ class Tracks:
         self._queues: dict[int, tuple[str | None, str | None]] = {}
 
     def code(self, place: int | tuple[int, int]) -> int:
-        """A small number for a track, or for (process, thread)."""
+        """Return a small number for a track, or for (process, thread)."""
         code = self._codes.get(place)
         if code is None:
             code = self._codes[place] = len(self._places)
@@ -245,11 +245,11 @@ class Tracks:
         return code
 
     def place(self, code: int) -> int | tuple[int, int]:
-        """What a small number stands for."""
+        """Return the track, or (process, thread), for a code."""
         return self._places[code]
 
     def describe(self, packet: TracePacket) -> None:
-        """Take a packet's descriptions."""
+        """Record a packet's descriptions of tracks, threads and processes."""
         kind = packet.WhichOneof("data")
         if kind == "track_descriptor":
             self._describe_track(packet.track_descriptor)
@@ -284,17 +284,17 @@ class Tracks:
             track.unit = max(1, descriptor.counter.unit_multiplier)
 
     def counter(self, code: int) -> tuple[str, bool, int]:
-        """Name of a counter's track, whether its values add up, and what they are multiplied with."""
+        """Return a counter track's name, whether its values are increments, and the unit they are multiplied by."""
         place = self._places[code]
         track = self._tracks.get(place, Track()) if isinstance(place, int) else Track()
         return track.name or f"counter {place}", track.is_incremental, track.unit
 
     def works_for(self, code: int, device: str | None, queue: str | None) -> None:
-        """Note that a device worked on this track."""
+        """Record that a device worked on this track."""
         self._queues.setdefault(code, (device, queue))
 
     def queue(self, code: int) -> tuple[str, str]:
-        """Device and queue of a track on which a device worked."""
+        """Return device and queue of a track with device work."""
         device, queue = self._queues.get(code, (None, None))
         if device is None or queue is None:
             names = [track.name for track in self._around(self._places[code])]
@@ -305,8 +305,10 @@ class Tracks:
         return device, queue
 
     def lane(self, code: int, gathering: Gathering, *, is_host: bool) -> int:
-        """The lane of a track; tracks below a thread's are the thread's. `is_host`: operators, calls or frames stand on
-        it.
+        """Return the lane of a track; tracks below a thread's track share its lane.
+
+        Args:
+            is_host: whether the track has operators, calls or frames.
         """
         place = self._places[code]
         around = self._around(place)

@@ -1,4 +1,4 @@
-"""rocprofv3's JSON, as ROCm's profiler writes it for AMD GPUs."""
+"""Reader for the JSON of rocprofv3, ROCm's profiler for AMD GPUs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from stepscope.trace.window import StepRange, Window
 
 _GPU: Final = 2
 _DEVICE_MEMORY: Final = (1, 2)
-"""Heaps of a memory bank that are the device's own: visible to the host, or not."""
+"""Heap types of the device's own memory, whether visible to the host or not."""
 _LARGEST_BYTES: Final = {"agents": 2**22, "buffer_records": 2**22}
-"""Of descriptions that are some kilobytes long, and whose entries take many times that in memory."""
+"""Size limits of descriptions, which take a few kilobytes but many times that once decoded."""
 _CALLS: Final = ("hip_api", "hsa_api")
 _HSA_KINDS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("synchronise", re.compile(r"signal_wait")),
@@ -68,10 +68,10 @@ class Process:
         self._operations: list[KindNames] = []
         self._messages: dict[int, str] = {}
 
-    # What the file says of the process, before its records
+    # Descriptions, which precede the records
 
     def describe(self, key: str, text: bytes) -> None:
-        """Take one of the process's values, by the key it stands under."""
+        """Decode a description by its key."""
         if len(text) > _LARGEST_BYTES.get(key, len(text)):
             self._damage["oversized_value"] += 1
         elif key == "metadata":
@@ -91,10 +91,10 @@ class Process:
         self._device_of |= {agent.id.handle: str(number) for number, agent in enumerate(gpus)}
         self.devices = tuple(_device(str(number), agent) for number, agent in enumerate(gpus))
 
-    # Its records
+    # Records
 
     def add(self, key: str, records: list[Record]) -> None:
-        """Add records from the list under this key of `buffer_records`."""
+        """Add records of the list with this key in `buffer_records`."""
         records = [record for record in records if record.start_timestamp or record.end_timestamp]
         if key == "kernel_dispatch":
             self._add_kernels(records)
@@ -118,7 +118,7 @@ class Process:
         )
 
     def _add_markers(self, records: list[Record]) -> None:
-        """Ranges of roctx: torch's are operators, others annotations; calls without a message are left out."""
+        """Add roctx ranges: torch's as operators, others as annotations; calls without a message are dropped."""
         tables: dict[str, list[tuple[Record, Range]]] = {}
         for record in records:
             if text := self._messages.get(record.correlation_id.internal):
@@ -184,7 +184,7 @@ class Process:
         queues: list[str],
         **columns: list[Any],
     ) -> None:
-        """Add device work; `queues` says where it ran in files of tools that do not know streams."""
+        """Add device work; `queues` is used for files of tools that do not record streams."""
         queues = [
             queue if record.stream_id is None else str(record.stream_id.handle)
             for record, queue in zip(records, queues, strict=True)
@@ -245,7 +245,7 @@ class Process:
         self._gathering.add(table, pl.DataFrame(series))
 
     def _operation(self, record: Record) -> str:
-        """What was called or copied, by the file's list of names."""
+        """The name of the called function or the copy."""
         if 0 <= record.kind < len(self._operations):
             kind = self._operations[record.kind]
             if 0 <= record.operation < len(kind.operations):
@@ -254,7 +254,7 @@ class Process:
         return f"operation {record.kind}.{record.operation}"
 
     def _device(self, handle: int) -> str | None:
-        """A GPU's number, None for a processor of the host; an undescribed GPU is its own handle."""
+        """A GPU's number, None for a CPU; a GPU without a description is its own handle."""
         return self._device_of[handle] if handle in self._device_of else (str(handle) if handle else None)
 
 
@@ -270,14 +270,14 @@ def _call_kind(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _kernel_kind(name: str) -> str:
-    """The runtime's own kernels fill and copy where no copy engine does."""
+    """The runtime has its own kernels for fills and copies without a copy engine."""
     if name.startswith(_RUNTIME_KERNELS):
         return "set" if name.startswith(_FILLS) else "copy_on_device"
     return "communication" if event_names.is_communication(name) else "compute"
 
 
 class Range(NamedTuple):
-    """The text of a range, taken apart where torch's emit_nvtx wrote it, which appends to every operator's name."""
+    """The text of a range, with the parts that torch's emit_nvtx appends to an operator's name."""
 
     name: str
     sequence_number: int | None = None
@@ -307,7 +307,7 @@ def _device(number: str, agent: Agent) -> Device:
 
 
 def _blocks(grid: Size, block: Size) -> str:
-    """The grid counts work items; other tools count blocks."""
+    """The number of blocks, as in other tools; rocprofv3's grid counts work items."""
     x, y, z = -(-grid.x // max(1, block.x)), -(-grid.y // max(1, block.y)), -(-grid.z // max(1, block.z))
     return f"[{x}, {y}, {z}]"
 
@@ -321,7 +321,7 @@ def _int64(value: int | None) -> int | None:
 
 
 def _field(text: bytes, key: str, kind: type[Any]) -> Any:
-    """A field of a JSON object, None where it is missing or of another type."""
+    """A field of a JSON object; None if it is missing or has another type."""
     try:
         values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         return msgspec.json.decode(values[key], type=kind)
@@ -341,10 +341,10 @@ _ENTERED: Final[tuple[Path, ...]] = (
 _DESCRIPTIONS: Final = ("metadata", "agents", "kernel_symbols")
 _SMALL_BYTES: Final = 2**16
 _MOST_SMALL_PARTS: Final = 20_000
-"""A file has some twenty for each process that the tool followed."""
+"""A file has about twenty per process."""
 _STRINGS: Final = ("buffer_records", "marker_api")
 _SAMPLES: Final = ("pc_sample_host_trap", "pc_sample_stochastic", "scratch_memory", "memory_allocation")
-"""Lists that no table takes: samples inside of kernels, and memory that the driver handed out."""
+"""Lists that no table holds: samples inside kernels, and memory allocated by the driver."""
 
 EXPLANATIONS: Final = {
     **COMMON,
@@ -360,17 +360,17 @@ EXPLANATIONS: Final = {
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins like rocprofv3's JSON."""
+    """Whether a file starts like rocprofv3's JSON."""
     return _BEGINNING.match(text_of(head)) is not None
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read kernels, copies, calls of HIP and HSA, and roctx ranges into `writer`'s tables.
+    """Read kernels, copies, HIP and HSA calls, and roctx ranges into the tables of `writer`.
 
     Raises:
-        NotATraceError: it has far more lists of records than any profile.
-        UnreadableTraceError: the file holds no record that could be read.
-        UsageError: steps were asked for that the trace does not have.
+        NotATraceError: there are far more lists of records than in any profile.
+        UnreadableTraceError: no record could be read.
+        UsageError: the requested steps do not exist.
     """
     gathering = Gathering(writer.directory)
     document = Document(source, _wanted)
@@ -387,7 +387,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
         if path[2:-1] == ("buffer_records",):
             process.add(key, decode_records(text, gathering.damage))
         else:
-            if key == "metadata":  # the first value of each process
+            if key == "metadata":  # metadata is the first value of each process
                 process = Process(gathering)
             process.describe(key, text)
             devices |= {device.device: device for device in process.devices}

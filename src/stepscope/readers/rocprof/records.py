@@ -1,7 +1,7 @@
-"""Walking through a JSON document that is too large to hold: the values it is made of, and long lists piece by piece.
+"""Walk through a JSON document too large for memory, yielding single values and long lists in pieces.
 
-Only brackets, quotation marks and commas are looked at, all of a block at once; what stands between them is decoded by
-the caller. A place in the document is a path: keys of objects, and "[]" for an element of a list.
+Only brackets, quotation marks and commas are searched, vectorised per block; the caller decodes the text between them.
+A position in the document is a path of object keys, with "[]" for an element of a list.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stepscope.readers.source import ByteSource
 
 Path: TypeAlias = tuple[str, ...]
 Wanted: TypeAlias = Literal["enter", "whole", "pieces", "skip"]
-"""What is to be done with a container: look at what is in it, take it as one text, as pieces, or not at all."""
+"""How to handle a container: look inside, take it as one text, take it as pieces, or skip it."""
 
 LARGEST_VALUE_BYTES: Final = 256 * 2**20
-"""A value that is taken whole, or an element of a list that comes in pieces."""
+"""Size limit of a value taken whole, or of one element of a list taken in pieces."""
 PIECE_BYTES: Final = 2**20
 _OPENING, _CLOSING, _COMMA = 1, 2, 3
 _CLASSES: Final = np.zeros(256, np.int8)
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 class _Marks(NamedTuple):
-    """Brackets and commas outside of strings: where, what, and how many brackets are open around or just after each."""
+    """Brackets and commas outside strings: position, class, and the depth, counting the bracket itself."""
 
     places: npt.NDArray[np.int64]
     classes: npt.NDArray[np.int8]
@@ -51,7 +51,7 @@ class _Marks(NamedTuple):
 
 
 class _Structure:
-    """Finds the marks of one block after another."""
+    """Finds the marks of successive blocks."""
 
     def __init__(self) -> None:
         self._inside_string = False
@@ -73,7 +73,7 @@ class _Structure:
         return _Marks(places, classes, after + (classes == _CLOSING))
 
     def _quotes(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """Quotation marks that no backslash escapes."""
+        """Positions of quotation marks that are not escaped."""
         quotes = np.flatnonzero(data == _QUOTE)
         backslashes = np.flatnonzero(data == _BACKSLASH)
         if self._escaped and len(quotes) and quotes[0] == 0:
@@ -91,7 +91,7 @@ class _Structure:
 
 
 class Document:
-    """A JSON document part by part; `closed` once every bracket was, `dropped` counts parts that are too long."""
+    """A JSON document in parts; `closed` is set after the last bracket, `dropped` counts parts that are too long."""
 
     def __init__(self, source: ByteSource, wanted: Callable[[Path], Wanted]) -> None:
         self._source = source
@@ -107,12 +107,14 @@ class Document:
         self.dropped = 0
 
     def parts(self) -> Iterator[Part]:
-        """What `wanted` asked for; a container that it does not enter is one part, or several."""
+        """Yield what `wanted` asked for; a container that it does not enter is one part or several."""
         structure, before = _Structure(), b""
         for block in self._source.blocks():
             yield from self._walk(block, before, structure.marks(block))
             before = (before + block)[-_KEY_BYTES:] if len(block) < _KEY_BYTES else block[-_KEY_BYTES:]
-        if self._taken == "pieces" and self._texts:  # the file ends early: what is whole stands before the last comma
+        if (
+            self._taken == "pieces" and self._texts
+        ):  # the file is truncated: only elements before the last comma are complete
             yield Part(tuple(self._path), b"".join(self._texts))
 
     def _walk(self, block: bytes, before: bytes, marks: _Marks) -> Iterator[Part]:
@@ -141,7 +143,7 @@ class Document:
                 self._close()
 
     def _open(self, block: bytes, before: bytes, place: int, depth: int) -> int:
-        """Enter a container, or begin to take it; returns where its text begins."""
+        """Enter a container, or begin to take it; return where its text begins."""
         if self._in_list:
             self._path.append("[]" if self._in_list[-1] else _key(block, before, place))
         wanted = self._wanted(tuple(self._path)) if depth < _DEEPEST_ENTERED else "skip"
@@ -162,14 +164,14 @@ class Document:
             self.closed = not self._in_list
 
     def _take(self, block: bytes, begin: int, marks: _Marks) -> Iterator[Part]:
-        """Keep what the block holds of the value being taken."""
+        """Keep the block's part of the value being taken."""
         if self._taken == "skip":
             return
         if self._taken == "pieces" and (self._size + len(block) - begin >= PIECE_BYTES or self._too_long):
             commas = (marks.classes == _COMMA) & (marks.depths == self._taken_depth) & (marks.places >= begin)
             if commas.any():
                 last = int(marks.places[np.flatnonzero(commas)[-1]])
-                if self._too_long:  # what was left out ends at the first comma
+                if self._too_long:  # the dropped element ends at the first comma
                     begin = int(marks.places[np.flatnonzero(commas)[0]]) + 1
                 if last > begin or self._texts:
                     yield Part(tuple(self._path), b"".join([*self._texts, block[begin:last]]))
@@ -198,7 +200,7 @@ class Document:
 
 
 def _first_at_most(depths: npt.NDArray[np.int64], position: int, limit: int) -> int:
-    """The first position from `position` on with a depth of at most `limit`; the length if there is none."""
+    """The first position from `position` on with a depth of at most `limit`, or the length."""
     step = 64
     while position < len(depths):
         found = np.flatnonzero(depths[position : position + step] <= limit)
@@ -218,7 +220,7 @@ def _key(block: bytes, before: bytes, place: int) -> str:
 
 
 def elements(text: bytes) -> Iterator[bytes]:
-    """The single elements of a piece of a list."""
+    """Yield the elements of a piece of a list."""
     structure, begin = _Structure(), 0
     for first in range(0, len(text), PIECE_BYTES):
         marks = structure.marks(text[first : first + PIECE_BYTES])
@@ -283,7 +285,7 @@ class Kernel(msgspec.Struct, gc=False):
 
     @property
     def name(self) -> str:
-        """As the user asked the tool to show it."""
+        """The name in the form that the user asked the tool for."""
         return self.formatted_kernel_name or self.demangled_kernel_name or self.kernel_name.removesuffix(".kd")
 
 
@@ -313,7 +315,7 @@ class KindNames(msgspec.Struct, gc=False):
 
 
 class Message(msgspec.Struct, gc=False):
-    """An entry of `strings.marker_api`: what a marker with this correlation number says."""
+    """An entry of `strings.marker_api`: the message of the marker with this correlation number."""
 
     key: int
     value: str
@@ -324,7 +326,7 @@ _RECORD: Final = msgspec.json.Decoder(Record)
 
 
 def decode_records(text: bytes, damage: Counter[str]) -> list[Record]:
-    """The records of a piece of a list; what cannot be read is left out and counted."""
+    """Decode the records of a piece of a list; unreadable ones are skipped and counted."""
     if not text.strip():
         return []
     try:
@@ -341,7 +343,7 @@ def decode_records(text: bytes, damage: Counter[str]) -> list[Record]:
 
 
 def decode_entries(text: bytes, kind: type[Any], damage: Counter[str]) -> list[Any]:
-    """The entries of a list, or the values of an object; those that cannot be read are left out and counted."""
+    """Decode the entries of a list, or the values of an object; unreadable ones are skipped and counted."""
     try:
         found = msgspec.json.decode(text, type=list[kind] | dict[str, kind])  # type: ignore[valid-type]
         return list(found.values()) if isinstance(found, dict) else found

@@ -1,4 +1,4 @@
-"""Files that a run leaves beside its trace: counts and logs of the framework, and what Nsight Compute measured."""
+"""Files that a run writes beside its trace: framework counters and logs, and measurements by Nsight Compute."""
 
 from stepscope.readers.side_files.framework_logs import (
     rank_in_name,

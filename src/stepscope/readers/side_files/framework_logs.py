@@ -1,4 +1,4 @@
-"""Counts and logs beside a trace: reports and debugging output of PyTorch/XLA, metrics and logs of Intel Gaudi."""
+"""Read counters and logs beside a trace: PyTorch/XLA reports and debug output, Intel Gaudi metrics and logs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from stepscope.readers.source import ByteSource
 from stepscope.trace.run_counts import WARM_UP_STEPS, CodePlace, Fallback, RunCounts, Tally, Trigger
 
 LONGEST_LINE: Final = 2**16
-"""Bytes; a longer line is given in pieces."""
+"""Maximum bytes of a line; longer lines are split."""
 MOST_NAMES: Final = 10_000
-"""Different names of metrics, operators or stacks that are kept of one file; those after them are left out."""
+"""Maximum distinct names of metrics, operators or stacks kept per file; later ones are dropped."""
 LARGEST_COUNT: Final = 2**62
 
 
 def lines(path: str | Path) -> Iterator[str]:
-    """The lines without their ends; invalid UTF-8 is replaced. Raises NotATraceError if empty, UnreadableTraceError."""
+    """Yield the lines without their ends; invalid UTF-8 is replaced.
+
+    Raises NotATraceError if the file is empty, UnreadableTraceError if it cannot be read.
+    """
     source = ByteSource(path)
     try:
         rest, some = b"", False
@@ -70,7 +73,10 @@ class _Report:
 
 
 def read_xla_metrics(path: str | Path) -> RunCounts:
-    """Counts of the whole run from the reports in a file; raises UsageError without one, TraceError if unreadable."""
+    """Return the run's counts from the metrics reports in a file.
+
+    Raises UsageError if there is no report, TraceError if the file is unreadable.
+    """
     report = _Report()
     kind, name = "", ""
     for line in lines(path):
@@ -106,10 +112,10 @@ def _take(report: _Report, kind: str, name: str, key: str, text: str) -> None:
 
 
 def duration_ns(text: str) -> int | None:
-    """Nanoseconds of a time such as "14s152ms226.398us"; None for other text.
+    """Parse a duration such as "14s152ms226.398us" to nanoseconds; None for other text.
 
-    The report rounds each part instead of cutting it off: 2.89 ms are "003ms890.000us". A part that is followed by half
-    of it or more was rounded up.
+    The report rounds each part instead of truncating it: 2.89 ms are "003ms890.000us". A part followed by half of its
+    unit or more was therefore rounded up.
     """
     match = _TIME.fullmatch(text)
     if match is None:
@@ -122,7 +128,7 @@ def duration_ns(text: str) -> int | None:
 
 
 def _total(values: list[int]) -> int:
-    """The last of growing counts, plus what they had reached each time the program cleared them."""
+    """The last of the growing counts, plus the values reached before each time the program cleared them."""
     cleared = [before for before, after in pairwise(values) if after < before]
     return min(sum(cleared) + values[-1], LARGEST_COUNT)
 
@@ -161,7 +167,7 @@ _MOST_FRAMES: Final = 100
 
 @dataclass(slots=True)
 class _Open:
-    """A block whose end has not come yet."""
+    """A block whose end was not seen yet."""
 
     expects: str = ""
     cause: str = ""
@@ -181,7 +187,10 @@ class _Log:
 
 
 def read_xla_debug_log(path: str | Path) -> RunCounts:
-    """Counts of the whole run from debugging output; raises UsageError without any, TraceError if unreadable."""
+    """Return the run's counts from debug output.
+
+    Raises UsageError if there is no debug output, TraceError if the file is unreadable.
+    """
     log, open_blocks = _Log(), {"Compilation": _Open(), "Execution": _Open()}
     for line in lines(path):
         if "Analysis:" in line and (block := _BLOCK.search(line)):
@@ -257,7 +266,7 @@ def _triggers(log: _Log, kind: str) -> tuple[Trigger, ...]:
 
 
 _MOST_CHARACTERS: Final = 64 * 2**20
-"""Of the file; a program that writes its counts with every step for days comes to as much."""
+"""Maximum file size, reached by a program that writes its counts on every step for days."""
 _LONGEST_NAME: Final = 200
 _DECODER: Final = json.JSONDecoder()
 _BETWEEN: Final = re.compile(r"[\s,\]]*")
@@ -265,14 +274,14 @@ _RANK: Final = re.compile(r"-rank(\d{1,6})(?=\.|$)")
 
 
 class _Counts:
-    """Cumulative numbers; where a program resets them, what they had come to is added."""
+    """Cumulative counts that include what was counted before each reset."""
 
     def __init__(self) -> None:
         self._last: dict[str, int] = {}
         self._before: dict[str, int] = {}
 
     def take(self, key: str, value: Any) -> int | None:
-        """The total so far of the number behind `key`, None if it is no number."""
+        """Add a value and return the total for `key`; a value that is not a number is ignored."""
         number = _number(value)
         if number is None or (key not in self._last and len(self._last) >= MOST_NAMES):
             return self.total(key)
@@ -286,11 +295,11 @@ class _Counts:
 
 
 def read_gaudi_metrics(path: str | Path) -> RunCounts:
-    """The last counts in a metrics file, of the whole run; a killed run leaves the array open, which is fine.
+    """Return the run's final counts from a metrics file; a killed run leaves the array open, which is accepted.
 
     Raises:
-        UsageError: it is no such file.
-        TraceError: it cannot be read.
+        UsageError: it is not a metrics file.
+        TraceError: the file is unreadable.
     """
     counts, operators = _Counts(), _Counts()
     names: dict[str, None] = {}
@@ -319,7 +328,7 @@ def read_gaudi_metrics(path: str | Path) -> RunCounts:
 
 
 def rank_in_name(path: str | Path) -> int | None:
-    """The rank that a metrics file's name ends in, as in metrics-rank3.json; None without one."""
+    """Return the rank at the end of a metrics file's name, as in metrics-rank3.json; None if absent."""
     match = _RANK.search(Path(path).name)
     return int(match[1]) if match else None
 
@@ -335,7 +344,7 @@ def _text(path: str | Path) -> str:
 
 
 def _entries(text: str) -> Iterator[dict[str, Any]]:
-    """The objects of the array, up to where it is damaged or ends."""
+    """Yield the objects of the array until it ends or is damaged."""
     position = text.find("[") + 1
     if position == 0 or text[: position - 1].strip("\ufeff \t\r\n"):
         return
@@ -377,7 +386,7 @@ def _of_gaudi_metrics(
 
 
 def _qualified(name: str) -> str:
-    """An operator's name with its namespace, in text that any table can hold."""
+    """The operator's name with its namespace, truncated, and valid UTF-8."""
     name = name[:_LONGEST_NAME].encode("utf-8", "replace").decode()
     return name if "::" in name else f"aten::{name}"
 
@@ -389,10 +398,11 @@ _LONGEST_TYPES: Final = 200
 
 
 def read_fallback_log(path: str | Path) -> RunCounts:
-    """Which operators ran on the CPU, how often, and with inputs of which types.
+    """Return which operators ran on the CPU, how often, and with which input types.
 
-    Calls are logged one by one, and in a table when the process ends; the table wins where both exist. Raises as the
-    others.
+    Calls are logged one by one, and in a table when the process ends; the table takes precedence.
+
+    Raises UsageError if there is no such log, TraceError if the file is unreadable.
     """
     calls: Counter[str] = Counter()
     types: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What Nsight Compute measured of each launch: `ncu --csv`, its details page or its raw page."""
+"""Read Nsight Compute's measurements of each launch from `ncu --csv`, details page or raw page."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COUNTERS: Final[dict[str, tuple[str, ...]]] = {
         "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
     ),
 }
-"""Column -> the metrics that give it, in percent, the first of those that the file has."""
+"""Column -> metrics for it, in percent; the first one in the file is used."""
 SCHEMA: Final = {
     "name": pl.String,
     "grid": pl.String,
@@ -56,14 +56,15 @@ _EXPORT: Final = "write one with ncu --csv --page raw, or ncu --import REPORT.nc
 
 
 def read_ncu(path: str | Path) -> pl.DataFrame:
-    """The launches that Nsight Compute measured, in their order.
+    """Return the launches measured by Nsight Compute, in order.
 
     Returns:
-        name, grid and block ("x,y,z"), and of COUNTERS the share of the peak, 0 to 1; null where it was not measured.
+        name, grid and block ("x,y,z"), and the columns of COUNTERS as a share of the peak (0 to 1), null if not
+        measured.
 
     Raises:
-        NotATraceError: the file is no such CSV, or holds no launch.
-        UnreadableTraceError: it cannot be opened.
+        NotATraceError: the file is not such a CSV, or has no launch.
+        UnreadableTraceError: the file cannot be opened.
     """
     source = ByteSource(path)
     try:
@@ -85,7 +86,7 @@ def read_ncu(path: str | Path) -> pl.DataFrame:
 
 
 def _from_header(source: ByteSource) -> Iterator[str]:
-    """The lines from the one that names the columns on, without what the program and ncu printed."""
+    """Yield the lines from the CSV header on, without the output of the program and of ncu."""
     begun = False
     for line in _lines(source):
         begun = begun or _HEADER.match(line) is not None
@@ -111,11 +112,11 @@ Launch = list["str | float | None"]
 
 
 def _of_metrics(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
-    """The details page: a line for each metric of each launch."""
+    """The details page has a line for each metric of each launch."""
     place = {name: number for number, name in enumerate(header)}
     found: dict[tuple[str, str], tuple[Launch, dict[str, int]]] = {}
     for row in rows:
-        if len(row) < len(header) - 6:  # columns of rules at the end may be missing
+        if len(row) < len(header) - 6:  # the trailing rule columns may be missing
             continue
         cell = {name: row[number] if number < len(row) else "" for name, number in place.items()}
         key = (cell.get("Process ID", ""), cell["ID"])
@@ -130,7 +131,7 @@ def _of_metrics(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
 
 
 def _of_columns(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
-    """The raw page: a line for each launch, below one with the units."""
+    """The raw page has a line for each launch, below a line with the units."""
     found: list[Launch] = []
     for row in rows:
         cell = dict(zip(header, row, strict=False))
@@ -169,7 +170,7 @@ def _sizes(text: str) -> str | None:
 
 
 def _number(text: str) -> float | None:
-    """A value such as "1,234.5"; None for "n/a" and for what is no share of a peak."""
+    """Parse a value such as "1,234.5"; None for "n/a" and for values that are not a share of a peak."""
     try:
         number = float(text.replace(",", ""))
     except ValueError:

@@ -1,11 +1,11 @@
-"""PyTorch's memory snapshots, as `torch.cuda.memory._dump_snapshot` pickles them, or as JSON.
+"""Reader for PyTorch's memory snapshots, as pickled by `torch.cuda.memory._dump_snapshot`, or as JSON.
 
-A snapshot has the allocator's segments as they were when it was taken, and for each device the last events before that.
-The totals at each event follow from the segments at the end, by undoing the events one after the other.
+A snapshot has the allocator's segments at the time it was taken and, for each device, the last events before that. The
+totals at each event are computed from the final segments by undoing the events.
 
-Pickles are read by the standard library's unpickler in Python, cut down to plain values. The one in C is six times as
-fast, but cannot be held to a limit: a file of nine bytes makes it ask for 16 GiB (a memo index of 2**30), and a key of
-tuples nested a million deep overflows its stack, which ends the process.
+Pickles are read by the standard library's unpickler in Python, restricted to plain values. The one in C is six times as
+fast, but cannot be limited: a file of nine bytes makes it allocate 16 GiB (a memo index of 2**30), and a key of tuples
+nested a million deep overflows its stack, which ends the process.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ from stepscope.trace.window import StepRange, Window
 Plain: TypeAlias = "dict[Any, Any] | list[Any] | tuple[Any, ...] | str | bytes | int | float | bool | None"
 
 _PIECE_BYTES: Final = 1 << 20
-"""Of the pickle between two looks at the clock and the memory; each byte may be a value."""
+"""Bytes of the pickle between two checks of time and memory; each byte may be a value."""
 _LONGEST_NUMBER: Final = 16
 _KEYS: Final = (str, int, float, bool, type(None))
 _OBJECTS: Final = frozenset(b"cRi\x93\x81\x92obPQ\x82\x83\x84\x97\x98")
-"""GLOBAL, REDUCE, INST, STACK_GLOBAL, NEWOBJ, NEWOBJ_EX, OBJ, BUILD, persistent identifiers, extensions, buffers."""
+"""Opcodes that are rejected: GLOBAL, REDUCE, INST, STACK_GLOBAL, NEWOBJ, NEWOBJ_EX, OBJ, BUILD, persistent identifiers,
+extensions and buffers.
+"""
 
 
 class _RefusedError(Exception):
-    """What is wrong with a pickle, in words that follow "is a Python pickle that "."""
+    """Why a pickle is rejected, in words that follow "is a Python pickle that "."""
 
 
 def load(data: bytes, name: str) -> Plain:
-    """The value of a pickle of protocol 2 to 5.
+    """Return the value of a pickle of protocol 2 to 5.
 
     Raises NotATraceError if it is damaged or holds more than plain values.
     """
@@ -67,7 +69,7 @@ def load(data: bytes, name: str) -> Plain:
 
 
 class _Pieces(io.RawIOBase):
-    """Bytes that are given out a piece at a time, calling `each` before every one."""
+    """Bytes read in pieces, with a call of `each` before every piece."""
 
     def __init__(self, data: bytes, each: Callable[[], None]) -> None:
         self._rest = memoryview(data)
@@ -85,7 +87,7 @@ class _Pieces(io.RawIOBase):
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """The standard library's unpickler, which makes plain values alone and counts them."""
+    """The standard library's unpickler, restricted to plain values, which it counts."""
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {}  # filled below
     stack: list[Any]
@@ -101,7 +103,7 @@ class _PlainUnpickler(pickle._Unpickler):
         self._budget = current()
 
     def account(self) -> None:
-        """Count the values made since the last time: each costs a byte of the file, and up to a hundred of memory."""
+        """Spend the values made since the last call; each costs one byte of the file, but up to a hundred of memory."""
         made = self.containers + len(self.memo)
         self._budget.spend("values", made - self._accounted)
         self._accounted = made
@@ -134,14 +136,14 @@ class _PlainUnpickler(pickle._Unpickler):
         self._fill(self.pop_mark())
 
     def _fill(self, values: list[Any]) -> None:
-        """Set items of the dictionary on top of the stack."""
+        """Set items of the dictionary on top of the stack, from alternating keys and values."""
         target = self.stack[-1]
         if type(target) is not dict:
             raise _RefusedError("sets items of something that is no dictionary")
         if len(values) % 2:
             raise _RefusedError("is damaged: a key without a value")
         for key, value in zip(values[::2], values[1::2], strict=True):
-            if type(key) not in _KEYS:  # a tuple nested very deep could overflow the interpreter's stack when hashed
+            if type(key) not in _KEYS:  # hashing a deeply nested tuple could overflow the interpreter's stack
                 raise _RefusedError("has keys that are neither texts nor numbers")
             target[key] = value
 
@@ -183,16 +185,16 @@ _PlainUnpickler.dispatch.update({code: _counted(_KNOWN[code]) for code in _CONTA
 
 MOST_DEVICES: Final = 1024
 MOST_BYTES: Final = 1 << 61
-"""Of all events together; sums are kept in 64 bits."""
+"""Limit for the bytes of all events together; sums are kept in 64 bits."""
 
 _PICKLES: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _EPOCH_US: Final = 10**15
-"""Smaller times count from something else than 1970."""
+"""Smaller times do not count from 1970."""
 _PARTS: Final = ("segments", "device_traces")
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins like a pickle, or like a snapshot as JSON."""
+    """Whether a file starts like a pickle, or like a snapshot as JSON."""
     if head.startswith(_PICKLES):
         return True
     text = text_of(head)[:4096]
@@ -201,11 +203,11 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read a snapshot into `writer`'s tables: memory events with call stacks, calls of the driver, failed requests.
+    """Read a snapshot into the tables of `writer`: memory events with call stacks, driver calls and failed requests.
 
     Raises:
-        NotATraceError: it is no snapshot, or holds more than plain values.
-        UsageError: steps were asked for, which a snapshot does not have.
+        NotATraceError: it is not a snapshot, or holds more than plain values.
+        UsageError: steps were requested, which a snapshot does not have.
     """
     content = _value(b"".join(source.blocks()), source.name)
     if steps is not None:
@@ -239,7 +241,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 def _value(data: bytes, name: str) -> Plain:
     if data.startswith(_PICKLES):
         return load(data, name)
-    current().require("values", data.count(b"[") + data.count(b"{"))  # a byte or two here, and a hundred of memory each
+    current().require("values", data.count(b"[") + data.count(b"{"))  # a byte or two each, but a hundred in memory
     try:
         value: Plain = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -248,7 +250,7 @@ def _value(data: bytes, name: str) -> Plain:
 
 
 def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]]]:
-    """The segments, and the events of each device; `torch.cuda.memory_snapshot()` gives the segments alone."""
+    """The segments, and the events of each device; `torch.cuda.memory_snapshot()` returns only the segments."""
     if isinstance(content, list):
         content = {"segments": content, "device_traces": []}
     if not isinstance(content, dict) or not any(part in content for part in _PARTS):

@@ -1,4 +1,4 @@
-"""One device's part of a snapshot: its events in order, its blocks at the end, and what follows for every moment."""
+"""One device's part of a snapshot: its events in order, its final blocks, and the totals at each event."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stepscope.trace.window import Window
 
 LARGEST_SIZE: Final = 1 << 50
 MEMORY_ACTIONS: Final = {"alloc": 1, "free_completed": -1, "free": -1}
-"""Action -> what it does to the allocated bytes. A block whose return was only requested is still in use."""
+"""Action -> sign of the change in allocated bytes. A block whose free was only requested is still in use."""
 SEGMENT_ACTIONS: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-"""Action -> what it does to the reserved bytes."""
+"""Action -> sign of the change in reserved bytes."""
 OUT_OF_MEMORY: Final = "oom"
 
 _PASSED_OVER: Final = frozenset({"free_requested", "snapshot", "user_defined", "workspace_snapshot"})
@@ -29,7 +29,9 @@ _MOST_STACK_BYTES: Final = 256 << 20
 
 
 class SnapshotEvent(NamedTuple):
-    """One event; `stack` is a number in `Stacks`, -1 for none, and `free_bytes` what the driver had left."""
+    """One event; `stack` is an index into `Stacks` or -1, and `free_bytes` is the device memory that the driver
+    had free.
+    """
 
     time_us: int
     action: str
@@ -48,11 +50,11 @@ class Block(NamedTuple):
 
 
 class Stacks:
-    """The different call stacks: "file(line): function" of the frames, innermost first, separated by ";".
+    """Distinct call stacks, each as the frames "file(line): function", innermost first, joined by ";".
 
     Attributes:
         texts: by number.
-        left_out: call stacks that were too much text to keep.
+        left_out: call stacks dropped because there was too much text.
     """
 
     def __init__(self) -> None:
@@ -63,9 +65,9 @@ class Stacks:
         self._bytes = 0
 
     def number(self, frames: Any) -> int:
-        """The number of these frames' stack; -1 without a frame of Python.
+        """Return the number of these frames' stack; -1 if no frame is from Python.
 
-        Lists of frames are shared by events, and must outlive this object.
+        Events share lists of frames, which must outlive this object since they are cached by identity.
         """
         if type(frames) is not list or not frames:
             return -1
@@ -91,14 +93,14 @@ class Stacks:
 
 
 def _entry(frame: Any) -> str:
-    """A frame of Python or the autograd engine as "file(line): function"; "" for another."""
+    """A frame of Python or the autograd engine as "file(line): function"; "" for other frames."""
     if type(frame) is not dict:
         return ""
     file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
     if type(file) is not str or type(name) is not str or type(line) is not int:
         return ""
-    name = name[:_LONGEST_NAME]  # one text may stand in a million frames
-    if file == "none":  # snapshots that torch makes of a profile have all in the name
+    name = name[:_LONGEST_NAME]  # one text may be in a million frames
+    if file == "none":  # snapshots that torch converts from a profile have everything in the name
         text = name
     elif file.endswith(".py") or file.startswith("<") or "autograd::Engine" in name:
         text = f"{file[-_LONGEST_ENTRY:]}({min(max(line, 0), 10**8)}): {name}"
@@ -115,8 +117,8 @@ class DeviceEvents:
         blocks: in use at the end, and not allocated by one of the events.
         allocated_bytes: in use before the first event.
         reserved_bytes: in segments before the first event.
-        all_bytes: of all events, blocks and segments, an upper bound of every sum.
-        damaged, unknown: events that were passed over.
+        all_bytes: sum over all events, blocks and segments, an upper bound of every total.
+        damaged, unknown: numbers of skipped events.
     """
 
     number: int
@@ -132,7 +134,7 @@ class DeviceEvents:
     def read(
         cls, number: int, segments: list[dict[Any, Any]], entries: list[Any], stacks: Stacks, budget: Budget
     ) -> DeviceEvents:
-        """What a snapshot says of one device, whose segments these are."""
+        """Read the events and segments of one device."""
         device = cls(number)
         for entry in entries:
             budget.spend("rows", 1)
@@ -169,7 +171,7 @@ class DeviceEvents:
         if address is None:
             self.damaged += 1
             return
-        # Without times, as in snapshots that torch makes of a profile, events are a microsecond apart.
+        # Snapshots that torch converts from a profile have no times: space events a microsecond apart.
         time_us = _whole(entry.get("time_us"), _LATEST_US) or len(self.events) + 1
         free = _whole(entry.get("device_free"), LARGEST_SIZE)
         stack = stacks.number(entry.get("frames"))
@@ -177,7 +179,7 @@ class DeviceEvents:
 
 
 def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[dict[Any, Any]]]:
-    """The segments of each device's number."""
+    """Group the segments by device number."""
     found: dict[int, list[dict[Any, Any]]] = {}
     for segment in segments:
         budget.spend("rows", 1)
@@ -211,7 +213,7 @@ def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> t
 
 
 def _of_block(block: dict[Any, Any], size: int) -> tuple[Any, int]:
-    """A block's frames and requested bytes, in old snapshots from its history."""
+    """A block's frames and requested bytes, which old snapshots keep in its history."""
     history = block.get("history")
     if type(history) is list and history and type(history[0]) is dict:
         return history[0].get("frames"), _whole(history[0].get("real_size"), LARGEST_SIZE) or size
@@ -225,7 +227,7 @@ def _whole(value: Any, limit: int) -> int | None:
 OUT_OF_MEMORY_NAME: Final = "out of memory"
 DEVICE_FREE_NAME: Final = "device free"
 FIRST_EVENT_NS: Final = 1_000
-"""What was there before the first event stands before it, at 0."""
+"""Time of the first event; blocks allocated before it are at 0."""
 _LARGEST_TOTAL: Final = 1 << 62
 _THERE_BEFORE: Final = "there before"
 _EVENT_SCHEMA: Final = {
@@ -241,7 +243,9 @@ _EVENT_SCHEMA: Final = {
 def write_tables(
     writer: StoreWriter, devices: list[DeviceEvents], stacks: Stacks, origin_us: int, window: Window | None
 ) -> None:
-    """Write lanes, memory, launches, annotations and counters, with times from `origin_us`, the first event's."""
+    """Write lanes, memory, launches, annotations and counters, with times relative to `origin_us`, that of the
+    first event.
+    """
     lanes = [
         {
             "lane": lane,
@@ -265,7 +269,7 @@ def write_tables(
 
 
 def _tables(lane: int, device: DeviceEvents, texts: pl.Series, origin_us: int) -> dict[str, pl.DataFrame]:
-    """Memory, with the totals after each block handed out or given back; calls of the driver; requests that failed."""
+    """Memory with the totals after each allocation and free, driver calls, failed requests, and free device memory."""
     before = [SnapshotEvent(0, _THERE_BEFORE, block.address, block.size, block.stack, None) for block in device.blocks]
     held_before = device.allocated_bytes - sum(block.size for block in device.blocks)
     action, size = pl.col("action"), pl.col("size")

@@ -1,4 +1,4 @@
-"""XLA's profiles, `.xplane.pb`: what JAX, PyTorch/XLA and TensorFlow record on TPU, GPU and CPU."""
+"""Reader for XLA's profiles, `.xplane.pb`, recorded by JAX, PyTorch/XLA and TensorFlow on TPU, GPU and CPU."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ _MOST_PLANES: Final = 100_000
 _MOST_REMARKS: Final = 100
 _LONGEST_REMARK: Final = 500
 _EPOCH_NS: Final = 10**17
-"""Lines that begin later have times since 1970; earlier ones count from the start of the profile."""
+"""Times above this count from 1970, those below from the start of the profile."""
 _REPLACEMENT: Final = b"\xef\xbf\xbd"
-"""What text editors and conversions write for bytes that are no text."""
+"""The UTF-8 replacement character, which text conversions write for invalid bytes."""
 
 
 def recognises(head: bytes) -> bool:
-    """Whether a file begins with a plane: a field of messages that has, near its beginning, a plane's name."""
+    """Whether a file starts with a plane: a length-delimited field with a plane's name near its start."""
     if head[:1] not in (b"\n", b"\x12", b"\x1a", b"\x22") or is_json(head):
         return False
     return meanings.KNOWN_PLANE.search(head[: 2**20]) is not None
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read a profile into `writer`'s tables.
+    """Read a profile into the tables of `writer`.
 
     Raises:
-        NotATraceError: it holds no plane with events.
-        UnreadableTraceError: its first plane is damaged.
-        UsageError: steps were asked for that the profile does not have.
+        NotATraceError: no plane has events.
+        UnreadableTraceError: the first plane is damaged.
+        UsageError: the requested steps do not exist.
     """
     damage: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(dir=writer.directory, prefix="unpacked-") as folder:
@@ -73,8 +73,6 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 
 class _Profile:
-    """The planes of a file."""
-
     def __init__(self, name: str, content: Content, damage: Counter[str]) -> None:
         self._name = name
         self._content = content
@@ -115,9 +113,9 @@ class _Profile:
         return f"{self._name} begins like an XLA profile (.xplane.pb), but is damaged or cut off: {error}; {why}"
 
     def read(self, gathering: Gathering) -> None:
-        """Gather the events of all planes, hosts first: their calls explain the devices' copies.
+        """Gather the events of all planes, hosts first, since their calls explain the devices' copies.
 
-        Raises NotATraceError if none.
+        Raises NotATraceError if there are no events.
         """
         by_name = {plane.name: plane for plane in self._planes}
         programs = Programs(self._content, by_name.get(meanings.METADATA_PLANE), self._damage)

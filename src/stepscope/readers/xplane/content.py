@@ -1,8 +1,8 @@
-"""The unpacked bytes of a profile, in its file or on disk when they are many, read piece by piece.
+"""Random access to a profile's decompressed bytes, in the file itself, in memory, or on disk if large.
 
 Messages are decoded here and not by protobuf's classes. Those are as fast (0.4 s for the 244,000 events of a profile of
-24 MB), but hold 3.4 times the file in memory at once, refuse a damaged message whole, and would make every installation
-depend on protobuf.
+24 MB), but hold 3.4 times the file in memory at once, reject a damaged message as a whole, and would make every
+installation depend on protobuf.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy.typing as npt
 from stepscope.readers.source import ByteSource, Progress
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Wire types; the two others, of groups, no profile has."""
+"""Wire types; profiles do not use the two others, which are for groups."""
 PADDING: Final = 32
-"""Bytes that must follow the last message in what the functions on arrays are given."""
+"""Bytes that must follow the last message in arrays passed to the functions below."""
 
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
@@ -45,11 +45,11 @@ _GATHER: Final = tuple(
 
 
 class WireError(ValueError):
-    """Bytes that are no message."""
+    """The bytes are not a valid message."""
 
 
 def varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a position, and the position behind it; raises WireError if it does not end."""
+    """Decode the number at a position, and return the position after it; raise WireError if it does not end."""
     result = shift = 0
     for position in range(at, min(at + _LONGEST_VARINT, len(data))):
         byte = data[position]
@@ -61,7 +61,7 @@ def varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    """Number, wire type and value of each field: varints as numbers, others as bytes. Raises WireError."""
+    """Yield number, wire type and value of each field: varints as integers, others as bytes. Raises WireError."""
     at, end = 0, len(data)
     while at < end:
         tag = data[at]
@@ -87,27 +87,27 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
 
 def signed(value: int) -> int:
-    """An int64 as protobuf writes it, as a number of 64 bits."""
+    """Convert a 64-bit varint to a signed int64."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def text(value: int | bytes) -> str:
-    """A string field; damaged characters are replaced."""
+    """Decode a string field; invalid UTF-8 is replaced."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
 def words_at(data: Bytes) -> Values:
-    """For each position the eight bytes from there on, as a view; `data` is contiguous."""
+    """Return a view of the eight bytes from each position on; `data` must be contiguous."""
     view: Values = np.ndarray((max(len(data) - 7, 0),), "<u8", buffer=data.data, strides=(1,))
     return view
 
 
 def varints(data: Bytes, words: Values, at: Positions) -> tuple[Values, Positions]:
-    """The numbers at these positions, and how long each is, 0 for one that does not end.
+    """Decode the numbers at these positions, with their lengths in bytes, 0 for a number that does not end.
 
     Args:
-        data: with PADDING behind the last number.
-        words: of `words_at`.
+        data: with PADDING after the last number.
+        words: from `words_at`.
     """
     word = words[at]
     stop = ~word & _STOPS
@@ -123,10 +123,13 @@ def varints(data: Bytes, words: Values, at: Positions) -> tuple[Values, Position
 
 
 def numbers_of(data: Bytes, words: Values, at: Positions, ends: Positions, tag: int) -> tuple[Values, Positions, Mask]:
-    """The number at each position, its bytes, and whether there is one with this one-byte tag; 0 and 0 if not.
+    """Decode the field with this one-byte tag at each position: number, length in bytes, and whether the field is
+    there.
+
+    Number and length are 0 if the field is not there.
 
     Args:
-        ends: where the messages end that the positions are in.
+        ends: the ends of the messages that contain the positions.
     """
     word = words[at]
     has = (word & _BYTE) == tag
@@ -148,14 +151,14 @@ def numbers_of(data: Bytes, words: Values, at: Positions, ends: Positions, tag: 
 
 
 def _joined(word: Values, stop: Values) -> tuple[Values, Positions]:
-    """The numbers in words up to the lowest bit of each `stop`, seven bits of each byte, and how many bytes that is."""
+    """Join the low seven bits of each byte up to the lowest bit of `stop`; also return the number of bytes."""
     stop = stop & (~stop + _ONE)
     kept = stop | (stop - _ONE)
     word = word & kept
     length = (((kept & _LOWEST) * _LOWEST) >> np.uint64(56)).astype(np.int64)
     largest = int(word.max(initial=0))
     for keep, move, shift in _GATHER:
-        if largest >> int(8 * shift):  # else all are in the lowest group already
+        if largest >> int(8 * shift):  # otherwise all bits are already in the lowest group
             word = (word & keep) | ((word & move) >> shift)
     return word, length
 
@@ -163,12 +166,12 @@ def _joined(word: Values, stop: Values) -> tuple[Values, Positions]:
 MEMORY_BYTES: Final = 16 * 2**20
 _WINDOW_BYTES: Final = 2**20
 SMALL_BYTES: Final = 2**16
-"""Fields up to this size are given with their bytes."""
+"""Fields up to this size are returned with their bytes."""
 _LONGEST_HEAD: Final = 20
 
 
 class Field(NamedTuple):
-    """A field of a message; `value` is None for large ones, which lie from `start` to `end` in the file."""
+    """A field of a message; `value` is None for large fields, which extend from `start` to `end` in the file."""
 
     number: int
     value: int | bytes | None
@@ -177,14 +180,14 @@ class Field(NamedTuple):
 
 
 class Content:
-    """What a file holds once unpacked (`size` bytes); close it after use."""
+    """The decompressed content of a file (`size` bytes); close it after use."""
 
     def __init__(self, source: ByteSource, directory: Path) -> None:
         self._progress: Progress = lambda done, total: None
         self._read_bytes = 0
         total = source.total_bytes
         if source.plain_path is not None and total:
-            with contextlib.suppress(OSError):  # which it was replaced with, or forbidden, since
+            with contextlib.suppress(OSError):  # it may have been replaced or made unreadable since
                 self._file: IO[bytes] = source.plain_path.open("rb")
                 self.size = total
                 self._progress = source.progress
@@ -198,11 +201,10 @@ class Content:
             self.size += len(block)
 
     def close(self) -> None:
-        """Forget the bytes."""
         self._file.close()
 
     def read(self, start: int, size: int) -> bytes:
-        """`size` bytes from `start`, fewer at the end."""
+        """Return `size` bytes from `start`, fewer at the end."""
         self._file.seek(start)
         data = self._file.read(size)
         self._read_bytes = max(self._read_bytes, start + len(data))
@@ -210,7 +212,7 @@ class Content:
         return data
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
-        """The fields of the message between two positions; raises WireError where they end being one."""
+        """Yield the fields of the message between two positions; raise WireError where they are not a valid message."""
         at, base, window = start, start, b""
         while at < end:
             if at - base + _LONGEST_HEAD > len(window) and base + len(window) < end:

@@ -1,4 +1,4 @@
-"""Device planes of a profile: what each device did, on which queue, for which program, and what the device is."""
+"""Read device planes of a profile: each device's work, queues and programs, and the device's description."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from stepscope.trace.tables import rows_frame
 
 
 def uncovered(work: pl.DataFrame) -> pl.DataFrame:
-    """The work of one queue, with operations that run others replaced by the pieces in which none of those ran.
+    """Replace operations of one queue that contain others by the pieces in which none of the others ran.
 
-    The union of times stays the same, and no time is counted twice. `work` has the column `is_container`, the result
+    The union of times stays the same, and no time is counted twice. `work` has a column `is_container`, the result does
     not.
     """
     start, duration = work["start_ns"].to_numpy(), work["duration_ns"].to_numpy()
@@ -51,7 +51,7 @@ def uncovered(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _reached(ends: np.ndarray[tuple[int], np.dtype[np.int64]], first: np.ndarray[tuple[int], np.dtype[np.bool_]]):  # type: ignore[no-untyped-def]
-    """The largest end so far within each run of rows."""
+    """The running maximum of the ends within each run of rows; `first` marks the start of a run."""
     result = ends.copy()
     bounds = np.append(np.flatnonzero(first), len(ends))
     for begin, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
@@ -70,7 +70,7 @@ _WORK_NUMBERS: Final = ("bytes", "group_size", "message_elements")
 
 
 def described(plane: Plane, device: str) -> Device:
-    """The device as its plane describes it."""
+    """Return the device with the facts of its plane."""
     facts = plane.stats
 
     def number(name: str, factor: float = 1.0) -> float | None:
@@ -93,7 +93,7 @@ def described(plane: Plane, device: str) -> Device:
 
 
 def device_of(plane_name: str) -> tuple[str, str]:
-    """Number or name of a plane's device, and which part of it the plane is, "" for all of it."""
+    """Return the number or name of a plane's device, and the part of it that the plane covers, "" for all."""
     match = names.DEVICE_PLANE.fullmatch(plane_name)
     if match is None:
         return plane_name, ""
@@ -111,7 +111,7 @@ class DeviceReader:
         self._facts = facts
 
     def read(self, plane: Plane, found: dict[int, EventName]) -> None:
-        """Read every line of a plane; the programs' executions first, for the operations belong to them."""
+        """Read every line of a plane; executions of programs first, since operations refer to them."""
         device, part = device_of(plane.name)
         words = Words(plane.stat_names)
         rows = NameRows(found)
@@ -176,7 +176,7 @@ class DeviceReader:
         return _Rows(mine, row, start, duration, lane)
 
     def _describe(self, state: _Plane, line: str, batch: Batch, rows: _Rows) -> None:
-        """Rows of a line that says what the work is for, as annotations of the device."""
+        """Add rows of a line that describes the work, as annotations of the device."""
         mine = rows.mine[batch.lasts[rows.mine]]
         row = rows.row[mine]
         if line == names.MODULES_LINE:
@@ -198,7 +198,7 @@ class DeviceReader:
         self._gathering.add("annotations", pl.DataFrame(columns))
 
     def _work(self, state: _Plane, batch: Batch, rows: _Rows, queue: str, *, beside: bool) -> pl.DataFrame:
-        """Rows of a queue; a copy's bytes count where it is made, `beside` the operations, not where it is begun."""
+        """Rows of a queue; a copy's bytes count where it runs (`beside` the operations), not where it is started."""
         mine, row, meanings = rows.mine, rows.row[rows.mine], state.meanings
         numbers = {name: meanings.numbers[name][row] for name in _WORK_NUMBERS}
         if not beside:
@@ -276,7 +276,7 @@ _KERNEL_COLUMNS: Final = {
 
 @dataclass(slots=True)
 class _Plane:
-    """What the lines of one plane are read with."""
+    """The state for reading the lines of one plane."""
 
     name: str
     device: str
@@ -290,7 +290,7 @@ class _Plane:
 
 @dataclass(slots=True)
 class _Rows:
-    """Events of a batch whose names are known: `mine`; the other arrays are of all."""
+    """Events of a batch with known names (`mine`); the other arrays cover all events."""
 
     mine: Positions
     row: Positions
@@ -307,7 +307,7 @@ class _Rows:
 
 
 class _Executions:
-    """When each execution of a program ran on a device, and by which call."""
+    """When each execution of a program ran on a device, and the number of the call that launched it."""
 
     def __init__(self) -> None:
         nothing = np.zeros(0, np.int64)
@@ -322,7 +322,7 @@ class _Executions:
         self._has = np.concatenate([self._has, has])[order]
 
     def around(self, times: Positions) -> pl.Series:
-        """The number of the execution around each time; null for none."""
+        """The number of the execution around each time, or null."""
         if not len(self._start):
             return pl.repeat(None, len(times), dtype=pl.Int64, eager=True)
         place = np.searchsorted(self._start, times, side="right") - 1
@@ -331,7 +331,7 @@ class _Executions:
 
 
 class _Meanings:
-    """What each name of a device's events tells; arrays by row."""
+    """The meaning of each name of a device's events; arrays by row."""
 
     def __init__(self, rows: NameRows, pooled: Pooled, programs: Programs) -> None:
         found = [_operation(name, programs) for name in rows.names]
@@ -367,7 +367,7 @@ def _numbers(values: Sequence[int | None]) -> Positions:
 def _operation(
     name: EventName, programs: Programs
 ) -> tuple[names.DeviceOperation, tuple[str | None, str | None, int | None]]:
-    """What the operation is; its call stack, scope and bytes."""
+    """The parsed operation, and its call stack, scope and bytes."""
     category = name.stats.get("hlo_category")
     meaning = names.device_operation(name.name, category if isinstance(category, str) else "")
     program = name.stats.get("program_id")

@@ -1,6 +1,6 @@
-"""The events of a line, many at a time, their fields as arrays.
+"""Read the events of a line many at a time, with their fields as arrays.
 
-Fields are numbers of changing length, read from all events together: the first of each, then the second.
+Fields are varints, decoded for all events together: the first field of each, then the second, and so on.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ EVENT_TAG: Final = 0x22
 _STEPS: Final = 16
 _BLOCK_BYTES: Final = 2048
 _WINDOW_BYTES: Final = 64
-"""Of each block, where its first event is looked for: most are shorter."""
+"""Bytes of each block that are searched for its first event; most events are shorter."""
 _CHECKS: Final = 3
 _SETTLING: Final = 8
-"""Hops after which a chain that began within an event, at its statistics, has left it."""
+"""Hops after which a chain that started inside an event, at its statistics, has left it."""
 _ROUND: Final = 8
 _MOST_ROUNDS: Final = 200
-"""For a block of the shortest events; where blocks are without a beginning, chains would be far longer."""
+"""Enough for a block of the shortest events; blocks without a start would make chains far longer."""
 
 
 def _hops() -> Positions:
-    """By the two bytes behind an event's tag: the bytes up to the next event; 0 for long events."""
+    """Bytes to the next event by the two bytes after an event's tag; 0 for long events."""
     number = np.arange(2**16)
     first, second = number & 0xFF, number >> 8
     longer = np.where(second < 0x80, ((first & 0x7F) | second << 7) + 3, 0)
@@ -55,7 +55,10 @@ _HOPS: Final = _hops()
 
 
 def event_bounds(data: Bytes, size: int) -> tuple[Positions, Positions, int]:
-    """Starts and ends of the events that `data` begins with, and the position behind them; PADDING follows `size`."""
+    """Return starts and ends of the events at the start of `data`, and the position after them.
+
+    `data` must have PADDING bytes after `size`.
+    """
     if not size or data[0] != EVENT_TAG:
         nothing = np.zeros(0, np.int64)
         return nothing, nothing, 0
@@ -63,14 +66,14 @@ def event_bounds(data: Bytes, size: int) -> tuple[Positions, Positions, int]:
 
 
 def _in_lockstep(data: Bytes, size: int) -> tuple[Positions, Positions, int] | None:
-    """The events of data with ordinary ones only, all blocks at once; None where the blocks' chains do not meet."""
+    """Find the bounds in all blocks at once, if all events are short; None if the blocks' chains do not meet."""
     behind: Values = np.ndarray((size + 2,), "<u2", buffer=data.data, offset=1, strides=(1,))
     starts = _block_starts(data, behind, size)
     begin = _follow(behind, starts, np.append(starts[1:], size), size)
     if begin is None:
         return None
     is_event = data.take(begin) == EVENT_TAG
-    if not is_event.all():  # the events end here, or a chain went astray
+    if not is_event.all():  # the events end here, or a chain went wrong
         begin = begin[: int(np.argmin(is_event)) + 1]
     last = int(begin[-1])
     hop = int(_HOPS[behind[last]])
@@ -88,7 +91,7 @@ def _in_lockstep(data: Bytes, size: int) -> tuple[Positions, Positions, int] | N
 
 
 def _block_starts(data: Bytes, behind: Values, size: int) -> Positions:
-    """Places that almost surely begin an event: the first of the data, and one near the beginning of each block."""
+    """Positions that very likely start an event: the first of the data, and one near the start of each block."""
     blocks = (size - _WINDOW_BYTES) // _BLOCK_BYTES
     if blocks < 2:
         return np.zeros(1, np.int64)
@@ -108,10 +111,10 @@ def _block_starts(data: Bytes, behind: Values, size: int) -> Positions:
 
 
 def _follow(behind: Values, starts: Positions, limits: Positions, size: int) -> Positions | None:
-    """All places reached from the starts by hops, each up to its limit; None if a limit is not met soon.
+    """Positions reached from the starts by hops, each up to its limit; None if a limit is missed.
 
     Args:
-        behind: for each place the two bytes behind it.
+        behind: the two bytes after each position.
         size: the last limit, which need not be met.
     """
     rounds: list[tuple[Positions, Positions]] = []
@@ -138,7 +141,7 @@ def _follow(behind: Values, starts: Positions, limits: Positions, size: int) -> 
 
 
 def _one_by_one(data: Bytes, size: int) -> tuple[Positions, Positions, int]:
-    """The events of any data: all places that could begin one, and of them those that are reached."""
+    """Find the bounds of events of any length: mark all positions that may start an event, and keep those reached."""
     begin = np.flatnonzero(data[:size] == EVENT_TAG)
     first, second = (data[begin + number].astype(np.int64) for number in (1, 2))
     length = np.where(first < 0x80, first, (first & 0x7F) | (second & 0x7F) << 7)
@@ -161,13 +164,13 @@ def _one_by_one(data: Bytes, size: int) -> tuple[Positions, Positions, int]:
 
 
 def _chain(begin: Positions, follows: Positions, size: int) -> Positions:
-    """Which of the possible beginnings are reached from the first one."""
+    """Indices of the possible starts that are reached from the first one."""
     count = len(begin)
     number = np.full(size + 1, count, np.int64)
     number[begin] = np.arange(count)
     following = np.append(number[follows], count)
     leap = following
-    for _ in range(4):  # sixteen at a step
+    for _ in range(4):  # sixteen per step
         leap = leap[leap]
     anchors, item, at = [], leap.item, 0
     while at != count:
@@ -184,17 +187,17 @@ def _chain(begin: Positions, follows: Positions, size: int) -> Positions:
 
 CHUNK_BYTES: Final = 2**21
 _TOGETHER: Final = 8192
-"""Events whose numbers fit into a processor's cache, at each step of reading them."""
+"""Events per step, so that their numbers fit into a processor's cache."""
 LONGEST_EVENT_BYTES: Final = 2**24
 _MOST_STATISTICS: Final = 1000
-"""Of an event, which has some ten; those after them are left out."""
+"""Limit per event, which usually has about ten; further ones are dropped."""
 _STAT_ID, _DOUBLE, _UNSIGNED, _SIGNED, _TEXT, _BYTES, _REFERENCE = 0x08, 0x11, 0x18, 0x20, 0x2A, 0x32, 0x38
 LATEST_PS: Final = 2**62
 MOST_WORDS: Final = 1_000_000
 
 
 class Words:
-    """Text that statistics stand for: names of the plane's table, or written out with an event."""
+    """Texts of statistics: names from the plane's table, or text written with an event."""
 
     def __init__(self, table: dict[int, str]) -> None:
         self._table = table
@@ -202,7 +205,7 @@ class Words:
         self._order: list[str] = []
 
     def number(self, word: str) -> int:
-        """The number of text that was written out: below -1; -1 once there is too much of it."""
+        """Return the number of text written with an event: below -1, or -1 above MOST_WORDS texts."""
         known = self._written.get(word)
         if known is None:
             if len(self._order) >= MOST_WORDS:
@@ -212,7 +215,7 @@ class Words:
         return known
 
     def of(self, number: int) -> str | None:
-        """The text behind a number."""
+        """Return the text for a number."""
         if number >= 0:
             return self._table.get(number)
         return self._order[-2 - number] if number < -1 else None
@@ -220,8 +223,9 @@ class Words:
 
 @dataclass(slots=True)
 class Stats:
-    """Values of the wanted statistics, one a row: its role, its event in the batch, how it is written (`tag`), the
-    varint or the bits of a double, and where text begins.
+    """Values of the wanted statistics, one per row: role, event in the batch, and wire `tag`.
+
+    `number` is the varint or the bits of a double, `content` the position where text begins.
     """
 
     role: Positions
@@ -235,7 +239,7 @@ class Stats:
 class Batch:
     """Some events of a line, in the file's order; arrays of shape (n,).
 
-    `name` is the number of the event's metadata; instants do not last.
+    `name` is the number of the event's metadata; `lasts` is False for instants.
     """
 
     name: Positions
@@ -246,7 +250,7 @@ class Batch:
     data: Bytes = field(repr=False)
 
     def integers(self, role: int) -> tuple[Positions, Mask]:
-        """Each event's number of that role, and whether it has one; of text, where it is a number."""
+        """Return each event's integer of that role, also from decimal text, and whether it has one."""
         result, has = np.zeros(len(self.name), np.int64), np.zeros(len(self.name), np.bool_)
         rows = np.flatnonzero(self.stats.role == role)
         tag = self.stats.tag[rows]
@@ -260,7 +264,7 @@ class Batch:
         return result, has
 
     def numbers(self, role: int) -> tuple[npt.NDArray[np.float64], Mask]:
-        """Each event's number of that role, whole or not, and whether it has one."""
+        """Return each event's number of that role as a float, and whether it has one."""
         whole, has = self.integers(role)
         result = whole.astype(np.float64)
         rows = np.flatnonzero((self.stats.role == role) & (self.stats.tag == _DOUBLE))
@@ -269,7 +273,7 @@ class Batch:
         return result, has
 
     def texts(self, role: int, words: Words) -> Positions:
-        """Each event's text of that role, by its number in `words`; -1 for none."""
+        """Return each event's text of that role, as its number in `words`; -1 for none."""
         result = np.full(len(self.name), -1, np.int64)
         rows = np.flatnonzero(self.stats.role == role)
         tag = self.stats.tag[rows]
@@ -297,7 +301,7 @@ class LineReader:
         self._roles = roles
 
     def read_head(self) -> None:
-        """Read what comes before the events; raises WireError if it is no line."""
+        """Read the fields before the events; raise WireError if it is not a line."""
         for number, value, start, end in self._content.fields(self._at, self._end):
             if number == 4:
                 return
@@ -307,7 +311,7 @@ class LineReader:
         self._at = self._end
 
     def batches(self) -> Iterator[Batch]:
-        """The events; raises WireError where the line is damaged."""
+        """Yield the events; raise WireError where the line is damaged."""
         size = CHUNK_BYTES
         while self._at < self._end:
             raw = self._content.read(self._at, min(size, self._end - self._at))
@@ -333,12 +337,12 @@ class LineReader:
 
 
 def read_events(data: Bytes, starts: Positions, ends: Positions, roles: Positions, damage: Counter[str]) -> Batch:
-    """The fields of events.
+    """Decode the fields of events.
 
     Args:
-        data: with PADDING behind the last event.
-        starts, ends: of their bytes.
-        roles: by number of a statistic, what it is wanted for, 0 for nothing.
+        data: with PADDING after the last event.
+        starts, ends: bounds of the events' bytes.
+        roles: statistic number -> role, 0 if unwanted.
     """
     words = words_at(data)
     at = starts.copy()
@@ -351,7 +355,7 @@ def read_events(data: Bytes, starts: Positions, ends: Positions, roles: Position
             at[some] += length
     event, stat_start, stat_end = _stat_bounds(data, words, at, ends)
     broken = at != ends
-    for row in np.flatnonzero(broken).tolist():  # fields in another order, or unknown ones
+    for row in np.flatnonzero(broken).tolist():  # fields in another order, or unknown fields
         broken[row] = not _read_oddly(data, int(starts[row]), int(ends[row]), row, name, offset, duration, lasts)
     impossible = (offset < 0) | (offset > LATEST_PS) | (duration < 0) | (duration > LATEST_PS)
     broken |= impossible
@@ -370,7 +374,7 @@ def read_events(data: Bytes, starts: Positions, ends: Positions, roles: Position
 
 
 def _stat_bounds(data: Bytes, words: Values, at: Positions, ends: Positions) -> tuple[Positions, Positions, Positions]:
-    """Event, start and end of each statistic; `at` moves behind the last one."""
+    """Event, start and end of each statistic; moves `at` past the last one."""
     nothing = np.zeros(0, np.int64)
     found: list[tuple[Positions, Positions, Positions]] = [(nothing, nothing, nothing)]
     rows = np.flatnonzero((at < ends) & (data[at] == EVENT_TAG))
@@ -431,7 +435,7 @@ def _read_oddly(
     duration: Positions,
     lasts: Mask,
 ) -> bool:
-    """Read one event field by field; False if it is none, or counts occurrences instead."""
+    """Read one event field by field; False if it is damaged or only counts occurrences."""
     known = {1: name, 2: offset, 3: duration}
     try:
         for number, _, value in fields(data[start:end].tobytes()):

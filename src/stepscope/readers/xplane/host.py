@@ -1,4 +1,4 @@
-"""Host threads of a profile: steps, marks, Python frames, operators, calls of device APIs, allocations."""
+"""Read host threads of a profile: steps, marks, Python frames, operators, device API calls and allocations."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from stepscope.readers.xplane.meanings import (
 from stepscope.readers.xplane.plane import EventName, Plane, Programs
 
 _DEVICE_ALLOCATOR: Final = re.compile(r"[A-Za-z]+_(\d+)_")
-"""Names such as GPU_0_bfc; others are the host's."""
+"""Device allocators, such as GPU_0_bfc; others belong to the host."""
 HOST: Final = "cpu"
 
 
 def memory_rows(
     batch: Batch, mine: Positions, start_ns: Positions, releases: Mask, words: Words, lane: int, role: Mapping[str, int]
 ) -> pl.DataFrame:
-    """Chosen events as rows of `memory`, and whether each releases; `bytes` is null if unknown."""
+    """Convert chosen events to rows of `memory`, with a column `releases`; `bytes` is null if unknown."""
     size, has_size = batch.integers(role["allocation_bytes"])
     requested, has_requested = batch.integers(role["requested_bytes"])
     size = np.where(has_size, size, requested)[mine]
@@ -66,9 +66,9 @@ def memory_rows(
 
 
 def paired(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The rows of all threads; a release without a size has that of the last allocation at its address.
+    """Merge the rows of all threads; a release without a size gets that of the last allocation at its address.
 
-    Rows that stay without a size were allocated before the recording, and are left out.
+    Rows that still have no size were allocated before the recording, and are dropped.
     """
     rows = pl.concat(parts).sort("start_ns", maintain_order=True)
     keys = ["device", "address"]
@@ -94,13 +94,13 @@ _OPERATORS, _LAUNCHES, _ANNOTATIONS, _FRAMES = range(len(HOST_TABLES))
 
 
 def launch_number(run: Positions, device: Positions, core: Positions) -> Positions:
-    """A number for one execution of a program on a device, from the numbers that host and device both give it."""
+    """Return a number for one execution of a program on a device, from numbers that host and device events share."""
     return (run << 16) + (device << 4) + core
 
 
 @dataclass(slots=True)
 class HostFacts:
-    """What host events say that devices need: copies by correlation number, whether there were frames, allocations."""
+    """Facts from host events that device planes need: copy kinds by correlation number, and allocations."""
 
     copies: dict[int, str] = field(default_factory=dict)
     frames: bool = False
@@ -145,7 +145,7 @@ class HostReader:
                 self._gathering.damage["damaged_line"] += 1
 
     def _lane(self, plane: Plane, name: str, process: str, number: int | bytes, on_python: bool) -> int:
-        """The lane of a thread; Python's has the process's number, as the main thread does."""
+        """The lane of a thread; the Python thread gets the process's number, as main threads have."""
         thread = process if on_python else str(number)
         return self._gathering.lane(
             (plane.name, number, name),
@@ -177,7 +177,7 @@ class HostReader:
         table[operation != -1] = _OPERATORS
         table[is_call] = _LAUNCHES
         table[is_step] = _ANNOTATIONS
-        lasts = known & (batch.lasts | is_call | is_step) & ~is_memory  # no duration is also how 0 is written
+        lasts = known & (batch.lasts | is_call | is_step) & ~is_memory  # a duration of 0 is not written either
         for code in np.flatnonzero(np.bincount(table[lasts])).tolist():
             mine = np.flatnonzero(lasts & (table == code))
             columns: dict[str, pl.Series] = {
@@ -227,7 +227,7 @@ class HostReader:
 
 @dataclass(slots=True)
 class _Line:
-    """What the events of one line are read with."""
+    """The state for reading the events of one line."""
 
     rows: NameRows
     meanings: HostMeanings

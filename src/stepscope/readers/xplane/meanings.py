@@ -1,4 +1,4 @@
-"""What the names of planes, lines, host events and device operations in XLA's profiles mean."""
+"""The meaning of the names of planes, lines, host events and device operations in XLA's profiles."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ DEVICE_PLANE: Final = re.compile(r"/device:(?P<what>[^:]+)(?::(?P<number>\d+))?(
 KNOWN_PLANE: Final = re.compile(rb"\x12[\x01-\x7f](?:/(?:host|device):|Task Environment)")
 
 PYTHON_THREADS: Final = re.compile(r"(?:python[\d.]*|main|MainThread)(?:/|$)")
-"""Names of lines on which programs put marks of their own among XLA's."""
+"""Lines of Python threads, where programs put their own marks among XLA's."""
 
 MODULES_LINE: Final = "XLA Modules"
 ASYNCHRONOUS_LINE: Final = "Async"
-"""How lines of work begin that goes on beside the operations, several pieces at a time."""
+"""Prefix of lines with work that runs beside the operations, possibly several pieces at a time."""
 STREAM_LINE: Final = re.compile(r"Stream #(\w+)")
 OVERHEAD_LINE: Final = "CUPTI overhead"
-"""What the profiler did for its own business on threads that nobody knows."""
+"""The profiler's own work on unknown threads."""
 DESCRIBING_LINES: Final = re.compile(
     r"Steps|XLA Modules|XLA TraceMe|Overlay|(?:Framework|TensorFlow) (?:Name Scope|Ops)|Source code|Source|Launch Stats"
     r"|HLO Module|Kernel Launch|Megascale Trace|_counters_|Host Threads.*|CUPTI overhead"
 )
-"""Lines of a device that say of its work what it is for; the work itself stands on other lines."""
+"""Lines of a device that describe its work; the work itself is on other lines."""
 
 _SYNCHRONISING: Final = re.compile(
     r"np\.asarray\(jax\.Array\)$|(?:\w+::)*BlockHostUntilReady\b|block_until_ready$|(?:\w+::)*GetReadyFuture\b.*wait"
     r"|\w*ComputationClient::(?:TransferFromDevice|TransferFromServer|WaitDeviceOps)$|TensorCollectionBarrier$"
     r"|ThunkExecutor::Execute \(wait for completion\)$|(?:\w+::)*Await\b|XrtComputationClient::TransferFromServer$"
 )
-"""Calls in which the host waits until a device has come so far, often to fetch what it made."""
+"""Calls in which the host waits for a device, often to fetch a result."""
 _ENQUEUEING: Final = re.compile(r"DoEnqueueProgram$|EnqueueProgram$|TpuExecute|tpu::System::EnqueueProgram$")
-"""Calls that give a TPU a program."""
+"""Calls that launch a program on a TPU."""
 _XLA: Final = re.compile(
     r"\w+(?:::~?\w+)+|PjitFunction\(|PjRt|Pjrt|PJRT|Xla[A-Z]|XLA|Tfrt|StepMarker$|Sync(?:Live)?Tensors|CollectSyncTensors"
     r"|ExtractIR|ScheduleSyncTensors|RunPostOrder$|ParseArguments$|DevicePut|Wait for |Handle (?:input|output)|Allocate"
@@ -55,11 +55,11 @@ _XLA: Final = re.compile(
     r"|ThreadpoolListener|[HD]2[HD] Dispatch|(?:De)?[Ll]inearize|MapDmaBuffer|jit_\w+:XLA|TensorCollectionBarrier$"
     r"|TransferTo|TransferFrom|ReleaseGil|GilRelease|UnsafeReleaseBuffers|Iterator|InputPipeline"
 )
-"""How events of XLA, its clients and JAX begin; another name on a Python thread is a mark of the program."""
+"""Prefixes of events of XLA, its clients and JAX; any other name on a Python thread is a mark of the program."""
 
 
 class HostName(NamedTuple):
-    """Table and name of a host event, and the kind of a launch."""
+    """Table and name of a host event, and the kind if it is a launch."""
 
     table: str
     name: str
@@ -68,7 +68,7 @@ class HostName(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def host_name(name: str, on_python_thread: bool) -> HostName:
-    """The table of a host event, and its name there."""
+    """Return the table of a host event, and its name there."""
     if name.startswith("$"):
         return HostName("frames", event_names.frame_name(name).removeprefix("$"))
     if _SYNCHRONISING.match(name):
@@ -105,7 +105,7 @@ _HOST_TRANSFERS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("set", re.compile(r"memset|__amd_rocclr_fillBuffer", re.IGNORECASE)),
 )
 COPIED_BY_KERNEL: Final = re.compile(r"__amd_rocclr_copyBuffer|MemcpyOther")
-"""Copies whose names do not tell the direction; the call that launched them does."""
+"""Copies whose names do not contain the direction, which comes from the call that launched them."""
 _ASYNCHRONOUS_COPY: Final = re.compile(r"(?:async-)?copy-(?:start|done)")
 _OPCODE: Final = re.compile(r"[ )}]([a-z][\w-]*)\(")
 _GROUPS: Final = re.compile(r"replica_groups=(\{\{.*?\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)")
@@ -115,9 +115,9 @@ _TYPES: Final = {"f32": "Float", "bf16": "BFloat16", "f16": "Half", "f64": "Doub
 
 
 class DeviceOperation(NamedTuple):
-    """What name and category of a device's operation tell.
+    """The meaning of a device operation's name and category.
 
-    `is_container`: it runs other operations. `is_handle`: it only begins or awaits a copy that goes on beside it.
+    `is_container`: it runs other operations. `is_handle`: it only starts or awaits a copy that runs in the background.
     """
 
     kind: str
@@ -131,7 +131,7 @@ class DeviceOperation(NamedTuple):
 
 
 def device_operation(name: str, category: str) -> DeviceOperation:
-    """What an operation of this name (or HLO text) and XLA category ("" for none) is."""
+    """Classify an operation by its name or HLO text, and XLA's category ("" for none)."""
     opcode = _opcode(name, category)
     if opcode in ("while", "conditional", "call"):
         return DeviceOperation("other", is_container=True)
@@ -151,7 +151,7 @@ def device_operation(name: str, category: str) -> DeviceOperation:
 
 
 def _opcode(name: str, category: str) -> str:
-    """What tells an operation's kind: the category, unless that stands for fused or called code."""
+    """The text that determines an operation's kind: the category, unless it means fused or called code."""
     if category and category not in ("custom-call", "async-start", "async-done") and "fusion" not in category:
         return category
     if name.startswith("%") and " = " in name:
@@ -164,19 +164,19 @@ def _opcode(name: str, category: str) -> str:
 
 
 def _copy_direction(name: str) -> str:
-    """Direction of a TPU's asynchronous copy, which gives (target, source, context); S(5) is the host's memory."""
+    """The direction of a TPU's asynchronous copy (target, source, context); S(5) is the host's memory."""
     text = name.partition(" = ")[2]
     if _HOST_MEMORY not in name:
         return "copy_on_device"
     shapes = _SHAPE.split(text)
-    # With two groups the pieces are: before, type, dimensions, what follows the first shape, ...
+    # The pattern has two groups, so the pieces are: before, type, dimensions, text after the first shape, ...
     if "copy-start(" in name and len(shapes) > 3:
         return "copy_out" if _HOST_MEMORY in shapes[3] else "copy_in"
     return "copy_out" if len(shapes) > 3 and _HOST_MEMORY in shapes[3] else "copy_in"
 
 
 def _group(name: str) -> tuple[str | None, int | None]:
-    """The members of a collective, and how many are in each group."""
+    """The members of a collective, and the size of each group."""
     match = _GROUPS.search(name)
     if match is None or match[1] == "{}":
         return None, None
@@ -198,7 +198,7 @@ def _message(name: str) -> tuple[int | None, str | None]:
 
 
 class KernelDetails(NamedTuple):
-    """A GPU kernel's launch configuration as XLA writes it."""
+    """A GPU kernel's launch configuration as written by XLA."""
 
     grid: str | None
     block: str | None
@@ -211,7 +211,7 @@ _DETAIL: Final = re.compile(r"(\w+):(\S+)")
 
 
 def kernel_details(text: str) -> KernelDetails:
-    """From "regs:32 static_shared:0 dynamic_shared:0 grid:1,1,1 block:512,1,1 occ_pct:25"; what is missing is None."""
+    """Parse "regs:32 static_shared:0 dynamic_shared:0 grid:1,1,1 block:512,1,1 occ_pct:25"; missing values are None."""
     found = dict(_DETAIL.findall(text))
     shared = [_whole(found[name]) for name in ("static_shared", "dynamic_shared", "group_mem") if name in found]
     occupancy = found.get("occ_pct", "")
@@ -226,8 +226,9 @@ def kernel_details(text: str) -> KernelDetails:
 
 
 def copied_bytes(text: str) -> int | None:
-    """Bytes from "kind_src:pageable kind_dst:device size:1024 dest:0 async:1" or "kind:device num_bytes:1024"; None if
-    unknown.
+    """Parse the bytes of a copy's details; None if unknown.
+
+    The text is like "kind_src:pageable kind_dst:device size:1024 dest:0 async:1" or "kind:device num_bytes:1024".
     """
     found = dict(_DETAIL.findall(text))
     size = _whole(found.get("size") or found.get("num_bytes") or "")
@@ -235,7 +236,7 @@ def copied_bytes(text: str) -> int | None:
 
 
 def copied_kind(text: str) -> str | None:
-    """Direction of the same text."""
+    """Return the kind of the copy in the details that `copied_bytes` parses; None if unknown."""
     found = dict(_DETAIL.findall(text))
     source, target = found.get("kind_src", ""), found.get("kind_dst", "")
     if not source or not target:
@@ -247,7 +248,7 @@ def copied_kind(text: str) -> str | None:
 
 
 def copied_name(text: str) -> str | None:
-    """Name of the copy of the same text, "Memcpy HtoD (Pageable -> Device)": it tells more than XLA's "MemcpyH2D"."""
+    """Return a name such as "Memcpy HtoD (Pageable -> Device)" from the same details; XLA only writes "MemcpyH2D"."""
     kind, found = copied_kind(text), dict(_DETAIL.findall(text))
     if kind is None:
         return None
@@ -260,7 +261,7 @@ def _whole(text: str) -> int | None:
 
 
 def is_enqueueing(name: str) -> bool:
-    """Whether a host event gives a TPU a program."""
+    """Whether a host event launches a program on a TPU."""
     return _ENQUEUEING.match(name) is not None
 
 
@@ -297,20 +298,20 @@ LIBRARY_FILES: Final = frozenset({
     "xla_metadata_lib.py", "xla_model.py", "xla_transform.py",
 })
 # fmt: on
-"""Of JAX's own sources, Flax, Optax, NumPy and torch_xla."""
+"""Source file names of JAX, Flax, Optax, NumPy and torch_xla."""
 
 
 HOST_TABLES: Final = ("operators", "launches", "annotations", "frames")
 MEMORY_EVENTS: Final = ("MemoryAllocation", "MemoryDeallocation")
 LIBRARY: Final = "<library>"
-"""Stands for the folder of a library's file, which JAX's tracer does not tell."""
+"""Placeholder for the folder of a library's file, which JAX's tracer does not record."""
 NO_CODE: Final = 2**32 - 1
 _MOST_LISTED: Final = 2**20
 Codes = npt.NDArray[np.uint32]
 
 
 def role_table(plane: Plane, roles: Sequence[str]) -> Positions:
-    """By number of a statistic, its position among the wanted ones from 1 on, 0 for the others."""
+    """Map the number of each statistic to its 1-based position in `roles`, 0 if it is not in there."""
     wanted = {name: place for place, name in enumerate(roles, 1)}
     found = {
         number: wanted[name] for number, name in plane.stat_names.items() if name in wanted and 0 <= number < 2**22
@@ -329,12 +330,12 @@ class NameRows:
         self._numbers = np.array(order, np.int64)
         self.names = [found[number] for number in order]
         self._rows: Positions | None = None
-        if order and order[0] >= 0 and order[-1] < _MOST_LISTED:  # as in every real file
-            self._rows = np.full(order[-1] + 2, -1, np.int64)  # the last stands for all higher numbers
+        if order and order[0] >= 0 and order[-1] < _MOST_LISTED:  # true for every real file
+            self._rows = np.full(order[-1] + 2, -1, np.int64)  # the last entry is for all higher numbers
             self._rows[self._numbers] = np.arange(len(order))
 
     def of(self, numbers: Positions) -> tuple[Positions, Mask]:
-        """The row of each number, and whether it has one."""
+        """Return the row of each number, and whether it has one."""
         if not len(self._numbers):
             return np.zeros(len(numbers), np.int64), np.zeros(len(numbers), np.bool_)
         if self._rows is not None:
@@ -345,17 +346,17 @@ class NameRows:
 
 
 class Pooled:
-    """Text of a gathering's pool by number, null for None."""
+    """Indices of texts in a gathering's pool."""
 
     def __init__(self, pool: StringPool) -> None:
         self._pool = pool
 
     def codes(self, words: Sequence[str | None]) -> Codes:
-        """The number of each word, NO_CODE for None."""
+        """Return the index of each word, NO_CODE for None."""
         return self._pool.optional_codes(words).fill_null(NO_CODE).to_numpy()
 
     def constant(self, word: str | None, count: int) -> pl.Series:
-        """A column of one word."""
+        """Return a column with `count` copies of the word."""
         return pl.repeat(word, count, dtype=pl.String, eager=True) if word is None else self._repeat(word, count)
 
     def _repeat(self, word: str, count: int) -> pl.Series:
@@ -363,19 +364,19 @@ class Pooled:
 
 
 def column(codes: Codes) -> pl.Series:
-    """Numbers of words as a column, NO_CODE as null."""
+    """Convert word indices to a column, with NO_CODE as null."""
     series = pl.Series(codes)
     return series if not len(codes) or codes.max() != NO_CODE else series.replace(NO_CODE, None)
 
 
 def nullable(values: npt.NDArray[np.int64] | npt.NDArray[np.float64], has: Mask) -> pl.Series:
-    """Values as a column, null where there are none."""
+    """Convert values to a column, null where `has` is False."""
     series = pl.Series(values)
     return series if has.all() else pl.select(pl.when(pl.Series(has)).then(series)).to_series()
 
 
 class HostMeanings:
-    """By name: the table of its events (index into HOST_TABLES), their name in the pool, and what else follows."""
+    """The meaning of each event name: its table (index into HOST_TABLES), pooled name, and further columns."""
 
     def __init__(self, rows: NameRows, on_python: bool, pooled: Pooled, unclear_files: UnclearFiles) -> None:
         self.texts = [name.name or name.display for name in rows.names]
@@ -393,8 +394,6 @@ class HostMeanings:
 
 
 class HostFrame(NamedTuple):
-    """A Python frame."""
-
     name: str
     file: str | None
     line: int | None
@@ -402,10 +401,10 @@ class HostFrame(NamedTuple):
 
 
 class UnclearFiles:
-    """The files of Python frames, which JAX's tracer names without their folder.
+    """Resolves the files of Python frames, which JAX's tracer names without their folder.
 
-    A file that the source lines of compiled programs know is that one; a name that JAX and its libraries use is theirs,
-    and gets the folder LIBRARY.
+    A file name in the source lines of compiled programs is taken for that file. A file name used by JAX and its
+    libraries is taken for theirs, and gets the folder LIBRARY.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
@@ -414,7 +413,7 @@ class UnclearFiles:
             self._paths.setdefault(path.rpartition("/")[2], set()).add(path)
 
     def told(self, name: str) -> HostFrame:
-        """A frame "file(line): function" with the file as far as it is known."""
+        """Parse a frame "file(line): function", and resolve its file if possible."""
         file, line, function, _ = event_names.frame(name)
         if file is None or line is None or "/" in file:
             return HostFrame(name, file, line, function)
@@ -427,7 +426,7 @@ class UnclearFiles:
 
 
 class Origins:
-    """Looks up each operation once for all events of a plane."""
+    """Looks up each compiled operation once for all events of a plane."""
 
     def __init__(self, programs: Programs, pooled: Pooled, words: Words) -> None:
         self._programs = programs
@@ -439,11 +438,11 @@ class Origins:
     def columns(
         self, batch: Batch, mine: Positions, row: Positions, operation: Positions, role: Mapping[str, int]
     ) -> dict[str, pl.Series]:
-        """The columns call_stack and scope of chosen events; none where no event is of a compiled program.
+        """Return columns call_stack and scope of chosen events; empty if no event belongs to a compiled program.
 
         Args:
-            row: of each event's name.
-            operation: of each event, as `Batch.texts` gives it.
+            row: the row of each event's name.
+            operation: for each event, as returned by `Batch.texts`.
         """
         compiled = np.flatnonzero(operation[mine] != -1)
         if not compiled.size:
@@ -453,7 +452,7 @@ class Origins:
         module = batch.texts(role["hlo_module"], self._words)
         keys = zip(row[events].tolist(), program[events].tolist(), module[events].tolist(), strict=True)
         rows = []
-        for place, key in enumerate(keys):  # one by one, for sorting them takes several times as long
+        for place, key in enumerate(keys):  # one by one, since sorting them takes several times as long
             known = self._rows.get(key)
             if known is None:
                 event = int(events[place])

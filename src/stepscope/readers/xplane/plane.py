@@ -1,4 +1,4 @@
-"""A plane of a profile: its lines, and the tables that its events and statistics are named by."""
+"""A plane of a profile: its lines, and its tables of event and statistic names."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from stepscope.readers.xplane.content import Content, WireError, fields, signed,
 _LARGEST_NAME_BYTES: Final = 2**26
 
 Value = int | float | str | bytes
-"""Of a statistic."""
+"""Value of a statistic."""
 
 
 @dataclass(slots=True)
 class EventName:
-    """An event's metadata: name, short name if there is one, and the statistics of every event of this name."""
+    """An event's metadata: name, short name or "", and the statistics common to all events of this name."""
 
     name: str
     display: str
@@ -30,9 +30,9 @@ class EventName:
 
 @dataclass(slots=True)
 class Plane:
-    """One device, the host, or what was compiled.
+    """One device, the host, or the compiled programs.
 
-    `lines` are (start, end) in the file, `stat_names` by number; `whole` if it could be read to its end.
+    `lines` are (start, end) in the file, `stat_names` are by number; `whole` is False if the plane is damaged.
     """
 
     start: int
@@ -46,7 +46,7 @@ class Plane:
 
 
 def read_plane(content: Content, start: int, end: int) -> Plane:
-    """A plane without its events and their names."""
+    """Read a plane except for its events and their names."""
     plane, budget = Plane(start, end), current()
     raw_stats: list[bytes] = []
     try:
@@ -74,7 +74,7 @@ def read_plane(content: Content, start: int, end: int) -> Plane:
 def event_names(
     content: Content, plane: Plane, damage: Counter[str], large: bool = False
 ) -> Iterator[tuple[int, EventName]]:
-    """The names of a plane's events, by number; `large` reads those that come with programs too."""
+    """Yield the names of a plane's events by number; with `large`, also those with whole programs attached."""
     try:
         for number, value, first, last in content.fields(plane.start, plane.end):
             if number != 4:
@@ -92,7 +92,7 @@ def event_names(
 
 
 def read_stats(raws: list[bytes], names: dict[int, str]) -> dict[str, Value]:
-    """Statistics by name; damaged ones are left out."""
+    """Return statistics by name; damaged ones are skipped."""
     found: dict[str, Value] = {}
     for raw in raws:
         try:
@@ -150,7 +150,7 @@ def _map_entry(raw: bytes) -> tuple[int, bytes]:
 
 MOST_OPERATIONS: Final = 2_000_000
 MOST_BYTES: Final = 2**28
-"""Of programs, which are kept until all events are read."""
+"""Limit for programs, which are kept until all events are read."""
 DEEPEST_STACK: Final = 100
 _NUMBERED: Final = re.compile(r"(.*)\((\d{1,20})\)", re.DOTALL)
 _UNKNOWN_FUNCTION: Final = "<unknown>"
@@ -158,12 +158,12 @@ _UNKNOWN_FUNCTION: Final = "<unknown>"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What the compiler kept of an operation's origin.
+    """The origin of an operation as recorded by the compiler.
 
     Attributes:
         call_stack: "file(line): function", innermost first, separated by ";"; None if unknown.
-        scope: its path of names, such as "jit(step)/jvp(Model)/dense/dot_general".
-        opcode: HLO's, such as "fusion".
+        scope: path of names, such as "jit(step)/jvp(Model)/dense/dot_general".
+        opcode: HLO opcode, such as "fusion".
     """
 
     call_stack: str | None = None
@@ -175,7 +175,7 @@ NOTHING_KNOWN: Final = Operation()
 
 
 class Programs:
-    """Operations by program and name; each program is read when it is first asked for."""
+    """Operations by program and name; each program is parsed when first needed."""
 
     def __init__(self, content: Content, plane: Plane | None, damage: Counter[str]) -> None:
         self._by_number: dict[int, bytes] = {}
@@ -204,7 +204,7 @@ class Programs:
         self._by_name[match[1] if match else name.name] = proto
 
     def files(self) -> list[str]:
-        """Every file with a part in the programs' source lines."""
+        """Return every file in the programs' source lines."""
         found: dict[str, None] = {}
         for proto in {id(proto): proto for proto in self._by_name.values()}.values():
             with contextlib.suppress(WireError):
@@ -214,7 +214,7 @@ class Programs:
         return list(found)
 
     def operation(self, program: int | None, module: str | None, name: str) -> Operation:
-        """What is known of an operation, by its program's number, else by its module's name."""
+        """Return an operation's origin, by its program's number, else by its module's name."""
         key: int | str | None = None if program is None else program & 0xFFFFFFFFFFFFFFFF
         if key is None or key not in self._by_number:
             key = module
@@ -226,7 +226,7 @@ class Programs:
         return self._read[key].get(name, NOTHING_KNOWN)
 
     def _operations(self, proto: bytes) -> dict[str, Operation]:
-        """Every operation of a program, until there are too many."""
+        """All operations of a program, up to MOST_OPERATIONS in total."""
         found: dict[str, Operation] = {}
         try:
             stacks = _Stacks(next((value for number, value in _parts(proto) if number == 17), b""))
@@ -281,12 +281,12 @@ def _origin(metadata: bytes, stacks: _Stacks) -> tuple[str | None, str | None]:
 
 
 def entry(file: str, line: int, function: str | None) -> str:
-    """One line of a call stack as the tables have it."""
+    """Format one frame of a call stack as in the tables."""
     return f"{file}({line}): {function or _UNKNOWN_FUNCTION}".replace(";", ",")
 
 
 def stack_of_text(written: str) -> str | None:
-    """A call stack from "file:line:column" lines, outermost first, as TPU profiles have it with an operation."""
+    """Convert a call stack of "file:line:column" lines, outermost first, which TPU profiles attach to operations."""
     entries = []
     for each in written.split("\n")[:DEEPEST_STACK]:
         parts = each.rsplit(":", 2)
@@ -296,7 +296,7 @@ def stack_of_text(written: str) -> str | None:
 
 
 class _Stacks:
-    """The stacks and files of a program's source lines."""
+    """The call stacks and files in a program's table of source lines."""
 
     def __init__(self, index: bytes) -> None:
         self.files: list[str] = []
@@ -331,6 +331,6 @@ class _Stacks:
                 location, around = self._frames[at - 1]
                 if 0 < location <= len(self._locations) and self._locations[location - 1] is not None:
                     entries.append(self._locations[location - 1])
-                at = around if around < at else 0  # only outwards, so that no damaged file leads in a circle
+                at = around if around < at else 0  # only outwards, so that a damaged file cannot cause a cycle
             self._known[frame] = ";".join(each for each in entries if each) or None
         return self._known[frame]

@@ -1,1 +1,1 @@
-"""A trace in the formats of other tools: one module a format, each a generator of bytes or a folder of files."""
+"""Export traces to other tools' formats, one module each; a format is a generator of bytes or a folder of files."""

@@ -1,7 +1,7 @@
 """A trace as Chrome-trace JSON in the PyTorch profiler's (Kineto's) conventions, for every tool that reads such traces.
 
-What Kineto has no argument for, such as the user's line of an operator, stands under the name of its column. A trace
-that is to be read again without loss is kept by `Trace.save`.
+Data that Kineto has no argument for, such as the user's line of an operator, is written under its column name. The
+export is lossy: use `Trace.save` to keep a trace.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stepscope.trace.program_facts import KEY, to_json
 from stepscope.trace.tables import SLICE_TABLES
 
 _OWN_ROWS: Final = ("lines", "modules")
-"""Tables whose slices would stand across those of their thread: each gets a row of its own."""
+"""Tables whose slices would overlap those of their thread: each gets a row of its own."""
 _WRITTEN_OTHERWISE: Final = {
     ("launches", "kind"),
     ("device_work", "kind"),
@@ -34,7 +34,7 @@ _KINETO_ARGUMENTS: Final = {
     ("device_work", "occupancy"): "est. achieved occupancy %",
     ("synchronisations", "kind"): "cuda_sync_kind",
 }
-"""Where Kineto's argument holds the column in another form than `ANNOTATIONS` names."""
+"""Columns that Kineto's argument holds in another form than `ANNOTATIONS` names."""
 _SYNCHRONISATIONS: Final = {
     "queue_wait": "Stream Wait Event",
     "event": "Event Sync",
@@ -46,7 +46,7 @@ _SYNCHRONISATIONS: Final = {
 
 
 def chrome(trace: Trace) -> Iterator[bytes]:
-    """The pieces of the JSON document, in order."""
+    """Yield the pieces of the JSON document, in order."""
     header = _header(trace.metadata).items()
     yield b"{" + b"".join(json.dumps(key).encode() + b": " + value + b",\n" for key, value in header)
     yield b'"traceEvents": [\n'
@@ -55,11 +55,13 @@ def chrome(trace: Trace) -> Iterator[bytes]:
     for table in (*SLICE_TABLES, "memory", "counters"):
         yield from _rows(trace, table, lanes)
     yield from _flows(trace, lanes)
-    yield json.dumps(_metadata_event("stepscope", 0, 0, {})).encode() + b"\n]}\n"  # the one without a comma behind it
+    yield (
+        json.dumps(_metadata_event("stepscope", 0, 0, {})).encode() + b"\n]}\n"
+    )  # the last event has no comma after it
 
 
 def _header(metadata: Metadata) -> dict[str, bytes]:
-    """What Kineto says of a trace, as JSON."""
+    """Kineto's top-level keys, each value as JSON."""
     header: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms"}
     if metadata.origin_unix_ns is not None:
         header["baseTimeNanoseconds"] = metadata.origin_unix_ns
@@ -83,7 +85,7 @@ def _header(metadata: Metadata) -> dict[str, bytes]:
 
 
 class _Lanes:
-    """Where a lane's rows stand: process and thread as JSON text, one pair a lane and pseudo-thread."""
+    """Process and thread of each lane and pseudo-thread, as JSON text."""
 
     def __init__(self, trace: Trace) -> None:
         self._rows = list(trace.lanes.iter_rows(named=True))
@@ -96,7 +98,6 @@ class _Lanes:
         )
 
     def events(self) -> bytes:
-        """The metadata events that name processes and threads."""
         events: list[dict[str, Any]] = []
         named: set[int | str] = set()
         for row, (process, thread) in zip(self._rows, self._pairs, strict=True):
@@ -114,7 +115,7 @@ class _Lanes:
         return b"".join(json.dumps(event).encode() + b",\n" for event in events)
 
     def placed(self, rows: pl.DataFrame, table: str, lane: str = "lane") -> pl.DataFrame:
-        """The rows with the columns pid and tid."""
+        """Add the columns pid and tid to the rows."""
         placed = rows.join(self.places, left_on=lane, right_on="lane", how="left", maintain_order="left")
         if table in _OWN_ROWS:
             placed = placed.with_columns(tid=pl.format('"{} of lane {}"', pl.lit(table), lane))
@@ -122,7 +123,7 @@ class _Lanes:
 
 
 def _pairs(rows: list[dict[str, Any]]) -> list[tuple[int | str, int | str]]:
-    """Process and thread of each lane; a pair that another lane or pseudo-thread may have gets the lane's number."""
+    """Process and thread of each lane; the lane's number is appended to a pair that is already taken."""
     pairs: list[tuple[int | str, int | str]] = []
     taken = set()
     for row in rows:
@@ -188,7 +189,7 @@ def _arguments(table: str, rows: pl.DataFrame) -> pl.Series:
 
 
 def _json(table: str, column: str, values: pl.Series) -> pl.Series:
-    """A column as JSON text in the way that Kineto writes it, null where there is nothing to write."""
+    """A column as JSON text in Kineto's notation; null if nothing is to be written."""
     if column == "occupancy":
         return json_text.numbers(values * 100)
     if values.dtype != pl.String:
@@ -201,7 +202,7 @@ def _json(table: str, column: str, values: pl.Series) -> pl.Series:
 
 
 def _plain_json(text: str) -> str | None:
-    """JSON text on one line; sizes such as "4,1,1" as a list, None for what is no JSON."""
+    """JSON text on one line, sizes such as "4,1,1" as a list; None for invalid JSON."""
     try:
         return json.dumps(msgspec.json.decode(f"[{text}]" if text[:1].isdecimal() else text), ensure_ascii=False)
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -209,7 +210,7 @@ def _plain_json(text: str) -> str | None:
 
 
 def _flows(trace: Trace, lanes: _Lanes) -> Iterator[bytes]:
-    """Arrows from launches to device work, by its row, and from forward to backward operators, by numbers beyond."""
+    """Arrows from launches to device work (id: the work's row) and from forward to backward operators (higher ids)."""
     calls = trace.scan("launches").select(call_ns="start_ns", call_lane="lane").with_row_index("launch").collect()
     work = trace.scan("device_work").select("launch", "start_ns", "lane").with_row_index("id").collect()
     launched = work.join(calls, on="launch", how="inner", maintain_order="left")

@@ -1,4 +1,4 @@
-"""Columns as JSON text, without a Python object for each row."""
+"""Build JSON text from columns without a Python object per row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PART_ROWS: Final = 100_000
 
 
 def parts(rows: pl.LazyFrame, height: int) -> Iterator[pl.DataFrame]:
-    """The rows, about PART_ROWS at a time, so that memory stays bounded."""
+    """Yield the rows in batches of about PART_ROWS, so that memory stays bounded."""
     for first in range(0, height, PART_ROWS):
         yield rows.slice(first, PART_ROWS).collect()
 
 
 def by_value(column: pl.Series, function: Callable[[Any], Any], dtype: type[pl.DataType]) -> pl.Series:
-    """What `function` makes of each value, worked out once for each different one; null stays null."""
+    """Map values with `function`, called once for each distinct value; null stays null."""
     different = column.unique().drop_nulls()
     made = pl.Series([function(value) for value in different], dtype=dtype)
     if different.is_empty():
@@ -28,22 +28,22 @@ def by_value(column: pl.Series, function: Callable[[Any], Any], dtype: type[pl.D
 
 
 def quoted(column: pl.Series) -> pl.Series:
-    """Text as JSON strings, null where there is none."""
+    """Text as JSON strings; null stays null."""
     return by_value(column, json.dumps, pl.String)
 
 
 def identifiers(column: pl.Series) -> pl.Series:
-    """Text as JSON numbers where it is the text of one, else as strings: how profilers write devices and threads."""
+    """Text as JSON numbers if it is a canonical integer, else as strings, which is how profilers write pid and tid."""
     return by_value(column, lambda text: json.dumps(identifier(text)), pl.String)
 
 
 def identifier(text: str) -> int | str:
-    """The whole number that a text is, in the one way to write it; else the text."""
+    """The integer that a text spells in canonical form; else the text."""
     return int(text) if text.isdecimal() and text.isascii() and len(text) < 19 and str(int(text)) == text else text
 
 
 def numbers(column: pl.Series) -> pl.Series:
-    """Numbers as JSON; null where there is none, or JSON has no word for it."""
+    """Numbers as JSON; null for null, NaN and infinities."""
     if column.dtype.is_integer():
         text: pl.Series = column.cast(pl.String)
         return text
@@ -51,12 +51,12 @@ def numbers(column: pl.Series) -> pl.Series:
 
 
 def microseconds(ns: pl.Expr) -> pl.Expr:
-    """Nanoseconds as microseconds with three decimals, without going through floating point."""
+    """Nanoseconds as microseconds with three decimals, without floating point."""
     return pl.concat_str(ns // 1000, pl.lit("."), (ns % 1000).cast(pl.String).str.zfill(3))
 
 
 def members(columns: Mapping[str, pl.Series]) -> pl.Series:
-    """JSON objects, one a row, of columns of JSON text; null ones are left out."""
+    """One JSON object per row from columns of JSON text; null members are left out."""
     if not columns:
         raise ValueError("an object of no columns has no length")
     frame = pl.DataFrame([column.alias(f"{number}") for number, column in enumerate(columns.values())])
@@ -72,6 +72,6 @@ def members(columns: Mapping[str, pl.Series]) -> pl.Series:
 
 
 def lines(rows: pl.DataFrame, *pieces: str | pl.Expr) -> bytes:
-    """One line of text for each row, from pieces of text and columns without nulls."""
+    """One line per row, joined from literal text and columns without nulls."""
     line = pl.concat_str([pl.lit(piece) if isinstance(piece, str) else piece for piece in pieces])
     return "".join(rows.select(line.alias("line"))["line"]).encode()

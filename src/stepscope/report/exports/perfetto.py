@@ -22,11 +22,11 @@ from stepscope.trace.tables import SCHEMAS, SLICE_TABLES
 
 _MEMORY: Final = "memory"
 _TRIED: Final = 64
-"""Layers that a slice is tried on before it gets a new one, which bounds the time where everything overlaps."""
+"""Layers tried for a slice before it gets a new one, which bounds the time if everything overlaps."""
 
 
 class Tracks:
-    """Numbers of tracks, from 1 on.
+    """Assigns track numbers, from 1 on.
 
     Attributes:
         counters: (lane, name, series) -> the counter's track.
@@ -45,16 +45,16 @@ class Tracks:
         }
 
     def fresh(self) -> int:
-        """A number that no track has yet."""
+        """Take the next unused track number."""
         self._next += 1
         return self._next - 1
 
     def of_lane(self, lane: int) -> int:
-        """The track that a lane's other tracks stand below."""
+        """The parent track of a lane's other tracks."""
         return self._lanes[lane]
 
     def of_rows(self, table: str, first: int, count: int) -> list[int]:
-        """The tracks of some rows of a table of slices."""
+        """The tracks of `count` rows of a slice table, from row `first` on."""
         found: list[int] = self._rows[table][first : first + count].tolist()
         return found
 
@@ -86,14 +86,14 @@ class Tracks:
 
 
 def _layers(starts: npt.NDArray[np.int64], durations: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For each slice, in order of start, the first layer on which it partly overlaps none that stands there."""
+    """For each slice, in order of start, the first layer in which it overlaps no other slice partly."""
     ends = starts + durations
     around = parents(np.zeros(len(starts), np.int32), starts, durations)
     inside = around >= 0
     result = np.zeros(len(starts), np.int64)
     if not (ends[inside] > ends[around[inside]]).any():
         return result
-    layers: list[list[int]] = []  # the ends of what is open on each
+    layers: list[list[int]] = []  # for each layer, the end times of its open slices
     for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         number = next((number for number, layer in enumerate(layers[:_TRIED]) if _fits(layer, start, end)), len(layers))
         if number == len(layers):
@@ -104,7 +104,7 @@ def _layers(starts: npt.NDArray[np.int64], durations: npt.NDArray[np.int64]) -> 
 
 
 def _fits(layer: list[int], start: int, end: int) -> bool:
-    """Whether a slice stands inside what is open on a layer, once what has ended is closed."""
+    """Whether a slice nests inside the layer's open slices, after closing those that have ended."""
     while layer and layer[-1] <= start:
         layer.pop()
     return not layer or end <= layer[-1]
@@ -114,21 +114,21 @@ _BEGIN, _END, _INSTANT, _COUNTER = 1, 2, 3, 4
 _PIECE_BYTES: Final = 2**20
 _SEQUENCE: Final = whole(10, 1)
 _CLEARED: Final = _SEQUENCE + whole(13, 3) + whole(87, 1)
-"""Of the first packet: state is clear, and needed from here on."""
+"""Flags of the first packet: state is clear, and later packets need it."""
 _GOES_ON: Final = _SEQUENCE + whole(13, 2)
 _NAMES, _CATEGORIES, _ANNOTATIONS, _VALUES = 2, 1, 3, 29
 """Fields of InternedData."""
 _REFERRING: Final = {_NAMES: 10, _CATEGORIES: 3, _ANNOTATIONS: 1, _VALUES: 17}
-"""Kind of interned data -> the field that refers to it, of an event or of its annotation."""
+"""Kind of interned data -> the field of an event or annotation that refers to it."""
 _AT: Final = _GOES_ON + whole(8, 0)[:-1]
 _BEGINS, _ENDS = (whole(9, kind) + whole(11, 0)[:-1] for kind in (_BEGIN, _END))
-"""What stands before the numbers of an event: of its time, and of its track."""
+"""Bytes before an event's variable numbers: its time, and its track."""
 _LARGEST_PID: Final = 2**31
 _FLOW_OF_LINK: Final = 2**40
 
 
 def perfetto(trace: Trace) -> Iterator[bytes]:
-    """The pieces of the file, in order."""
+    """Yield the pieces of the file, in order."""
     tracks = Tracks(trace)
     yield _packet(_CLEARED + message(12, b""))
     yield b"".join(_packet(_SEQUENCE + message(60, descriptor)) for descriptor in _descriptors(trace, tracks))
@@ -156,7 +156,7 @@ def _in_pieces(packets: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _Interned:
-    """Text that is written once and referred to by number; what is new goes into the packet that first uses it."""
+    """Text that is written once and then referred to by number; new text goes into the packet that first uses it."""
 
     def __init__(self) -> None:
         self._references: dict[tuple[int, str], bytes] = {}
@@ -179,7 +179,7 @@ class _Interned:
         return message(4, name + (double(5, value) if isinstance(value, float) else whole(4, value)))
 
     def fresh(self) -> bytes:
-        """The packet's field with what is new since the last packet."""
+        """The packet field that holds the words added since the last packet."""
         if not self._fresh:
             return b""
         found = message(12, b"".join(self._fresh))
@@ -213,9 +213,9 @@ def _descriptors(trace: Trace, tracks: Tracks) -> Iterator[bytes]:
 
 
 class _Flows:
-    """Arrows: from launches to device work, numbered by its row, and from forward to backward, numbered beyond.
+    """Arrows from launches to device work (id: the work's row) and from forward to backward operators (higher ids).
 
-    A call or an operator may be where several begin.
+    Several arrows may start at the same call or operator.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -229,7 +229,7 @@ class _Flows:
         self._end = {"operators": _by_row(links, "target")}
 
     def of(self, table: str, first: int, count: int) -> list[bytes]:
-        """The fields of the events of some rows."""
+        """The flow fields of `count` rows, from row `first` on."""
         found = [b""] * count
         if table == "device_work":
             for place in np.flatnonzero(self._is_launched[first : first + count]).tolist():
@@ -243,7 +243,7 @@ class _Flows:
 
 
 def _by_row(flows: pl.DataFrame, row: str) -> tuple[Rows, Rows]:
-    """Rows in order, and the flow that is at each."""
+    """Row numbers in order, and the flow at each."""
     ordered = flows.sort(row, maintain_order=True)
     return ordered[row].cast(pl.Int64).to_numpy(), ordered["flow"].to_numpy()
 

@@ -1,6 +1,6 @@
-"""Every table of a trace as a file, CSV or Parquet, for spreadsheets, data frames and databases.
+"""Every table of a trace as a CSV or Parquet file, for spreadsheets, data frames and databases.
 
-Each table has its row numbers as the column `row`, so that what refers to rows (`parent`, `operator`, `launch`,
+Each table has its row numbers as the column `row`, so that references to rows (`parent`, `operator`, `launch`,
 `source`, `target`) can be joined; `trace.json` holds the metadata and the warnings.
 """
 
@@ -28,11 +28,11 @@ FORMATS: Final = ("csv", "parquet")
 
 
 def write_tables(trace: Trace, folder: Path, kind: str, *, raw: bool = False) -> None:
-    """Write a file a table, `operators.csv` and so on, and `trace.json`, into a folder that exists.
+    """Write one file per table, such as `operators.csv`, and `trace.json` into an existing folder.
 
     Args:
-        kind: "csv" or "parquet". In CSV null is empty, and text without a character is "".
-        raw: keep text in CSV that a spreadsheet takes for a formula, as `csv_text` does.
+        kind: "csv" or "parquet". In CSV null is empty, and an empty string is "".
+        raw: keep text in CSV that a spreadsheet would read as a formula, as `csv_text` does.
 
     Raises:
         OSError: a file cannot be written.
@@ -92,10 +92,10 @@ class _Family:
 
 
 def openmetrics(diagnosis: Diagnosis) -> bytes:
-    """The figures as UTF-8 text that ends in "# EOF".
+    """The figures of a diagnosis as OpenMetrics text, in UTF-8, ending in "# EOF".
 
-    Times are seconds, shares from 0 to 1. Where the rank is known, every sample carries it. A figure that the trace
-    cannot tell has no sample.
+    Times are in seconds, shares from 0 to 1. Every sample carries the rank if it is known. A figure that the trace
+    does not provide has no sample.
     """
     rank = diagnosis.metadata.rank
     shared = {} if rank is None else {"rank": str(rank)}
@@ -172,7 +172,7 @@ def _idle(diagnosis: Diagnosis) -> Iterator[_Family]:
 
 
 def _findings(diagnosis: Diagnosis) -> Iterator[_Family]:
-    """Titles hold figures, which change from run to run: they stand apart, so that the savings keep their labels."""
+    """Titles hold figures that change from run to run: in a family of their own, savings keep stable labels."""
     told = _Family("stepscope_finding", "What was found; nth counts the findings of a rule.", kind="info")
     saving = _Family("stepscope_finding_saving_seconds", "What a step would lose without the cause.", "seconds")
     ratio = _Family("stepscope_finding_saving_ratio", "The same as a share of the step.", "ratio")

@@ -25,15 +25,15 @@ _PATH_PROCESS: Final = 999_999
 
 
 def timeline(trace: Trace, idle: pl.DataFrame | None = None, path: pl.DataFrame | None = None) -> Iterator[bytes]:
-    """The pieces of a JSON document in the Chrome-trace format, in order.
+    """Yield the pieces of a JSON document in the Chrome-trace format, in order.
 
     Args:
-        idle: as `idle_time` gives it; computed if not given.
-        path: the critical path, columns start_ns, duration_ns, kind, cause, name; without it there is no such track.
+        idle: as `idle_time` returns it; computed if not given.
+        path: the critical path, columns start_ns, duration_ns, kind, cause, name; no such track without it.
 
-    Every slice of the trace is there with its exact time, with arrows from launches to the work they launched. Below
-    each device stands a process "device N: why idle" with one slice a piece of idle time, named by its cause, and above
-    them "critical path", with one slice a piece of it, named by what the steps waited for.
+    The document holds every slice of the trace with its exact time, and arrows from launches to the work they launched.
+    Below each device a process "device N: why idle" has one slice per idle gap, named by its cause; above them,
+    "critical path" has one slice per piece of it, named by what the steps waited for.
     """
     idle = idle_time(trace) if idle is None else idle
     yield b'{"displayTimeUnit": "ns", "stepscope": "idle causes by stepscope", "traceEvents": [\n'
@@ -55,7 +55,7 @@ def timeline(trace: Trace, idle: pl.DataFrame | None = None, path: pl.DataFrame 
 
 
 def _process_numbers(trace: Trace) -> pl.DataFrame:
-    """The process number of each lane: viewers want whole numbers, traces have names too."""
+    """The process number of each lane: viewers require integers, but traces have process names too."""
     lanes = trace.lanes
     owner = pl.when(pl.col("device").is_not_null()).then(pl.format("device {}", "device")).otherwise("process")
     return lanes.select("lane", pid=owner.rank("dense").cast(pl.Int64))
@@ -101,7 +101,7 @@ def _slices(rows: pl.DataFrame, category: str, processes: pl.DataFrame) -> bytes
 
 
 def _flows(trace: Trace, processes: pl.DataFrame) -> Iterator[bytes]:
-    """Arrows from launches to device work; the work's row is the arrow's number."""
+    """Arrows from launches to device work; the arrow's id is the work's row."""
     calls = trace.launches.select(call_ns="start_ns", call_lane="lane").with_row_index("launch")
     work = trace.device_work.with_row_index("row").filter(pl.col("launch").is_not_null())
     work = work.select("row", "launch", "start_ns", "lane").join(calls, on="launch", how="inner", maintain_order="left")

@@ -1,8 +1,8 @@
-"""A trace as an XSpace, the profile of XLA's tools: TensorBoard with xprof opens the folder that holds it.
+"""A trace as an XSpace, the profile format of XLA's tools: TensorBoard with xprof opens the folder that holds it.
 
-Devices become planes "/device:GPU:N" with a line a queue, host threads the lines of "/host:CPU". A launch and the
-work that it launched share their `correlation_id`; step annotations carry `step_num` and `_r`, by which xprof finds
-the steps. Memory, counters and source lines have no place there.
+Each device is a plane "/device:GPU:N" with a line per stream; host threads are the lines of "/host:CPU". A launch and
+the work it launched share their `correlation_id`; step annotations carry `step_num` and `_r`, by which xprof finds
+the steps. The format has no place for memory, counters and source lines.
 
 Source of the fields and their numbers: openxla/xla, third_party/tsl/tsl/profiler/protobuf/xplane.proto.
 """
@@ -33,7 +33,7 @@ _UNNAMED: Final = "(no name)"
 
 
 def xspace(trace: Trace) -> Iterator[bytes]:
-    """The pieces of the message, in order."""
+    """Yield the pieces of the message, in order."""
     for number, device in enumerate(_devices(trace)):
         yield from _plane(_device_plane(trace, device, number))
     yield from _plane(_host_plane(trace))
@@ -47,7 +47,7 @@ def _devices(trace: Trace) -> list[str]:
 
 
 class _Plane:
-    """One plane being written: names and strings are kept once, the lines stand on disk when they are long."""
+    """A plane being written: names and strings are stored once, long lines spill to disk."""
 
     def __init__(self, name: str) -> None:
         self._head = text(2, name)
@@ -62,7 +62,7 @@ class _Plane:
         return whole(1, self._events.setdefault(name, len(self._events) + 1))
 
     def stat(self, name: str, value: int | float | str, field: int = 4) -> bytes:
-        """One stat as field 4 of an event, or another one; text is kept once."""
+        """One stat, as field 4 of an event by default; text is stored once."""
         head = whole(1, self._number(name))
         if isinstance(value, str):
             content = head + whole(7, self._number(value))
@@ -76,12 +76,12 @@ class _Plane:
         return self._stats.setdefault(word, len(self._stats) + 1)
 
     def about(self, name: str, value: int | float | str | None) -> None:
-        """A stat of the plane itself."""
+        """Add a stat of the plane itself."""
         if value is not None:
             self._own_stats.append(self.stat(name, value, field=6))
 
     def line(self, identity: int, name: str, events: Iterator[bytes]) -> None:
-        """A line with these events, each a whole message."""
+        """Add a line with these events, each a whole message."""
         content = tempfile.SpooledTemporaryFile(max_size=_MEMORY_BYTES)  # noqa: SIM115 - closed below
         with content:
             length = content.write(whole(1, identity) + text(2, name) + text(11, name))
@@ -148,7 +148,7 @@ def _device_plane(trace: Trace, device: str, number: int) -> _Plane:
 
 
 def _vendor(trace: Trace) -> str | None:
-    """Whose API launched the work: xprof asks for it."""
+    """The vendor whose API launched the work, which xprof asks for."""
     names = trace.scan("launches").select("name").unique().collect()["name"]
     for vendor, prefix in (("AMD", "hip"), ("Nvidia", "cu")):
         if names.str.starts_with(prefix).any():
@@ -207,7 +207,7 @@ def _host_rows(trace: Trace, table: str, lane: int) -> pl.DataFrame:
 
 
 def _frame_name(name: str) -> str:
-    """A frame's name as JAX marks it, where nothing else would tell that it is one."""
+    """Mark a Python frame with "$" as JAX does, unless its name already shows that it is one."""
     return name if host_slice_table(name) == "frames" else f"${name}"
 
 

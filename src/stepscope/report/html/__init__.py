@@ -1,1 +1,1 @@
-"""Reports for a browser: single files that work offline."""
+"""HTML reports: single files that work offline."""

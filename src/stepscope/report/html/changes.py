@@ -1,4 +1,4 @@
-"""What a comparison's page draws: both steps on one scale, and each cause's time before and after."""
+"""Draw a comparison's page: both steps on one scale, and each cause's time before and after."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BUSY_MEANINGS: Final = {
 
 
 def steps_view(key: str, comparison: Comparison, pictures: tuple[StepPicture | None, StepPicture | None]) -> View:
-    """Both pictures on the scale of the longer one."""
+    """Both step pictures on the scale of the longer one."""
     longest = max((picture.duration_ns for picture in pictures if picture is not None), default=0)
     names = zip(("Before", "After"), (comparison.before, comparison.after), pictures, strict=True)
     steps = [
@@ -53,7 +53,7 @@ def steps_view(key: str, comparison: Comparison, pictures: tuple[StepPicture | N
 
 
 def _rank(side: SideSummary) -> str:
-    """Which of several ranks is drawn."""
+    """Say which of several ranks is drawn."""
     rank = side.trace.metadata.rank
     return f", rank {rank}" if side.ranks > 1 and rank is not None else ""
 
@@ -65,7 +65,7 @@ def _note(side: SideSummary) -> str:
 
 
 def changes_view(comparison: Comparison) -> View:
-    """Each cause's time before and after; as bars on one scale, and the differences around a middle line."""
+    """Each cause's time before and after as bars on one scale, and the differences around a centre line."""
     steps_ns = (comparison.before.step_ns, comparison.after.step_ns)
     whole = max(*steps_ns, 1.0)
     rows = comparison.causes.rows(named=True)

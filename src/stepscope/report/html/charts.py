@@ -23,13 +23,13 @@ from stepscope.report.words.sweep import is_number, number_words, value_words
 from stepscope.tune.sweep.results import SweepResults, SweepTrial
 
 _ROOM: Final = 0.06
-"""Of the plot's width and height beside the outermost points."""
+"""Share of the plot's width and height left free beyond the outermost points."""
 _NAME_WIDTH: Final = 20.0
 _NAME_HEIGHT: Final = 5.0
-"""Percent of the plot that a name takes."""
+"""Percent of the plot's height that a name takes."""
 _STEPS: Final = (1, 2, 5)
 _MANY: Final = 150
-"""Points that are drawn smaller."""
+"""Beyond this many points, all are drawn smaller."""
 _MOST_TICKS: Final = 9
 _UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _MOST_LINES: Final = 400
@@ -41,7 +41,7 @@ _ROUND: Final = (1, 2, 2.5, 5, 10)
 _TICKS: Final = 5
 _MOST_CHOICES: Final = 16
 _WIDE: Final = 50.0
-"""Where the largest value of the metric is so many times the least one, its axis is logarithmic."""
+"""The metric's axis is logarithmic if its largest value is this many times the least."""
 _LARGEST: Final = 1e300
 
 
@@ -58,14 +58,14 @@ class _Scale:
         return min(max(100 * (math.log10(value) - self.low) / (self.high - self.low), 0.0), 100.0)
 
     def ticks(self, marks: Sequence[tuple[float, str]]) -> list[View]:
-        """Those marks that lie on the axis, at most _MOST_TICKS of them."""
+        """The marks within the axis, at most _MOST_TICKS of them."""
         inside = [mark for mark in marks if self.low <= math.log10(mark[0]) <= self.high]
         each = -(-len(inside) // _MOST_TICKS)
         return [{"at": self.at(value), "text": text} for value, text in inside[:: max(each, 1)]]
 
 
 def _time_marks() -> list[tuple[float, str]]:
-    """Round times in hours, and what stands at them."""
+    """Round times in hours with their labels."""
     marks = [(step * 10.0**power / 3600, f"{step * 10.0**power:g} s") for power in range(-6, 2) for step in _STEPS]
     marks += [(minutes / 60, f"{minutes} min") for minutes in (1, 2, 5, 10, 20, 30)]
     marks += [(float(hours), f"{hours} h") for hours in (1, 2, 5, 10)]
@@ -78,7 +78,7 @@ def _money_marks() -> list[tuple[float, str]]:
 
 
 def plan_view(plan: Plan) -> View:
-    """Time against cost of every machine."""
+    """Plot every machine by time and cost."""
     request = plan.request
     hours = [each.hours for each in plan.machines] + [request.deadline_h] * (request.deadline_h is not None)
     costs = [each.usd for each in plan.machines] + [request.budget_usd] * (request.budget_usd is not None)
@@ -103,7 +103,7 @@ def plan_view(plan: Plan) -> View:
 
 
 def _named(dots: list[View]) -> list[View]:
-    """The dots, those of the front with their names as far as there is room for them."""
+    """Drop the names of dots off the Pareto front and of those without room for one; modifies `dots`."""
     placed: list[tuple[float, float]] = []
     for dot in reversed(dots):
         place = (dot["left"], dot["bottom"])
@@ -116,7 +116,7 @@ def _named(dots: list[View]) -> list[View]:
 
 
 def _staircase(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """The border of what nothing beats: from each point to the next, first across and then down."""
+    """The Pareto front as a staircase: from each point to the next, first across and then down."""
     for number, (x, y) in enumerate(points):
         if number:
             yield x, points[number - 1][1]
@@ -164,7 +164,7 @@ def history_view(series: RunSeries) -> View:
 
 
 def _range(series: RunSeries) -> tuple[float, float]:
-    """From the lowest end of an interval to the highest; a wild interval of few steps does not press the rest flat."""
+    """The range of the intervals, clipped so that one wide interval of few steps does not flatten the rest."""
     low, high = plot_range([run.step_ns for run in series.runs])
     ends = [end for run in series.runs for end in (run.low_ns, run.high_ns) if end is not None]
     room = high - low
@@ -204,7 +204,7 @@ def _levels(series: RunSeries, low: float, high: float) -> list[View]:
 
 
 def _time_ticks(low: float, high: float) -> tuple[list[float], int, tuple[float, str]]:
-    """Round numbers from below the lowest time to above the highest, their digits, and the unit to write them in."""
+    """Round tick values covering the range, their digits, and the unit they are written in."""
     rough = max((high - low) / 4, 1e-3)
     power = 10 ** math.floor(math.log10(rough))
     step = next(each * power for each in (1, 2, 5, 10) if each * power >= rough * (1 - 1e-9))
@@ -215,11 +215,11 @@ def _time_ticks(low: float, high: float) -> tuple[list[float], int, tuple[float,
 
 
 class _Axis:
-    """Where the values of a parameter, or of the metric, stand on an axis; 0 is its lower end and 1 its upper.
+    """One of the parallel axes, of a parameter or of the metric; 0 is its lower end and 1 its upper end.
 
     Args:
-        values: that are drawn; where they are numbers the axis reaches from the least to the largest.
-        choices: in their order, where there are only these.
+        values: the values drawn; numeric ones set the range of the axis.
+        choices: the values of a categorical parameter, in their order.
     """
 
     def __init__(self, name: str, values: Sequence[Any], *, log: bool = False, choices: Sequence[Any] = ()) -> None:
@@ -231,7 +231,6 @@ class _Axis:
         self._low, self._high = (self._scaled(min(max(each, -_LARGEST), _LARGEST)) for each in ends)
 
     def at(self, value: Any) -> float:
-        """The place of a value."""
         if self._choices:
             place = self._choices.index(value_words(value))
             return 0.5 if len(self._choices) == 1 else place / (len(self._choices) - 1)
@@ -239,7 +238,7 @@ class _Axis:
         return 0.5 if self._high <= self._low else (scaled - self._low) / (self._high - self._low)
 
     def marks(self) -> list[View]:
-        """What is written beside the axis: each choice, or the ends and round numbers between."""
+        """Axis labels: each choice, or the ends and round numbers between."""
         if self._choices:
             each = -(-len(self._choices) // _MOST_CHOICES)
             found = [(self.at_place(number), text) for number, text in enumerate(self._choices)][::each]
@@ -248,7 +247,6 @@ class _Axis:
         return [{"at": 100 * place, "text": text} for place, text in found]
 
     def at_place(self, number: int) -> float:
-        """The place of a choice by its number."""
         return 0.5 if len(self._choices) == 1 else number / (len(self._choices) - 1)
 
     def _scaled(self, value: float) -> float:
@@ -264,7 +262,7 @@ class _Axis:
 
 
 def _powers(low: float, high: float) -> Iterator[float]:
-    """Powers of ten, or 1, 2 and 5 times them where there are few of those."""
+    """Powers of ten, or 1, 2 and 5 times them if the range has few powers."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     steps = (1,) if last - first > 2 else (1, 2, 5)
     each = max(1, -(-(last - first) // 8))
@@ -281,7 +279,7 @@ def _round_numbers(low: float, high: float) -> Iterator[float]:
 
 
 def sweep_view(results: SweepResults) -> View | None:
-    """The axes, the parameters in order of importance and the metric last, and a line for each trial."""
+    """The axes (parameters by importance, then the metric) and a line per trial."""
     complete = results.ranked
     pruned = results.of_state("pruned")
     if not complete:
@@ -314,7 +312,7 @@ def sweep_view(results: SweepResults) -> View | None:
         ],
         "width": _LINES_WIDTH,
         "height": _LINES_HEIGHT,
-        "lines": drawn[::-1],  # the best on top
+        "lines": drawn[::-1],  # the best is drawn last, on top
         "sentence": _chart_sentence(results, lines),
         "pruned": any(trial.state == "pruned" for trial in lines),
         "goal": "largest" if results.sweep.metric.is_maximized else "smallest",

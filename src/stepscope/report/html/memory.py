@@ -1,4 +1,4 @@
-"""Memory over time for the HTML report: what each category held, stacked, with steps, the peak and what is reserved."""
+"""Memory over time for the HTML report: stacked by category, with steps, the peak and reserved memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLOURS: Final = {
     "unknown": 5,
     "allocated": 0,
 }
-"""Category -> which of the page's line colours; one category has one colour on every page."""
+"""Category -> index of its line colour, the same on every page."""
 
 
 def memory_view(picture: MemoryPicture) -> Iterator[Block]:
@@ -79,7 +79,7 @@ def _sentence(picture: MemoryPicture) -> str:
 
 
 def _top(picture: MemoryPicture) -> int:
-    """The level at the upper edge: above everything drawn, and the device's size where that is near."""
+    """The plot's upper limit in bytes: above everything drawn, up to the device's capacity if that is near."""
     highest = max(picture.peak_bytes, *(picture.reserved or (0,)), 1)
     capacity = picture.capacity_bytes
     if capacity and picture.device != "cpu" and highest <= capacity <= 2 * highest:
@@ -97,7 +97,7 @@ def _y(value: float, top: int) -> str:
 
 
 def _drawn(picture: MemoryPicture, top: int) -> list[View]:
-    """Each band as a closed path between the sum of those below and the sum with its own, in steps."""
+    """Each band as a closed stepped path between the cumulated sums below and above it."""
     below = [0] * len(picture.times)
     result = []
     for band, values in picture.bands.items():
@@ -109,7 +109,7 @@ def _drawn(picture: MemoryPicture, top: int) -> list[View]:
 
 
 def _steps(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
-    """From left to right; each level holds until the next moment."""
+    """Path from left to right; each level holds until the next moment."""
     path = f"M{_x(picture, picture.times[0])} {_y(values[0], top)}"
     for (_, here), value in zip(pairwise(picture.times), values[1:], strict=True):
         path += f"H{_x(picture, here)}V{_y(value, top)}"
@@ -117,7 +117,7 @@ def _steps(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
 
 
 def _back(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
-    """The same from right to left."""
+    """The same path from right to left."""
     path = f"V{_y(values[-1], top)}"
     for here, value in zip(reversed(picture.times[1:]), reversed(values[:-1]), strict=True):
         path += f"H{_x(picture, here)}V{_y(value, top)}"
@@ -125,7 +125,7 @@ def _back(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
 
 
 def _data(picture: MemoryPicture) -> Markup:
-    """Values for the script that shows them beside the pointer."""
+    """Values that the script shows at the pointer."""
     seconds = [round((time - picture.start_ns) / 1e9, 9) for time in picture.times]
     lines = [[band.replace("_", " "), seconds, list(values), None] for band, values in picture.bands.items()]
     if picture.reserved is not None:
@@ -135,17 +135,17 @@ def _data(picture: MemoryPicture) -> Markup:
 
 
 NAMED_LINES: Final = 8
-"""Lines beyond this many are thin and grey: an eye cannot tell more colours apart."""
+"""Lines beyond this many are thin and grey, since more colours cannot be told apart."""
 
 _SHORT_UNIT: Final = 5
-"""Longer ones stand with the last value only."""
+"""Longer units are written with the last value only."""
 _LARGEST: Final = 1e300
-"""What is beyond is drawn outside: the difference of larger numbers is no number."""
+"""Larger values are drawn outside, since their difference could overflow."""
 _FROM_ZERO: Final = ("share", "bytes", "bytes/s", "cores", "W", "MHz")
 
 
 def telemetry_view(picture: TelemetryPicture) -> View:
-    """What the template needs: plots by group, marks of the trace's time, and sentences."""
+    """Telemetry plots by group, marks of the trace's time, and sentences."""
     whole = max(picture.duration_s, 1e-9)
     groups = [
         {"title": title, "plots": [_plot(plot, whole) for plot in plots]}
@@ -193,7 +193,7 @@ def _plot(plot: Plot, whole: float) -> View:
 
 
 def _telemetry_drawn(line: PlotLine, whole: float, low: float, high: float) -> View:
-    """A line's path; a single point is drawn as a dot, by a stroke of no length with round ends."""
+    """A line's path; a single point is a stroke of zero length with round ends, drawn as a dot."""
     pieces: list[str] = []
     begins = True
     for time_s, value in line.points.select("time_s", "value").iter_rows():
@@ -208,7 +208,7 @@ def _telemetry_drawn(line: PlotLine, whole: float, low: float, high: float) -> V
 
 
 def _telemetry_data(line: PlotLine, unit: str) -> list[Any]:
-    """[name, times, values, steps] for the script; bytes are whole, other values as exact as anyone reads them."""
+    """[name, times, values, steps] for the script; bytes are integers, other values are rounded."""
     rows = line.points
     return [
         line.label,
@@ -219,14 +219,14 @@ def _telemetry_data(line: PlotLine, unit: str) -> list[Any]:
 
 
 def _ticks(plot: Plot) -> list[float]:
-    """Round numbers, evenly spaced, from below the lowest value to above the highest one."""
+    """Round, evenly spaced ticks, from below the lowest value to above the highest one."""
     values = pl.concat([line.points["value"].drop_nulls() for line in plot.lines]).to_list() or [0.0, 1.0]
     low, high = max(min(values), -_LARGEST), min(max(values), _LARGEST)
     if plot.unit in _FROM_ZERO:
         low = min(low, 0.0)
     if plot.unit == "share":
         high = max(high, 1.0)
-    # A spread that a float can hardly tell from nothing.
+    # a spread within floating-point error
     if high - low <= max(abs(low), abs(high)) * 1e-9:
         low, high = (low, high + (abs(high) or 1.0)) if plot.unit in _FROM_ZERO else (low - 1, high + 1)
     step = _round((high - low) / 3, 2 if plot.unit.startswith("bytes") else 10)
@@ -235,7 +235,7 @@ def _ticks(plot: Plot) -> list[float]:
 
 
 def _round(step: float, base: int) -> float:
-    """The next larger step that people count in: 1, 2 or 5 times a power of ten; of bytes, a power of two."""
+    """The next larger round step: 1, 2 or 5 times a power of ten; for bytes, a power of two."""
     power = base ** math.floor(math.log(step, base))
     return next(float(each * power) for each in (1, 2, 5, 10) if each * power >= step * (1 - 1e-9))
 

@@ -1,7 +1,7 @@
-"""Documents for a browser: one file that works offline; every name from a trace is text, never markup.
+"""Render documents as one HTML file that works offline; names from traces are always text, never markup.
 
-Three things keep a hostile name harmless: autoescaping, JSON without any character that HTML knows, and a policy
-that lets the page run only its own script (by hash) and load nothing at all.
+Three measures make a hostile name harmless: autoescaping, JSON without HTML's special characters, and a content
+security policy that lets the page run only its own script (by hash) and load nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BUSY: Final = {"colour": "var(--busy)", "ink": "var(--ink)", "hatched": False}
 
 
 def html_of(document: doc.Document, *, top: int = 0) -> bytes:
-    """The document as one page; `top` rows of each table, 0 for all."""
+    """Render the document as one page; `top` rows of each table, 0 for all."""
     script = "".join(_template_text(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     drawn = {each.template for each in _every(document.blocks) if isinstance(each, doc.Drawing)}
@@ -78,7 +78,7 @@ def _environment() -> Environment:
 
 
 def _harmless(value: Any) -> Any:
-    """Text without characters that a browser obeys without showing them; line ends stay."""
+    """Escape control and invisible characters in strings; line ends stay."""
     if not isinstance(value, str) or isinstance(value, Markup):
         return value
     return "\n".join(map(printable, value.split("\n")))
@@ -96,7 +96,7 @@ def _every(blocks: Sequence[doc.Block]) -> Iterator[doc.Block]:
 
 
 def _links(blocks: Sequence[doc.Block]) -> Iterator[tuple[str, str]]:
-    """The page's navigation: the groups where there are some, else the sections."""
+    """The page's navigation: its groups, or its sections if it has none."""
     groups = [block for block in blocks if isinstance(block, doc.Group)]
     if len(groups) > 1:
         yield from ((group.id, group.title) for group in groups)
@@ -112,7 +112,7 @@ def _joined(blocks: Sequence[doc.Block], level: int, top: int) -> Markup:
 
 
 def _block(block: doc.Block, level: int, top: int, has_links: bool) -> Markup:
-    """What the macro of the block's type makes of it."""
+    """Render a block with the template macro of its type."""
     macros: Any = _environment().get_template("blocks.html.j2").module
     match block:
         case doc.Section():
@@ -153,7 +153,7 @@ def table_view(frame: pl.DataFrame) -> View:
 
 
 def _causes(block: doc.Causes) -> View:
-    """Time by cause as a bar's segments and a table's rows."""
+    """Time by cause, as segments of a bar and rows of a table."""
     whole = max(block.window_ns, 1)
     rows = [
         {

@@ -1,4 +1,4 @@
-"""The picture of a step, and the colours of causes, as the HTML report's templates and script need them."""
+"""Prepare step pictures and the colours of causes for the HTML report's templates and script."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from stepscope.analysis.picture import PathPiece, Shown, StepPicture
 from stepscope.report.format import cell, count, duration, printable
 
 View: TypeAlias = dict[str, Any]
-"""What a template fills in."""
+"""Variables of a template."""
 
-# The colours of Okabe and Ito, which colour-blind people can tell apart; related causes share one, the second hatched.
+# Okabe and Ito's colour-blind safe palette; related causes share a colour, the second one hatched.
 _ORANGE, _SKY, _GREEN, _YELLOW = "#e69f00", "#56b4e9", "#009e73", "#f0e442"
 _BLUE, _VERMILLION, _PURPLE, _GREY = "#0072b2", "#d55e00", "#cc79a7", "#9aa0a6"
 _BROWN: Final = "#8a5a44"
@@ -58,7 +58,7 @@ def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> View:
     """The picture's data for the page's script, its legend, and what it leaves out.
 
     Args:
-        scale_ns: length of the time axis, where it is that of a longer step beside this one.
+        scale_ns: length of the time axis, if a longer step is drawn beside this one.
     """
     causes = sorted({gap.cause for gap in picture.gaps}, key=_cause_order)
     devices = {lane.device for lane in picture.lanes if lane.kind == "queue"} | {gap.device for gap in picture.gaps}
@@ -93,7 +93,7 @@ def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> View:
 
 
 def _reduced(picture: StepPicture) -> list[str]:
-    """What the picture leaves out, a sentence each."""
+    """What the picture leaves out, one sentence each."""
     kinds = (
         ("host slices", picture.host_slices),
         ("pieces of device work", picture.device_slices),
@@ -113,7 +113,7 @@ def _of(shown: Shown, things: str) -> str:
 
 
 class _Numbering(dict[str, int]):
-    """A number for each word, so that a name that occurs a thousand times is written once."""
+    """Interns words as numbers, so that a name that occurs a thousand times is written once."""
 
     def __missing__(self, word: str) -> int:
         self[word] = len(self)
@@ -123,7 +123,7 @@ class _Numbering(dict[str, int]):
 def script_json(data: object) -> Markup:
     """JSON for a script element: ASCII without <, > and &, so that nothing in it can end the element.
 
-    Characters that a browser obeys without showing them are written out.
+    Control and invisible characters are escaped.
     """
     return Markup(json.dumps(_harmless(data), separators=(",", ":")).translate(_MARKUP))
 
@@ -145,12 +145,12 @@ def cause_view(cause: str) -> View:
 
 
 def resource_key(kind: str, cause: str | None) -> str:
-    """What the critical path's parts are told apart by: "compute", "host: input"."""
+    """Key of a part of the critical path, such as "compute" or "host: input"."""
     return f"host: {cause or 'unknown'}" if kind == "host" else kind
 
 
 def resource_view(kind: str, cause: str | None) -> View:
-    """A resource's label, meaning and colour: the host's as its causes', the device's as its work's."""
+    """A resource's label, meaning and colour; host resources use the colours of causes, device ones those of work."""
     if kind == "host" and cause != "compute":
         view = cause_view(cause or "unknown")
         return {**view, "label": f"host: {view['label']}"}
@@ -161,7 +161,7 @@ def resource_view(kind: str, cause: str | None) -> View:
 
 
 def _resources(path: Sequence[PathPiece]) -> dict[str, View]:
-    """The resources of a path by key, those that take most of it first."""
+    """The resources of a path by key, the longest first."""
     sums: dict[tuple[str, str | None], int] = {}
     for piece in path:
         key = (piece.kind, piece.cause if piece.kind == "host" else None)

@@ -1,1 +1,1 @@
-"""What reports say, in sentences: pure functions from results to text."""
+"""The sentences of reports: pure functions from results to text."""

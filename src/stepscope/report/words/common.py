@@ -1,4 +1,4 @@
-"""Words that several reports share: changes with their intervals, warnings, names of files."""
+"""Phrases that several reports share: changes with their intervals, warnings, file names."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from stepscope.report.format import count, share
 from stepscope.trace import TraceWarning
 
 _MANY_TIMES: Final = 9.0
-"""A change from which on a time is given as so many times the other."""
+"""From this change on, a time is given as a multiple of the other."""
 
 
 def file_name(path: str) -> str:
-    """The last part of a path on any system."""
+    """The last part of a path on any operating system."""
     return path.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
 
 
 def warning_sentence(warning: TraceWarning) -> str:
-    """What was skipped or repaired while reading."""
+    """Say what was skipped or repaired while reading."""
     return f"{count(warning.count)} x {warning.kind}: {warning.detail}"
 
 

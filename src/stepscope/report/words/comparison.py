@@ -1,4 +1,4 @@
-"""What a comparison says in sentences: the verdict, where the difference comes from, what to keep in mind."""
+"""The sentences of a comparison: the verdict, where the difference comes from, and caveats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS: Final = {"faster": "Faster", "slower": "Slower", "no difference shown": 
 
 
 def verdict_sentence(samples: SampleComparison) -> str:
-    """Such as "Slower: a step takes 11.0 ms instead of 10.0 ms, 10.0 % more (95 % interval: 9.0 % to 11.1 % more)."."""
+    """Format "Slower: a step takes 11.0 ms instead of 10.0 ms, 10.0 % more (95 % interval: 9.0 % to 11.1 % more)."."""
     word = _WORDS[samples.verdict]
     if samples.before_ns is None or samples.after_ns is None:
         missing = [name for name, ns in (("before", samples.before_ns), ("after", samples.after_ns)) if ns is None]
@@ -35,7 +35,7 @@ def verdict_sentence(samples: SampleComparison) -> str:
 
 
 def detectable_sentences(samples: SampleComparison) -> list[str]:
-    """What difference such data would have shown; nothing where that is unknown, or a larger one was shown."""
+    """Say which difference such data could have shown; empty if unknown or if a larger one was shown."""
     least = samples.smallest_detectable
     if least is None:
         return []
@@ -48,7 +48,7 @@ def detectable_sentences(samples: SampleComparison) -> list[str]:
 
 
 _TELLING: Final = 0.25
-"""Of the whole difference, what a further cause must make to be worth a word."""
+"""Share of the whole difference that a further cause must make to be mentioned."""
 _TELLING_PLACE: Final = 0.1
 _NOTHING: Final = 0.01
 """Share of a step below which no difference is worth a sentence."""
@@ -64,7 +64,7 @@ Row = dict[str, Any]
 
 
 def where_sentences(comparison: Comparison) -> list[str]:
-    """Which causes make the difference, at which line of the user's code, in which operator; and what energy does."""
+    """Which causes, lines of the user's code and operators make the difference, and how energy differs."""
     return [*_where(comparison), *energy_sentences(comparison)]
 
 
@@ -83,7 +83,7 @@ def energy_sentences(comparison: Comparison) -> list[str]:
 
 
 def _where(comparison: Comparison) -> list[str]:
-    """Which causes make the difference, at which line of the user's code, in which operator; the first first."""
+    """Which causes, lines of the user's code and operators make the difference, the largest first."""
     whole = comparison.difference_ns
     causes = comparison.causes.rows(named=True)
     if contradicts(comparison):
@@ -98,7 +98,7 @@ def _where(comparison: Comparison) -> list[str]:
 
 
 def advice(comparison: Comparison) -> list[str]:
-    """What to do where the steps leave open whether there is a difference worth knowing; a sentence, or none."""
+    """What to do if the steps leave open whether a relevant difference exists; one sentence or none."""
     samples = comparison.samples
     if samples.before_ns is None or samples.after_ns is None:
         return ["To be judged, steps must be marked: by stepscope.step(), or step() of torch.profiler."]
@@ -110,9 +110,9 @@ def advice(comparison: Comparison) -> list[str]:
 
 
 def contradicts(comparison: Comparison) -> bool:
-    """Whether the steps in the traces differ the other way than those without the profiler, which were judged.
+    """Whether the recorded steps contradict the verdict, which was reached on steps without the profiler.
 
-    Where no difference was shown, also further than these steps leave room for.
+    They must differ in the other direction and, if no difference was shown, lie outside the interval of the change.
     """
     if not _opposite(comparison):
         return False
@@ -124,14 +124,14 @@ def contradicts(comparison: Comparison) -> bool:
 
 
 def _opposite(comparison: Comparison) -> bool:
-    """Whether the mean recorded step and the mean of those that were judged differ in opposite directions."""
+    """Whether the recorded steps and the judged steps differ in opposite directions."""
     recorded = comparison.difference_ns / max(comparison.before.step_ns, 1.0)
     other_way = (comparison.samples.change or 0.0) * recorded < 0
     return comparison.is_unprofiled and other_way and abs(recorded) >= _NOTHING
 
 
 def side_sentence(side: SideSummary) -> str:
-    """What is known of a side, such as "runs/a: 4 of 6 steps (annotated), Tesla V100"."""
+    """Describe a side, such as "runs/a: 4 of 6 steps (annotated), Tesla V100"."""
     of_all = f" of {count(side.step_count + len(side.left_out))}" if side.left_out else ""
     steps = "no steps found" if side.step_source == "none" else f"{count(side.step_count)}{of_all} {_plural(side)}"
     source = "" if side.step_source == "none" else f" ({_SOURCES[side.step_source]})"
@@ -142,7 +142,7 @@ def side_sentence(side: SideSummary) -> str:
 
 
 def cause_phrase(kind: str, name: str) -> str:
-    """A cause as what the time was, such as "idle time in which the host was loading data (input)"."""
+    """Describe a cause's time, such as "idle time in which the host was loading data (input)"."""
     if kind == "busy":
         return _WORK.get(name, f"busy time ({name})")
     idle = "idle time" if kind == "idle" else "time"
@@ -154,7 +154,7 @@ def cause_phrase(kind: str, name: str) -> str:
 
 
 def place_of_line(row: Row) -> str:
-    """A row of the lines as "train.py:88 main", with the line after where it is another."""
+    """The place of a row of the table of lines, as "train.py:88 main", with the new line if it moved."""
     moved = f" (line {row['after_line']} after)" if row["after_line"] is not None else ""
     return (f"{row['file']}:{row['line']} {row['function'] or ''}".rstrip()) + moved
 
@@ -214,7 +214,7 @@ def _lines(comparison: Comparison, whole: float) -> Iterator[str]:
 
 
 def _operators(comparison: Comparison, whole: float) -> Iterator[str]:
-    """The operator that makes most of what was computed more or less."""
+    """The operator whose computing time differs most."""
     work = comparison.causes.filter((pl.col("kind") == "busy") | (pl.col("name") == "compute"))
     computed = float(work["difference_ns"].sum())
     if computed * whole <= 0 or abs(computed) < _TELLING * abs(whole):

@@ -1,4 +1,4 @@
-"""What reports say of a diagnosis in sentences, and the tables that they cut alike."""
+"""The sentences of a diagnosis, and tables that several renderers shorten in the same way."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stepscope.report.document import Cause, Place
 from stepscope.report.format import count, duration, share
 
 _SMALL_SHARE: Final = 0.005
-"""Causes below this share of the window are shown together, and shares that are closer than this are alike."""
+"""Causes below this share of the window are merged, and closer shares count as equal."""
 _TELLING_SHARE: Final = 0.05
-"""Of a cause's time, the part after a wait that is worth a word."""
+"""Share of a cause's time after a wait from which on it is mentioned."""
 _TOP_COLUMNS: Final = (
     "name",
     "calls",
@@ -28,11 +28,11 @@ _TOP_COLUMNS: Final = (
     "device_self_ns",
     "device_self_share",
 )
-"""What a report shows of operators and kernels; `stepscope operators` and `stepscope kernels` show every column."""
+"""Columns of operators and kernels in reports; `stepscope operators` and `stepscope kernels` show all of them."""
 _MOST_DEVICES: Final = 2
-"""So many devices are shown at length each."""
+"""Up to this many devices are all shown at length."""
 _MOST_DIFF_LINES: Final = 60
-"""Of one finding's diff in a report; `stepscope diagnose --diff` writes all of it."""
+"""Lines of one finding's diff in a report; `stepscope diagnose --diff` writes all of it."""
 _STEP_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats"}
 
 
@@ -44,14 +44,14 @@ def headline(diagnosis: Diagnosis) -> str:
         return "A memory snapshot: it tells what memory was used for, and nothing of time."
     if device is None:
         return f"No device was recorded; {step}{_host_clause(diagnosis.host)}."
-    # From the device's first event to its last: also before, between and after the steps.
+    # From the device's first event to its last, including before, between and after the steps.
     idle = f"over the recording idle {share(idle_share(device))}, busy {share(_busy_share(device))}"
     cause = _biggest(diagnosis.idle.filter(pl.col("device") == device.device))
     return f"{_device_name(diagnosis, device)}: {step}, {idle}" + (f"; biggest cause: {cause}." if cause else ".")
 
 
 def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
-    """How much time a step would lose without the cause; empty for a note."""
+    """How much shorter a step would be without the cause; empty for a note."""
     if finding.saving_ns_per_step <= 0:
         return ""
     of = "per step" if diagnosis.step_source != "none" else "recorded"
@@ -60,7 +60,7 @@ def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
 
 
 def basis_sentence(finding: Finding) -> str:
-    """How the saving was obtained, whether by a replay or only by adding up time, and how sure it is."""
+    """How the saving was obtained, by a replay or only by adding up time, and how certain it is."""
     parts = [finding.saving_basis]
     if finding.saving_from == "attributed" and finding.saving_ns_per_step > 0:
         parts.append("attributed, not replayed")
@@ -68,7 +68,7 @@ def basis_sentence(finding: Finding) -> str:
 
 
 def diff_text(remedy: Remedy) -> str:
-    """The change of the user's own lines as it is to be read, with a last line that says what is left out."""
+    """The diff of the user's own lines, shortened, with a last line that says what is left out."""
     lines = [line.rstrip("\r").expandtabs(4) for line in remedy.diff.rstrip().split("\n")]
     left = len(lines) - _MOST_DIFF_LINES
     if left > 0:
@@ -77,7 +77,7 @@ def diff_text(remedy: Remedy) -> str:
 
 
 def trial(remedy: Remedy) -> str:
-    """The command that runs the program with the remedy, without a change in it; empty where there is none."""
+    """The command that runs the unchanged program with the remedy; empty if there is none."""
     return f"stepscope run --apply {','.join(remedy.apply)} PROGRAM" if remedy.apply else ""
 
 
@@ -97,7 +97,7 @@ def together_sentence(diagnosis: Diagnosis) -> str:
 
 
 def afterwards_sentence(diagnosis: Diagnosis) -> str:
-    """Which findings save something once those shown are gone, though next to nothing now; empty where none does."""
+    """Which findings save time once those shown are fixed, though close to nothing now; empty if none does."""
     if not diagnosis.afterwards:
         return ""
     first, *others = diagnosis.afterwards
@@ -107,24 +107,24 @@ def afterwards_sentence(diagnosis: Diagnosis) -> str:
 
 
 def place_words(place: Place) -> str:
-    """A place with the part of the finding's cost that it carries, where it is not all."""
+    """A place with its share of the finding's cost, unless it carries all of it."""
     return f"{place.place} ({share(place.share)} of it)" if place.share < 1 else place.place
 
 
 def unreadable_heading(unreadable: Sequence[Unreadable]) -> str:
-    """What stands above the reasons why files are not in the report."""
+    """The heading above the unreadable files."""
     if len(unreadable) == 1:
         return "1 file could not be read, and is not in this report"
     return f"{count(len(unreadable))} files could not be read, and are not in this report"
 
 
 def unreadable_sentences(unreadable: Sequence[Unreadable]) -> list[str]:
-    """Why each of the files is not in the report."""
+    """Say for each unreadable file why it could not be read."""
     return [f"{each.reason.removesuffix('.')}." for each in unreadable]
 
 
 def hidden_sentence(diagnosis: Diagnosis) -> str:
-    """How many findings are not shown, and how to see them; empty where none is."""
+    """Say how many findings are hidden and how to show them; empty if none is hidden."""
     if diagnosis.hidden == 0:
         return ""
     what = "1 more finding saves" if diagnosis.hidden == 1 else f"{count(diagnosis.hidden)} more findings save"
@@ -132,35 +132,35 @@ def hidden_sentence(diagnosis: Diagnosis) -> str:
 
 
 def nothing_sentence(diagnosis: Diagnosis) -> str:
-    """What to say where there is no finding to show."""
+    """Say that there is no finding to show."""
     return f"Nothing was found that would save a noticeable part of {whole(diagnosis)}."
 
 
 def whole(diagnosis: Diagnosis) -> str:
-    """What savings are shares of."""
+    """Name the time that savings are shares of."""
     return "the step" if diagnosis.step_source != "none" else "the recording"
 
 
 def rank_name(diagnosis: Diagnosis) -> str:
-    """What a report of several ranks calls one of them."""
+    """Name one rank in a report of several."""
     rank, path = diagnosis.metadata.rank, diagnosis.metadata.path
     return f"rank {rank}" if rank is not None else path or "a trace"
 
 
 def ranks_or_traces(diagnoses: Sequence[Diagnosis]) -> str:
-    """What several traces are called together: ranks only where each says which one it is."""
+    """ "ranks" if every trace says which rank it is, else "traces"."""
     return "traces" if any(diagnosis.metadata.rank is None for diagnosis in diagnoses) else "ranks"
 
 
 def sentence(text: str) -> str:
-    """The text with a capital letter and a full stop."""
+    """Capitalise the text and end it with a full stop."""
     return f"{text[:1].upper()}{text[1:].removesuffix('.')}." if text else ""
 
 
 def rank_table(diagnoses: Iterable[Diagnosis]) -> pl.DataFrame:
-    """One row a rank: columns rank, step_ns, busy_share, idle_share, exposed_communication_share, top_finding.
+    """One row per rank: columns rank, step_ns, busy_share, idle_share, exposed_communication_share, top_finding.
 
-    Those of a device are left out where no rank has one.
+    Device columns are left out if no rank has a device.
     """
     table = pl.DataFrame(
         [_rank_row(diagnosis) for diagnosis in diagnoses],
@@ -178,17 +178,17 @@ def rank_table(diagnoses: Iterable[Diagnosis]) -> pl.DataFrame:
 
 
 def worst_device(diagnosis: Diagnosis) -> DeviceSummary | None:
-    """The device that idles most, as a share of its window."""
+    """The device with the largest idle share."""
     return max(diagnosis.devices, key=idle_share, default=None)
 
 
 def busiest_device(diagnosis: Diagnosis) -> DeviceSummary | None:
-    """The device that findings are about: the one that worked longest, the first of several."""
+    """The device that findings are about: the one with the most busy time, the first on a tie."""
     return min(diagnosis.devices, key=lambda device: (-device.busy_ns, device.device), default=None)
 
 
 def about_sentence(diagnosis: Diagnosis) -> str:
-    """Which device findings are about, where there are several."""
+    """Say which device findings are about, if there are several."""
     device = busiest_device(diagnosis)
     if device is None or len(diagnosis.devices) < 2 or not diagnosis.findings:
         return ""
@@ -196,7 +196,7 @@ def about_sentence(diagnosis: Diagnosis) -> str:
 
 
 def shown_devices(diagnosis: Diagnosis) -> tuple[str, ...]:
-    """The devices that are shown at length: all of few, of many the most idle and the busiest."""
+    """The devices shown at length: all if there are few, else the most idle and the busiest."""
     if len(diagnosis.devices) <= _MOST_DEVICES:
         return tuple(device.device for device in diagnosis.devices)
     chosen = (worst_device(diagnosis), busiest_device(diagnosis))
@@ -204,7 +204,7 @@ def shown_devices(diagnosis: Diagnosis) -> tuple[str, ...]:
 
 
 def device_table(diagnosis: Diagnosis) -> pl.DataFrame:
-    """A row for each device: device, window_ns, busy_ns, idle_share and the cause of most of its idle time."""
+    """One row per device: device, window_ns, busy_ns, idle_share and the cause of most of its idle time."""
     rows = []
     for device in diagnosis.devices:
         causes = causes_of(diagnosis.idle.filter(pl.col("device") == device.device))
@@ -215,7 +215,7 @@ def device_table(diagnosis: Diagnosis) -> pl.DataFrame:
 
 
 def causes_of(times: pl.DataFrame) -> tuple[Cause, ...]:
-    """Idle (or host) time by cause, the largest first, with the waits that it followed."""
+    """Idle (or host) time by cause, the largest first, with the waits that preceded it."""
     found = [
         Cause(
             str(cause),
@@ -234,7 +234,7 @@ def _after(rows: pl.DataFrame) -> tuple[tuple[str, int], ...]:
 
 
 def joined_causes(causes: Sequence[Cause]) -> list[Cause]:
-    """The causes with the small ones together."""
+    """The causes with the small ones merged."""
     small = [each for each in causes if each.share < _SMALL_SHARE]
     if len(small) < 2:
         return list(causes)
@@ -243,7 +243,7 @@ def joined_causes(causes: Sequence[Cause]) -> list[Cause]:
 
 
 def after_sentence(cause: Cause) -> str:
-    """How much of a cause's idle time followed a wait that had drained the queues; empty where next to none did."""
+    """How much of a cause's idle time followed a wait that drained the streams; empty if close to none did."""
     ns = sum(part for _, part in cause.after)
     if ns <= _TELLING_SHARE * cause.ns:
         return ""
@@ -251,9 +251,9 @@ def after_sentence(cause: Cause) -> str:
 
 
 def top_columns(frame: pl.DataFrame) -> tuple[str, ...]:
-    """The columns of operators or kernels that a report has room for.
+    """The columns of operators or kernels that a report shows.
 
-    The device's columns are left out where no operator had work on a device.
+    Device columns are left out if no operator had work on a device.
     """
     columns = [name for name in _TOP_COLUMNS if name in frame.columns]
     if "device_self_ns" in columns and not frame["device_self_ns"].sum():
@@ -273,7 +273,7 @@ def _rank_row(diagnosis: Diagnosis) -> tuple[object, ...]:
 
 
 def idle_share(device: DeviceSummary) -> float:
-    """Of the device's window, 0 to 1."""
+    """Idle time as a share (0 to 1) of the device's window."""
     return device.idle_ns / max(device.window_ns, 1)
 
 

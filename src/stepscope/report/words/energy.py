@@ -1,4 +1,4 @@
-"""Energies, masses and powers as text, each a number or the range from a lower to an upper bound."""
+"""Format energy, mass and power, each a number or a (lower, upper) range."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _bounds(values: tuple[float, float], units: Units) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits, never in powers of ten."""
+    """Three significant digits, never in scientific notation."""
     if value == 0:
         return "0"
     if abs(value) >= 100:

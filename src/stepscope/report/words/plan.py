@@ -1,4 +1,4 @@
-"""What a plan comes down to, in sentences."""
+"""The sentences of a plan."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from stepscope.report.format import count, dollars, duration, share, size
 from stepscope.report.words.common import file_name, warning_sentence
 
 _EXACT: Final = 0.005
-"""A band that is narrower than this share of its middle is not shown."""
+"""A band narrower than this share of its middle is not shown."""
 _FASTER: Final = 1.15
-"""A machine is called faster from this many times as fast on."""
+"""From this speed ratio on, a machine is called faster."""
 _TWICE: Final = 2.0
 _DAYS_FROM_HOURS: Final = 100.0
 _MOST_NAMES: Final = 12
 
 
 def machine_name(machine: Machine) -> str:
-    """Such as "8 x H100-SXM at aws (p5.48xlarge)"."""
+    """Name a machine, such as "8 x H100-SXM at aws (p5.48xlarge)"."""
     price = machine.price
     return f"{devices_words(machine)} at {price.provider} ({price.instance})"
 
 
 def devices_words(machine: Machine) -> str:
-    """Such as "8 x H100-SXM"."""
+    """Name a machine's devices, such as "8 x H100-SXM"."""
     return f"{count(machine.price.count)} x {machine.prediction.device.name}"
 
 
 def hours_words(hours: float, *, like: float | None = None) -> str:
-    """Such as "42 min", "12.3 h" or "5.1 days"; in the unit that suits the time `like`, by default its own."""
+    """Format a time as "42 min", "12.3 h" or "5.1 days", in the unit that suits `like` (by default the time itself)."""
     unit = hours if like is None else like
     if unit < 1 / 60:
         return f"{hours * 3600:.2g} s"
@@ -44,7 +44,7 @@ def hours_words(hours: float, *, like: float | None = None) -> str:
 
 
 def money(usd: float) -> str:
-    """A cost: as `dollars`, from a hundred on without cents."""
+    """Format a cost like `dollars`, from a hundred on without cents."""
     return f"${usd:,.0f}" if usd >= 99.995 else dollars(usd)
 
 
@@ -61,7 +61,7 @@ def cost_band(machine: Machine) -> str:
 
 
 def range_words(values: tuple[float, float] | None, unit: str) -> str:
-    """An estimate's bounds, such as "1.2 to 3.4 kWh"; empty where there is none."""
+    """An estimate's bounds, such as "1.2 to 3.4 kWh"; empty for None."""
     if values is None:
         return ""
     low, high = (_number(value) for value in values)
@@ -69,25 +69,25 @@ def range_words(values: tuple[float, float] | None, unit: str) -> str:
 
 
 def price_words(machine: Machine, plan: Plan) -> str:
-    """The price of an hour and its age, such as "$0.18, 13 days" or "$4.21, 626 days, old"."""
+    """The hourly price and its age, such as "$0.18, 13 days" or "$4.21, 626 days, old"."""
     days = machine.price.age_days(plan.today)
     words = "today" if days <= 0 else "1 day" if days == 1 else f"{count(days)} days"
     return f"{dollars(machine.usd_h)}, {words}{', old' if machine.price.is_old(plan.today) else ''}"
 
 
 def seen_words(machine: Machine, plan: Plan) -> str:
-    """Such as "by a price 13 days old"."""
+    """Say how old a machine's price is: "by a price 13 days old"."""
     days = machine.price.age_days(plan.today)
     return "by today's price" if days <= 0 else f"by a price {'1 day' if days == 1 else f'{count(days)} days'} old"
 
 
 def asked_time(hours: float) -> str:
-    """A deadline as it was asked for, such as "48 h" or "90 min"."""
+    """Format a deadline as the user gave it, such as "48 h" or "90 min"."""
     return f"{hours:g} h" if hours >= 2 or hours == int(hours) else f"{hours * 60:g} min"
 
 
 def asked_sentence(plan: Plan) -> str:
-    """What is to be done, and what an iteration is."""
+    """Say what is to be trained, and what an iteration is."""
     times_of = f"{count(plan.request.iterations)} iterations"
     stepped = plan.recorded.stepped
     whole = (
@@ -112,7 +112,7 @@ def asked_sentence(plan: Plan) -> str:
 
 
 def samples_sentence(plan: Plan) -> str:
-    """What several devices mean."""
+    """Say what running on several devices means for the samples."""
     if all(machine.price.count == plan.recorded_devices for machine in plan.machines):
         return ""
     if not any(machine.scaled is not None for machine in plan.machines):
@@ -124,7 +124,7 @@ def samples_sentence(plan: Plan) -> str:
 
 
 def recommendation(plan: Plan) -> list[str]:
-    """The machine to take, what pays more for less time, and what limits them; the answer first."""
+    """Recommend a machine first, then what costs more for less time, and what limits them."""
     if not plan.machines:
         return ["There is no machine with a known price and a prediction: see below what was left out."]
     fitting = [machine for machine in plan.machines if plan.meets(machine)]
@@ -162,7 +162,7 @@ def _faster(machine: Machine, best: Machine, plan: Plan) -> str:
 
 
 def times(ratio: float) -> str:
-    """Such as "2.1 times"."""
+    """Format a ratio as "2.1 times"."""
     return f"{ratio:.1f} times" if ratio < 100 else f"{ratio:,.0f} times"
 
 
@@ -174,7 +174,7 @@ def _limits(plan: Plan) -> str:
 
 
 def _risk(plan: Plan, machine: Machine) -> Iterator[str]:
-    """Where the band reaches over what was asked."""
+    """Say where a band exceeds the deadline or budget."""
     deadline, budget = plan.request.deadline_h, plan.request.budget_usd
     if deadline is not None and machine.hours_high > deadline:
         yield f"Not certain: its time may reach {hours_words(machine.hours_high)}, past the deadline."
@@ -183,7 +183,7 @@ def _risk(plan: Plan, machine: Machine) -> Iterator[str]:
 
 
 def _nearest(plan: Plan) -> Iterator[str]:
-    """Nothing keeps to what was asked: what comes nearest to either part of it."""
+    """No machine meets both limits: say which comes nearest to either."""
     deadline, budget = plan.request.deadline_h, plan.request.budget_usd
     yield f"No machine does it {_limits(plan)}."
     affordable = [each for each in plan.machines if budget is None or each.usd <= budget]
@@ -205,7 +205,7 @@ def _nearest(plan: Plan) -> Iterator[str]:
 
 
 def _host_sentence(plan: Plan) -> Iterator[str]:
-    """Where a faster accelerator does not pay."""
+    """Say on which devices the host limits the step, so that a faster one does not pay."""
     limited = list(
         dict.fromkeys(machine.prediction.device.name for machine in plan.machines if machine.is_limited_by_host)
     )
@@ -234,7 +234,7 @@ def _energy_sentence(machines: list[Machine]) -> Iterator[str]:
 
 
 def price_sentences(plan: Plan) -> Iterator[str]:
-    """What to know of the prices."""
+    """Caveats about the prices."""
     old = [machine for machine in plan.machines if machine.price.is_old(plan.today)]
     if old:
         these = (
@@ -253,7 +253,7 @@ def price_sentences(plan: Plan) -> Iterator[str]:
 
 
 def left_out_sentences(plan: Plan) -> Iterator[str]:
-    """Which machines nothing is planned for, by reason, and devices without a price."""
+    """Which machines have no plan, by reason, and which devices have no price."""
     reasons: dict[str, list[Refused]] = {}
     for each in plan.refused:
         reasons.setdefault(each.reason, []).append(each)
@@ -267,7 +267,7 @@ def left_out_sentences(plan: Plan) -> Iterator[str]:
 
 
 def basis_sentences(plan: Plan) -> Iterator[str]:
-    """What the predictions rest on."""
+    """Say what the predictions rest on."""
     recorded = plan.recorded
     if recorded.memory.bytes is not None:
         least = "at least " if recorded.memory.at_least else ""
@@ -277,19 +277,19 @@ def basis_sentences(plan: Plan) -> Iterator[str]:
 
 
 def doubt_sentences(plan: Plan) -> Iterator[str]:
-    """Why all that follows is less certain than it reads; stands above what is recommended."""
+    """Say why the plan is less certain than it reads; printed above the recommendation."""
     why = plan.recorded.why_not
     if why is not None:
         yield f"Not certain: {why}, so that the steps are not replayed and the bands are wide."
 
 
 def warning_sentences(plan: Plan) -> Iterator[str]:
-    """What was skipped or repaired while reading the trace."""
+    """Say what was skipped or repaired while reading the trace."""
     yield from (f"While reading: {warning_sentence(warning)}." for warning in plan.recorded.warnings)
 
 
 def head_sentence(plan: Plan) -> str:
-    """The trace, and how long a step took where it was recorded."""
+    """Name the trace, and say how long a step took on the recorded device."""
     recorded = plan.recorded
     on = f" on {recorded.device}" if recorded.device else " on the CPU" if recorded.from_shapes else ""
     what = "a step takes" if recorded.stepped else "the recording takes"

@@ -1,4 +1,4 @@
-"""What a sweep found, in sentences."""
+"""The sentences of a sweep."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def best_sentences(results: SweepResults) -> Iterator[str]:
 
 
 def effect_sentences(results: SweepResults) -> Iterator[str]:
-    """How the numbers of the table are to be read, and why some are not there."""
+    """How to read the effects in the table, and why some are missing."""
     complete = len(results.of_state("complete"))
     if any(each.importance is not None for each in results.effects):
         yield (
@@ -76,7 +76,7 @@ def effect_sentences(results: SweepResults) -> Iterator[str]:
 
 
 def failure_sentences(results: SweepResults) -> Iterator[str]:
-    """Why trials failed, the first few."""
+    """Why trials failed, for the first few."""
     failed = results.of_state("failed")
     for trial in failed[:_MOST_REASONS]:
         where = f" ({trial.folder})" if trial.folder else ""
@@ -86,12 +86,12 @@ def failure_sentences(results: SweepResults) -> Iterator[str]:
 
 
 def method_words(method: str) -> str:
-    """The search's name."""
+    """The name of a search method."""
     return {"tpe": "TPE", "hyperband": "TPE and Hyperband", "random": "random search", "grid": "grid"}[method]
 
 
 def searched_words(parameter: Parameter) -> str:
-    """What values a parameter may take, short."""
+    """The values a parameter may take, shortened."""
     if parameter.is_choice:
         shown = ", ".join(value_words(each) for each in parameter.values[:6])
         return shown + (f", ... ({len(parameter.values)})" if len(parameter.values) > 6 else "")
@@ -119,7 +119,7 @@ def values_words(values: Mapping[str, Any]) -> str:
 
 
 def value_words(value: Any) -> str:
-    """A parameter's value, short."""
+    """A parameter's value, shortened."""
     if isinstance(value, float):
         return number_words(value)
     text = value if isinstance(value, str) else json.dumps(value)
@@ -128,7 +128,7 @@ def value_words(value: Any) -> str:
 
 
 def number_words(value: float | None) -> str:
-    """A number with four digits that count."""
+    """A number with four significant digits."""
     if value is None:
         return "-"
     if isinstance(value, int) or not math.isfinite(value):
@@ -155,5 +155,5 @@ def basis_sentences(results: SweepResults) -> Iterator[str]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value can stand on an axis."""
+    """Whether a value can be placed on a numeric axis."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
