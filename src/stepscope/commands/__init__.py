@@ -1,6 +1,6 @@
 """The `stepscope` command and its commands, in five groups.
 
-Nothing heavy is imported before a command runs: help, completion and mistakes answer at once.
+Heavy modules are imported only when a command runs, so that help, completion and mistakes answer at once.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from stepscope.report.format import printable
 __all__ = ["COMMANDS", "OWN_ERROR", "main"]
 
 OWN_ERROR: Final = 70
-"""The exit code of an error of ours: EX_SOFTWARE of sysexits.h."""
+"""Exit code of a bug in stepscope: EX_SOFTWARE of sysexits.h."""
 _ENVIRONMENT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
-"""Errors of the system that are neither our fault nor a mistake in the command."""
+"""Operating system errors that are neither a bug in stepscope nor a mistake in the command."""
 
 COMMANDS: Final[tuple[Command, ...]] = (
     run.COMMAND,
@@ -81,7 +81,7 @@ COMMANDS: Final[tuple[Command, ...]] = (
     rules.EXPLAIN,
     cache.COMMAND,
 )
-"""Every command, in the order the help lists them."""
+"""Every command, in the order of the help."""
 
 _DESCRIPTION: Final = """\
 Explains why deep-learning training and inference steps are slow: what the accelerator waits for, which line of your
@@ -106,8 +106,8 @@ cannot be used, 70 an error of stepscope's own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` (by default the process's arguments) asks for; returns the exit code."""
-    for name in ("stdout", "stderr"):  # None where the shell has closed them, as with >&-
+    """Run the command that `argv` (by default the process's arguments) names, and return the exit code."""
+    for name in ("stdout", "stderr"):  # None if the shell has closed them, as with >&-
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     words = list(sys.argv[1:] if argv is None else argv)
@@ -121,21 +121,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough; 141 is what a shell expects then
+    except BrokenPipeError:  # the reader has closed the pipe, such as `head`; shells expect 141
         discard_standard_output()
         return 141
     except MemoryError:
         return _said("there is not enough memory for this; --window or --steps reads less of a trace", 2)
     except (SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # also what compiled libraries raise beside Exception
+    except BaseException as error:  # compiled libraries also raise errors outside of Exception
         known = _damage_behind(error) or _environment_behind(error)
         return _said(known, 2) if known and not _debugs(words) else _own_error(error, words)
 
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Have signals that end a process unwind it, so that what it keeps for a while is removed."""
+    """Let SIGTERM and SIGHUP unwind the process, so that temporary files are removed."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -143,7 +143,7 @@ def _ended_by_signals() -> Iterator[None]:
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)):
-            if signal.getsignal(number) is signal.SIG_DFL:  # as under nohup it is not
+            if signal.getsignal(number) is signal.SIG_DFL:  # not so under nohup
                 before[number] = signal.signal(number, end)
     try:
         yield
@@ -158,7 +158,7 @@ def _said(sentence: str, code: int) -> int:
 
 
 def _own_error(error: BaseException, words: Sequence[str]) -> int:
-    """An error of ours: its own exit code, and a report, which holds nothing of a trace."""
+    """Report a bug in stepscope with an exit code of its own; the report contains nothing from a trace."""
     if _debugs(words):
         import traceback
 
@@ -176,7 +176,7 @@ def _debugs(words: Sequence[str]) -> bool:
 
 
 class _ToUser(logging.Handler):
-    """What the package logs, as one line each and once: warnings, and with --verbose also what is less."""
+    """Prints each log message once, on one line: warnings, with --verbose also info."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,14 +203,14 @@ def _log_to_user(*, verbose: bool) -> Iterator[None]:
 
 
 def _environment_behind(error: BaseException) -> str | None:
-    """What the machine refused, in one sentence; None where the error is no such thing."""
+    """The operating system's error in one sentence; None if the error is of another kind."""
     if not isinstance(error, OSError) or error.errno not in _ENVIRONMENT:
         return None
     return f"{error.filename or 'standard output'} cannot be used: {error.strerror}"
 
 
 def _damage_behind(error: BaseException) -> str | None:
-    """Which store's damage an error comes from, in one sentence; asked for only where stores were opened."""
+    """The damaged store that caused the error, in one sentence; checked only if stores were opened."""
     store = sys.modules.get("stepscope.trace.store")
     found = store.damage_behind(error) if store is not None else None
     return None if found is None else str(found)
@@ -227,7 +227,7 @@ def _run(argv: list[str]) -> int:
     own, program = command.split_program(argv[1:])
     try:
         arguments, rest = parser.parse_known_args([argv[0], *own])
-    except SystemExit as exit:  # --help and --version end this way
+    except SystemExit as exit:  # --help and --version exit this way
         return int(exit.code or 0)
     if command.program:
         setattr(arguments, command.program, program)
@@ -240,7 +240,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
-    """The parser of everything, and those of the commands by name."""
+    """The main parser, and the parsers of the commands by name."""
     from stepscope import __version__
 
     parser = CommandParser(prog="stepscope", description=_DESCRIPTION, epilog=_EXAMPLES)

@@ -1,11 +1,11 @@
-"""The same step with another batch size: which sizes of the operators' inputs are the batch, and what follows.
+"""The same step with another batch size: which input dimensions are the batch, and how work scales with it.
 
-Activations begin with the batch: [batch, channels, ...], [batch, tokens, features], and, where a layer works on all
-tokens of all samples alike, [batch * tokens, features]. Weights do not. So the batch is the size that nearly all inputs
-of convolutions, linear layers, attention and embeddings begin with; with another one, every size that is the batch, or
-the batch times further leading sizes of an activation, becomes so many times as large. In a product of matrices either
-the rows are the batch's (forward, and for the gradient of the input), or the inner dimension (for the gradient of the
-weight, whose shape the result has).
+Activations begin with the batch: [batch, channels, ...], [batch, tokens, features], and, where a layer flattens tokens
+and samples, [batch * tokens, features]. Weights do not. So the batch is the size that nearly all inputs of
+convolutions, linear layers, attention and embeddings begin with; with another one, every size that is the batch, or the
+batch times further leading sizes of an activation, scales with it. In a product of matrices either the rows are the
+batch's (forward, and for the gradient of the input), or the inner dimension (for the gradient of the weight, whose
+shape the result has).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ _WEIGHT_OF: Final = {
     "linear": 1, "embedding": 0,
     **{name: one.weight for name, one in CONVOLUTIONS.items() if name not in SIZES_FROM_PARENT},
 }  # fmt: skip
-"""Where layers have their weight."""
+"""Input position of the weight, by layer."""
 _ANCHORS: Final = {
     "linear": 0, "embedding": 1, "scaled_dot_product_attention": 0, "conv1d": 0, "conv2d": 0, "conv3d": 0,
 }  # fmt: skip
-"""Layers by the input that begins with the batch; what has only one dimension is left out."""
+"""Input position that begins with the batch, by layer; inputs with a single dimension are left out."""
 _PRODUCTS: Final = {"mm": (0, 1), "addmm": (1, 2)}
 _Shapes = list[Shape | None]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """Another batch size."""
+    """A change of the batch size."""
 
     recorded: int
     wanted: int
@@ -60,15 +60,15 @@ class BatchChange:
 
 
 def recorded_batch(trace: Trace) -> int | None:
-    """The batch size of the recorded steps, by the loaders or else the layers' inputs; None where unknown."""
+    """Batch size of the recorded steps, from the data loaders or else from the layers' inputs; None where unknown."""
     return batch_size_of(trace) or _leading_size(trace)
 
 
 def passes_of_a_step(trace: Trace, steps: int, span: Window) -> float | None:
-    """How often a step goes through the model, by the least called layer; None where no layer is seen.
+    """Number of forward passes per step, from the least called layer; None where the trace shows no layer.
 
     Args:
-        steps: how many there are in the span.
+        steps: number of steps in the span.
     """
     inside = pl.col("start_ns").is_between(span.start_ns, span.end_ns, closed="left")
     names = [f"aten::{name}" for name in _ANCHORS]
@@ -78,13 +78,13 @@ def passes_of_a_step(trace: Trace, steps: int, span: Window) -> float | None:
 
 
 def batch_change(trace: Trace, wanted: int, recorded: int | None = None) -> BatchChange:
-    """From the recorded batch size to another one.
+    """Describe the change from the recorded batch size to another one.
 
     Args:
-        recorded: the user's figure.
+        recorded: batch size given by the user, which overrides the trace's.
 
     Raises:
-        UsageError: the recorded one is unknown, or no layer of the trace works on such a batch.
+        UsageError: the recorded batch size is unknown, or no layer of the trace works on such a batch.
     """
     known = recorded or recorded_batch(trace)
     if known is None:
@@ -101,7 +101,7 @@ def batch_change(trace: Trace, wanted: int, recorded: int | None = None) -> Batc
 
 
 def with_batch(trace: Trace, change: BatchChange) -> Trace:
-    """The trace with the shapes that its operators would have; times and everything else stay."""
+    """Copy the trace with operator shapes for another batch size; times and everything else stay."""
     sizes = _BatchSizes(trace, change)
     columns = ["name", "input_shapes", "input_types"]
     distinct = trace.operators.select(columns).filter(pl.col("input_shapes").is_not_null()).unique(maintain_order=True)
@@ -134,7 +134,7 @@ def _leading_size(trace: Trace) -> int | None:
 
 
 class _BatchSizes:
-    """Which sizes are the batch's, from the shapes of a whole trace."""
+    """Dimensions that are the batch, found from the shapes of a whole trace."""
 
     def __init__(self, trace: Trace, change: BatchChange) -> None:
         self._change = change
@@ -144,7 +144,7 @@ class _BatchSizes:
 
     @cached_property
     def _weights(self) -> frozenset[Shape]:
-        """Shapes of weights, each also with its two dimensions swapped."""
+        """Weight shapes, each also with its two dimensions swapped."""
         found: set[Shape] = set()
         for name, shapes, types in self._distinct.iter_rows():
             place = _WEIGHT_OF.get(base_name(name))
@@ -156,7 +156,7 @@ class _BatchSizes:
 
     @cached_property
     def _sizes(self) -> frozenset[int]:
-        """The batch, and the batch times what follows it in an activation: of all tokens, of all heads."""
+        """The batch, and the batch times trailing activation dimensions (batch * tokens, batch * heads)."""
         recorded = self._change.recorded
         found = {recorded, *(size for size in self._leading if size % recorded == 0)}
         for _, shapes, types in self._distinct.iter_rows():
@@ -183,7 +183,6 @@ class _BatchSizes:
         return json.dumps([self._written(before, new) for before, new in zip(parsed, changed, strict=True)])
 
     def _written(self, before: Any, new: Shape | None) -> Any:
-        """A changed shape; every one of a list of tensors, which has no shape of its own; else what was there."""
         if new is not None:
             return list(new)
         if isinstance(before, list) and before and all(isinstance(one, list) for one in before):
@@ -191,7 +190,7 @@ class _BatchSizes:
         return before
 
     def _of_layer(self, shape: Shape | None, layer: str, place: int) -> Shape | None:
-        """A layer's input by its place, which tells it from a weight of the same shape."""
+        """Scale a layer's input by its position, since a weight may have the same shape."""
         is_bias = shape is not None and len(shape) < 2 and layer != "embedding"
         return shape if not shape or is_bias or place == _WEIGHT_OF[layer] else self._grown(shape)
 
@@ -202,7 +201,7 @@ class _BatchSizes:
         return (self._scaled(shape[0]), *shape[1:]) if shape[0] in self._sizes else shape
 
     def _product(self, shapes: _Shapes, first: int, second: int) -> _Shapes:
-        """A product of two matrices: the batch is in its rows, or in its inner dimension."""
+        """Scale a product of two matrices, whose batch is in its rows or in its inner dimension."""
         (rows, inner), (_, columns) = shapes[first] or (0, 0), shapes[second] or (0, 0)
         result = list(shapes)
         is_gradient = (rows, columns) in self._weights and inner in self._sizes
@@ -226,19 +225,19 @@ def _prefixes(shape: Shape) -> Iterable[int]:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How many times as long works take; arrays as the rows of `device_work`."""
+    """Factors on the time of works; arrays in the row order of `device_work`."""
 
     expected: Numbers
     low: Numbers
     high: Numbers
-    is_known: npt.NDArray[np.bool_]  # whether shapes or the work's kind tell
+    is_known: npt.NDArray[np.bool_]  # whether shapes or the kind of work give the factor
 
 
 class BatchGrowth:
-    """What another batch size makes of a trace's device work.
+    """Effect of another batch size on a trace's device work.
 
     Args:
-        recorded: the calls of the trace.
+        recorded: the trace's operator calls.
     """
 
     def __init__(self, trace: Trace, recorded: CalledOperations, change: BatchChange) -> None:
@@ -267,7 +266,7 @@ class BatchGrowth:
         return Growth(expected, low, high, known)
 
     def _ratios(self, target: DevicePeaks, precision: str | None) -> tuple[Numbers, Numbers, Numbers]:
-        """Grown time over recorded of works whose operators are known; expected, low and high."""
+        """Time of known operators at the new batch size over the recorded one: expected, low and high."""
         call = self._recorded.of_work
         if not len(self._recorded.operations):
             nothing = np.full(len(call), np.nan)
@@ -276,8 +275,8 @@ class BatchGrowth:
             operation_times(types_on(in_precision(each.operations, precision).operations, target), target)
             for each in (self._recorded, self._grown)
         )
-        # A batch r times as large is at most as many batches of the recorded size, one after the other, as r is rounded
-        # up; within that the ratio may be as wrong as the model is.
+        # A batch r times as large takes at most as long as ceil(r) batches of the recorded size in sequence;
+        # within that bound the ratio may be as wrong as the model is.
         ends = min(1.0, 1 / np.ceil(1 / self._change.factor)), max(1.0, np.ceil(self._change.factor))
         ratio = np.clip(after.ns / before.ns, *ends)
         low = np.clip(ratio * after.low_ns / after.ns, *ends)

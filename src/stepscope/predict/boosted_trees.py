@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stepscope.errors import StepscopeError
 
-_AT_ONCE: Final = 1 << 15  # rows times trees that are walked down together: what stays in a processor's cache
+_AT_ONCE: Final = 1 << 15  # rows times trees evaluated together, so that they stay in the processor's cache
 _BROKEN: Final = (
     "a model in stepscope/data is not of this version; install stepscope anew, or fit it by scripts/predictor"
 )
@@ -23,24 +23,24 @@ _BROKEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BoostedTrees:
-    """Trees whose values are summed; the nodes of all are concatenated.
+    """Boosted trees whose leaf values are summed; the nodes of all trees are concatenated.
 
     Attributes:
-        thresholds: up to which value a row goes left, shape (nodes,), float64; infinity in a leaf.
-        left: the node to the left, shape (nodes,), int32; the one to the right follows it. A leaf names itself.
+        thresholds: a row goes left up to this value, shape (nodes,), float64; infinity in a leaf.
+        left: the node to the left, shape (nodes,), int32; the right child follows it. A leaf refers to itself.
     """
 
-    baseline: float  # what the sum starts with
+    baseline: float  # start of the sum
     roots: npt.NDArray[np.int32]  # index of each tree's first node, shape (trees,), int32
-    features: npt.NDArray[np.int16]  # which feature a node looks at, shape (nodes,), int16; 0 in a leaf
+    features: npt.NDArray[np.int16]  # feature that the node compares, shape (nodes,), int16; 0 in a leaf
     thresholds: npt.NDArray[np.float64]
     left: npt.NDArray[np.int32]
-    values: npt.NDArray[np.float64]  # what a leaf adds, shape (nodes,), float64
-    depth: int  # the most steps from a root to a leaf
-    width: int  # how many features a row has
+    values: npt.NDArray[np.float64]  # value that a leaf adds, shape (nodes,), float64
+    depth: int  # most steps from a root to a leaf
+    width: int  # number of features in a row
 
     def predict(self, features: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The sum of the trees for each row of features, shape (n, width): float64 of shape (n,).
+        """Sum the trees for each row of features, shape (n, width): float64 of shape (n,).
 
         Not-a-number for rows with a feature that is not-a-number.
 
@@ -58,7 +58,7 @@ class BoostedTrees:
         for start in range(0, rows, rows_at_once):
             part = np.ascontiguousarray(features[start : start + rows_at_once], np.float64)
             for first in range(0, len(self.roots), trees_at_once):
-                # One tree after another, as they were fitted: a sum in another order differs in its last digits.
+                # Add trees one after another, as they were fitted: another order changes the last digits.
                 for leaves in self._leaves(part, self.roots[first : first + trees_at_once]):
                     total[start : start + rows_at_once] += self.values[leaves]
         return np.where(np.isnan(features).any(axis=1), np.nan, total)
@@ -74,10 +74,10 @@ class BoostedTrees:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> BoostedTrees:
-        """The trees kept under names that begin with the prefix, in a dictionary or a file opened by `numpy.load`.
+        """Build the trees from arrays whose names begin with the prefix, in a dictionary or a `numpy.load` file.
 
         Raises:
-            StepscopeError: a tree looks at a feature that rows do not have.
+            StepscopeError: a tree uses a feature that rows do not have.
         """
         baseline, depth, width = arrays[f"{prefix}head"].tolist()
         roots, features, thresholds, left, values = (
@@ -91,6 +91,6 @@ class BoostedTrees:
 
 
 def shipped_arrays(name: str) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of data/NAME.npz by their names; nothing in it is unpickled."""
+    """Load data/NAME.npz as arrays by name, without unpickling."""
     with files("stepscope").joinpath(f"data/{name}.npz").open("rb") as file, np.load(file) as arrays:
         return dict(arrays)

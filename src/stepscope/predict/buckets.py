@@ -1,7 +1,7 @@
-"""A step's gradients, and the buckets in which data-parallel training would send them.
+"""Gradients of a step, and the buckets in which data-parallel training would send them.
 
-A gradient is there when autograd adds it up (`AccumulateGrad`, whose input is the gradient). PyTorch's
-DistributedDataParallel fills buckets in the order in which gradients are there, one set per number type; a bucket is
+A gradient is ready when autograd accumulates it (`AccumulateGrad`, whose input is the gradient). PyTorch's
+DistributedDataParallel fills buckets in the order in which gradients become ready, one set per number type; a bucket is
 full at its limit, which is 1 MiB for the first and 25 MiB for the others (`bucket_cap_mb` and
 `_DEFAULT_FIRST_BUCKET_BYTES` of torch; Li et al., "PyTorch Distributed", VLDB 2020).
 """
@@ -27,41 +27,41 @@ FIRST_BUCKET_BYTES: Final = 1 << 20
 BUCKET_BYTES: Final = 25 << 20
 ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 _FUSED: Final = r"^aten::_fused_(?:adam|adamw|sgd|adagrad)_$"  # optimizers that take all parameters in one call
-_USUAL_BYTES: Final = 4  # of a parameter in such a list, whose type the profiler does not note
+_USUAL_BYTES: Final = 4  # bytes of a parameter in such a list, whose number type the profiler does not record
 _MOST_PIECES: Final = 1 << 20
-_MOST_BYTES: Final = 1 << 40  # of one gradient: more is nonsense, and sums of it would not fit into 64 bits
+_MOST_BYTES: Final = 1 << 40  # largest plausible gradient: more is damage, and sums would not fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Gradients of complete steps in the order in which they are there; arrays of shape (n,)."""
+    """Gradients of complete steps in the order in which they become ready; arrays of shape (n,)."""
 
-    step: Rows  # place of the step among the complete ones; 0 where the trace has none
-    lane: npt.NDArray[np.int32]  # the thread that has them
+    step: Rows  # index of the complete step; 0 where the trace has no steps
+    lane: npt.NDArray[np.int32]  # thread that accumulates them
     begin: Times
-    time: Times  # with begin: when the host begins to add them up, and when they are there, nanoseconds
-    bytes: Rows  # their size
+    time: Times  # begin, time: when the host begins to accumulate them, and when they are ready, nanoseconds
+    bytes: Rows
     number_type: npt.NDArray[np.str_]  # as the profiler names it, such as "float"
-    accumulated: int = 1  # how many backward passes a step has; the gradients are those of the last one
-    at_once: bool = False  # whether only their sum is known, and taken to be there when the last one is
+    accumulated: int = 1  # backward passes per step; the gradients are those of the last one
+    at_once: bool = False  # whether only their sum is known, taken to be ready when the last one is
 
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """What is sent at once; arrays of shape (n,), sorted by step and time."""
+    """Buckets to send; arrays of shape (n,), sorted by step and time."""
 
     step: Rows
-    lane: npt.NDArray[np.int32]  # with step: as of gradients
-    ready: Times  # when the last of its gradients is there on the host, nanoseconds
-    bytes: Rows  # of all of them
-    gradients: Rows  # how many
+    lane: npt.NDArray[np.int32]  # step, lane: as in `Gradients`
+    ready: Times  # when the last of its gradients is ready on the host, nanoseconds
+    bytes: Rows  # sum over its gradients
+    gradients: Rows  # number of gradients
 
 
 def gradients_of(experiment: Experiment) -> Gradients:
-    """The gradients of the complete steps.
+    """Find the gradients of the complete steps.
 
     Raises:
-        UsageError: the trace does not have them, or not their size.
+        UsageError: the trace has no gradients, or not their sizes.
     """
     rows = experiment.trace.operators.filter(pl.col("name") == ACCUMULATE).sort("start_ns")
     if rows.is_empty():
@@ -88,7 +88,7 @@ def gradients_of(experiment: Experiment) -> Gradients:
     kinds = np.array([each[1] for each in sized], np.str_)
     passes = _passes(step[kept], size[kept])
     if passes > 1 and int(size[kept].sum()) == (_gradient_bytes(experiment) or 0) * len(np.unique(step[kept])):
-        passes = 1  # equal blocks of layers
+        passes = 1  # equal blocks of layers, not passes
     if passes > 1:
         by_step = [kept[step[kept] == each] for each in np.unique(step[kept])]
         kept = np.concatenate([rows[len(rows) - len(rows) // passes :] for rows in by_step])
@@ -98,7 +98,7 @@ def gradients_of(experiment: Experiment) -> Gradients:
 
 
 def _at_once(experiment: Experiment, times: Times, lanes: npt.NDArray[np.int32], *, last: bool) -> Gradients | None:
-    """All gradients of a step at the first or last of these moments in it; None where their sum is unknown."""
+    """Treat a step's gradients as ready at the first or last of these times in it; None where their sum is unknown."""
     total, step = _sum_of_gradients(experiment), place_of_step(experiment, times - int(last))
     kept = np.flatnonzero(step >= 0)
     if not 0 < total < _MOST_BYTES or not len(kept):
@@ -116,7 +116,7 @@ def _at_once(experiment: Experiment, times: Times, lanes: npt.NDArray[np.int32],
 
 
 def _sum_of_gradients(experiment: Experiment) -> int:
-    """Bytes of a step's gradients, from the program's facts or the tensors of a fused optimizer; 0 if unknown."""
+    """Bytes of a step's gradients, from the program's facts or a fused optimizer's tensors; 0 if unknown."""
     calls = experiment.trace.operators.filter(pl.col("name").str.contains(_FUSED))
     steps = place_of_step(experiment, calls["start_ns"].to_numpy())
     found = 0
@@ -132,7 +132,7 @@ def _gradient_bytes(experiment: Experiment) -> int | None:
 
 
 def place_of_step(experiment: Experiment, times: Times) -> Rows:
-    """The place of the complete step at each moment, -1 for none; 0 where the trace has no steps."""
+    """Index of the complete step at each time, -1 outside of steps; 0 where the trace has no steps."""
     steps = experiment.steps.sort("start_ns")
     if steps.is_empty():
         return np.zeros(len(times), np.int64)
@@ -143,7 +143,7 @@ def place_of_step(experiment: Experiment, times: Times) -> Rows:
 
 
 def _sized(shapes: str | None, types: str | None) -> tuple[int, str]:
-    """Bytes and number type of the first input; 0 where they are not known."""
+    """Bytes and number type of the first input; 0 bytes where they are not known."""
     shape, kind = shapes_of(shapes)[:1], types_of(types)[:1]
     if not shape or not kind or kind[0] not in ELEMENT_BYTES:
         return 0, ""
@@ -152,14 +152,14 @@ def _sized(shapes: str | None, types: str | None) -> tuple[int, str]:
 
 
 def _passes(step: Rows, size: Rows) -> int:
-    """How many backward passes each step has: how often its sizes repeat from the beginning, the same in all steps."""
+    """Number of backward passes per step: how often the sizes repeat from the beginning, the same in all steps."""
     numbers = {_repetitions(size[step == each]) for each in np.unique(step)}
     return numbers.pop() if len(numbers) == 1 else 1
 
 
 def _repetitions(sizes: Rows) -> int:
     count = len(sizes)
-    if count < 2 or (sizes == sizes[0]).all():  # equal layers repeat as passes do: nothing tells them apart
+    if count < 2 or (sizes == sizes[0]).all():  # equal layers repeat just as passes do, so they cannot be told apart
         return 1
     for period in range(2, count // 2 + 1):
         if count % period == 0 and (sizes[period:] == sizes[:-period]).all():
@@ -170,7 +170,7 @@ def _repetitions(sizes: Rows) -> int:
 def buckets_of(
     gradients: Gradients, *, bucket_bytes: int = BUCKET_BYTES, first_bytes: int = FIRST_BUCKET_BYTES
 ) -> Buckets:
-    """The buckets that DistributedDataParallel would send; the first of a step and type is full at `first_bytes`."""
+    """Fill buckets as DistributedDataParallel does; the first of each step and type is full at `first_bytes`."""
     found: list[tuple[int, int, int, int, int]] = []
     filling: dict[str, tuple[int, int]] = {}
     full: set[str] = set()
@@ -190,11 +190,10 @@ def buckets_of(
 
 
 class CutExperiment(Experiment):
-    """A trace whose graph has further borders; its replay without a change is the same.
+    """A trace whose dependency graph has additional cut points; replayed without a change it takes the same time.
 
     Args:
-        experiment: the same trace.
-        lanes, times: threads and moments of the borders; shape (n,).
+        lanes, times: threads and times of the cuts; shape (n,).
     """
 
     def __init__(self, experiment: Experiment, lanes: npt.NDArray[np.int32], times: Times) -> None:
@@ -204,12 +203,12 @@ class CutExperiment(Experiment):
 
     @cached_property
     def graph(self) -> Graph:
-        """What waited for what, as measured."""
+        """Dependency graph as measured."""
         return with_borders(self._uncut.graph, *self._borders)
 
 
 def with_borders(graph: Graph, lanes: npt.NDArray[np.int32], times: Times) -> Graph:
-    """The graph in which stretches of these threads that go on at these moments are two; shape (n,)."""
+    """Split the stretches of these threads that span these times in two; arrays of shape (n,)."""
     old = graph.stretches
     if not len(old.start) or not len(times):
         return graph
@@ -222,7 +221,6 @@ def with_borders(graph: Graph, lanes: npt.NDArray[np.int32], times: Times) -> Gr
     stretches, first = _cut(old, cuts[:, 0], cuts[:, 1])
 
     def at(stretch: Rows, time: Times) -> Rows:
-        """The piece of these old stretches in which the moment lies."""
         lane = old.lane[np.maximum(stretch, 0)]
         found = stretches.at(lane, np.maximum(time, old.start[np.maximum(stretch, 0)]))
         return np.where(stretch >= 0, found, -1)
@@ -238,10 +236,10 @@ def with_borders(graph: Graph, lanes: npt.NDArray[np.int32], times: Times) -> Gr
 
 
 def _cut(old: Stretches, stretch: Rows, time: Times) -> tuple[Stretches, Rows]:
-    """The stretches with borders, sorted as before; and for each old one the place of its first piece.
+    """Split stretches, keeping their order; also returns the index of each old one's first piece.
 
     Args:
-        stretch, time: sorted; moments inside of stretches.
+        stretch, time: sorted; times inside of stretches.
     """
     count = len(old.start)
     before = np.searchsorted(stretch, np.arange(count), side="left")

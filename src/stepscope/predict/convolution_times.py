@@ -1,7 +1,7 @@
 """How long convolutions take: the roofline over a utilization learned from their shape in FP32.
 
-The utilization may exceed one: algorithms such as Winograd's need fewer operations than the count says. Which one cuDNN
-chooses is unknown beforehand, and its choice is most of the error (docs/prediction-model.md).
+The utilization may exceed one: algorithms such as Winograd's need fewer operations than the count says. Which algorithm
+cuDNN chooses is unknown beforehand, and that is most of the error (docs/prediction-model.md).
 """
 
 from __future__ import annotations
@@ -20,33 +20,34 @@ from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of
 from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, by_type, roofline_times
 
 CONVOLUTION_KINDS: Final = ("convolution",)
-NOT_LEARNED: Final = 1.5  # how much wider the band is either way for gradients, generations and shapes without timings
-MOST_ROWS: Final = 8192.0  # of the matrix products in the timings; longer ones take proportionally longer
+NOT_LEARNED: Final = 1.5  # factor on the band for gradients, generations and shapes without timings
+MOST_ROWS: Final = 8192.0  # rows of the largest matrix product in the timings; longer ones take proportionally longer
 SHORT_TYPES: Final = ("fp16", "bf16", "fp8", "int8")
 SHORT_FACTOR: Final = 2.0
 SHORT_WIDER: Final = 5.0
-"""What convolutions of short numbers take over the equivalent product, and how much wider their band is: without
-timings of them; those of public H100 and MI300X traces took between 2 and 20 times as long, for layouts and small
-sizes."""
+"""Factor on the time of the equivalent product, and on its band, for convolutions in 16 bits or less, which have no
+timings: in public H100 and MI300X traces they took 2 to 20 times as long, for layouts and small sizes.
+"""
 SEARCHED: Final = 0.4
-"""Share of the prediction that the fastest algorithm took which cudnn.benchmark found in a public V100 trace; the
-timings have what cuDNN's heuristics chose."""
+"""Share of the predicted time that cudnn.benchmark's fastest algorithm took in a public V100 trace; the timings have
+the choice of cuDNN's heuristics.
+"""
 LEARNED_GENERATIONS: Final = ("Pascal", "Volta", "Turing")
 MOST_UTILIZATION: Final = 2.25
-"""What Winograd's algorithm for tiles of 2 x 2 saves of a convolution with 3 x 3 weights (Lavin and Gray, 2015)."""
+"""Saving of Winograd's algorithm with 2 x 2 tiles for 3 x 3 weights (Lavin and Gray, 2015)."""
 _USES: Final = (8.0, 10.0)
-"""Between these many rows of the product each number of the input is used where weights are 3 x 3."""
-_TILE: Final = (128, 64)  # output points and channels of a usual block
+"""Range of rows of the product in which each input number is used, for 3 x 3 weights."""
+_TILE: Final = (128, 64)  # output points and channels of a typical thread block
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionModel:
-    """What was learned."""
+    """Fitted constants."""
 
-    trees: BoostedTrees  # logarithm of the time over the roofline's, from `features`
+    trees: BoostedTrees  # logarithm of the measured time over the roofline, from `features`
     lowest: Numbers
-    highest: Numbers  # with lowest: of each feature in the timings, shape (features,)
-    band: Numbers  # factors that hold nine of ten timings of GPUs not learned from, shape (2,)
+    highest: Numbers  # lowest, highest: of each feature in the timings, shape (features,)
+    band: Numbers  # factors that hold nine of ten timings of held-out GPUs, shape (2,)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ConvolutionModel:
@@ -63,9 +64,9 @@ def shipped_model() -> ConvolutionModel:
 def convolution_times(
     operations: Operations, device: DevicePeaks, model: ConvolutionModel | None = None
 ) -> OperationTimes:
-    """Predict convolutions from the dimensions of the product that each is equivalent to.
+    """Predict convolutions from the dimensions of the equivalent matrix product.
 
-    Those of 3 x 3 weights in FP32 are learned. Others take the time of that product, in a wider band.
+    Convolutions of 3 x 3 weights in FP32 use the fitted model. Others take the time of that product, in a wider band.
     """
     learned = np.zeros(len(operations), np.bool_)
     if unit_of(device, "fp32") is not None:
@@ -81,11 +82,10 @@ def convolution_times(
 
 
 def _product_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
-    """Times of the equivalent products; with more rows than in the timings, in proportion to a part of them."""
     with np.errstate(invalid="ignore"):
         parts = np.maximum(operations.rows / MOST_ROWS, 1.0)
     rows = operations.rows / parts
-    # Kernels unfold the input on the way, so each of its numbers comes as often as it is used, if from the cache.
+    # Kernels unfold the input on the fly, so each number is read as often as it is used, if from the cache.
     numbers = rows * operations.inner + operations.inner * operations.columns + rows * operations.columns
     size = by_type(operations.number_type, BYTES, 4.0)
     part = replace(
@@ -103,7 +103,7 @@ def _product_times(operations: Operations, device: DevicePeaks) -> OperationTime
 
 
 def _is_like_timed(operations: Operations) -> npt.NDArray[np.bool_]:
-    """Whether weights are 3 x 3 and go over each point, as in the timings: others have fewer algorithms to choose from.
+    """Whether weights are 3 x 3 with stride one, as in the timings: other shapes have fewer algorithms to choose from.
 
     Each number of the input is then used in nine rows of the product; gradients are recognised by the sum's length.
     """
@@ -128,7 +128,7 @@ def _learned_times(
 
 
 def features(operations: Operations, device: DevicePeaks) -> Numbers:
-    """The trees' features, shape (n, 9); a row of not-a-number where the device or shape does not tell.
+    """Compute the trees' features, shape (n, 9); not-a-number where the device or shape is unknown.
 
     Logarithms of output points, channels and the sum's length; of blocks per multiprocessor, and how full the last wave
     is; of arithmetic over traffic time and of traffic over the cache; how full the last block of channels is; and the
@@ -155,7 +155,7 @@ def features(operations: Operations, device: DevicePeaks) -> Numbers:
 
 
 def base_ns(operations: Operations, device: DevicePeaks) -> Numbers:
-    """The roofline's nanoseconds at the rate that the device's power sustains for as long as a convolution takes."""
+    """Roofline nanoseconds at the rate that the device's power sustains over a convolution's length."""
     return np.asarray(np.maximum(_arithmetic_ns(operations.flops, device), _traffic_ns(operations.bytes, device)))
 
 

@@ -1,7 +1,7 @@
-"""What a step that was recorded on a processor alone would give an accelerator to do, from its operators' shapes.
+"""Work that a step recorded on a CPU alone would give an accelerator, from the shapes of its operators.
 
-The host's time of each operator is split: the cost of a call that has next to nothing to do stays when the work goes to
-a device; the rest is arithmetic and goes away.
+The host's time of each operator is split: the dispatch cost (what a call with almost no work costs) stays on the host
+when the work moves to a device; the rest is arithmetic and goes away.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from stepscope.trace.nesting import Rows, inherit
 from stepscope.whatif.experiment import Experiment
 
 CPU_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "row": pl.Int64,  # in operators
+    "row": pl.Int64,  # row in `operators`
     "operator": pl.String,
     "phase": pl.String,  # as in `stepscope.analysis.module_paths.PHASES`
     "host_ns": pl.Float64,  # as measured
-    "dispatch_ns": pl.Float64,  # of it, what stays on the host
-    "arithmetic_ns": pl.Float64,  # of it, what goes away
+    "dispatch_ns": pl.Float64,  # the part that stays on the host
+    "arithmetic_ns": pl.Float64,  # the part that goes away
     "device_ns": pl.Float64,  # expected on the target; null where the target has no units for the number type
     "low_ns": pl.Float64,
     "high_ns": pl.Float64,
@@ -42,7 +42,7 @@ CPU_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 UNCOVERED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "operator": pl.String,
     "calls": pl.Int64,
-    "host_ns": pl.Int64,  # without operators inside
+    "host_ns": pl.Int64,  # self time, without nested operators
 }
 
 _AROUND_OTHERS: Final = frozenset({
@@ -52,7 +52,7 @@ _AROUND_OTHERS: Final = frozenset({
     "reshape", "dropout", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "zeros", "ones", "full", "zeros_like",
     "ones_like", "full_like", "einsum", "mean", "var", "std",
 })  # fmt: skip
-"""Operators that call others; where they do not, they count themselves."""
+"""Operators that call others; a call without nested operators counts itself."""
 _WITHOUT_WORK: Final = VIEWS | frozenset({
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "as_strided", "_reshape_alias", "select",
     "slice", "narrow", "unbind", "unfold", "diagonal", "set", "resize", "resize_as", "item", "_local_scalar_dense",
@@ -61,32 +61,32 @@ _WITHOUT_WORK: Final = VIEWS | frozenset({
     "numpy_T", "requires_grad", "_has_compatible_shallow_copy_type", "output_nr", "is_floating_point", "is_complex",
     "_version", "record_param_comms", "retain_grad", "isnan", "detach", "unsafe_chunk", "unsafe_split", "real",
 })  # fmt: skip
-"""Operators that make views, allocate or read a number, and start no work on a device."""
-_OVERHEAD_QUANTILE: Final = 0.05  # quantile of the lengths of small operators that is the cost of a call
+"""Operators that create views, allocate or read a number, and launch no device work."""
+_OVERHEAD_QUANTILE: Final = 0.05  # quantile of the durations of small operators taken as the dispatch cost
 _COMPUTES_ITSELF: Final = 20
-"""An operator that takes this many times the cost of a call, besides those inside it, computes something itself."""
-_LEAST_OVERHEAD_NS: Final = 1_000.0  # the cost of a call, where the recording's clock is too coarse
+"""An operator whose self time is this many times the dispatch cost computes something itself."""
+_LEAST_OVERHEAD_NS: Final = 1_000.0  # least dispatch cost, for recordings with a coarse clock
 _WORTH_SAYING: Final = 0.01
-_MANY_TENSORS: Final = 10  # with more operators of an optimizer it matters that they run one by one
+_MANY_TENSORS: Final = 10  # from this many optimizer operators on, a note says that they run one by one
 
 
 @dataclass(frozen=True, slots=True)
 class CpuOperationTimes:
-    """Operators that would launch work on an accelerator."""
+    """Operators that would launch work on an accelerator, with their times there."""
 
-    table: pl.DataFrame  # one row a call, in order of `row`; columns as in CPU_SCHEMA
+    table: pl.DataFrame  # one row per call, in order of `row`; columns as in CPU_SCHEMA
     uncovered: pl.DataFrame
-    covered_share: float  # of the host's time in operators that compute, that of those in `table` with a device's time
-    overhead_ns: float  # what a call costs that has next to nothing to do
-    notes: tuple[str, ...] = ()  # what the user should know of it, one sentence each
+    covered_share: float  # share of computing operators' host time that is in `table` with a device time
+    overhead_ns: float  # dispatch cost: a call with almost no work
+    notes: tuple[str, ...] = ()  # notes for the user, one sentence each
 
 
 def cpu_operation_times(
     trace: Trace, target: DevicePeaks, *, precision: str | None = None, window: Window | None = None
 ) -> CpuOperationTimes:
-    """How long a device would take for the operators of a trace without device work.
+    """Predict device times for the operators of a trace without device work.
 
-    What loads data stays on the host and is left out; so is device time that a kernel's launch itself takes.
+    Data loading stays on the host and is left out, and so is the device's own launch latency.
 
     Args:
         precision: as in `stepscope.predict.work_times.work_times`.
@@ -112,7 +112,7 @@ def cpu_operation_times(
     overhead = float(np.quantile(small, _OVERHEAD_QUANTILE)) if len(small) else 0.0
     counted = _counted_inside(parent, rows, len(parent))
     dispatch = np.minimum(duration[rows], overhead * counted)
-    if (trace.launches["kind"] == "launch").any():  # a device computed, though nothing was recorded of it
+    if (trace.launches["kind"] == "launch").any():  # a device computed, although its work was not recorded
         dispatch = duration[rows]
     cast = in_precision(own, precision, stays=(phase[rows] == "optimizer").to_numpy())
     added = NO_TF32 if precision in ("fp32", "tf32") or not is_nvidia(target) else tf32_of(trace)
@@ -137,7 +137,7 @@ def cpu_operation_times(
 
 
 def _on_target(cast: Cast, target: DevicePeaks, added: Tf32) -> dict[str, pl.Series]:
-    """The columns of the target's times; the band from the least traffic to the most."""
+    """Columns with the target's times; the band spans the least to the most traffic."""
     expected, least, most = (
         operation_times(types_on(one, target, added), target) for one in (cast.operations, cast.least, cast.most)
     )
@@ -172,13 +172,13 @@ def _has_inner(parent: Rows) -> npt.NDArray[np.bool_]:
 
 
 def _nearest_above(chosen: npt.NDArray[np.bool_], parent: Rows) -> Rows:
-    """For each operator the row of the nearest chosen one around it, -1 for none."""
+    """For each operator the row of its nearest chosen ancestor, -1 if it has none."""
     nearest = inherit(np.where(chosen, np.arange(len(parent)), -1), parent)
     return np.where(parent >= 0, nearest[np.maximum(parent, 0)], -1)
 
 
 def _counted_inside(parent: Rows, rows: Rows, count: int) -> Rows:
-    """How many operators each of these rows consists of, itself included."""
+    """Number of operators in each of these subtrees, the root included."""
     own = np.full(count, -1, np.int64)
     own[rows] = np.arange(len(rows))
     group = inherit(own, parent)
@@ -188,10 +188,10 @@ def _counted_inside(parent: Rows, rows: Rows, count: int) -> Rows:
 def _uncovered(
     trace: Trace, parent: Rows, rows: Rows, asked: npt.NDArray[np.bool_], overhead_ns: float
 ) -> pl.DataFrame:
-    """Operators that compute, by name, outside of those that are covered.
+    """Computing operators outside of the covered ones, by name.
 
-    These are the innermost ones, and others that took far longer than a call costs besides the operators inside them;
-    views and allocations do not count.
+    These are the innermost operators, and others whose self time is far above the dispatch cost; views and allocations
+    do not count.
     """
     covered = np.zeros(len(parent), np.bool_)
     covered[rows] = True
@@ -208,31 +208,32 @@ def _uncovered(
 
 
 LAUNCH_CALL_NS: Final = (3_300.0, 6_500.0, 11_000.0)
-"""The least, median and largest of the median times of the host's launch calls in ten public traces of NVIDIA's GPUs,
-from an H100's host to that of four V100s, all recorded by a profiler."""
+"""Least, middle and greatest of the median durations of launch calls in ten public NVIDIA traces, from the host of an
+H100 to that of four V100s, all recorded with a profiler.
+"""
 _ALONE_MANY_TENSORS: Final = r"_foreach_|_fused_"
-"""Operators that take many tensors at a time, as optimizers do by default on devices but not on a CPU."""
-LEAST_COVERED: Final = 0.75  # share of the time of computing operators below which no step time is given
+"""Operators that take many tensors at once, as optimizers do by default on devices but not on a CPU."""
+LEAST_COVERED: Final = 0.75  # least share of computing operators' time that must be covered to give a step time
 
 
 @dataclass(frozen=True, slots=True)
 class ShapesStep:
-    """A step from shapes alone; nanoseconds, None where too little is known."""
+    """A step predicted from shapes alone; nanoseconds, None where too little is known."""
 
     step_ns: float | None
     low_ns: float | None
     high_ns: float | None
-    device_ns: float | None  # in which the device works
-    host_ns: float | None  # what the host needs
-    limit: Limit | None  # what limits it
-    covered_share: float  # of the host's time in operators that compute, that of operators with a predicted time
-    notes: tuple[str, ...]  # what the user should know of it, in sentences
+    device_ns: float | None  # time in which the device works
+    host_ns: float | None  # time that the host needs
+    limit: Limit | None
+    covered_share: float  # share of computing operators' host time with a predicted time
+    notes: tuple[str, ...]  # notes for the user, in sentences
 
 
 def step_from_shapes(
     replays: StepReplays, target: DevicePeaks, *, precision: str | None = None, grown: Trace | None = None
 ) -> ShapesStep:
-    """The mean step of a trace without device work.
+    """Predict the mean step of a trace without device work.
 
     Args:
         grown: the trace with the shapes of another batch size.
@@ -273,7 +274,7 @@ def step_from_shapes(
 
 
 def _host_ns(replays: StepReplays, rows: Rows, factors: Numbers, *, without: tuple[str, ...]) -> float:
-    """The mean step in which these operators take so many times as long, including everything inside them."""
+    """Mean step with these operators scaled by these factors, including everything inside them."""
     called = replays.experiment.trace.operators[rows]
     starts = called["start_ns"].to_numpy()
     ends = starts + called["duration_ns"].to_numpy()
@@ -293,7 +294,7 @@ def _limit(
     spent = spent.filter(pl.col("cause") != "compute").group_by("cause").agg(pl.col("duration_ns").sum())
     causes = {cause: ns * replays.factor_of(cause) / experiment.step_count for cause, ns in spent.iter_rows()}
     causes["dispatch"] = causes.get("dispatch", 0.0) + max(host_ns - sum(causes.values()), 0.0)
-    # Python between operators and their dispatch are one: the program's own loop, over however many operators.
+    # Python between operators and operator dispatch count together: both are the program's own loop.
     loop = {cause: causes.pop(cause) for cause in ("python", "dispatch") if cause in causes}
     cause, most = max(sorted(causes.items()), key=lambda each: each[1], default=("", 0.0))
     if sum(loop.values()) >= most:

@@ -1,4 +1,4 @@
-"""Settings of DistributedDataParallel that follow from a recording of ranks, each with the measured reason for it."""
+"""Recommended settings of DistributedDataParallel from a recording of ranks, each with its measured reason."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from stepscope.trace import Trace
 from stepscope.trace.program_facts import DataParallelFacts
 from stepscope.whatif import Experiment
 
-WORTH: Final = 0.01  # share of the step that another bucket size must hide more than torch's own to be recommended
-MOST_OFF: Final = 0.5  # median deviation of the messages from latency and bandwidth above which these mean nothing
+WORTH: Final = 0.01  # share of the step that a bucket size must hide beyond torch's own to be recommended
+MOST_OFF: Final = 0.5  # median relative deviation from the fitted latency and bandwidth above which the fit is useless
 SEVERAL: Final = 2
-"""Ratio of the largest to the smallest message that separates the price of a message from that of its bytes."""
+"""Ratio of the largest to the smallest message needed to separate latency from bandwidth."""
 COPY: Final = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 SEARCH: Final = "torch.distributed.ddp.reducer::search_unused_parameters"
 _OF_PYTORCH: Final = r"^DistributedDataParallel\.forward|^torch::autograd::AccumulateGrad$|ddp\.reducer::"
@@ -33,23 +33,23 @@ HOW_TO_RECORD: Final = (
 )
 
 
-SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)  # sizes that are tried, MiB
+SIZES_MB: Final = (1, 2, 4, 8, 15, 25, 50, 75, 100, 150, 200, 300, 500)  # bucket sizes to try, MiB
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSize:
-    """What a bucket size means for the mean step; None is torch's own: 1 MiB for the first bucket, 25 for others."""
+    """Effect of a bucket size on the mean step."""
 
-    megabytes: int | None  # MiB; None for torch's own, 1 for the first bucket and 25 for the others
-    messages: float  # buckets of a step
-    communication_ns: float  # how long they take
-    exposed_ns: float  # how much of that is left when the backward pass has ended
+    megabytes: int | None  # MiB; None for torch's own: 1 for the first bucket and 25 for the others
+    messages: float  # buckets per step
+    communication_ns: float  # total time of their messages
+    exposed_ns: float  # the part left after the end of the backward pass
 
 
 def bucket_sizes(
     experiment: Experiment, gradients: Gradients, link: Link, ranks: int, sizes: Sequence[int] = SIZES_MB
 ) -> tuple[BucketSize, ...]:
-    """Torch's own sizes, and then each of these."""
+    """Replay torch's own bucket sizes, then each of these."""
     there = on_device(experiment, gradients)
     return tuple(_size(there, link, ranks, megabytes) for megabytes in (None, *sizes))
 
@@ -71,9 +71,9 @@ def _size(gradients: Gradients, link: Link, ranks: int, megabytes: int | None) -
 
 
 def on_device(experiment: Experiment, gradients: Gradients) -> Gradients:
-    """The gradients with the moments at which the device has computed them: when all work launched before is done.
+    """Gradients with the times when the device has computed them: when all previously launched work is done.
 
-    Without a device or launches the moments of the host stay.
+    Without a device or launches the host's times stay.
     """
     if experiment.device is None:
         return gradients
@@ -90,40 +90,40 @@ def on_device(experiment: Experiment, gradients: Gradients) -> Gradients:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a setting is as it is."""
+    """The reason for one setting."""
 
-    setting: str  # its name
-    value: float | bool | None  # what is recommended; None to leave it to torch
-    why: str  # what was measured, in a sentence
-    known: bool = True  # whether the recording could tell; otherwise `why` says what is missing
+    setting: str
+    value: float | bool | None  # recommended value; None to leave it to torch
+    why: str  # the measurement, in a sentence
+    known: bool = True  # whether the recording shows it; otherwise `why` says what is missing
 
 
 @dataclass(frozen=True, slots=True)
 class SettingsFromTrace:
-    """What a recording says about the settings.
+    """Settings derived from a recording.
 
     Attributes:
-        sizes: bucket sizes that were tried, torch's own first; empty where that could not be answered.
-        latency_ns, bandwidth_bytes_s: of a message among these ranks and over each rank's link, if they could be
-            fitted.
+        sizes: bucket sizes that were tried, torch's own first; empty where the recording does not show it.
+        latency_ns, bandwidth_bytes_s: latency of a message among these ranks and bandwidth of each rank's link, if they
+            could be fitted.
     """
 
-    settings: DataParallelSettings  # to use
-    reasons: tuple[Reason, ...]  # one for each setting
+    settings: DataParallelSettings
+    reasons: tuple[Reason, ...]  # one per setting
     sizes: tuple[BucketSize, ...]
-    step_ns: int  # the mean recorded step
-    ranks: int | None = None  # among how many messages were recorded; None where the trace does not tell
-    recorded_ranks: int = 1  # of how many of them there is a trace
+    step_ns: int  # mean recorded step
+    ranks: int | None = None  # ranks that exchanged the recorded messages; None where the trace does not show it
+    recorded_ranks: int = 1  # how many of these ranks have a trace
     latency_ns: float | None = None
     bandwidth_bytes_s: float | None = None
 
 
 def data_parallel_settings(view: View, others: Sequence[Experiment] = ()) -> SettingsFromTrace:
-    """The settings for the program whose rank was recorded.
+    """Derive the settings for the program whose rank was recorded.
 
     Args:
-        view: of one rank's trace.
-        others: the same steps of other ranks, which separate transfers from waiting.
+        view: view of one rank's trace.
+        others: the same steps on other ranks, which separate transfers from waiting.
 
     Raises:
         UsageError: the trace has no communication between ranks, or not of DistributedDataParallel; or `others` are
@@ -182,12 +182,12 @@ def _check_other(trace: Trace, other: Trace) -> None:
 def _bucket(
     view: View, exchange: RecordedExchange | None, gradients: Gradients | None, facts: DataParallelFacts | None
 ) -> tuple[tuple[BucketSize, ...], Reason]:
-    """The size with the least exposed communication, if it is worth recommending one."""
+    """Choose the size with the least exposed communication, if the gain is worth a recommendation."""
     why = _why_no_bucket(exchange, gradients)
     if why or exchange is None or gradients is None or exchange.link is None:
         return (), Reason("bucket_cap_mb", None, why, known=False)
     link = exchange.link
-    # Where no latency shows, it may show in smaller messages than the recorded ones.
+    # Latency that the recorded messages do not show may show in smaller ones.
     smallest = _recorded_bytes(exchange)[0]
     tried = [each for each in SIZES_MB if link.has_latency or each << 20 >= smallest]
     sizes = bucket_sizes(view.experiment, gradients, link, exchange.ranks, tried)
@@ -201,7 +201,7 @@ def _bucket(
 
 
 def _why_no_bucket(exchange: RecordedExchange | None, gradients: Gradients | None) -> str:
-    """Why the recording cannot recommend a bucket size; "" where it can."""
+    """Why the recording cannot recommend a bucket size; "" if it can."""
     if exchange is None:
         return "the recording does not show which collectives of several ranks its steps had"
     if gradients is None:
@@ -270,7 +270,7 @@ def _views(view: View, facts: DataParallelFacts | None) -> Reason:
 
 
 def _unused(view: View, facts: DataParallelFacts | None, gradients: Gradients | None) -> tuple[Reason, Reason]:
-    """Whether the graph is the same in all steps, and whether unused parameters have to be looked for."""
+    """Whether the graph is the same in all steps, and whether unused parameters must be searched for."""
     names = view.operators["name"]
     marks = bool((names == SEARCH).any()) if names.is_in([SEARCH, COPY]).any() else None
     looks = facts.find_unused_parameters if facts is not None else marks

@@ -1,4 +1,4 @@
-"""The loop dimensions and the work of an operator's call, from the shapes of its inputs."""
+"""Loop dimensions and work of an operator call, from the shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepscope.analysis.work_formulas import CONVOLUTIONS, Layout, spatial_size
 
 
 class Dimensions(NamedTuple):
-    """As in `stepscope.predict.operations.Operations`; None where shapes do not tell."""
+    """Dimensions as in `stepscope.predict.operations.Operations`; None where shapes do not give them."""
 
     batch: float | None = None
     rows: float | None = None
@@ -26,11 +26,11 @@ Formula: TypeAlias = Callable[[Call], Dimensions]
 
 
 def dimensions(name: str, call: Call, output: Shape | None = None) -> Dimensions:
-    """The dimensions of a call; what is neither a product nor row-wise is one row of the numbers it writes.
+    """Compute the dimensions of a call; a call that is neither a product nor row-wise is one row of its output numbers.
 
     Args:
         name: such as "aten::mm".
-        output: spatial size of a convolution's output, where it is known from elsewhere.
+        output: spatial size of a convolution's output, if known from elsewhere.
     """
     short = base_name(name)
     if short in CONVOLUTIONS:
@@ -84,7 +84,7 @@ def _matmul(call: Call) -> Dimensions:
 
 
 def _convolution(layout: Layout, call: Call, output: Shape | None) -> Dimensions:
-    """Those of the equivalent product, output points x weight; a backward pass has one per wanted gradient."""
+    """Dimensions of the equivalent product, output points x weight; a backward pass has one per wanted gradient."""
     weight, given = call.shape(layout.weight), call.shape(layout.input)
     if not weight or not given or len(weight) != len(given) or len(weight) < 3:
         return UNKNOWN
@@ -107,7 +107,7 @@ def _convolution(layout: Layout, call: Call, output: Shape | None) -> Dimensions
 
 
 def _attention(query: int, *, heads_first: bool = True) -> Formula:
-    """batch x heads times (queries x keys), over the size of a head."""
+    """Formula for attention: batch * heads products of queries x keys, with the head size as inner dimension."""
 
     def formula(call: Call) -> Dimensions:
         q, k = call.shape(query), call.shape(query + 1)
@@ -123,8 +123,6 @@ def _attention(query: int, *, heads_first: bool = True) -> Formula:
 
 
 def _row_wise(columns: Callable[[Call, Shape], int]) -> Formula:
-    """Formula for row-wise work, from the length of a row."""
-
     def formula(call: Call) -> Dimensions:
         shape = call.shape(0)
         if not shape:
@@ -136,7 +134,7 @@ def _row_wise(columns: Callable[[Call, Shape], int]) -> Formula:
 
 
 def _along(place: int) -> Formula:
-    """Rows along the dimension whose number is input `place`, the last where that is none."""
+    """Formula for rows along the dimension given by input `place`, by default the last."""
 
     def columns(call: Call, shape: Shape) -> int:
         text = call.values[place] if place < len(call.values) else ""
@@ -147,7 +145,7 @@ def _along(place: int) -> Formula:
 
 
 def _normalised_by(weight: int) -> Formula:
-    """Rows of as many last dimensions as the weight has."""
+    """Formula for rows of as many trailing dimensions as the weight has."""
     return _row_wise(lambda call, shape: prod(call.shape(weight) or shape[-1:]))
 
 
@@ -160,7 +158,7 @@ def _by_channel(call: Call) -> Dimensions:
 
 
 def _by_group(call: Call) -> Dimensions:
-    """Group normalisation: each group of each sample is a row; the input, then batch, channels, points and groups."""
+    """Group normalisation: each group of each sample is a row; inputs are tensor, batch, channels, points, groups."""
     shape = call.shape(0)
     if not shape:
         return UNKNOWN
@@ -206,16 +204,16 @@ _FORMULAS: Final[Mapping[str, Formula]] = {
 }
 
 
-_TENSOR_LIST_BYTES: Final = 4  # profilers do not record the types of tensors in lists; what optimizers keep has 32 bits
+_TENSOR_LIST_BYTES: Final = 4  # profilers do not record number types of tensors in lists; optimizer state has 32 bits
 _OPTIMIZER: Final = re.compile(r"^_(?:foreach|fused_(?:adam|adamw|sgd|adagrad))_?")
 _COMPILED: Final = re.compile(r"^triton_(poi|red|per)_")
-_MOST_DIMENSIONS: Final = 64  # as many as a tensor of PyTorch can have
+_MOST_DIMENSIONS: Final = 64  # PyTorch's limit on the dimensions of a tensor
 _LONGEST: Final = 4_000_000
-"""Characters of the shapes of one call; a list of a thousand parameters has some ten thousand."""
+"""Most characters in the shapes of one call; a list of a thousand parameters has some ten thousand."""
 
 
 def further_work(name: str, shapes: str | None, call: Call) -> Work | None:
-    """What a call of such an operator needs; None where it is none of these or the shapes do not tell.
+    """Work of a call of one of these operators; None for other operators or where shapes do not give it.
 
     Args:
         shapes: JSON, as in the table `operators`.
@@ -237,7 +235,7 @@ def further_work(name: str, shapes: str | None, call: Call) -> Work | None:
 
 
 def _lists(shapes: str | None) -> list[int]:
-    """Numbers in each list of tensors among the inputs."""
+    """Total numbers in each list of tensors among the inputs."""
     if not shapes or len(shapes) > _LONGEST:
         return []
     try:
@@ -257,7 +255,7 @@ def _is_shape(value: list[Any]) -> bool:
 
 
 def _optimizer(short: str, lists: list[int], *, in_place: bool) -> Work | None:
-    """One step of an optimizer over lists of tensors, all read; the gradients, the second list, are not written."""
+    """One optimizer step over lists of tensors, all read; gradients, the second list, are not written."""
     if not lists:
         return None
     if short.startswith("_fused"):
@@ -274,7 +272,7 @@ def _optimizer(short: str, lists: list[int], *, in_place: bool) -> Work | None:
 
 
 def _compiled(short: str, call: Call) -> Work | None:
-    """A kernel that torch.compile made of several operators: it takes each tensor once."""
+    """A kernel fused by torch.compile: it moves each tensor once."""
     places = range(len(call.shapes))
     moved = sum(map(call.bytes, places))
     known = (call.type(index) for index in places if call.shape(index))
@@ -284,7 +282,7 @@ def _compiled(short: str, call: Call) -> Work | None:
 
 
 def _moving(kind: str, places: tuple[int, ...], *, extra: int = 0) -> Callable[[Call], Work | None]:
-    """Formula for what moves as much as these inputs hold, and `extra` bytes for each number of the first."""
+    """Formula for work that moves as much as these inputs hold, plus `extra` bytes per number of the first."""
 
     def formula(call: Call) -> Work | None:
         shape = call.shape(0)
@@ -297,7 +295,7 @@ def _moving(kind: str, places: tuple[int, ...], *, extra: int = 0) -> Callable[[
 
 
 def _selected(call: Call) -> Work | None:
-    """index_select: of the tensor as many slices along a dimension as there are indices."""
+    """index_select: one slice along a dimension for each index."""
     shape, indices = call.shape(0), call.shape(2)
     text = call.values[1] if len(call.values) > 1 else "0"
     place = int(text) if text.isdecimal() and len(text) < 3 else 0
@@ -310,7 +308,7 @@ def _selected(call: Call) -> Work | None:
 
 
 def _embedding_backward(call: Call) -> Work | None:
-    """The gradient of the table, of which the third input says the rows: written in whole, once as zeros."""
+    """Gradient of an embedding table with as many rows as the third input says, written in whole, once as zeros."""
     gradient = call.shape(0)
     text = call.values[2] if len(call.values) > 2 else ""
     if not gradient or not text.isdecimal() or len(text) > 18:
@@ -332,7 +330,7 @@ _WORK_FORMULAS: Final[Mapping[str, Callable[[Call], Work | None]]] = {
     "mse_loss": _moving("elementwise", (0, 1, 0)),
     "mse_loss_backward": _moving("elementwise", (1, 1, 2)),
     **dict.fromkeys(("native_group_norm_backward", "_fused_rms_norm_backward"), _NORM_BACKWARD),
-    # The places of the greatest numbers have eight bytes each.
+    # Indices of the maxima have eight bytes each.
     "max_pool2d_with_indices_backward": _moving("reduction", (0, 1), extra=8),
     **dict.fromkeys(("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _moving("reduction", (0, 1))),
     "index_select": _selected,

@@ -1,7 +1,7 @@
-"""What ranks send each other in a step, as work in the dependency graph whose length can be chosen.
+"""Messages between ranks in a step, as work in the dependency graph whose length can be set.
 
-For a trace of one rank of several these are its own collectives; for one of a single device, the buckets that
-data-parallel training would send, each as soon as the last of its gradients is there.
+For a rank recorded among several these are its own collectives; for a single device, the buckets that data-parallel
+training would send, each as soon as the last of its gradients is ready.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from stepscope.whatif.graph import Edges, Graph, Works, concatenated, nothing
 
 Numbers = npt.NDArray[np.float64]
 BESIDE: Final = 0.9
-ALONE: Final = 0.01  # shares of a kernel's time from which on it ran beside messages, and up to which it ran alone
+ALONE: Final = 0.01  # share of a kernel's time from which on it ran beside messages, and up to which it ran alone
 LEAST_CALLS: Final = 2
-LEAST_KINDS: Final = 10  # calls of a kernel either way, and kernels, that a comparison needs
+LEAST_KINDS: Final = 10  # least calls of a kernel on either side, and least kernels, for a comparison
 
 
 def slowdown_beside_messages(experiment: Experiment) -> float | None:
-    """How many times as long kernels took beside messages as alone, 1 or more; None where the trace does not show it.
+    """Slowdown of kernels that run beside messages, 1 or more; None where the trace does not show it.
 
     Calls of one kernel are compared with one another: same name, grid, block and shared memory. With b and a the
     medians of a kernel's calls beside messages and alone, and n the number of those beside, it is the sum of n b over
@@ -64,23 +64,23 @@ def slowdown_beside_messages(experiment: Experiment) -> float | None:
 
 
 def share_beside(starts: Rows, lengths: Rows, messages: IntervalSet) -> Numbers:
-    """The share of each interval in which there are messages, 0 to 1; shape (n,)."""
+    """Share of each interval that messages cover, 0 to 1; shape (n,)."""
     shares: Numbers = messages.overlap_of(starts, starts + lengths) / np.maximum(lengths, 1)
     return shares
 
 
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter")
-"""Collectives that data parallelism needs; others, such as all-to-all, stay as recorded."""
+"""Collectives that data parallelism needs; others, such as all-to-all, keep their recorded time."""
 _NONE: Final = np.iinfo(np.int64).min
 
 
 class Exchange(Protocol):
-    """Messages of the steps whose transfers can be given any length.
+    """Messages of the steps, whose transfers can be given any length.
 
     Attributes:
-        experiment: whose graph has them.
-        link: over which they went; None where there are none, or that is unknown.
-        ranks: among how many devices they were recorded; 1 where they were not.
+        experiment: the experiment whose graph has the messages.
+        link: link that carried them; None if unknown or without messages.
+        ranks: number of devices among which they were recorded; 1 if they were not recorded.
     """
 
     @property
@@ -91,15 +91,15 @@ class Exchange(Protocol):
     def ranks(self) -> int: ...
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
-        """How long each message takes among so many devices; over the recorded link if None."""
+        """Duration of each message among so many devices; over the recorded link if None."""
 
     def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
-        """The graph with messages of this length; none at all where all are 0."""
+        """Graph with messages of these lengths; without messages if all are 0."""
 
 
 @dataclass(frozen=True)
 class RecordedExchange:
-    """The collectives of a rank that was recorded among others.
+    """Collectives of a rank that was recorded among others.
 
     Attributes:
         table: columns row (of the graph's works), kind, bytes (of the whole message, null where unknown), measured_ns,
@@ -112,7 +112,7 @@ class RecordedExchange:
 
     @cached_property
     def link(self) -> Link | None:
-        """The link, fitted to the messages of known size; None where no size is known."""
+        """Link fitted to the messages of known size; None where no size is known."""
         known = self.table.filter(pl.col("bytes").is_not_null() & (pl.col("transfer_ns") > 0))
         if known.is_empty():
             return None
@@ -120,10 +120,10 @@ class RecordedExchange:
         return fitted_link("as recorded", kinds, sizes, times, self.ranks)
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
-        """As in `Exchange`.
+        """Duration of each message among so many devices; over the recorded link if None.
 
         Raises:
-            UsageError: another link is asked for, and the sizes of messages are unknown.
+            UsageError: a different link is requested and message sizes are unknown.
         """
         if devices < 2:
             return np.zeros(self.table.height)
@@ -148,9 +148,9 @@ class RecordedExchange:
         return transfers
 
     def by_link_of(self, device: DevicePeaks | None) -> RecordedExchange:
-        """With transfers that take no longer than their bytes over the device's own link: the rest is waiting.
+        """Limit transfers to the time of their bytes over the device's own link: the rest is waiting.
 
-        Messages of unknown size, or without such a link, keep the quickest as before.
+        Messages of unknown size, or without such a link, keep the quickest recorded time.
         """
         link = None if device is None else link_of(device)
         if link is None:
@@ -163,11 +163,11 @@ class RecordedExchange:
 
     @cached_property
     def slowdown(self) -> float | None:
-        """As `slowdown_beside_messages`."""
+        """Slowdown of kernels beside these messages, as in `slowdown_beside_messages`."""
         return slowdown_beside_messages(self.experiment)
 
     def _without_sharing(self, base: Graph) -> Graph:
-        """The graph in which computation beside these messages takes as long as alone."""
+        """Graph in which computation beside these messages takes as long as alone."""
         if self.slowdown is None:
             return base
         works, rows = base.works, self.table["row"].to_numpy()
@@ -178,7 +178,7 @@ class RecordedExchange:
         return base.with_work(computing, 1 / (1 + share * (self.slowdown - 1)))
 
     def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
-        """As in `Exchange`; a rank waits for the others as long as recorded, unless there are none."""
+        """Graph with messages of these lengths; a rank waits for other ranks, if any, as recorded."""
         rows = self.table["row"].to_numpy()
         if not transfers_ns.any():
             return self._without_sharing(base).with_work(rows, 0.0)
@@ -189,17 +189,17 @@ class RecordedExchange:
 
 @dataclass(frozen=True)
 class AddedExchange:
-    """The buckets that a single device would send if it were one of several."""
+    """Buckets that a single device would send if it were one of several."""
 
     experiment: Experiment
-    buckets: Buckets  # in the order in which they are sent
-    accumulated: int = 1  # backward passes of a step, of which the last one's gradients are sent
-    at_once: bool = False  # whether only the sum of a step's gradients is known, and sent when the last one is there
+    buckets: Buckets  # in sending order
+    accumulated: int = 1  # backward passes per step; the gradients of the last one are sent
+    at_once: bool = False  # whether only the sum of a step's gradients is known, sent when the last one is ready
     link: Link | None = None
     ranks: int = 1
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
-        """As in `Exchange`; the link must be given."""
+        """Duration of each message among so many devices; the link must be given."""
         if link is None:
             raise UsageError(
                 "nothing was exchanged in this trace: name the link that joins the devices, such as nvlink4"
@@ -211,10 +211,10 @@ class AddedExchange:
 
 
 def recorded_exchange(experiment: Experiment, others: Sequence[Experiment] = ()) -> RecordedExchange | None:
-    """The collectives of the complete steps; None where the trace has none, or not of several ranks.
+    """Collectives of the complete steps; None if the trace has none, or only one rank.
 
-    The time of a collective without waiting follows from the other ranks' traces, or else from the quickest of its
-    place in the steps.
+    The time of a collective without waiting comes from the other ranks' traces, or else from the quickest collective at
+    its position in the steps.
 
     Args:
         others: the same steps of other ranks.
@@ -225,7 +225,7 @@ def recorded_exchange(experiment: Experiment, others: Sequence[Experiment] = ())
     if found["ranks"].null_count() == found.height or found["ranks"].max() == 1:
         return None
     ranks = int(found["ranks"].drop_nulls().mode().sort()[-1])
-    if found["launch"].null_count() < found.height:  # what was launched before the recording belongs to no step of it
+    if found["launch"].null_count() < found.height:  # work launched before the recording belongs to no step of it
         found = found.filter(pl.col("launch").is_not_null())
     launched = trace.launches["start_ns"].gather(found["launch"])
     found = found.with_columns(given=pl.coalesce(launched, "start_ns"))  # the device may be a step behind
@@ -255,11 +255,11 @@ def _without_waiting(experiment: Experiment, others: Sequence[Experiment], found
 
 
 def _with_sizes(experiment: Experiment, found: pl.DataFrame, ranks: int) -> pl.DataFrame:
-    """The bytes of whole messages; of all-reduces without a size those of the gradients since the one before."""
+    """Add the bytes of whole messages; an all-reduce without a size gets the gradients since the previous one."""
     trace = experiment.trace
     if found["on_device"].any():
         told = trace.device_work["message_elements"].gather(found["row"]).is_not_null()
-        part = (pl.col("kind") == "all_gather") & told  # the profiler notes each rank's part
+        part = (pl.col("kind") == "all_gather") & told  # the profiler records each rank's part
         found = found.with_columns(bytes=pl.when(part).then(pl.col("bytes") * ranks).otherwise("bytes"))
     if not found["bytes"].null_count():
         return found
@@ -284,7 +284,7 @@ def _with_sizes(experiment: Experiment, found: pl.DataFrame, ranks: int) -> pl.D
 
 
 def _host_works(experiment: Experiment, found: pl.DataFrame) -> pl.DataFrame:
-    """Collectives that the host runs, with the numbers and lengths of their works; empty where they do not match."""
+    """Host-run collectives with the indices and lengths of their works; empty where they do not match."""
     graph, first = experiment.graph, experiment.trace.device_work.height
     kinds = [kind_of(name) for name in experiment.trace.annotations["name"].gather(graph.on_host)]
     works = pl.DataFrame({"kind": kinds}, schema={"kind": pl.String}).with_columns(
@@ -298,10 +298,10 @@ def _host_works(experiment: Experiment, found: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_buckets(base: Graph, experiment: Experiment, buckets: Buckets, transfers_ns: Numbers) -> Graph:
-    """The graph in which each bucket is sent: after its gradients and the bucket before it, and before the optimizer.
+    """Graph in which each bucket is sent after its gradients and the previous bucket, and before the optimizer.
 
-    On a device a gradient is there when the work launched before that moment is done, and what is launched after the
-    step's last gradient waits for all buckets. Without a device the main thread waits, where it goes on after that.
+    On a device a gradient is ready when all work launched before it is done, and work launched after the step's last
+    gradient waits for all buckets. Without a device the main thread waits, at the point after its last gradient.
     """
     count, first = len(buckets.ready), len(base.works.start)
     stretch = base.stretches.at(buckets.lane, buckets.ready - 1)
@@ -342,7 +342,7 @@ def _edges(source: Rows, target: Rows) -> Edges:
 
 
 def _with_waits(graph: Graph, queue: Edges, host: Edges) -> Graph:
-    """The graph with these waits, except on what comes later, where clocks disagree."""
+    """Add these waits, except those that would go backwards in time, where clocks disagree."""
     stretch, work = graph.places
     queue = queue.select(work[queue.source] < work[queue.target])
     host = host.select(work[host.source] < stretch[host.target])
@@ -350,9 +350,9 @@ def _with_waits(graph: Graph, queue: Edges, host: Edges) -> Graph:
 
 
 def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple[Rows, Rows]:
-    """For each bucket the work that makes its last gradient, and what first waits for the buckets of its step; else -1.
+    """For each bucket the work that makes its last gradient, and the first work that waits for the buckets; or -1.
 
-    The latter is a work of the device, or without one the stretch of the host that begins then.
+    The latter is device work, or without a device the host stretch that begins then.
     """
     none = np.full(len(buckets.ready), -1, np.int64)
     ends = np.zeros(int(buckets.step.max()) + 1, np.int64)
@@ -371,7 +371,7 @@ def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple
     if not len(rows):
         return none, none
     queue = graph.works.queue[rows]
-    rows = rows[queue == np.bincount(queue).argmax()]  # the one that computes: others copy batches, say
+    rows = rows[queue == np.bincount(queue).argmax()]  # the stream that computes: others copy batches, say
     rows = rows[np.argsort(graph.works.launched[rows], kind="stable")]
     launched = graph.works.launched[rows]
     before = np.searchsorted(launched, buckets.ready, side="right") - 1
@@ -381,9 +381,9 @@ def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple
 
 
 def with_transfers(times: WorkTimes, exchange: RecordedExchange, source: DevicePeaks, target: DevicePeaks) -> WorkTimes:
-    """The times with collectives over the target's link, instead of scaling all their time by the links' bandwidths.
+    """Predict collectives over the target's link, instead of scaling all their time by link bandwidth.
 
-    Only works whose basis is "link" are changed.
+    Only works with basis "link" are changed.
     """
     rows = exchange.table["row"].to_numpy()
     there = rows < len(times)

@@ -1,12 +1,13 @@
-"""What limits the steps on another device: what most of the critical path of their replay consists of.
+"""What limits the steps on another device: the largest part of their replay's critical path.
 
-    host               its own work, and launches on their way to the device
+    host               host work, and launches on their way to the device
     input              waits for batches, and copies of them to the device
     communication      waits for other ranks, and data on the way between them
     compute            device work whose arithmetic takes longer than its traffic, at the target's peaks
     memory bandwidth   other device work
 
-Arithmetic and traffic of an operator decide the side of its work (Williams, Waterman and Patterson, 2009).
+Arithmetic and traffic of an operator decide which of the last two limits its work (Williams, Waterman and Patterson,
+2009).
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ _GROUP: Final = {
     "communication": "communication", "unknown": "unknown",
 }  # fmt: skip
 ON_HOST: Final = {"input": "input", "host_to_device_copy": "input", "communication": "communication"}
-"""Causes on the host that are limits of their own."""
+"""Host causes that are limits of their own."""
 _OPEN: Final = ("unknown", "dependency", "untraced", "synchronisation")
-"""Causes of idle time that leave open what was waited for."""
+"""Causes of idle time that do not say what was waited for."""
 _HIDDEN: Final = ("copy_in", "copy_out", "copy_on_device", "communication")
 _OF_WORK: Final = {"communication": "communication", "copy_in": "input", "copy_out": "host"}
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What limits a step."""
+    """The limit of a step."""
 
     name: str  # one of LIMITS
     share: float  # of the critical path, 0 to 1
-    cause: str | None = None  # of a limit on the host, the cause that most of its time has; None for others
+    cause: str | None = None  # for the host limit, the cause with most of its time; None for others
 
 
 def limit_of(experiment: Experiment, step: ReplayedStep, sides: Labels) -> Limit | None:
-    """What limits a step; None where the trace does not show it.
+    """Find what limits a step; None where the trace does not show it.
 
-    First the host, the device and communication are compared; then on the host the input, if nothing else there takes
-    as long, and on the device both sides.
+    First the host, the device and communication are compared; then, on the host, input against every other cause, and
+    on the device, compute against memory bandwidth.
 
     Args:
-        step: as it was replayed, or else by its length and the device's busy time alone.
+        step: the step as replayed, or with only its length and the device's busy time.
         sides: "compute" or "memory bandwidth" for each row of `device_work`.
     """
     if step.replay is None:
@@ -107,13 +108,13 @@ def _parts(experiment: Experiment, path: pl.DataFrame, sides: Labels) -> Parts:
 
 
 def _without_replay(experiment: Experiment, step: ReplayedStep, sides: Labels) -> Limit | None:
-    """From the time in which the device works, by side, and its idle time as measured, by cause."""
+    """Use the device's busy time, by side, and its measured idle time, by cause."""
     parts: Parts = {}
     works = experiment.works
     durations = experiment.graph.works.duration[works] * step.factors[works]
     kinds = experiment.trace.device_work["kind"].to_numpy()[works]
     names = np.array([_OF_WORK.get(kind, str(side)) for kind, side in zip(kinds, sides[works], strict=True)], np.str_)
-    # What usually goes on beside computation counts where computation is not most of it.
+    # Work that usually overlaps computation counts where computation is not most of it.
     own = np.isin(kinds, _HIDDEN, invert=True)
     own = own | (durations[own].sum() <= 0.5 * durations.sum())
     for name in np.unique(names[own]).tolist():
@@ -134,21 +135,21 @@ def _idle_causes(experiment: Experiment) -> dict[str, float]:
     return {cause: ns / total for cause, ns in sums.iter_rows()}
 
 
-KEPT_FREE: Final = 0.1  # share of a device's memory that a step cannot have; as `stepscope batch-size` keeps free
+KEPT_FREE: Final = 0.1  # share of a device's memory kept free, as in `stepscope batch-size`
 _STAY: Final = ("parameter", "gradient", "optimizer_state", "before")
-"""Categories of memory that do not grow with the batch."""
+"""Memory categories that do not grow with the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """What a step needs of a device's memory."""
+    """Device memory that a step needs."""
 
-    bytes: int | None  # the most that it has allocated at once; None where nothing tells
-    at_least: bool  # whether it needs more than that, because what was allocated before the recording is not known
-    note: str  # where the figure comes from or why there is none, in a sentence
+    bytes: int | None  # peak allocated bytes; None where unknown
+    at_least: bool  # whether the need is larger, since allocations before the recording are unknown
+    note: str  # source of the figure, or why it is missing, in a sentence
 
     def fits(self, device: DevicePeaks) -> bool | None:
-        """Whether a device has as much, KEPT_FREE aside; None where unknown."""
+        """Whether a device has enough memory, KEPT_FREE aside; None where unknown."""
         if self.bytes is None or device.memory_bytes is None:
             return None
         has_room = self.bytes <= device.memory_bytes * (1 - KEPT_FREE)
@@ -158,11 +159,11 @@ class MemoryNeed:
 def memory_need(
     trace: Trace, device: str | None, *, batch_factor: float = 1.0, sampled_bytes: int | None = None
 ) -> MemoryNeed:
-    """What a step of the trace needs on another device.
+    """Memory that a step of the trace needs on another device.
 
     Args:
-        device: the trace's, whose memory counts; None for a trace of a CPU.
-        batch_factor: how many times as large the batch is.
+        device: the trace's device whose memory counts; None for a CPU trace.
+        batch_factor: new batch size over the recorded one.
         sampled_bytes: from `sampled_memory`, for a trace without allocations.
     """
     wanted = "cpu" if device is None else device
@@ -192,10 +193,10 @@ def memory_need(
 
 
 def sampled_memory(telemetry: Telemetry, device: str | None) -> int | None:
-    """The most of a device's memory in use by a run's telemetry; None without samples of that device alone.
+    """Peak memory in use on a device by a run's telemetry; None without samples of that device alone.
 
     Args:
-        device: as the trace calls it.
+        device: the device's name in the trace.
     """
     used = telemetry.samples.filter((pl.col("source") == "device") & (pl.col("name") == "memory_used_bytes"))
     used = used.filter(pl.col("value").is_finite() & pl.col("value").is_between(0, 2**62))
@@ -206,7 +207,7 @@ def sampled_memory(telemetry: Telemetry, device: str | None) -> int | None:
 
 
 def _constant_bytes(memory: DeviceMemory) -> int:
-    """What was alive at the peak and does not grow with the batch; 0 where blocks have no categories."""
+    """Bytes alive at the peak that do not grow with the batch; 0 where blocks have no categories."""
     if not memory.blocks.height:
         return 0
     stays = alive_table(memory, "category").filter(pl.col("category").is_in(_STAY))["bytes"]

@@ -1,4 +1,4 @@
-"""How long a collective takes over a link: a latency for each hop and a rate, of the table or fitted to a recording.
+"""Duration of a collective over a link: a latency per hop and a rate, from the table or fitted to a recording.
 
 A ring of n devices needs 2 (n - 1) hops for an all-reduce and n - 1 for an all-gather or a reduce-scatter, and carries
 2 (n - 1) / n, or (n - 1) / n, of the message over each device's link (Patarasuk and Yuan, "Bandwidth optimal all-reduce
@@ -6,8 +6,8 @@ algorithms", 2009; "bus bandwidth" in NCCL's tests):
 
     time = base + hops * hop + carried bytes / bandwidth
 
-Links of the table use the latencies and shares of the bandwidth with which NCCL and RCCL choose their protocol; the
-quickest of the protocols counts.
+Links of the table use the latencies and bandwidth shares by which NCCL and RCCL choose a protocol; the quickest
+protocol counts.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
 
 TABLE_ERROR: Final = 0.25
-"""Band of a transfer over a link of the table, as a share: `benchmarks/scaling_accuracy.py` shows how far from measured
-all-reduces the model is."""
+"""Relative band of a transfer over a link of the table: `benchmarks/scaling_accuracy.py` compares the model with
+measured all-reduces.
+"""
 MOST_DEVICES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """One way in which a library sends."""
+    """A protocol of the communication library."""
 
-    base_ns: float  # of each collective
-    hop_ns: float  # of each hop of the ring
-    share: float = 1.0  # of the link's bandwidth that carries data
-    most_bytes_s: float = float("inf")  # the most that it carries
+    base_ns: float  # per collective
+    hop_ns: float  # per hop of the ring
+    share: float = 1.0  # share of the link's bandwidth that carries data
+    most_bytes_s: float = float("inf")  # bandwidth limit
 
 
 # NCCL 2.18, src/graph/tuning.cc (LL, LL128, Simple; ring): baseLat, hwLat, llMaxBws. LL128 only over NVLink.
@@ -55,26 +56,25 @@ PROTOCOLS: Final[dict[str, tuple[Protocol, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What joins each device to the others.
+    """Interconnect that joins each device to the others.
 
     Attributes:
-        bandwidth_bytes_s: that collectives reach, one direction, bytes per second.
-        peers: where each pair of devices has a link of its own, how many a device has; a ring of fewer devices uses as
-            many of them as there are other devices. None where all bandwidth goes to any device.
+        peers: number of links per device where each pair has its own; a ring of fewer devices uses as many of them as
+            there are other devices. None where the full bandwidth reaches any device.
     """
 
     name: str
-    bandwidth_bytes_s: float  # that collectives reach, one direction, bytes per second
-    protocols: tuple[Protocol, ...] = (Protocol(0.0, 0.0),)  # how messages are sent; the quickest counts
-    peak_bytes_s: float | None = None  # what the link could carry at best; None where it is not known
+    bandwidth_bytes_s: float  # reached by collectives, one direction
+    protocols: tuple[Protocol, ...] = (Protocol(0.0, 0.0),)  # available protocols; the quickest counts
+    peak_bytes_s: float | None = None  # peak of the link; None where unknown
     peers: int | None = None
-    error: float = TABLE_ERROR  # share by which a transfer may take more or less
-    fitted: bool = False  # whether it was fitted to collectives of a recording
-    source: str = ""  # where the figures stand
+    error: float = TABLE_ERROR  # relative error of a transfer time
+    fitted: bool = False  # whether it was fitted to a recording's collectives
+    source: str = ""  # source of the figures
 
     @property
     def has_latency(self) -> bool:
-        """Whether a latency is known; a bandwidth typed by a user has none."""
+        """Whether a latency is known; a bandwidth given by the user has none."""
         return any(each.base_ns or each.hop_ns for each in self.protocols)
 
     def transfer_ns(self, kind: str, message_bytes: float, devices: int) -> float:
@@ -82,7 +82,7 @@ class Link:
 
         Args:
             kind: one of `stepscope.analysis.communication.KINDS`.
-            message_bytes: of the whole message: of an all-gather what each device has in the end.
+            message_bytes: size of the whole message; for an all-gather what each device holds at the end.
         """
         if devices < 2:
             return 0.0
@@ -99,7 +99,7 @@ class Link:
 
 @lru_cache(maxsize=1)
 def link_table() -> tuple[Link, ...]:
-    """Every link whose figures are known."""
+    """List every link with known figures."""
     text = files("stepscope").joinpath("data/links.csv").read_text(encoding="utf-8")
     return tuple(
         Link(
@@ -118,10 +118,10 @@ _LINKS_OF: Final = {"NVIDIA": "nvlink", "AMD": "infinity-fabric"}
 
 
 def link_of(device: DevicePeaks, peak_bytes_s: float | None = None) -> Link | None:
-    """What joins several of a device, by the peak in one direction; None where the table has no such link.
+    """Link between several devices of a kind, by one-way peak bandwidth; None where the table has none.
 
     Args:
-        peak_bytes_s: by default that of the device's own link to others.
+        peak_bytes_s: by default the device's own interconnect peak.
     """
     peak = device.peer_link_bytes_s if peak_bytes_s is None else peak_bytes_s
     found = ("pcie", _LINKS_OF.get(device.vendor, "pcie"))
@@ -132,11 +132,11 @@ _TYPED: Final = re.compile(
     r"(\d{1,15}(?:\.\d{1,9})?)([kMGT]?)(B|b|bit)(?:/s|ps)(?:\+(\d{1,9}(?:\.\d{1,9})?)(ns|us|ms))?"
 )
 _FACTORS: Final = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "ns": 1.0, "us": 1e3, "ms": 1e6}
-FASTEST: Final = 1e15  # more than any link carries: of one that is this fast the rate could not be told
+FASTEST: Final = 1e15  # faster than any link: beyond this the rate cannot be measured
 
 
 def named_link(text: str) -> Link:
-    """The link of this name, ignoring case and punctuation, or of this bandwidth: "nvlink4", "12GB/s", "100Gb/s+20us".
+    """Find a link by name, ignoring case and punctuation, or by bandwidth: "nvlink4", "12GB/s", "100Gb/s+20us".
 
     B are bytes, b and bit are bits; + adds the latency of each hop.
 
@@ -160,11 +160,11 @@ def named_link(text: str) -> Link:
 def fitted_link(
     name: str, kinds: Sequence[str], message_bytes: Sequence[float], transfer_ns: Sequence[float], devices: int
 ) -> Link:
-    """The link over which these collectives of so many devices took so long: latency and rate by least squares.
+    """Fit a link's latency and rate to collectives of so many devices by least squares.
 
-    Neither is negative. Errors count relative to the time, so that small messages weigh as much as large ones. If all
-    messages are of one size, the whole time is the rate's. The link's `error` is the median deviation, as a share, or
-    that of the table with fewer than three sizes.
+    Neither is negative. Errors are relative to the time, so that small messages weigh as much as large ones. If all
+    messages have one size, the whole time is attributed to the rate. The link's `error` is the median relative
+    deviation, or the table's with fewer than three sizes.
 
     Raises:
         UsageError: fewer than two devices, or no collective that took time.
@@ -190,7 +190,7 @@ def fitted_link(
 
 
 def _least_squares(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Coefficients, none below 0, with which the columns add up to 1 as nearly as they can."""
+    """Non-negative coefficients with which the columns add up to 1 as nearly as possible."""
     ratio = first / second
     alone = float(second.sum() / (second @ second))
     if np.ptp(ratio) <= 1e-9 * float(ratio.max()):

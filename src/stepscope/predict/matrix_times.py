@@ -3,8 +3,8 @@
 time = start + base / utilization, the base being the longer of arithmetic at the rate that power allows and traffic at
 the bandwidth; the utilization, above 0 and at most 1, follows from dimensionless features: how a product's tiles fill
 the multiprocessors, how it relates to ridge and cache, and its alignment. Products in FP32 are also predicted by the
-tiles that cuBLAS probably chooses, and the geometric mean of both counts. docs/prediction-model.md has the formulas;
-`scripts/predictor/matrix.py` fits them.
+tiles that cuBLAS probably chooses, and the result is the geometric mean of both. docs/prediction-model.md has the
+formulas; `scripts/predictor/matrix.py` fits them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTi
 BEST_SHARE: Final = {"vector": 0.8, "tensor": 0.92}
 """Share of the peak that large products reach on devices with enough power, by unit."""
 WARM_S: Final = {"vector": 1.5e-3, "tensor": 0.5e-3}
-"""How long a product runs until half of what power takes from the peak is gone, seconds."""
+"""Time until half of the power-limited loss from the peak rate has set in, seconds."""
 FLOPS_PER_JOULE: Final = ((8.0, 53e9), (8.5, 132e9), (8.8, 88e9), (100.0, 189e9))
-"""FP32 at full clock by process, up to a compute capability: 16 and 12 nm as the P4's and T4's long products tell;
-N7 takes 0.4, 10 nm class (8N) 0.6 of the power of 16 nm, N5 class (4N) 0.7 of N7's, as their makers say."""
+"""FP32 operations per joule at full clock by process, up to a compute capability: 16 and 12 nm from the long products
+of the P4 and T4; N7 takes 0.4 and 10 nm class (8N) 0.6 of the power of 16 nm, N5 class (4N) 0.7 of N7's, according
+to their makers.
+"""
 CACHE_BYTES_PER_CLOCK: Final = 8.0
-"""Of the last-level cache for each multiprocessor, where that is more than the memory's bandwidth: on the L40S."""
-USUAL_BANDWIDTH_SHARE: Final = 0.85  # share of the peak bandwidth that is sustained, where nobody measured it
+"""Last-level cache bandwidth per multiprocessor, where that exceeds the memory's: on the L40S."""
+USUAL_BANDWIDTH_SHARE: Final = 0.85  # sustained share of the peak bandwidth where it was not measured
 _TENSOR_TYPES: Final = ("tf32", "fp16", "bf16", "fp8", "int8")
 
 
 def unit_of(device: DevicePeaks, kind: str) -> str | None:
-    """Whether a device's "vector" or "tensor" units multiply numbers of this type; None where unknown."""
+    """Units, "vector" or "tensor", that multiply numbers of this type; None where unknown."""
     capability = capability_of(device)
     if device.vendor != "NVIDIA" or kind not in device.flops_s or capability is None or not device.multiprocessors:
         return None
@@ -46,25 +48,25 @@ def unit_of(device: DevicePeaks, kind: str) -> str | None:
 
 
 def capability_of(device: DevicePeaks) -> float | None:
-    """The compute capability as a number; None where it is none, as users may write anything."""
+    """Compute capability as a number; None where it is not a number, since users may write anything."""
     text = device.capability or ""
     return float(text) if re.fullmatch(r"[0-9]{1,2}\.[0-9]", text) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of one device and number type."""
+    """Rates for one device and number type."""
 
     peak: float  # operations per second at the boost clock
-    carried: float  # share of the peak that its power sustains, above 0
-    warm_s: float  # after which half of the rest is gone
+    carried: float  # share of the peak that the device's power sustains, above 0
+    warm_s: float  # time until half of the loss from the peak has set in
     bandwidth: float
-    cache_bandwidth: float  # with bandwidth: bytes per second that its memory sustains, and of its last-level cache
-    cache_bytes: float  # of its last-level cache
+    cache_bandwidth: float  # bandwidth, cache_bandwidth: sustained bytes per second of memory and last-level cache
+    cache_bytes: float  # size of the last-level cache
     is_sustained: bool  # whether a sustained rate was measured
 
     def arithmetic_s(self, flops: Numbers) -> Numbers:
-        """Seconds of the arithmetic alone; the longer, the more power counts."""
+        """Seconds of the arithmetic alone; long arithmetic slows down to the rate that power allows."""
         long = flops / (self.peak * self.carried)
         share = self.carried + (1 - self.carried) * self.warm_s / (long + self.warm_s)
         return flops / (self.peak * share)
@@ -81,7 +83,7 @@ class Rates:
         )
 
     def _moved_s(self, bytes_: Numbers, cached: Numbers) -> Numbers:
-        """Seconds for bytes of which a share, limited to 0 to 1, comes from the cache."""
+        """Seconds to move bytes, a share of which (clipped to 0 to 1) comes from the cache."""
         share = np.clip(cached, 0.0, 1.0)
         return bytes_ * (share / self.cache_bandwidth + (1 - share) / self.bandwidth)
 
@@ -109,7 +111,7 @@ def rates_of(device: DevicePeaks, kind: str) -> Rates:
 
 
 def _sustained(device: DevicePeaks, kind: str, unit: str) -> float | None:
-    """Measured operations per second; for tensor cores by the measured share of another type, if only that was."""
+    """Measured operations per second; tensor cores may use the measured share of another number type."""
     kinds = (kind, "bf16", "fp16") if unit == "tensor" else (kind,)
     for other in kinds:
         if other in device.sustained_flops_s and other in device.flops_s:
@@ -129,10 +131,10 @@ TILES: Final = {
     "vector": ((128, 128), (128, 64), (64, 64), (128, 32), (32, 32)),
     "tensor": ((256, 128), (128, 128), (128, 64), (64, 64), (64, 32), (32, 32)),
 }
-"""Parts of the result that one block of threads computes, as the names of cuBLAS' kernels tell."""
+"""Tiles of the result, each computed by one thread block, from the names of cuBLAS kernels."""
 _COUNTED: Final = ((128, 128), (64, 64))
 _STREAMED: Final = {"vector": (128, 64), "tensor": (128, 128)}
-_BLOCKS: Final = 2  # blocks that a multiprocessor works on at a time
+_BLOCKS: Final = 2  # blocks that a multiprocessor runs at a time
 _LAUNCH_S: Final = 2e-6
 
 
@@ -158,7 +160,7 @@ def shape_features(operations: Operations, device: DevicePeaks, rates: Rates, un
         streamed = _streamed(batch, tall, wide, _STREAMED[unit], units * _BLOCKS)
         moved = np.maximum(streamed * inner * number, operations.bytes)
         found.append(np.log(moved / rates.bandwidth / arithmetic))
-    # The products on tensor cores were timed at few lengths, all of them round: trees would know the GPU by them.
+    # Tensor-core products were timed at few, round lengths, from which trees would recognise the GPU.
     if unit == "tensor":
         found.append(np.minimum(number, 4.0))
         return np.stack(found, axis=1)
@@ -171,12 +173,12 @@ def shape_features(operations: Operations, device: DevicePeaks, rates: Rates, un
 def number_bytes(operations: Operations) -> Numbers:
     """Bytes per number, from the traffic."""
     batch, rows, columns, inner = operations.batch, operations.rows, operations.columns, operations.inner
-    # A weight that the whole batch shares counts once, so this is a little low for batches.
+    # A weight shared by the whole batch counts once, so this is a little low for batches.
     return np.asarray(operations.bytes / (batch * (rows * columns + rows * inner + inner * columns)))
 
 
 def weight_bytes(operations: Operations) -> Numbers:
-    """Bytes of the second matrix if there is one: a layer's weight, which has left the cache."""
+    """Bytes of the second matrix if there is one: a layer's weight, which is no longer in the cache."""
     weight = operations.inner * operations.columns * number_bytes(operations)
     return np.where(operations.batch == 1, weight, 0.0)
 
@@ -184,9 +186,9 @@ def weight_bytes(operations: Operations) -> Numbers:
 def _tiling(
     batch: Numbers, rows: Numbers, columns: Numbers, tile: tuple[int, int], units: float
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """The share of all waves' work that is the product's, that of the tiles' alone, and the number of tiles.
+    """Efficiency of all waves and of the tiles alone (useful work over work done), and the number of tiles.
 
-    Tiles are laid the better way.
+    Tiles are oriented the better way.
     """
     one, other = (_laid(batch, rows, columns, tall, wide, units) for tall, wide in (tile, tile[::-1]))
     better = one[0] >= other[0]
@@ -203,7 +205,7 @@ def _laid(
 
 
 def _streamed(batch: Numbers, tall: Numbers, wide: Numbers, tile: tuple[int, int], at_once: float) -> Numbers:
-    """Numbers read for each step along the inner dimension when blocks start along `tall` first."""
+    """Numbers read per step along the inner dimension when blocks advance along `tall` first."""
     along, across = np.ceil(tall / tile[0]), np.ceil(wide / tile[1])
     lines = np.minimum(along, at_once) * tile[0] + np.minimum(across, np.ceil(at_once / along)) * tile[1]
     products = np.clip(at_once / (along * across), 1, batch)
@@ -212,7 +214,7 @@ def _streamed(batch: Numbers, tall: Numbers, wide: Numbers, tile: tuple[int, int
 
 
 def _alignment(length: Numbers) -> Numbers:
-    """How often 2 divides a length, at most 7 times."""
+    """Exponent of 2 in a length, at most 7."""
     whole = np.minimum(length, 2.0**53).astype(np.int64)
     return np.minimum(np.log2((whole & -whole).astype(np.float64)), 7.0)
 
@@ -220,20 +222,20 @@ def _alignment(length: Numbers) -> Numbers:
 CHOSEN: Final = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (64, 32), (32, 32))
 """Tiles of the timed kernels, by columns and rows of the result."""
 _SHAPES: Final = ((128, 128), (128, 64), (64, 64), (128, 32), (64, 32), (32, 32))
-_SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)  # into how many parts the inner dimension of a single product may be cut
-_SECTOR: Final = 8  # numbers in FP32 that memory gives at a time: lines of whole ones are read with nothing beside them
+_SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)  # split-K factors: parts of a single product's inner dimension
+_SECTOR: Final = 8  # FP32 numbers per memory sector: rows of whole sectors are read without waste
 CONSTANTS: Final = 2 * len(_SHAPES) + 9
 
 
 @dataclass(frozen=True, slots=True)
 class TileLaw:
-    """What was learned about tiles."""
+    """Learned model of the tiles that cuBLAS chooses and of their times."""
 
     constants: Numbers  # of `tile_seconds`, shape (CONSTANTS,)
-    choices: tuple[BoostedTrees, ...]  # the logarithm of the probability of each of CHOSEN, up to a common summand
+    choices: tuple[BoostedTrees, ...]  # log-probability of each of CHOSEN, up to a common term
 
     def seconds(self, operations: Operations, device: DevicePeaks, rates: Rates) -> Numbers:
-        """The geometric mean over all tiles, weighted by probability, with the inner dimension cut best."""
+        """Geometric mean over all tiles, weighted by probability, each with its best split of the inner dimension."""
         features = choice_features(operations, device, rates)
         scores = np.stack([trees.predict(features) for trees in self.choices])
         weights = np.exp(scores - scores.max(axis=0))
@@ -252,7 +254,7 @@ class TileLaw:
 def best_seconds(
     constants: Numbers, operations: Operations, device: DevicePeaks, rates: Rates, tile: tuple[int, int]
 ) -> Numbers:
-    """Seconds with a tile, the inner dimension of a single product cut best."""
+    """Seconds with a tile and the best split of the inner dimension."""
     splits = best_splits(constants, operations, device, rates, tile)
     return tile_seconds(constants, operations, device, rates, tile, splits)
 
@@ -260,7 +262,7 @@ def best_seconds(
 def best_splits(
     constants: Numbers, operations: Operations, device: DevicePeaks, rates: Rates, tile: tuple[int, int]
 ) -> Numbers:
-    """Into how many parts the inner dimension of a single product is best cut; 1 for batches."""
+    """Best number of parts for the inner dimension of a single product; 1 for batches."""
     best = np.ones(len(operations))
     least = tile_seconds(constants, operations, device, rates, tile, best)
     for splits in _SPLITS[1:]:
@@ -278,7 +280,7 @@ def tile_seconds(
     tile: tuple[int, int],
     splits: Numbers,
 ) -> Numbers:
-    """Seconds of a kernel with tiles of `tile` columns and rows, the inner dimension cut into so many parts."""
+    """Seconds of a kernel with tiles of `tile` columns and rows, the inner dimension split into so many parts."""
     units = float(device.multiprocessors or 1)
     kind = _SHAPES.index((max(tile), min(tile)))
     efficiency = 1 / (1 + np.exp(-constants[kind]))
@@ -291,7 +293,7 @@ def tile_seconds(
     work = 2 * tiles * inner * tile[0] * tile[1]
     one = work / tiles / (rates.peak / units)
     share = tiles / units
-    # A last wave that is not full takes less than a whole one: blocks of several waves run side by side.
+    # A partial last wave takes less than a whole one: blocks of several waves run side by side.
     turns = np.where(share < 1, 1.0, share + 0.5 * np.exp(ragged) * (np.ceil(share) - share)) / efficiency
     slowed = np.maximum(rates.arithmetic_s(work) / (work / rates.peak) * np.exp(power), 1)
     arithmetic = one * np.maximum(turns, fewest) * slowed
@@ -309,7 +311,7 @@ def tile_seconds(
 
 
 def choice_features(operations: Operations, device: DevicePeaks, rates: Rates) -> Numbers:
-    """What cuBLAS may choose a tile by, shape (n, 15), all finite."""
+    """Features of cuBLAS's choice of a tile, shape (n, 15), all finite."""
     units = float(device.multiprocessors or 1)
     batch, rows, columns, inner = (getattr(operations, name) for name in ("batch", "rows", "columns", "inner"))
     found = [np.log(batch), np.log(rows), np.log(inner), np.log(columns), (batch == 1).astype(np.float64)]
@@ -323,14 +325,14 @@ def choice_features(operations: Operations, device: DevicePeaks, rates: Rates) -
 
 
 START_NS: Final = 1_500.0
-"""From a kernel's start to its first arithmetic and from the last to its end: the shortest products of the timings take
-1.7 to 2.5 us."""
+"""Time before a kernel's first arithmetic and after its last: the shortest timed products take 1.7 to 2.5 us."""
 UNITS: Final = ("vector", "tensor")
-"""What multiplies: the vector units of FP32, or the tensor cores of the shorter number types."""
-SIZES_NS: Final = (10_000.0, 50_000.0, 1_000_000.0)  # where the band changes
+"""Vector units for FP32, tensor cores for the shorter number types."""
+SIZES_NS: Final = (10_000.0, 50_000.0, 1_000_000.0)  # durations at which the band changes
 NOT_LEARNED: Final = 1.5
-"""How much wider the band is either way for each thing without timings: the number type, the generation, a dimension's
-length, or batches on tensor cores."""
+"""Factor on the band, either way, for each property without timings: number type, generation, a dimension's length, or
+batches on tensor cores.
+"""
 LIKE: Final = {
     "fp32": "fp32",
     "bf16": "bf16",
@@ -340,37 +342,39 @@ LIKE: Final = {
     "tf32": "bf16",
     "int8": "fp8",
 }
-"""The most similar number type in the timings."""
+"""Most similar number type in the timings."""
 LEARNED_TYPES: Final = {"vector": ("fp32",), "tensor": ("bf16", "fp16", "fp8")}
-"""Of the timings, by unit; tensor cores multiply fp16 at the rate of bf16."""
+"""Number types in the timings, by unit; tensor cores multiply fp16 at the rate of bf16."""
 SHORT_HIGH: Final = 2.0
-"""Up to which factor the band of products below the first size reaches at least: the timings repeated one product with
-its operands in the cache; 515 such products of a public H100 trace took 1.1 to 1.6 times as long."""
+"""Least upper factor of the band of products below the first size: the timings repeated one product with operands in
+the cache; 515 such products of a public H100 trace took 1.1 to 1.6 times as long.
+"""
 UNALIGNED: Final = 2.0
-"""Factor on products on tensor cores whose lines are no multiple of 16 bytes: 1.3 to 2.7 in public H100 and A100
-traces, where other kernels run them; the timings have none."""
+"""Factor on tensor-core products with rows that are not a multiple of 16 bytes: 1.3 to 2.7 in public H100 and A100
+traces, where other kernels run them; the timings have none.
+"""
 SLOWER_TYPES: Final = {"tf32": 1.4}
-"""Factor on the time learned for bf16: what 1,400 products of a public A100 trace took."""
-TILES_SHARE: Final = 0.5  # weight of the law of tiles against the trees, in the logarithm
+"""Factor on the time learned for bf16, from 1,400 products of a public A100 trace."""
+TILES_SHARE: Final = 0.5  # weight of the tile law against the trees, in the logarithm
 _ALIGNED_BYTES: Final = 16
 MODEL_RANGES: Final = ("shortest", "longest", "capabilities")
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixModel:
-    """What was learned.
+    """Fitted models of matrix products.
 
     Attributes:
         shortest, longest: dimensions (batch, rows, columns, inner) in the timings, shape (4,), by UNITS.
-        bands: measured over predicted time that nine of ten products of GPUs not learned from lay between, shape
+        bands: bounds of measured over predicted time for nine of ten products of held-out GPUs, shape
             (2, sizes, 2), by the number types of the timings; the first where a sustained rate is known.
-        tiles: what products in FP32 take with the tiles that cuBLAS chooses; None for the trees alone.
+        tiles: times of FP32 products with the tiles that cuBLAS chooses; None for the trees alone.
     """
 
-    trees: Mapping[str, BoostedTrees]  # the logarithm of the utilization, by UNITS
+    trees: Mapping[str, BoostedTrees]  # logarithm of the utilization, by UNITS
     shortest: Mapping[str, Numbers]
     longest: Mapping[str, Numbers]
-    capabilities: Mapping[str, Numbers]  # the least and the greatest compute capability in the timings, by UNITS
+    capabilities: Mapping[str, Numbers]  # least and greatest compute capability in the timings, by UNITS
     bands: Mapping[str, Numbers]
     tiles: TileLaw | None = None
 
@@ -392,10 +396,10 @@ def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel
     """Predict products batch x (rows x inner) x (inner x columns).
 
     Args:
-        operations: with flops, bytes and dimensions; where a dimension is unknown, the roofline answers.
-        device: with sustained rates if someone measured them. Products were timed on NVIDIA's devices alone: for others
-            the roofline answers.
-        model: instead of the one that comes with the package.
+        operations: with flops, bytes and dimensions; products with an unknown dimension use the roofline.
+        device: with sustained rates if measured. Products were timed on NVIDIA devices only; other devices use the
+            roofline.
+        model: replaces the model that comes with the package.
     """
     times = roofline_times(operations, device)
     model = model or shipped_model()
@@ -442,7 +446,7 @@ def _learned_times(
 def kernels_ns(
     trees: BoostedTrees, tiles: TileLaw | None, operations: Operations, device: DevicePeaks, rates: Rates, unit: str
 ) -> Numbers:
-    """Nanoseconds by the trees; with a law of tiles the geometric mean of both, whose errors are independent."""
+    """Nanoseconds from the trees; with a tile law the geometric mean of both, whose errors are independent."""
     base, features = base_and_features(operations, device, rates, unit)
     by_trees = START_NS + base * 1e9 / np.minimum(np.exp(trees.predict(features)), 1.0)
     if tiles is None:
@@ -459,7 +463,7 @@ def base_and_features(operations: Operations, device: DevicePeaks, rates: Rates,
 
 
 def _is_unaligned(operations: Operations, kind: str, unit: str) -> npt.NDArray[np.bool_]:
-    """Whether tensor cores cannot be fed whole lines, which are as long as the columns and the inner dimension."""
+    """Whether rows are not a multiple of what tensor cores load, by the columns and the inner dimension."""
     if unit != "tensor":
         return np.zeros(len(operations), np.bool_)
     lengths = np.stack([operations.columns, operations.inner])
@@ -467,11 +471,11 @@ def _is_unaligned(operations: Operations, kind: str, unit: str) -> npt.NDArray[n
 
 
 def _widening(operations: Operations, device: DevicePeaks, kind: str, unit: str, model: MatrixModel) -> Numbers:
-    """How much wider the band is for everything that the timings lack; shape (n,)."""
+    """Factor on the band for everything that the timings lack; shape (n,)."""
     capability = capability_of(device) or 0.0
     oldest, newest = model.capabilities[unit].tolist()
     of_device = (kind not in LEARNED_TYPES[unit]) + (not oldest <= capability <= newest)
     dimensions = _dimensions(operations)
-    # A dimension half as long or twice as long as those that were timed is still like them.
+    # A dimension within a factor of two of the timed ones still counts as timed.
     outside = (dimensions < model.shortest[unit] / 2) | (dimensions > model.longest[unit] * 2)
     return np.asarray(NOT_LEARNED ** (of_device + outside.any(axis=1).astype(np.float64)))

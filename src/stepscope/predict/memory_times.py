@@ -1,8 +1,8 @@
-"""How long operations take whose time is memory traffic: element-wise, row by row, copies, embeddings, optimizers.
+"""Times of operations limited by memory traffic: element-wise, row-wise, copies, embeddings, optimizers.
 
-A kernel's time is a floor and its traffic over the bandwidth that such devices sustain. Row-wise work moves more where
-rows in flight outgrow the last-level cache, and its blocks take time of their own. Every constant was learned from
-published timings (`scripts/predictor/memory.py`; docs/prediction-model.md explains the formulas).
+A kernel's time is a floor plus its traffic over the sustained bandwidth of such devices. Row-wise work moves more where
+rows in flight outgrow the last-level cache, and its blocks take extra time. Every constant was fitted to published
+timings (`scripts/predictor/memory.py`; docs/prediction-model.md explains the formulas).
 """
 
 from __future__ import annotations
@@ -21,45 +21,48 @@ from stepscope.predict.operations import BYTES, WIDEST, Numbers, Operations, Ope
 
 MEMORY_KINDS: Final = ("elementwise", "reduction", "softmax", "normalisation", "embedding", "optimizer", "copy")
 LEARNED_KINDS: Final = ("elementwise", "softmax", "normalisation", "optimizer", "copy")
-"""Kinds with timings; copies and optimizers are element-wise to a memory. The band of others is WIDEST."""
+"""Kinds with timings; copies and optimizers are element-wise to a memory. Other kinds use the band WIDEST."""
 KERNEL_NS: Final = 2_000.0
-"""The least that a kernel takes where the device's is unknown: the shortest of public V100, A100 and H100 traces take
-1 to 4 us. A longer measured time from one start to the next is the host's."""
+"""Least kernel time where the device's is unknown: the shortest of public V100, A100 and H100 traces take 1 to 4 us. A
+longer measured start-to-start time is the host's.
+"""
 SIZES_NS: Final = (5_000.0, 25_000.0, 100_000.0)
-"""Where the band changes; below the second the timings say little, since their hosts needed that long."""
+"""Durations at which the band changes; below the second the timings are unreliable, since launches took that long."""
 SHORT_BANDS: Final = ((0.45, 4.5), (0.5, 3.0))
-"""Factors of the band below the first and second size: what holds nine of ten of 14,000 element-wise kernels in public
-traces of V100, A100, H100 and MI300X. What stands in the cache goes faster, what is strided slower."""
+"""Factors of the band below the first and second size, which hold nine of ten of 14,000 element-wise kernels in public
+V100, A100, H100 and MI300X traces. Cached data is faster, strided data slower.
+"""
 SHORT_ROWS_LOW: Final = 0.3
-"""The lower of these for what works row by row: newer kernels of PyTorch take half of what the timed ones took."""
+"""Lower factor of these for row-wise work: newer PyTorch kernels take half the time of the timed ones."""
 USUAL_FACTORS: Final[Mapping[str, float]] = {"reduction": 2.0, "embedding": 2.5, "copy": 1.2}
-"""Factors on the traffic's time for kinds without timings: medians in V100, A100 and H100 traces."""
+"""Factors on the traffic time for kinds without timings: medians in V100, A100 and H100 traces."""
 NOT_LEARNED: Final = 1.5
-"""How much wider the band is either way for passes, number types and generations without timings; and once more for
-what is more than twice as large as anything timed."""
+"""Factor on the band, either way, for passes, number types and generations without timings; applied again to operations
+more than twice as large as anything timed.
+"""
 KNOWLEDGE: Final = ("sustained", "generation", "other")
-"""What is known of a device's bandwidth: it was measured; one of its generation was; neither."""
+"""How a device's bandwidth is known: measured, from its generation, or neither."""
 KERNELS: Final = ("flat", "warp softmax", "block softmax", "normalisation")
-_BLOCK_THREADS: Final = 128  # of PyTorch's layer normalisation, four warps a row
-_WARP_COLUMNS: Final = 1024  # up to which PyTorch's softmax keeps a row in a warp's registers
+_BLOCK_THREADS: Final = 128  # threads of PyTorch's layer normalisation: four warps per row
+_WARP_COLUMNS: Final = 1024  # widest row that PyTorch's softmax keeps in a warp's registers
 _THREADS: Final[Mapping[str, int]] = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
-"""Threads that one multiprocessor holds, by compute capability (CUDA programming guide); 2048 for the others."""
+"""Threads per multiprocessor by compute capability (CUDA programming guide); 2048 for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """Learned constants.
+    """Fitted constants.
 
     Attributes:
-        bands: factors that hold nine of ten timings of GPUs not learned from, shape (knowledge, kernels, sizes, 2).
+        bands: factors that hold nine of ten timings of held-out GPUs, shape (knowledge, kernels, sizes, 2).
         largest: the most bytes and the longest row in the timings of each of KERNELS, shape (kernels, 2); infinity for
             the rows of the first, which has none.
     """
 
-    generations: tuple[str, ...]  # architectures whose sustained bandwidth is known
-    shares: Numbers  # of the peak bandwidth, that each of them sustains, shape (generations,)
+    generations: tuple[str, ...]  # architectures with a known sustained bandwidth
+    shares: Numbers  # sustained share of the peak bandwidth, shape (generations,)
     older: float
-    newer: float  # with older: share of an architecture not among them: up to Turing, and since
+    newer: float  # older, newer: shares for other architectures, up to Turing and since
     rows: Numbers  # constants of each of KERNELS but the first, shape (3, 8); see `row_ns`
     bands: Numbers
     largest: Numbers
@@ -80,9 +83,9 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
     """Predict operations of MEMORY_KINDS from their traffic and shape.
 
     Args:
-        operations: those of other kinds take the time of their traffic, as if they had no arithmetic.
-        device: with its sustained bandwidth if someone measured it, else the share that its generation sustains.
-        model: instead of the one that comes with the package.
+        operations: other kinds get the time of their traffic, as if they had no arithmetic.
+        device: with its sustained bandwidth if measured, else its generation's share is used.
+        model: replaces the model that comes with the package.
     """
     model = model or shipped_model()
     known, bandwidth = bandwidth_of(device, model)
@@ -94,7 +97,7 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
     timed = device.architecture in model.generations
     like = of_kind & _is_plain(operations) & timed
     wider = np.where(like, 1.0, np.where(of_kind, NOT_LEARNED, WIDEST))
-    # More than twice as large, or rows more than twice as long, as in all timings.
+    # More than twice as large as all timings, or rows more than twice as long.
     most_bytes, longest = 2 * model.largest[kernels].T
     wider *= np.where((operations.bytes > most_bytes) | (operations.columns > longest), NOT_LEARNED, 1.0)
     basis = np.where(of_kind & timed, "learned", "roofline")
@@ -102,7 +105,7 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
 
 
 def bandwidth_of(device: DevicePeaks, model: MemoryModel) -> tuple[str, float]:
-    """Bytes per second that large copies reach, and which of KNOWLEDGE that is based on."""
+    """Bytes per second that large copies reach, and which of KNOWLEDGE it is based on."""
     if device.sustained_bandwidth_bytes_s:
         return "sustained", device.sustained_bandwidth_bytes_s
     if device.architecture in model.generations:
@@ -112,18 +115,18 @@ def bandwidth_of(device: DevicePeaks, model: MemoryModel) -> tuple[str, float]:
 
 
 def is_older(device: DevicePeaks) -> bool:
-    """Whether a device is of the generations that reach less of their bandwidth."""
+    """Whether a device's generation reaches the lower share of its bandwidth."""
     return device.architecture in ("Maxwell", "Pascal", "Turing")
 
 
 def kernel_of(operations: Operations, device: DevicePeaks) -> npt.NDArray[np.int64]:
-    """Index in KERNELS of what runs each operation; "flat" where its rows or the device's units are unknown."""
+    """Index in KERNELS of the kernel for each operation; "flat" where its rows or the device's units are unknown."""
     count = np.zeros(len(operations), np.int64)
     if not device.multiprocessors or not device.clock_mhz or not device.cache_bytes:
         return count
     shaped = np.isfinite(operations.rows) & np.isfinite(operations.columns) & (operations.columns > 0)
     softmax = (operations.kind == "softmax") & shaped
-    # Batch normalisation works through channels, far longer than rows: it has kernels of its own.
+    # Batch normalisation has kernels of its own: channels are far longer than rows.
     by_row = (operations.kind == "normalisation") & shaped & (operations.columns <= 1 << 16)
     by_row &= np.array(["batch_norm" not in name for name in operations.name.tolist()], np.bool_)
     count[softmax] = np.where(operations.columns[softmax] <= _WARP_COLUMNS, 1, 2)
@@ -147,8 +150,8 @@ def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: 
     """Nanoseconds of row-wise work, without the floor: (traffic^q + blocks^q)^(1/q) + the first block.
 
     The constants are: traffic over the least; logarithms of a block's cycles for itself, for each of its warps and for
-    each turn of its loop; q above 1 as a logarithm; share of the input read again where it left the cache; logarithm
-    of rows in flight over the cache where half has left it; blocks that the first one takes.
+    each turn of its loop; q above 1 as a logarithm; share of the input read again after eviction from the cache;
+    logarithm of rows in flight over the cache where half is evicted; length of the first block, in blocks.
     """
     assert device.multiprocessors is not None
     assert device.clock_mhz is not None
@@ -171,9 +174,9 @@ def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: 
 
 
 def _block(kernel: int, columns: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-    """Threads of a block, and columns that it handles per turn of its loop, as PyTorch launches them."""
+    """Threads of a block, and columns per iteration of its loop, as PyTorch launches them."""
     vector = 16 / number
-    if kernel == 1:  # each of four warps has a row, an element a thread at a time
+    if kernel == 1:  # each of four warps has a row, each thread one element at a time
         return np.full(len(columns), 128.0), np.full(len(columns), 32.0)
     if kernel == 3:
         return np.full(len(columns), float(_BLOCK_THREADS)), _BLOCK_THREADS * vector
@@ -183,21 +186,21 @@ def _block(kernel: int, columns: Numbers, number: Numbers) -> tuple[Numbers, Num
 
 
 def _left_cache(in_flight: Numbers, device: DevicePeaks, border: float) -> Numbers:
-    """Share of rows that has left the last-level cache when it is read again, 0 to 1."""
+    """Share of rows evicted from the last-level cache before they are read again, 0 to 1."""
     assert device.cache_bytes is not None
     filled = np.maximum(in_flight, 1) / device.cache_bytes
     return np.asarray(1 / (1 + (np.exp(border) / filled) ** 3))
 
 
 def _passes(operations: Operations) -> Numbers:
-    """Traffic over the least: statistics of a batch take a pass of their own over what is read."""
+    """Traffic over the least possible: batch statistics read the input once more."""
     names = operations.name.tolist()
     batch = np.array(["batch_norm" in name or "group_norm" in name for name in names], np.bool_)
     return np.where(batch, np.where(operations.is_backward, 5 / 3, 3 / 2), 1.0)
 
 
 def _is_plain(operations: Operations) -> npt.NDArray[np.bool_]:
-    """Whether the timings have the like: a forward pass in FP32 over contiguous numbers."""
+    """Whether the timings cover it: a forward pass in FP32 over contiguous numbers."""
     plain = ~operations.is_backward & (_passes(operations) == 1) & (operations.kind != "copy")
     return np.asarray(plain & np.isin(operations.number_type, ("fp32", "tf32", "")))
 

@@ -1,4 +1,4 @@
-"""How long operations take on a device: what was learned of their kind, else the roofline over its usual share."""
+"""Times of operations on a device: from models learned for their kind, else the roofline over its usual share."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, memory_ti
 from stepscope.predict.operations import Numbers, Operations, OperationTimes, is_nvidia, roofline_times
 
 _LEARNED: Final = ((MEMORY_KINDS, memory_times), (("matrix",), matrix_times), (CONVOLUTION_KINDS, convolution_times))
-"""The kinds of operations that were learned, and what predicts them."""
+"""Kinds of operations with learned models, and the function that predicts them."""
 
 
 def operation_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
     """Predict each operation's time on a device.
 
-    Unknown are operations whose traffic or arithmetic is not a number, and those of a number type without a peak on the
-    device; operations on nothing take what any kernel takes.
+    The time is unknown where traffic or arithmetic is not-a-number and where the device has no peak for the number
+    type; operations on empty inputs take the least kernel time.
     """
     times = roofline_times(operations, device)
     for kinds, learned in _LEARNED:
@@ -38,24 +38,26 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
 
 
 START_NS: Final = 2_000.0
-"""The most that counts as a kernel's start and end: about what the shortest kernels take on every device."""
-MATRIX_SHARE: Final = 0.25  # g of a matrix product without shapes: most of them are limited by arithmetic
-UNKNOWN_SHARE: Final = 0.5  # g of a kernel of which nothing tells what limits it: the middle of the band
+"""Most time counted as a kernel's start and end: about the length of the shortest kernels on every device."""
+MATRIX_SHARE: Final = 0.25  # memory-limited share of a matrix product without shapes: most are limited by arithmetic
+UNKNOWN_SHARE: Final = 0.5  # memory-limited share of a kernel whose limit is unknown: the middle of the band
 MEMORY_SPREAD: Final = 1.5
-"""Factor either way that holds nine of ten kernels that memory limits, beyond 0.1 ms, among five GPUs."""
-OTHER_SPREAD: Final = 2.2  # the same of matrix products
+"""Factor either way that holds nine of ten memory-limited kernels longer than 0.1 ms, among five GPUs."""
+OTHER_SPREAD: Final = 2.2  # the same for matrix products
 LAUNCH_COLUMNS: Final = ("name", "grid", "block", "registers", "shared_memory_bytes")
 
 _WARP: Final = 32
 _REGISTERS: Final = 65_536
-_REGISTER_UNIT: Final = 256  # registers are given to warps in pieces of so many
-_PARTITIONS: Final = 4  # parts of a multiprocessor with registers of their own
+_REGISTER_UNIT: Final = 256  # registers are allocated to warps in units of this size
+_PARTITIONS: Final = 4  # partitions of a multiprocessor, each with its own registers
 _SHARED_UNIT: Final = 128
-_LARGEST: Final = 2**31  # the most blocks that a launch can have in one direction
+_LARGEST: Final = 2**31  # most blocks that a launch can have in one dimension
 
 _CASTABLE: Final = ("fp32", "tf32", "fp16", "bf16")
 _CAST_TO: Final = {"fp8": "bf16"}
-"""Which products recipes for 8-bit numbers take, no kernel's name tells: those without shapes count as 16-bit ones."""
+"""Number types that recipes for 8-bit numbers cast to. Kernel names do not show them, so products without shapes count
+as 16-bit.
+"""
 _MEMORY_LIMITED: Final = re.compile(
     r"elementwise|multi_tensor_apply|reduce_?kernel|copy|memcpy|memset|fill|cat_?array|gather|scatter|index|embedding"
     r"|softmax|soft_?max|norm|bn_(?:fw|bw)|dropout|permute|transpose|triton_(?:poi|red|per)|pool|(?:loop|input)_[a-z_]{0,100}fusion"
@@ -66,7 +68,7 @@ _MEMORY_LIMITED: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Multiprocessor:
-    """What one multiprocessor holds at a time.
+    """Limits of one multiprocessor.
 
     Source: the table of technical specifications by compute capability in the CUDA C++ programming guide.
     """
@@ -74,7 +76,7 @@ class Multiprocessor:
     threads: int
     blocks: int
     shared_memory_bytes: int
-    shared_memory_reserved: int  # bytes that every block takes beside its own
+    shared_memory_reserved: int  # reserved bytes per block, in addition to its own
 
 
 _MULTIPROCESSORS: Final = {
@@ -109,22 +111,22 @@ def wave_factors(
     precision: str | None = None,
     traffic: tuple[float, float] = (1.0, 1.0),
 ) -> Factors:
-    """The time on the target over that on the source.
+    """Time of each kernel on the target over its time on the source.
 
     Args:
         kernels: columns LAUNCH_COLUMNS of device_work.
         precision: the number type to compute in; None for that of the recording.
-        traffic: the least and the most that it would move then, over what it moved.
+        traffic: the least and the most traffic in that number type, over the recorded traffic.
     """
     names = kernels["name"].fill_null("").to_list()
     share = np.array([_memory_share(name) for name in names], np.float64)
     fill = _fill_ratio(kernels, source, target)
     by_memory = fill * sustained_bandwidth(source) / sustained_bandwidth(target)
     by_compute = fill * np.array([_compute_ratio(name, source, target, precision) for name in names], np.float64)
-    # Where arithmetic cannot be compared, nothing is said of what is not limited by memory alone.
+    # Without comparable arithmetic only purely memory-limited kernels have a factor.
     factor = np.where(share >= 1, by_memory, by_memory**share * by_compute ** (1 - share))
     spread = np.where(share >= 1, MEMORY_SPREAD, OTHER_SPREAD)
-    # That memory limits a kernel is told by its name; arithmetic may limit it in part.
+    # The name says that memory limits the kernel; arithmetic may still limit part of it.
     limits = np.fmin(by_memory, by_compute), np.fmax(by_memory, by_compute)
     low, high = (np.where(share >= 1, by_memory, one) for one in limits)
     low, high = low * traffic[0], high * traffic[1]
@@ -132,13 +134,13 @@ def wave_factors(
 
 
 def scaled_ns(measured_ns: Numbers, factor: Numbers) -> Numbers:
-    """The measured times multiplied by the factor except for start and end, which are the same anywhere."""
+    """Scale the measured times by the factor, except for start and end, which are the same on every device."""
     start = np.minimum(measured_ns, START_NS)
     return start + (measured_ns - start) * factor
 
 
 def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:
-    """How many blocks of each kernel one multiprocessor of an NVIDIA device holds; shape (n,).
+    """Blocks of each kernel that one multiprocessor of an NVIDIA device holds; shape (n,).
 
     Not-a-number where the launch's size was not recorded, the device is not NVIDIA's or the kernel does not fit it.
     """
@@ -161,7 +163,7 @@ def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:
 
 @lru_cache(maxsize=65536)
 def product_of(text: str | None) -> float:
-    """The number of blocks or threads of "x,y,z"; not-a-number where unrecorded or impossible."""
+    """Number of blocks or threads in "x,y,z"; not-a-number where unrecorded or impossible."""
     sizes = [float(number) for number in re.findall(r"\d{1,12}", text or "")[:3]]
     if not sizes or any(not 1 <= size <= _LARGEST for size in sizes):
         return np.nan
@@ -174,7 +176,7 @@ def sustained_bandwidth(device: DevicePeaks) -> float:
 
 
 def _fill_ratio(kernels: pl.DataFrame, source: DevicePeaks, target: DevicePeaks) -> Numbers:
-    """The ratio of the waves that blocks need on both devices; 1 where it is unknown how many run at a time."""
+    """Ratio of the numbers of waves on both devices; 1 where it is unknown how many blocks run at a time."""
     blocks = np.array([product_of(text) for text in kernels["grid"].to_list()], np.float64)
     is_matrix = np.array([arithmetic(name or "").is_matrix for name in kernels["name"].to_list()], np.bool_)
     before, after = (np.maximum(_at_once(kernels, device, is_matrix) / blocks, 1.0) for device in (source, target))
@@ -192,7 +194,7 @@ def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks, precisio
     if told.is_matrix:
         if precision is not None and told.precision in _CASTABLE:
             return _cast_ratio(told.precision, _CAST_TO.get(precision, precision), source, target)
-        if told.precision == "tf32":  # a device without it multiplies the same numbers in 32 bits
+        if told.precision == "tf32":  # a device without TF32 multiplies the same numbers in 32 bits
             return _cast_ratio("tf32", "tf32", source, target)
         return _peak_ratio((told.precision,) if told.precision else ("bf16", "fp16", "fp32"), source, target)
     before, after = _cycles(source), _cycles(target)
@@ -202,7 +204,7 @@ def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks, precisio
 
 
 def _peak_ratio(kinds: Sequence[str], source: DevicePeaks, target: DevicePeaks) -> float:
-    """The ratio of the rates of large products, in the first number type in which both devices have a peak."""
+    """Ratio of the rates of large products, in the first number type with a peak on both devices."""
     for kind in kinds:
         if source.flops_s.get(kind) and target.flops_s.get(kind):
             return _sustained(source, kind) / _sustained(target, kind)
@@ -214,9 +216,9 @@ def _sustained(device: DevicePeaks, kind: str) -> float:
 
 
 def _cast_ratio(before: str, after: str, source: DevicePeaks, target: DevicePeaks) -> float:
-    """The same for products that ran in one number type on the source and would run in another on the target."""
+    """Ratio of the rates of products in one number type on the source and in another on the target."""
     if after == "tf32" and before not in ("fp32", "tf32"):
-        after = before  # TF32 is for 32-bit numbers alone
+        after = before  # TF32 applies to 32-bit numbers only
     if after == "tf32" and "tf32" not in target.flops_s:
         after = "fp32"
     if before == "tf32" and "tf32" not in source.flops_s:

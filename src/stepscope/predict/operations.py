@@ -1,9 +1,10 @@
-"""What device work does, free of any device: kind, arithmetic, traffic and loop dimensions; also in other number types.
+"""Device work described independently of any device: kind, arithmetic, traffic, loop dimensions; also in other number
+types.
 
 The rules for another number type are those of `torch.autocast` on CUDA (https://docs.pytorch.org/docs/stable/amp.html,
 "CUDA Op-Specific Behavior"): matrix products, convolutions and attention run in the lower type; softmax, normalisation,
-losses and the functions in `_IN_FP32` run in 32 bits; everything else runs in the type of its inputs, which the shapes
-do not tell. The optimizer and the weights stay in 32 bits.
+losses and the functions in `_IN_FP32` run in 32 bits; everything else runs in the type of its inputs, which shapes do
+not show. The optimizer and the weights stay in 32 bits.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Calls of operators on a device; arrays of shape (n,), not-a-number where something is unknown.
+    """Operator calls described independently of any device; arrays of shape (n,), not-a-number where unknown.
 
     Attributes:
-        batch, rows, columns, inner: of a matrix product batch x (rows x inner) x (inner x columns); a convolution has
-            those of the equivalent product (output points x weight); softmax and normalisation have rows of `columns`
-            numbers; for others `rows` is 1 and `columns` the numbers written.
+        batch, rows, columns, inner: dimensions of a matrix product batch x (rows x inner) x (inner x columns); a
+            convolution has those of the equivalent product (output points x weight); softmax and normalisation have
+            rows of `columns` numbers; for others `rows` is 1 and `columns` the numbers written.
     """
 
-    name: Names  # the operator, without namespace and in-place mark, such as "gelu"
+    name: Names  # operator without namespace and in-place mark, such as "gelu"
     kind: Names  # one of KINDS
-    number_type: Names  # of the arithmetic, one of `stepscope.machine.devices.NUMBER_TYPES`, or ""
-    flops: Numbers  # floating-point operations of matrix products, convolutions and attention; 0 for the other kinds
-    bytes: Numbers  # the least memory traffic
+    number_type: Names  # number type of the arithmetic, one of `stepscope.machine.devices.NUMBER_TYPES`, or ""
+    flops: Numbers  # floating-point operations of matrix products, convolutions and attention; 0 for other kinds
+    bytes: Numbers  # least possible memory traffic
     batch: Numbers
     rows: Numbers
     columns: Numbers
@@ -55,12 +56,12 @@ class Operations:
         return len(self.kind)
 
     def select(self, which: npt.NDArray[Any]) -> Operations:
-        """Those of this mask or these indices."""
+        """Select operations by a mask or indices."""
         return Operations(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     @classmethod
     def joined(cls, parts: Sequence[Operations]) -> Operations:
-        """Several one after another; at least one."""
+        """Concatenate one or more parts."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
 
@@ -68,13 +69,13 @@ BYTES: Final = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1,
 
 
 def by_type(types: Names, values: Mapping[str, float], otherwise: float = np.nan) -> Numbers:
-    """The value of each number type, shape (n,)."""
+    """Look up the value of each number type, shape (n,)."""
     return np.array([values.get(kind, otherwise) for kind in types.tolist()], np.float64)
 
 
-USUAL_SHARE: Final = 0.7  # share of the roofline that an operation reaches, where nothing more is known
-WIDEST: Final = 3.0  # factor of the band either way where nothing was learned
-LAUNCH_NS: Final = 2_000.0  # the least that any kernel takes
+USUAL_SHARE: Final = 0.7  # share of the roofline that an operation reaches where nothing better is known
+WIDEST: Final = 3.0  # factor of the band either way where no model was learned
+LAUNCH_NS: Final = 2_000.0  # least time of any kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +84,11 @@ class OperationTimes:
 
     ns: Numbers
     low_ns: Numbers
-    high_ns: Numbers  # with low_ns: the band that holds nine of ten operations on devices that were not learned from
-    basis: Names  # "learned", "roofline" (nothing was learned of such operations; the band is wide) or "unknown"
+    high_ns: Numbers  # low_ns, high_ns: band that holds nine of ten operations on held-out devices
+    basis: Names  # "learned", "roofline" (no model for such operations; wide band) or "unknown"
 
     def replaced(self, which: npt.NDArray[np.bool_], others: OperationTimes) -> OperationTimes:
-        """With `others` where the mask is true; there are as many."""
+        """Replace the times where the mask is true by `others`, one per true element."""
         new = {}
         for name in self.__dataclass_fields__:
             ours, theirs = getattr(self, name), getattr(others, name)
@@ -97,7 +98,7 @@ class OperationTimes:
 
 
 def roofline_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
-    """The roofline over its usual share, with the widest band: for operations of which nothing was learned."""
+    """Roofline over its usual share, with the widest band: for operations without a learned model."""
     roof = roofline_ns(operations, device)
     ns = np.maximum(roof / USUAL_SHARE, LAUNCH_NS)
     ns = np.where(np.isfinite(roof), ns, np.nan)
@@ -106,7 +107,7 @@ def roofline_times(operations: Operations, device: DevicePeaks) -> OperationTime
 
 
 def roofline_ns(operations: Operations, device: DevicePeaks) -> Numbers:
-    """The least time that a device needs: the longer of arithmetic at its peak and traffic at its bandwidth.
+    """Least time that a device needs: the longer of arithmetic at its peak and traffic at its bandwidth.
 
     Not-a-number where traffic, arithmetic or the device's peak in the number type is unknown.
     """
@@ -124,35 +125,35 @@ _IN_FP32: Final = (
     "native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward", "softmax",
     "_softmax", "_softmax_backward_data", "log_softmax", "_log_softmax", "_log_softmax_backward_data",
 )  # fmt: skip
-"""Operators that autocast gives 32-bit numbers, by the names that profilers record of them."""
+"""Operators that autocast runs in 32 bits, by the names that profilers record."""
 _WITHOUT_TYPE: Final = ("optimizer", "embedding", "copy")
-"""Kinds whose numbers are those of the weights, or of the program."""
+"""Kinds whose number type is that of the weights, or chosen by the program."""
 _LOW: Final = ("fp16", "bf16", "fp8", "int8")
-_BATCHED: Final = ("bmm", "baddbmm")  # products of two activations, which recipes for 8-bit numbers leave in 16 bits
+_BATCHED: Final = ("bmm", "baddbmm")  # products of two activations, which 8-bit recipes leave in 16 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Operations on other numbers."""
+    """Operations in another number type."""
 
-    operations: Operations  # as expected
+    operations: Operations  # expected operations
     least: Operations
-    most: Operations  # with least: the same with the least and the most traffic that the rules allow
-    changed: Mask  # whose type or traffic differs; shape (n,)
+    most: Operations  # least, most: with the least and the most traffic that the rules allow
+    changed: Mask  # whether the number type or traffic differs; shape (n,)
 
 
 def in_precision(operations: Operations, precision: str | None, *, stays: Mask | None = None) -> Cast:
-    """The operations as they would run in another number type.
+    """Convert operations to another number type.
 
-    A recording that computes in 16 bits already runs in 32 bits what its program wants so; asked for 16 bits, or for
-    TF32, only its products may change.
+    A recording in 16 bits already keeps in 32 bits what its program wants there, so a request for 16 bits or TF32
+    changes only its products.
 
     Args:
         precision: one of PRECISIONS; None changes nothing.
         stays: operations that keep their numbers, such as the optimizer's; shape (n,).
 
     Raises:
-        UsageError: an unknown number type.
+        UsageError: the number type is unknown.
     """
     if precision is None:
         return Cast(operations, operations, operations, np.zeros(len(operations), np.bool_))
@@ -163,12 +164,12 @@ def in_precision(operations: Operations, precision: str | None, *, stays: Mask |
     if stays is not None:
         kept = kept | stays
     types = _types_in(operations, precision, kept)
-    # What 8-bit products write has 16 bits: on average between the two.
+    # Outputs of 8-bit products have 16 bits: on average between the two.
     width = np.where(types == "fp8", 1.5, by_type(types, BYTES))
     share = width / by_type(operations.number_type, BYTES)
     expected = operations.bytes * np.where(np.isfinite(share), share, 1.0)
     changed = (types != operations.number_type) & np.isfinite(share)
-    # Inputs that decide the type need not be of the other type, so such operations may stay as they are.
+    # The inputs that decide the type may already have it, so such operations may stay as they are.
     certain = ~changed | np.isin(operations.kind, _PRODUCTS)
     as_before = np.where(certain, expected, operations.bytes)
     types = np.where(changed, types, operations.number_type)
@@ -181,7 +182,7 @@ def in_precision(operations: Operations, precision: str | None, *, stays: Mask |
 
 
 def is_low(operations: Operations) -> bool | None:
-    """Whether most of the products' arithmetic is in 16 bits or less; None where there is none of known work."""
+    """Whether most of the products' arithmetic is in 16 bits or less; None without products of known work."""
     flops = np.where(np.isin(operations.kind, _PRODUCTS) & np.isfinite(operations.flops), operations.flops, 0.0)
     total = flops.sum()
     if total <= 0:
@@ -196,7 +197,7 @@ def changes_traffic(precision: str, *, is_low: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Tf32:
-    """Whether PyTorch multiplies 32-bit numbers as TF32 on NVIDIA devices that can."""
+    """Where PyTorch multiplies 32-bit numbers as TF32 on NVIDIA devices that support it."""
 
     products: bool = False
     convolutions: bool = True
@@ -206,7 +207,7 @@ NO_TF32: Final = Tf32(products=False, convolutions=False)
 
 
 def tf32_of(trace: Trace) -> Tf32:
-    """What the recorded program allows, by default as PyTorch does.
+    """TF32 settings of the recorded program, by default PyTorch's own.
 
     The defaults: `torch.backends.cudnn.allow_tf32 = True`, `torch.get_float32_matmul_precision() = "highest"`.
     """
@@ -216,10 +217,10 @@ def tf32_of(trace: Trace) -> Tf32:
 
 
 def types_on(operations: Operations, device: DevicePeaks, added: Tf32 = NO_TF32) -> Operations:
-    """The operations as a device runs them: without TF32 it multiplies 32-bit numbers as they are.
+    """Operations as a device runs them: without TF32 it multiplies 32-bit numbers in full.
 
     Args:
-        added: what runs in TF32 there that did not where it was recorded, for lack of it.
+        added: operations that run in TF32 there, but did not on the recorded device because it has none.
     """
     types = operations.number_type
     if "tf32" not in device.flops_s:
@@ -255,7 +256,7 @@ def _types_in(operations: Operations, precision: str, kept: Mask) -> Names:
 
 
 def is_nvidia(device: DevicePeaks) -> bool:
-    """Whether a device is NVIDIA's: the table tells its maker, older rows only by what they are called."""
+    """Whether a device is NVIDIA's, from its maker in the table or, in older rows, its name."""
     if device.vendor:
         return device.vendor.upper() == "NVIDIA"
     return device.capability is not None and not re.search(r"\bMI\d|Instinct|Gaudi|TPU", device.name)

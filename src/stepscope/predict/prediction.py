@@ -1,7 +1,7 @@
-"""How long the recorded steps would take on another device, how sure that is, and what would limit them there.
+"""Prediction of the mean step on another device, with its uncertainty and its limit there.
 
-Each work of the device gets the time that the target needs for it (`stepscope.predict.work_times`), and the steps are
-replayed with these times (`stepscope.predict.step_replay`): the host's part stays as it was measured.
+Each piece of device work gets its time on the target (`stepscope.predict.work_times`), and the steps are replayed with
+these times (`stepscope.predict.step_replay`): host work keeps its measured time.
 """
 
 from __future__ import annotations
@@ -31,49 +31,50 @@ from stepscope.whatif.experiment import Experiment
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
 MOST_UNKNOWN: Final = 0.25
-"""Share of device time without a model for the target, or taken as measured because a link's bandwidth is unknown,
-above which no step time is given."""
-_WORTH_SAYING: Final = 0.01  # share of device time that is worth a note
-_FAR: Final = 8.0  # A batch this many times larger or smaller is worth a note
+"""Share of device time without a model for the target, or kept as measured because a link's bandwidth is unknown, above
+which no step time is given.
+"""
+_WORTH_SAYING: Final = 0.01  # share of device time that deserves a note
+_FAR: Final = 8.0  # a batch this many times larger or smaller deserves a note
 _ONLY_LAUNCHES: Final = (
     "launches are all that was recorded of the host: what lies between them is taken for its own work, and the range "
     "begins where it was waiting"
 )
-_UNKNOWN_BAND: Final = (0.05, 0.95)  # the factors of unknown work are between these quantiles of those of known work
+_UNKNOWN_BAND: Final = (0.05, 0.95)  # quantiles of the factors of known work that bound those of unknown work
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrediction:
-    """The mean step on a device; times in nanoseconds, None where refused or unknown.
+    """Mean step on a device; times in nanoseconds, None where refused or unknown.
 
     Attributes:
         step_ns, low_ns, high_ns: the estimate, and the band in which nine of ten are expected to lie.
         bases: share of the measured device time by how the target's was found, the largest first; of a trace without
             device work the share of the operators' time.
-        predictor: what it came from, which has the time of each work.
+        predictor: the predictor that made it, which has the time of each work.
     """
 
-    device: DevicePeaks  # the target
+    device: DevicePeaks  # target
     step_ns: float | None = None
     low_ns: float | None = None
     high_ns: float | None = None
-    device_ns: float | None = None  # in which the busiest device works
-    host_ns: float | None = None  # what the host alone needs, including what it waits for besides the device
+    device_ns: float | None = None  # time in which the busiest device works
+    host_ns: float | None = None  # time that the host alone needs, including its waits for anything but the device
     limit: str | None = None  # "compute", "memory bandwidth", "host", "input" or "communication"
-    memory_bytes: int | None = None  # the most that the step needs at once
-    fits: bool | None = None  # whether the device has as much
-    samples_per_s: float | None = None  # the batch over the step's time
+    memory_bytes: int | None = None  # peak memory that the step needs
+    fits: bool | None = None  # whether the device has enough memory
+    samples_per_s: float | None = None  # batch over step time
     notes: tuple[str, ...] = ()  # what was refused, widened or assumed, in sentences
-    measured_ns: float | None = None  # the mean step as recorded; None where the recording ran on no such device
+    measured_ns: float | None = None  # mean step as recorded; None if the recording ran on another device
     limit_share: float | None = None  # the limit's share of the critical path, 0 to 1
-    limit_cause: str | None = None  # of a limit on the host, the cause of most of its time
-    batch_factor: float = 1.0  # how many times as many samples it takes as the recorded step
+    limit_cause: str | None = None  # for a host limit, the cause of most of its time
+    batch_factor: float = 1.0  # samples per step over those of the recorded step
     bases: tuple[tuple[str, float], ...] = ()
     predictor: StepPredictor | None = field(default=None, compare=False, repr=False)
 
     @property
     def speed_up(self) -> float | None:
-        """How many times as fast as measured, per sample; None where either time is unknown."""
+        """Speed-up over the measured step, per sample; None where either time is unknown."""
         return self.measured_ns * self.batch_factor / self.step_ns if self.measured_ns and self.step_ns else None
 
     @property
@@ -88,16 +89,16 @@ class StepPredictor:
     """Predicts the mean step of one trace for any device.
 
     Args:
-        precision: number type of the arithmetic there, one of `stepscope.machine.devices.NUMBER_TYPES`;
+        precision: number type of the arithmetic on the target, one of `stepscope.machine.devices.NUMBER_TYPES`;
             None for the recorded one.
-        batch: samples of a step there; None for the recorded.
-        recorded_batch: those of the recorded step, where the trace does not have them.
-        source: the device that the trace was recorded on, where the trace does not have it.
-        host_factor: how many times as long the host works there.
-        sampled_memory_bytes: the most that telemetry saw in use, for a trace without allocations.
+        batch: samples per step on the target; None for the recorded number.
+        recorded_batch: samples of the recorded step, where the trace does not say.
+        source: recorded device, where the trace does not say.
+        host_factor: time of host work on the target over the recorded time.
+        sampled_memory_bytes: peak memory in use from telemetry, for a trace without allocations.
 
     Raises:
-        UsageError: an unknown number type, or another batch size where the recorded one is unknown.
+        UsageError: the number type is unknown, or `batch` is given and the recorded batch size is unknown.
     """
 
     def __init__(
@@ -129,14 +130,14 @@ class StepPredictor:
 
     @cached_property
     def batch(self) -> int | None:
-        """Samples of a batch; None where unknown."""
+        """Samples per batch; None where unknown."""
         if self.change is not None:
             return self.change.wanted
         return self._recorded_batch or recorded_batch_of(self.trace)
 
     @cached_property
     def samples(self) -> int | None:
-        """Samples of a step: the batch, if a step goes through the model once or that cannot be seen."""
+        """Samples per step: the batch size, if a step has a single forward pass or their number is unknown."""
         if not self.experiment.steps.height:
             return None
         passes = passes_of_a_step(self.trace, self.experiment.step_count, self.experiment.span)
@@ -162,12 +163,12 @@ class StepPredictor:
 
     @cached_property
     def recorded_device(self) -> DevicePeaks | None:
-        """None where its figures are unknown."""
+        """Recorded device; None where its figures are unknown."""
         device = self.experiment.device
         return self.source if self.source is not None or device is None else device_peaks(self.trace, device)
 
     def on(self, target: DevicePeaks) -> StepPrediction:
-        """The mean step on a device."""
+        """Predict the mean step on a device."""
         if self.experiment.device is None:
             return self._from_shapes(target)
         times, grown = self.times_on(target)
@@ -193,7 +194,7 @@ class StepPredictor:
         )
 
     def times_on(self, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
-        """The times of device work in the requested number type and with the requested batch, and notes on them."""
+        """Times of device work in the requested number type and batch size, with notes."""
         times = work_times(self.trace, target, precision=self.precision, source=self.source)
         source = self.recorded_device
         if source is not None and (times.basis == "link").any() and self._exchange is not None:
@@ -252,7 +253,7 @@ class StepPredictor:
         )
 
     def _factors(self, times: WorkTimes) -> tuple[tuple[Numbers, Numbers, Numbers], tuple[str, ...]]:
-        """The factors on the duration of each work: expected, low and high; and notes on them."""
+        """Factors on the duration of each work (expected, low and high), with notes."""
         measured = times.measured_ns
         known = np.isfinite(times.ns) & (measured > 0)
         low, high = joint_band(
@@ -279,7 +280,7 @@ class StepPredictor:
         return (factors[0], factors[1], factors[2]), notes
 
     def _share_of(self, rows: npt.NDArray[np.bool_]) -> float:
-        """Share of the busiest device's time in the steps that these rows of `device_work` take."""
+        """Share of the busiest device's time in the steps spent in these rows of `device_work`."""
         works = self.experiment.works
         durations = self.experiment.graph.works.duration[works].astype(np.float64)
         total = float(durations.sum())
@@ -297,7 +298,7 @@ def _with_limit(base: StepPrediction, limit: Limit | None) -> StepPrediction:
 
 
 def _quantiles(values: Numbers, weights: Numbers) -> tuple[float, float]:
-    """The values below which _UNKNOWN_BAND of the weight lies."""
+    """Values at the _UNKNOWN_BAND quantiles of the weights."""
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) / weights.sum()
     low, high = (values[order][min(int(np.searchsorted(reached, part)), len(order) - 1)] for part in _UNKNOWN_BAND)
@@ -315,35 +316,35 @@ def _refusal(unknown: float, unchanged: float, target: DevicePeaks, *, is_known:
 
 @dataclass(frozen=True, slots=True)
 class PredictedSteps:
-    """The steps as recorded, and on other devices.
+    """The steps as recorded, and predicted on other devices.
 
     Attributes:
-        predictions: the fastest first; then those that do not fit, and those that were refused.
+        predictions: fastest first, then devices without enough memory, then refused predictions.
     """
 
     path: str
-    format: str  # with path: of the trace
-    stepped: bool  # whether there are steps; else the whole recording counts as one
-    step_count: int  # complete steps; 1 where there are none
-    measured_ns: float  # the mean step as recorded
-    device: str | None  # what it was recorded on, by its maker's or the trace's name; None where unknown
-    devices: int  # how many devices the trace has; the busiest one counts
-    busy_share: float | None  # share of the measured step in which the device worked, 0 to 1; None without one
+    format: str  # path, format: of the trace
+    stepped: bool  # whether the trace has steps; else the whole recording counts as one
+    step_count: int  # complete steps; 1 without steps
+    measured_ns: float  # mean step as recorded
+    device: str | None  # recorded device, by its maker's or the trace's name; None where unknown
+    devices: int  # number of devices in the trace; the busiest one counts
+    busy_share: float | None  # share of the measured step in which the device worked, 0 to 1; None without a device
     from_shapes: bool  # whether the trace has no device work, so that all of it is predicted from shapes
-    why_not: str | None  # why replays promise nothing here, in one sentence; None where they do
-    precision: str | None  # the number type asked for; None for the recorded one
+    why_not: str | None  # why the steps cannot be replayed, in one sentence; None where they can
+    precision: str | None  # requested number type; None for the recorded one
     batch: int | None
-    recorded_batch: int | None  # with batch: samples of a step there and as recorded; None where unknown
-    memory: MemoryNeed  # what a step needs
+    recorded_batch: int | None  # batch, recorded_batch: samples per step, requested and recorded; None where unknown
+    memory: MemoryNeed  # memory needed per step
     predictions: tuple[StepPrediction, ...]
     warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace
 
 
 def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) -> PredictedSteps:
-    """The steps of a trace on each of these devices.
+    """Predict the steps of a trace on each of these devices.
 
     Raises:
-        UsageError: nothing was recorded that takes time.
+        UsageError: nothing recorded takes time.
     """
     experiment, trace = predictor.experiment, predictor.trace
     graph = experiment.graph
@@ -377,7 +378,7 @@ def _order(prediction: StepPrediction) -> tuple[bool, bool, float, str]:
 
 
 def _device_name(predictor: StepPredictor) -> str | None:
-    """The busiest device's name in the table, else in the trace."""
+    """Name of the busiest device in the table, else in the trace."""
     device = predictor.experiment.device
     if device is None:
         return None

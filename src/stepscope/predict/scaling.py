@@ -1,9 +1,9 @@
-"""How long the recorded steps would take on several devices that share the work as data-parallel training does.
+"""Prediction of the recorded steps on several devices with data-parallel training.
 
-Each device works on a batch as large as the recorded one, and they add up their gradients (weak scaling). The messages
-are in the dependency graph (`exchanges`), which is replayed: a message begins when its gradients are there and the
-previous one has ended, the rest of the backward pass goes on beside it, and the optimizer waits for all of them. To
-that is added waiting for the slowest device: the expected longest of n steps, drawn from the recorded ones.
+Each device works on a batch as large as the recorded one, and they add up their gradients (weak scaling). Messages are
+added to the dependency graph (`exchanges`), which is replayed: a message begins when its gradients are ready and the
+previous message has ended, the rest of the backward pass overlaps it, and the optimizer waits for all messages. The
+wait for the slowest device is added: the expected longest of n steps, drawn from the recorded ones.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from stepscope.whatif.graph import Graph
 
 Numbers = npt.NDArray[np.float64]
 LEAST_STEPS: Final = 3
-"""Recorded steps needed to see how much steps vary. With two more, the first and the last do not count, which a cold
-start and the end of the recording make longer."""
+"""Least recorded steps that show how much steps vary. With two more, the first and the last are left out, since a cold
+start and the end of the recording make them longer.
+"""
 _AT_ONCE: Final = (
     "only the sum of a step's gradients is known: they are sent after the backward pass, which hides none of it; at "
     "the lower end of the range all of it"
 )
 SLOWEST_BESIDE: Final = 1.6
-"""Computation beside messages takes at most this many times as long: recordings of ranks on V100 and A100 show 1.25 and
-1.58."""
-NOTICEABLE: Final = 1.005  # A slowdown below this is not worth a note
+"""Largest slowdown of computation beside messages: recordings of ranks on V100 and A100 show 1.25 and 1.58."""
+NOTICEABLE: Final = 1.005  # a slowdown below this gets no note
 _ONE: Final = (
     "one device was recorded: the host's own time for messages is not counted, and copies of gradients into buckets "
     "and computation that slows down beside messages only at the upper end of the range"
@@ -59,25 +59,25 @@ _HOST_LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ScaledStep:
-    """The mean step on several devices.
+    """Mean step on several devices.
 
     Attributes:
-        low_ns, high_ns: with quicker and slower transfers than expected; low without waiting for the slowest device,
-            high with slower computation beside them and copies of gradients into buckets and back.
-        recorded_ranks: among how many the messages were recorded. From 2 on `exposed_ns` includes waiting for late
-            ranks and slower computation beside messages, so that it can exceed `communication_ns`.
+        low_ns, high_ns: step with quicker and slower transfers than expected; low excludes the wait for the slowest
+            device, high includes slower computation beside messages and copies of gradients into buckets and back.
+        recorded_ranks: number of ranks among which the messages were recorded. From 2 on `exposed_ns` includes waiting
+            for late ranks and slower computation beside messages, so that it can exceed `communication_ns`.
     """
 
-    devices: int  # how many; each works on a batch as large as the recorded one
-    step_ns: float  # how long it takes, waiting for the slowest device included
+    devices: int  # number of devices; each works on a batch as large as the recorded one
+    step_ns: float  # step time, including the wait for the slowest device
     low_ns: float
     high_ns: float
-    communication_ns: float  # how long the messages of a step take, without waiting
-    exposed_ns: float  # by how much they make the step longer
-    efficiency: float  # step of a single device over this step, 0 to 1; throughput rises by `devices` times as much
-    samples_per_s: float | None  # of all devices; None where the batch size is not known
+    communication_ns: float  # time of a step's messages, without waiting
+    exposed_ns: float  # how much longer they make the step
+    efficiency: float  # single-device step over this step, 0 to 1; throughput is `devices` times this
+    samples_per_s: float | None  # of all devices; None where the batch size is unknown
     notes: tuple[str, ...] = ()  # what was not counted or is uncertain, in sentences
-    straggler_ns: float = 0.0  # waiting for the slowest device, as expected from how much the recorded steps vary
+    straggler_ns: float = 0.0  # expected wait for the slowest device, from the variation of the recorded steps
     recorded_ranks: int = 1
 
 
@@ -90,18 +90,18 @@ def data_parallel(
     others: Sequence[Experiment] = (),
     bucket_bytes: int = BUCKET_BYTES,
 ) -> tuple[ScaledStep, ...]:
-    """The mean step on each of these numbers of devices.
+    """Predict the mean step on each of these numbers of devices.
 
     Args:
-        link: what joins each device to the others, or its name as of `links.named_link`; None for the one that the
-            trace's own collectives went over.
-        target: on these devices instead of the recorded one.
-        others: traces of the same steps of other ranks, which separate transfers from waiting.
-        bucket_bytes: limit of the buckets for a trace of a single device.
+        link: interconnect of the devices, or its name as in `links.named_link`; None for the link that carried the
+            trace's own collectives.
+        target: prediction for the device to use instead of the recorded one.
+        others: traces of the same steps on other ranks, which separate transfers from waiting.
+        bucket_bytes: bucket size limit for a trace of a single device.
 
     Raises:
-        UsageError: unknown gradients; no link is given and none recorded; the target has no step time; or an impossible
-            number of devices.
+        UsageError: gradients are unknown; no link is given or recorded; the target has no step time; or the number of
+            devices is impossible.
     """
     for count in devices:
         if not 1 <= count <= MOST_DEVICES:
@@ -116,10 +116,10 @@ def data_parallel(
 def exchange_of(
     experiment: Experiment, others: Sequence[Experiment] = (), bucket_bytes: int = BUCKET_BYTES
 ) -> Exchange:
-    """What ranks exchange: as recorded, or the buckets that a single device would send.
+    """Messages between ranks: as recorded, or the buckets that a single device would send.
 
     Raises:
-        UsageError: the trace does not have its gradients.
+        UsageError: the trace does not show the gradients.
     """
     recorded = recorded_exchange(experiment, others)
     if recorded is not None:
@@ -134,9 +134,9 @@ def exchange_of(
 
 
 def over_link(device: DevicePeaks, link: Link | None, recorded: DevicePeaks | None = None) -> DevicePeaks:
-    """The device, joined to others by this link; by that of the recorded device if None.
+    """The device joined to others by this link, or by the recorded device's if None.
 
-    Exchanges in the recording are then predicted over that link.
+    Recorded collectives are then predicted over that link.
     """
     if link is not None:
         return replace(device, peer_link_bytes_s=link.peak_bytes_s or link.bandwidth_bytes_s)
@@ -228,14 +228,14 @@ class _Scaling:
         )
 
     def _not_counted_ns(self, messages_ns: float, exposed: float) -> float:
-        """What a single device's trace cannot show, at most: computation beside messages, copies of gradients."""
+        """Bound on what a single device's trace hides: slower computation beside messages, copies of gradients."""
         if not isinstance(self.exchange, AddedExchange) or not messages_ns:
             return 0.0
         beside = max(messages_ns - max(exposed, 0.0), 0.0)
         return beside * (SLOWEST_BESIDE - 1) + self._copies_ns(self.exchange)
 
     def _copies_ns(self, exchange: AddedExchange) -> float:
-        """Copies of a step's gradients into buckets and back, each read and written; 0 for an unknown device."""
+        """Time to copy a step's gradients into buckets and back, each read and written; 0 for an unknown device."""
         peaks = self._recorded if self.target is None else self.target.device
         moved = 4 * float(exchange.buckets.bytes.sum()) / self.experiment.step_count
         return 0.0 if peaks is None else moved / peaks.bandwidth_bytes_s * 1e9
@@ -266,7 +266,7 @@ class _Scaling:
 
     @cached_property
     def _samples_per_step(self) -> float | None:
-        """Of one device: the target's batch, or the recorded one; None where unknown."""
+        """Samples per step on one device: the target's batch, or the recorded one; None where unknown."""
         if self.target is not None:
             rate = self.target.samples_per_s
             return None if rate is None or self.target.step_ns is None else rate * self.target.step_ns / 1e9
@@ -281,7 +281,7 @@ class _Scaling:
 
     @cached_property
     def _others(self) -> Rows:
-        """Rows of the device's work that exchange something else than `exchange`."""
+        """Rows of device work that exchange data outside of `exchange`."""
         table, device = self.experiment.trace.device_work, self.experiment.device
         if device is None:
             return np.zeros(0, np.int64)
@@ -299,14 +299,14 @@ class _Scaling:
 
     @cached_property
     def _others_factor(self) -> float:
-        """How many times as long these take over the requested link; a target's times include that."""
+        """Factor on the time of these over the requested link; a target's times include it already."""
         peaks = self._recorded
         if self.link is None or self.target is not None or peaks is None or peaks.peer_link_bytes_s is None:
             return 1.0
         return peaks.peer_link_bytes_s / (self.link.peak_bytes_s or self.link.bandwidth_bytes_s)
 
     def _alone(self, step: float) -> tuple[float, float]:
-        """The range of one device, which exchanges nothing: without communication's part in the target's band."""
+        """Range of the step on one device, which exchanges nothing: the target's band without communication."""
         if self.graphs.low is None or self.graphs.high is None:
             return step * self._band[0], step * self._band[1]
         nothing = np.zeros(self.messages)
@@ -314,13 +314,13 @@ class _Scaling:
         return min(low * self.factor, step), max(high * self.factor, step)
 
     def _replayed(self, transfers: Numbers, others: float, graph: Graph | None = None) -> float:
-        """The step with messages of this length, and with other exchanges taking so many times as long."""
+        """Step with messages of this length, and with other exchanges scaled by this factor."""
         base = self.graphs.expected if graph is None else graph
         base = base.with_work(self._others, others) if len(self._others) else base
         return self.experiment.run(self.exchange.graph(base, transfers)).step_ns
 
     def _straggler_ns(self, devices: int) -> tuple[float, tuple[str, ...]]:
-        """Waiting for the slowest device; the messages of a trace of several ranks include it already."""
+        """Wait for the slowest device; the messages of a trace of several ranks include it already."""
         if devices < 2 or self.exchange.ranks > 1:
             return 0.0, ()
         if self.target is not None and self.experiment.device is None:
@@ -336,25 +336,25 @@ class _Scaling:
 
 @dataclass(frozen=True, slots=True)
 class TargetGraph:
-    """The graph of the recorded device or of another one.
+    """Dependency graph of the recorded device or of another one.
 
     Attributes:
-        low, high: with all work but communication at the ends of its joint band; None where nothing was exchanged,
-            since then the step's own band includes it.
+        low, high: graph with all work but communication at the ends of its joint band; None without communication,
+            since the step's own band then includes it.
     """
 
-    expected: Graph  # with its times
+    expected: Graph  # with expected times
     low: Graph | None = None
     high: Graph | None = None
-    factor: float = 1.0  # the target's step over that of the graph in which messages take the target's times, too
+    factor: float = 1.0  # the target's step over that of the graph, when messages take the target's times as well
 
 
 def target_graph(experiment: Experiment, target: StepPrediction | None, messages: Rows) -> TargetGraph:
-    """The graph with the target's times: of its works, or without a device of all host time.
+    """Build the graph with the target's times: of its works, or without a device of all host time.
 
     Args:
         target: with a step time; None for the recorded device.
-        messages: works that stay as they were recorded.
+        messages: works that keep their recorded time.
     """
     graph = experiment.graph
     if target is None or target.step_ns is None:
@@ -386,7 +386,7 @@ def target_graph(experiment: Experiment, target: StepPrediction | None, messages
 
 
 def _factors(times: WorkTimes, ns: Numbers) -> Numbers:
-    """How many times as long each work takes; unknown work changes as the rest does."""
+    """Factor on the time of each work; unknown work gets the mean factor of the rest."""
     known = np.isfinite(times.ns) & (times.measured_ns > 0)
     factors = np.ones(len(ns))
     if known.any():
@@ -396,7 +396,7 @@ def _factors(times: WorkTimes, ns: Numbers) -> Numbers:
 
 
 def _ends(experiment: Experiment, times: WorkTimes, exchanged: npt.NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
-    """The ends of the joint band of all work but communication, which stays at its estimate."""
+    """Ends of the joint band of all work but communication, which stays at its estimate."""
     known, kinds = np.isfinite(times.ns), CalledOperations(experiment.trace)
     ns = np.where(known, times.ns, 0.0)
     low, high = (np.where(known & ~exchanged, end, ns) for end in (times.low_ns, times.high_ns))

@@ -1,11 +1,11 @@
-"""The steps with other durations of device work: everything else stays as it was measured.
+"""Replay of the steps with other durations of device work; everything else keeps its measured time.
 
-Faster devices do not make Python faster. The steps are replayed through their dependency graph, in which each work of a
-device takes as long as another device needs for it: the host's waits for the device change with it, waits for batches
-do not, and where the device waits for the host, the step stays as long as it is.
+Faster devices do not make Python faster. The steps are replayed through their dependency graph, in which each piece of
+device work takes its time on another device: host waits for the device change with it, waits for batches do not, and
+where the device waits for the host, the step keeps its length.
 
-Where replays promise nothing, two models of how host and device overlap are the ends of a bracket. With T the measured
-step, B the time in which the device worked in it and B' the same on the other device:
+Where a replay is not reliable, two models of the overlap of host and device are the ends of a bracket. With T the
+measured step, B the time in which the device worked in it and B' the same on the other device:
 
     nothing overlaps     T' = T - B + B'     the device's idle time stays as it is
     all of it overlaps   T' = max(T, B')     the host needs as long as the step took
@@ -33,47 +33,46 @@ _NEVER: Final = np.iinfo(np.int64).min
 
 PRODUCTS: Final = ("matrix", "convolution", "attention")
 COMMON: Final = 0.5
-"""Share of the variance of errors that different PRODUCTS of one kind have in common on a device; for other kinds all.
+"""Share of the error variance that different PRODUCTS of one kind share on a device; other kinds share all of it.
 
 It is 0.21 for products of all shapes on GPUs that were held out, 0.78 for element-wise work, 0.79 for softmax and 0.30
 for normalisation (benchmarks/error_correlation.py). Products of one model are more alike than those of all shapes.
 """
 LEAST_LAUNCHED: Final = 0.5
-"""Share of the device's time in works that a recorded host thread launched, below which a replay promises nothing."""
+"""Share of device time launched by a recorded host thread, below which a replay is not reliable."""
 HOST_WORK: Final = (
     "input", "graph_tracing", "step_marker", "compilation", "garbage_collection", "checkpoint", "logging", "optimizer",
     "python", "dispatch", "untraced",
 )  # fmt: skip
-"""Causes of host time that a processor works on, and a faster one works on for less long."""
-INPUT: Final = ("input", "host_to_device_copy")  # causes of host time that grows with the batch
+"""Causes of host time spent computing, which a faster processor shortens."""
+INPUT: Final = ("input", "host_to_device_copy")  # causes of host time that grow with the batch
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """The mean step with other durations of device work; the replay is None where nothing was replayed."""
+    """Mean step with other durations of device work."""
 
-    step_ns: float  # how long it takes
-    device_ns: float  # in which the busiest device works
-    factors: Numbers  # how many times as long each row of `device_work` takes
-    replay: Replay | None = None  # when everything happens; None where nothing was replayed
+    step_ns: float
+    device_ns: float  # time in which the busiest device works
+    factors: Numbers  # factor on each row of `device_work`
+    replay: Replay | None = None  # when everything happens; None without a replay
 
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """The mean step as expected, and the range in which nine of ten are expected to lie."""
+    """Mean step as expected, and the range in which nine of ten are expected to lie."""
 
-    expected: ReplayedStep  # with the expected durations
+    expected: ReplayedStep  # with expected durations
     low_ns: float
     high_ns: float
 
 
 class StepReplays:
-    """One trace's steps, replayed with other durations of device work.
+    """Replay one trace's steps with other durations of device work.
 
     Args:
-        experiment: the trace.
-        host_factor: how many times as long the host works; its waits stay.
-        input_factor: how many times as long batches take to load, and to copy to the device.
+        host_factor: factor on host work; host waits keep their time.
+        input_factor: factor on loading batches and copying them to the device.
     """
 
     def __init__(self, experiment: Experiment, *, host_factor: float = 1.0, input_factor: float = 1.0) -> None:
@@ -84,7 +83,7 @@ class StepReplays:
 
     @cached_property
     def graph(self) -> Graph:
-        """What waited for what, with the host's part as it would be there, and the device's as measured."""
+        """Dependency graph with the host's part scaled, and the device's as measured."""
         graph = self.experiment.graph
         for cause in HOST_WORK if self._host_factor != 1.0 else ():
             graph = scaled_cause(cause, self._host_factor)(self.experiment, graph)
@@ -93,7 +92,7 @@ class StepReplays:
         return graph
 
     def factor_of(self, cause: str) -> float:
-        """How many times as long host time of this cause takes."""
+        """Factor on host time of this cause."""
         host = self._host_factor if cause in HOST_WORK else 1.0
         return host * self._input_factor if cause in INPUT else host
 
@@ -103,7 +102,7 @@ class StepReplays:
 
     @cached_property
     def why_not(self) -> str | None:
-        """Why replays of this trace promise nothing, in one sentence; None where they do."""
+        """Why this trace cannot be replayed reliably, in one sentence; None where it can."""
         if self.experiment.why_not is not None:
             return self.experiment.why_not
         works, graph = self.experiment.works, self.experiment.graph
@@ -121,8 +120,8 @@ class StepReplays:
     def shows_only_launches(self) -> bool:
         """Whether launches are all that was recorded of the host.
 
-        What lies between them is taken for its work, but may be waiting that no call shows: the range then begins with
-        the device's idle time as measured.
+        The time between them counts as host work, but may be unrecorded waiting: the range then begins with the
+        device's idle time as measured.
         """
         trace = self.experiment.trace
         return self.why_not is None and trace.operators.is_empty() and trace.frames.is_empty()
@@ -133,21 +132,21 @@ class StepReplays:
 
     @cached_property
     def measured_device_ns(self) -> float:
-        """In which the busiest device worked in the mean step."""
+        """Time in which the busiest device worked in the mean step."""
         return self._busy_ns(self.experiment.measured)
 
     @cached_property
     def host_ns(self) -> float | None:
-        """The mean step of a device that needs no time; None where replays promise nothing.
+        """Mean step on a device that needs no time; None where the replay is not reliable.
 
-        It includes what the host waits for besides the device, such as batches.
+        It includes host waits for anything but the device, such as batches.
         """
         if self.why_not is not None:
             return None
         return self._replayed(np.zeros(self.height)).step_ns
 
     def with_work(self, expected: Numbers, low: Numbers, high: Numbers) -> StepRange:
-        """The mean step in which each row of `device_work` takes so many times as long.
+        """Mean step with each row of `device_work` scaled by these factors.
 
         Args:
             expected, low, high: factors on the measured durations, shape (rows of device_work,).
@@ -171,10 +170,10 @@ class StepReplays:
         *,
         without: tuple[str, ...] = (),
     ) -> float:
-        """The mean step in which these intervals of host threads take so many times as long; arrays of shape (n,).
+        """Mean step with these intervals of host threads scaled by these factors; arrays of shape (n,).
 
         Args:
-            without: causes of host time that are gone.
+            without: causes of host time to remove.
         """
         graph = self.graph
         for cause in without:
@@ -182,11 +181,11 @@ class StepReplays:
         return self._scaled(self.experiment.run(graph.with_host_time(lanes, starts, ends, factors)))
 
     def _scaled(self, outcome: Outcome) -> float:
-        """The step of a replay, relative to the measured one."""
+        """Step of a replay, relative to the measured one."""
         return self.measured_ns * (outcome.step_ns / outcome.measured_step_ns)
 
     def _replayed(self, factors: Numbers) -> ReplayedStep:
-        if self._host_is_as_measured and (factors == 1.0).all():  # nothing is different: to the nanosecond
+        if self._host_is_as_measured and (factors == 1.0).all():  # nothing differs: exact to the nanosecond
             return ReplayedStep(self.measured_ns, self.measured_device_ns, factors, self.experiment.measured)
         outcome = self.experiment.run(self.graph.with_work(np.arange(self.height), factors))
         return ReplayedStep(self._scaled(outcome), self._busy_ns(outcome.replay), factors, outcome.replay)
@@ -197,14 +196,14 @@ class StepReplays:
         return busy / self.experiment.step_count
 
     def _bracket(self, expected: Numbers, low: Numbers, high: Numbers) -> StepRange:
-        """The mean step between no overlap of host and device and as much as there can be."""
+        """Mean step between no overlap of host and device and the most possible overlap."""
         step_ns, busy_ns = self.measured_ns, self.measured_device_ns
         idle_ns = max(step_ns - busy_ns, 0.0) * self._host_factor
         host_ns = step_ns * self._host_factor
         devices = [busy_ns * self._scale_of(factors) for factors in (expected, low, high)]
         if devices == [busy_ns] * 3 and self._host_is_as_measured:
             return StepRange(ReplayedStep(step_ns, busy_ns, expected), step_ns, step_ns)
-        longer = (1.0, self._input_factor)  # nobody knows how much of the idle time was waiting for batches
+        longer = (1.0, self._input_factor)  # it is unknown how much of the idle time was waiting for batches
         ends = [end for each in devices for k in longer for end in (k * idle_ns + each, max(k * host_ns, each))]
         return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))
 
@@ -220,17 +219,16 @@ class StepReplays:
 def joint_band(
     expected: Numbers, low: Numbers, high: Numbers, kinds: Labels, calls: npt.NDArray[np.int64], rows: Rows
 ) -> tuple[Numbers, Numbers]:
-    """The band of each work, narrowed so that all together at an end is as rare as one of them at its own.
+    """Narrow the band of each work so that all works together at an end are as rare as one of them at its own.
 
-    Works of one call, the same operator on the same shapes, have one error, and so have works of one kind that is none
-    of PRODUCTS. Errors of different products of a kind share a part of their variance, COMMON; the rest is independent,
-    as are errors of different kinds. With d the sum of a call's distances to its end, every band is shortened to
-    D / (sum of d) of its length, where D^2 is the sum over kinds of COMMON * (sum of d)^2 + (1 - COMMON) * (sum of
-    d^2).
+    Works of one call (the same operator on the same shapes) have one error, and so have works of one kind outside of
+    PRODUCTS. Errors of different products of a kind share a part of their variance, COMMON; the rest is independent, as
+    are errors of different kinds. With d the sum of a call's distances to its end, every band is shortened to D / (sum
+    of d) of its length, where D^2 is the sum over kinds of COMMON * (sum of d)^2 + (1 - COMMON) * (sum of d^2).
 
     Args:
         expected, low, high: nanoseconds of each work; shape (n,).
-        kinds, calls: what each work is, and a number for each different call; shape (n,).
+        kinds, calls: kind of each work, and the index of its distinct call; shape (n,).
         rows: the works that count.
     """
     below, above = expected - low, high - expected
@@ -239,7 +237,7 @@ def joint_band(
 
 
 def _narrowing(distances: Numbers, kinds: Labels, calls: npt.NDArray[np.int64]) -> float:
-    """The length of the joint band as a share of the sum of all; 1 for a single call."""
+    """Length of the joint band as a share of the sum of all; 1 for a single call."""
     total = float(distances.sum())
     if total <= 0:
         return 1.0

@@ -1,6 +1,6 @@
-"""A trace's operator calls, described free of any device, and which device work each launched.
+"""Operator calls of a trace, described independently of any device, and the device work that each launched.
 
-Work (`stepscope.analysis.work_formulas`) and dimensions come from the shapes of the inputs; what those do not tell is
+Work (`stepscope.analysis.work_formulas`) and dimensions come from the shapes of the inputs; what shapes do not give is
 not-a-number.
 """
 
@@ -40,19 +40,19 @@ _KNOWN: Final[dict[str, type[pl.DataType]]] = {
     "columns": pl.Float64,
     "inner": pl.Float64,
 }
-_LONGEST_NAME: Final = 100  # characters; every name of an array takes as much memory as the longest
+_LONGEST_NAME: Final = 100  # characters; NumPy reserves the longest name's size for every name of an array
 _BACKWARD_OPERATOR: Final = r"_backward(?:_|$)"
 
 
 def operations_of_calls(trace: Trace, *, window: Window | None = None) -> tuple[Rows, Operations]:
-    """Every operator call that itself launched work on a device, and what that work is.
+    """Find every operator call that itself launched device work, and describe its work.
 
     Args:
         window: only calls that start in it.
 
     Returns:
-        Rows in `operators`, ascending, and the operations in the same order; `kind` is "" for operators that are not
-        known, `number_type` is "tf32" where the kernels' names say so.
+        Rows in `operators`, ascending, and the operations in the same order; `kind` is "" for unknown operators,
+            `number_type` is "tf32" where kernel names say so.
     """
     calls = roofline_calls(trace, window=window).unique("row", keep="first", maintain_order=True).sort("row")
     rows: Rows = calls["row"].to_numpy()
@@ -62,7 +62,7 @@ def operations_of_calls(trace: Trace, *, window: Window | None = None) -> tuple[
 
 
 def described(trace: Trace, rows: Rows) -> Operations:
-    """What the operator calls of these rows do, whether or not a device did it."""
+    """Describe the operator calls of these rows, whether or not a device ran them."""
     distinct = distinct_calls(trace)
     shapes = distinct.texts["input_shapes"].to_list()
     known = [
@@ -82,7 +82,7 @@ def described(trace: Trace, rows: Rows) -> Operations:
 
 
 def is_backward(trace: Trace) -> npt.NDArray[np.bool_]:
-    """Whether each operator computes gradients: by its name, or inside a node of autograd; shape (operators,)."""
+    """Whether each operator computes gradients, by its name or an enclosing autograd node; shape (operators,)."""
     names = trace.operators["name"]
     nodes = names.str.contains(BACKWARD_NAME).fill_null(False).to_numpy()
     own: npt.NDArray[np.bool_] = names.str.contains(_BACKWARD_OPERATOR).fill_null(False).to_numpy()
@@ -103,10 +103,10 @@ def _known(name: str, shapes: str | None, call: Call | None, output: Shape | Non
 
 
 class CalledOperations:
-    """The operators that launched a trace's device work, free of any device, and which work each launched.
+    """Operators that launched a trace's device work, described independently of any device, and the work of each.
 
     Args:
-        precision: the number type that is asked for; None for the recorded one.
+        precision: requested number type; None for the recorded one.
     """
 
     def __init__(self, trace: Trace, precision: str | None = None) -> None:
@@ -116,14 +116,14 @@ class CalledOperations:
 
     @cached_property
     def known(self) -> Mask:
-        """Operations whose work is known."""
+        """Operations with known work."""
         numbers = np.isfinite(self.operations.flops) & np.isfinite(self.operations.bytes)
         known: Mask = numbers & (self.operations.kind != "")
         return known
 
     @cached_property
     def cast(self) -> Cast:
-        """The operations in the number type that is asked for."""
+        """Operations in the requested number type."""
         if self._precision is None:
             return in_precision(self.operations, None)
         stays = in_optimizer(self.trace)[self._rows]
@@ -131,7 +131,7 @@ class CalledOperations:
 
     @cached_property
     def of_work(self) -> Rows:
-        """For each row of `device_work` the place of its call among the operations, -1 for none."""
+        """For each row of `device_work` the index of its call among the operations, -1 if none launched it."""
         operator = launching_operators(self.trace)
         if not len(self._rows):
             return np.full(len(operator), -1, np.int64)
@@ -140,7 +140,7 @@ class CalledOperations:
 
     @cached_property
     def kinds(self) -> Labels:
-        """Works whose predictions err alike have the same: the operator's kind, else the kernel's, else the work's."""
+        """Label shared by works with similar prediction errors: kind of the operator, else of the kernel or work."""
         kind = _of_work(self.trace.device_work, "kind")
         result = np.where(kind == "compute", np.where(self._is_matrix, "matrix", "a kernel by name"), kind)
         if len(self.operations):
@@ -150,7 +150,7 @@ class CalledOperations:
 
     @cached_property
     def calls(self) -> Rows:
-        """A number for each different call: of operators of the same work, else of works of the same name."""
+        """Index of each distinct call: operators with the same work, else works with the same name."""
         _, number = np.unique(_of_work(self.trace.device_work, "name"), return_inverse=True)
         result: Rows = number.ravel().astype(np.int64)
         known = self.of_work >= 0
@@ -159,9 +159,10 @@ class CalledOperations:
         return result
 
     def sides(self, device: DevicePeaks, precision: str | None = None) -> Labels:
-        """What limits each work on a device: "compute", or "memory bandwidth".
+        """What limits each work on a device: "compute" or "memory bandwidth".
 
-        Where shapes were not recorded the kernel's name decides: matrix products compute, everything else moves memory.
+        Where shapes were not recorded the kernel's name decides: matrix products are compute, everything else is memory
+        bandwidth.
         """
         by_name = np.where(self._is_matrix, *SIDES)
         if not len(self.operations):
@@ -177,20 +178,20 @@ class CalledOperations:
 
 
 def launching_operators(trace: Trace) -> Rows:
-    """For each row of `device_work` the row of the operator that launched it, -1 for none."""
+    """For each row of `device_work` the row of the operator that launched it, -1 if none did."""
     launch = trace.device_work["launch"].cast(pl.Int64)
     rows: Rows = trace.launches["operator"].cast(pl.Int64).gather(launch).fill_null(-1).to_numpy()
     return rows
 
 
 def in_optimizer(trace: Trace) -> Mask:
-    """Whether each operator runs in an optimizer's step."""
+    """Whether each operator runs in an optimizer step."""
     inside: Mask = (operator_places(trace)["phase"] == "optimizer").fill_null(False).to_numpy()
     return inside
 
 
 def different_calls(operations: Operations) -> Rows:
-    """A number for each operation, the same for those of the same kind, arithmetic, traffic and dimensions."""
+    """Index of each distinct operation: same kind, arithmetic, traffic and dimensions."""
     names = ("name", "number_type", "flops", "bytes", "batch", "rows", "columns", "inner")
     table = pl.DataFrame({name: getattr(operations, name) for name in names})
     found: Rows = table.select(pl.struct(pl.all()).rank("dense")).to_series().to_numpy().astype(np.int64)
@@ -200,7 +201,7 @@ def different_calls(operations: Operations) -> Rows:
 def sides_of(operations: Operations, device: DevicePeaks) -> Labels:
     """What limits each operation on a device, one of SIDES; "" where its work is unknown.
 
-    A number type without a peak on the device counts with its 32-bit one.
+    A number type without a peak on the device uses the 32-bit peak.
     """
     usual = device.flops_s.get("fp32") or max(device.flops_s.values(), default=np.nan)
     compute = operations.flops / by_type(operations.number_type, device.flops_s, usual)

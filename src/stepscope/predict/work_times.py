@@ -1,20 +1,20 @@
-"""How long every piece of a trace's device work would take on another device.
+"""Time of every piece of a trace's device work on another device.
 
-What was measured is scaled by how much longer or shorter the target takes than the source; predictions of both err in
-the same direction, so that much of the error cancels. In order, the first that applies:
+Measured times are scaled by the predicted ratio of target to source; both predictions err in the same direction, so
+much of the error cancels. The first basis that applies counts:
 
     same device     the target is the source, and the number type stays: as measured
-    learned ratio   kernels of an operator whose shapes tell its work: about measured x predicted on the target /
+    learned ratio   kernels of an operator whose shapes give its work: about measured x predicted on the target /
                     predicted on the source (`stepscope.predict.operation_times`), one factor for a call's kernels
-    shapes          the same where the source is unknown: what is predicted on the target, over the call's kernels as
+    shapes          the same where the source is unknown: the target's prediction, divided among the call's kernels as
                     they were measured, unless these took so long that no device explains it (IMPLAUSIBLE)
     wave scaling    other kernels, by bandwidth and arithmetic of the devices (`stepscope.predict.operation_times`)
     bandwidth       copies, by the bandwidth of the memory or of the link to the host; the band of those over the link
-                    reaches to no change, which is what memory sees that is not pinned
+                    reaches to no change, as pageable memory shows
     link            communication, by the bandwidth between devices; the band reaches to no change, since waiting for
                     other ranks does not get shorter (`stepscope.predict.exchanges` separates data from waiting)
-    unchanged       copies and communication over a link of unknown bandwidth: the band begins with what the target's
-                    link would need at least if that is known, else with nothing
+    unchanged       copies and communication over a link of unknown bandwidth: the band begins at the target
+                    link's least time if known, else at zero
     unknown         everything else
 """
 
@@ -54,16 +54,19 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 BASES: Final = (
     "same device", "learned ratio", "shapes", "wave scaling", "bandwidth", "link", "unchanged", "unknown",
 )  # fmt: skip
-"""How a time was found, as the module's docstring says."""
+"""Ways to find a time, as described in the module docstring."""
 
 NOT_CARRIED: Final = 0.5
-"""Share of a call's excess over its prediction that does not carry over to other devices; about the value with the
-least error on timings of the same calls on five GPUs (`benchmarks/wave_scaling_accuracy.py`)."""
+"""Share of a call's excess over its prediction that does not carry over to other devices; near the least error on
+timings of the same calls on five GPUs (`benchmarks/wave_scaling_accuracy.py`).
+"""
 LEAST_SPREAD: Final = 1.15
 """Factor either way that holds nine of ten element-wise and row-wise calls of more than 0.1 ms among five GPUs."""
 IMPLAUSIBLE: Final = 20.0
-"""At so many times the target's prediction, an unknown device did something else than the shapes say. Between the T4
-and the H200, seven years apart, memory bandwidth and the peak of FP16 arithmetic differ 15 times."""
+"""Ratio of measured time to the target's prediction at which an unknown device must have done something else than the
+shapes say. Between the T4 and the H200, seven years apart, memory bandwidth and peak FP16 arithmetic differ 15
+times.
+"""
 _HOST_COPIES: Final = ("copy_in", "copy_out")
 _DEVICE_MOVES: Final = ("copy_on_device", "set")
 
@@ -73,11 +76,11 @@ class WorkTimes:
     """Nanoseconds of every row of `device_work`; arrays of shape (n,)."""
 
     measured_ns: Numbers  # as recorded
-    ns: Numbers  # what is expected on the target; not-a-number where the basis is "unknown"
+    ns: Numbers  # expected on the target; not-a-number where the basis is "unknown"
     low_ns: Numbers
     high_ns: Numbers
     basis: Names  # one of BASES
-    notes: tuple[str, ...] = ()  # what the user should know of it, one sentence each
+    notes: tuple[str, ...] = ()  # notes for the user, one sentence each
 
     def __len__(self) -> int:
         return len(self.ns)
@@ -86,17 +89,17 @@ class WorkTimes:
 def work_times(
     trace: Trace, target: DevicePeaks, *, precision: str | None = None, source: DevicePeaks | None = None
 ) -> WorkTimes:
-    """Predict how long each piece of device work would take on the target.
+    """Predict the time of each piece of device work on the target.
 
     Args:
         precision: the number type to compute in (`stepscope.predict.operations`); None for the recorded one.
-        source: the device that the trace was recorded on; by default from the table or the trace itself.
+        source: recorded device; by default from the table or the trace itself.
 
     Returns:
         Arrays over all rows of `trace.device_work`.
 
     Raises:
-        UsageError: an unknown number type.
+        UsageError: the number type is unknown.
     """
     if precision is not None:
         check_precision(precision)
@@ -121,7 +124,7 @@ class _Times:
         self.notes: dict[str, None] = {}
 
     def answer(self, rows: Rows, basis: str, ns: Numbers, low: Numbers, high: Numbers) -> None:
-        """Set those of these rows that have no answer yet and whose time is a number."""
+        """Set the rows that have no answer yet and whose time is a number."""
         new = (self.basis[rows] == "unknown") & np.isfinite(ns) & (ns >= 0)
         at, expected = rows[new], ns[new]
         self.ns[at], self.basis[at] = expected, basis
@@ -132,7 +135,7 @@ class _Times:
         self.answer(rows, basis, *(self.measured[rows],) * 3)
 
     def scale(self, rows: Rows, basis: str, *factors: Numbers | float) -> None:
-        """Multiply measured times, except for a kernel's start and end, by the expected, low and high factor."""
+        """Scale measured times, except for a kernel's start and end, by the expected, low and high factors."""
         ns, low, high = (scaled_ns(self.measured[rows], np.broadcast_to(one, len(rows))) for one in factors)
         self.answer(rows, basis, ns, low, high)
 
@@ -146,7 +149,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _Device:
-    """Predicts the work of one of the trace's devices."""
+    """Predictor for the work of one of the trace's devices."""
 
     calls: CalledOperations
     times: _Times
@@ -160,7 +163,7 @@ class _Device:
         if self._is_same:
             stays = chosen if self.precision is None else chosen & (kind != "compute")
             if self.source is not None and self.source.peer_link_bytes_s != self.target.peer_link_bytes_s:
-                stays = stays & (kind != "communication")  # the same device, but joined to others in another way
+                stays = stays & (kind != "communication")  # the same device, but with another interconnect
             times.keep(times.open(stays), "same device")
         copies, messages = (
             times.open(chosen & np.isin(kind, _HOST_COPIES)),
@@ -182,7 +185,7 @@ class _Device:
         return self.source is not None and self.source.name == self.target.name
 
     def _answer_link(self, rows: Rows, basis: str, link: str, what: str, *, known_bytes: bool) -> None:
-        """By the bandwidth of a link, with a band that reaches to no change; as measured where that is unknown."""
+        """Scale by link bandwidth, with a band that reaches to no change; keep measured times where that is unknown."""
         before = None if self.source is None else getattr(self.source, link)
         after = getattr(self.target, link)
         if before and after:
@@ -205,7 +208,7 @@ class _Device:
             self.times.scale(rows, "bandwidth", factor, factor / LEAST_SPREAD, factor * LEAST_SPREAD)
 
     def _answer_operators(self, rows: Rows) -> None:
-        """Kernels of operators whose work is known; all kernels of a call by the same factor."""
+        """Answer kernels of operators with known work; all kernels of a call get the same factor."""
         if not rows.size:
             return
         calls, times = self.calls, self.times
@@ -224,7 +227,7 @@ class _Device:
         self._refuse(rows, place, after)
 
     def _answer_by_shapes(self, rows: Rows, place: Rows, after: OperationTimes) -> None:
-        """The predictions for the target alone, except for calls that took too long for what their shapes say."""
+        """Use the target's predictions alone, except for calls that took too long for their shapes."""
         times, count = self.times, len(after.ns)
         measured = times.measured[rows]
         total = np.bincount(place, measured, count).astype(np.float64)
@@ -254,7 +257,7 @@ class _Device:
 
     @property
     def _added_tf32(self) -> Tf32:
-        """What the target would run in TF32 that the source could not, for lack of it."""
+        """Operations that run in TF32 on the target but could not on the source."""
         source, target = self.source, self.target
         if source is None or not is_nvidia(source) or not is_nvidia(target) or self.precision in ("fp32", "tf32"):
             return NO_TF32
@@ -267,7 +270,7 @@ class _Device:
         return added
 
     def _refuse(self, rows: Rows, place: Rows, after: OperationTimes) -> None:
-        """Products in a number type that the target has no units for get no time: it might not run them."""
+        """Give no time to products in a number type that the target has no units for: it might not run them."""
         operations = types_on(self.calls.cast.operations, self.target)
         types = operations.number_type
         has_units = np.isin(types, list(self.target.flops_s)) | (types == "")
@@ -294,7 +297,7 @@ class _Device:
 
 
 def _kernels_are_low(work: pl.DataFrame) -> bool:
-    """Whether products take most of their time in 16 bits or less, by the kernels' names."""
+    """Whether products take most of their time in 16 bits or less, by kernel names."""
     by_name = [arithmetic(name or "") for name in work["name"].to_list()]
     ns = work["duration_ns"].fill_null(0).to_numpy() * np.array([one.is_matrix for one in by_name], np.bool_)
     low = np.array([one.precision in ("fp16", "bf16", "fp8", "int8") for one in by_name], np.bool_)
@@ -302,7 +305,7 @@ def _kernels_are_low(work: pl.DataFrame) -> bool:
 
 
 def _are_alike(source: DevicePeaks, target: DevicePeaks) -> bool:
-    """Whether devices have one compute capability, or one architecture where there is no such thing."""
+    """Whether devices share a compute capability, or an architecture where they have no capability."""
     if source.capability is None or target.capability is None:
         return source.architecture == target.architecture != ""
     return (source.vendor, source.capability) == (target.vendor, target.capability)
@@ -311,11 +314,11 @@ def _are_alike(source: DevicePeaks, target: DevicePeaks) -> bool:
 def _factors(
     measured: Numbers, before: OperationTimes, after: OperationTimes, *, alike: bool
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """The factors on each call's kernels, with the band.
+    """Factors on each call's kernels, with the band.
 
-    A call that took longer than predicted on the source will on the target too, except for a share that is the source's
-    own: NOT_CARRIED, of what its band explains, unless both devices run the same code. The band is the root mean square
-    of the two devices' own, no narrower than LEAST_SPREAD.
+    A call that took longer than predicted on the source will also do so on the target, except for the share NOT_CARRIED
+    of what its band explains, which is specific to the source, unless both devices run the same code. The band is the
+    root mean square of the two devices' own, no narrower than LEAST_SPREAD.
     """
     deviation = np.log(np.maximum(measured, 1.0) / before.ns)
     longest, shortest = np.log(before.high_ns / before.ns), np.log(before.low_ns / before.ns)
@@ -328,6 +331,6 @@ def _factors(
 
 
 def _floored(measured: Numbers, factor: Numbers) -> Numbers:
-    """Measured times scaled, but not below a kernel's start and end, which no device shortens."""
+    """Scale measured times, but keep a kernel's start and end, which no device shortens."""
     least = scaled_ns(measured, np.zeros(len(measured)))
     return np.where(np.isfinite(factor), np.maximum(measured * factor, least), np.nan)

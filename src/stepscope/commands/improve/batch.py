@@ -1,4 +1,4 @@
-"""`stepscope batch-size` and `stepscope data-parallel`: settings that follow from what was recorded."""
+"""`stepscope batch-size` and `stepscope data-parallel`: settings derived from recordings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _batch_size(arguments: argparse.Namespace) -> int:
 
 
 def write_model(measurements: Sequence[Measurement], arguments: argparse.Namespace) -> None:
-    """Print the lines through the measurements and what follows from them.
+    """Print the lines fitted to the measurements and the recommendation.
 
     Raises:
         UsageError: fewer than two different sizes.
@@ -56,7 +56,7 @@ def write_model(measurements: Sequence[Measurement], arguments: argparse.Namespa
 
 
 def measurements_of_run(arguments: argparse.Namespace, folder: Path) -> list[Measurement]:
-    """What a run of `stepscope run --batch-sizes` measured; says which sizes failed, and leaves them out."""
+    """The measurements of a run of `stepscope run --batch-sizes`; failed sizes are reported and left out."""
     return _measurements(arguments, _traces_of_run(folder))
 
 
@@ -67,7 +67,7 @@ def _traces_of_run(folder: Path) -> list[tuple[Path, int | None]]:
 
 
 def _traces(paths: Sequence[str], sizes: Sequence[int] | None) -> list[tuple[Path, int | None]]:
-    """Each trace with its batch size, None where only the recording can say it."""
+    """Each trace with its batch size, None if only the recording can provide it."""
     if len(paths) == 1 and sizes is None:
         found = _traces_of_run(place_of(paths[0]))
         if found:

@@ -1,4 +1,4 @@
-"""`stepscope bench`: commands run in turn, and which of them has the shorter steps."""
+"""`stepscope bench`: run commands in turn and find out which has the shorter steps."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _LABELS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ROWS: Final = 5
-"""Of each table about the profiles."""
+"""Rows of each table about the profiles."""
 _MOST_SHOWN: Final = 99
-"""More rounds than these are never needed; the precision is reached before."""
+"""Larger round limits are not shown, since the precision is reached earlier."""
 
 
 def _prepare_parser(parser: CommandParser) -> None:
@@ -74,7 +74,7 @@ def _prepare_parser(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Measure and print; 1 where --fail-if-slower says so, 2 where a command failed, 130 where Ctrl-C came."""
+    """Measure and print; return 1 if --fail-if-slower fails, 2 if a command failed, 130 after Ctrl-C."""
     from stepscope.compare.bench import measure
 
     if arguments.seed is not None and not arguments.quiet_machine:
@@ -122,7 +122,7 @@ def _new_bench(arguments: argparse.Namespace) -> Bench:
 
 
 def _with_applications(commands: Sequence[BenchCommand], texts: Sequence[str]) -> tuple[BenchCommand, ...]:
-    """The commands with what is to be applied to each; several lists for one count as one."""
+    """Add each command's remedies to it; several lists for one command are joined."""
     lists: dict[str, list[str]] = {}
     for text in texts:
         label, equals, names = text.partition("=")
@@ -135,7 +135,7 @@ def _with_applications(commands: Sequence[BenchCommand], texts: Sequence[str]) -
 
 
 def _new_folder(chosen: str | None, words: Sequence[str]) -> Path:
-    """A folder for the runs, named by the first program and the time."""
+    """A new folder for the runs, named after the first program and the time."""
     from stepscope.record.manifest import RunManifest
     from stepscope.record.run_folder import data_folder, new_folder
 
@@ -148,7 +148,7 @@ def _new_folder(chosen: str | None, words: Sequence[str]) -> Path:
 
 
 def _progress(bench: Bench, run: BenchRun) -> str:
-    """Such as "round 2 of at most 5: B 48.2 ms a step"."""
+    """Format progress as "round 2 of at most 5: B 48.2 ms a step"."""
     steady = run.steady_ns
     most = _most_rounds(bench)
     of = "" if most is None or most > _MOST_SHOWN else f" of at most {most}"
@@ -156,7 +156,7 @@ def _progress(bench: Bench, run: BenchRun) -> str:
 
 
 def _most_rounds(bench: Bench) -> int | None:
-    """How many rounds there can be; None while it is unknown how long one takes."""
+    """The most rounds that can follow from the limits; None until the duration of a round is known."""
     from stepscope.compare.bench import FEWEST_ROUNDS
 
     settings, whole = bench.settings, bench.rounds
@@ -167,7 +167,7 @@ def _most_rounds(bench: Bench) -> int | None:
 
 
 def _explanations(bench: Bench) -> list[Comparison]:
-    """Where the difference comes from, by a profile of each command; nothing after Ctrl-C."""
+    """Explain the difference by a profile of each command; empty after Ctrl-C or a failure."""
     from stepscope.compare.run_times import explanations, profile_commands
     from stepscope.readers import open_trace
     from stepscope.trace.cache import TraceCache
@@ -178,7 +178,7 @@ def _explanations(bench: Bench) -> list[Comparison]:
         folders = profile_commands(bench, say)
         return explanations(bench, folders, lambda path: open_trace(path, cache=TraceCache()))
     except KeyboardInterrupt:
-        bench.stop = "interrupted"  # what was measured is shown
+        bench.stop = "interrupted"  # what was measured so far is shown
     except TraceError as error:
         say(f"the profiles cannot be compared: {error}")
     return []
@@ -196,7 +196,7 @@ def _write(arguments: argparse.Namespace, bench: Bench, comparisons: Sequence[Co
 
 
 def _show_failure(failure: BenchFailure) -> None:
-    """The last lines that the program printed."""
+    """Print the last lines of the failed program's output."""
     from stepscope.compare.bench_programs import last_lines
 
     for line in last_lines(failure.log) if failure.log is not None else ():

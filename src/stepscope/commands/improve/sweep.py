@@ -1,4 +1,4 @@
-"""`stepscope sweep`: a command's hyperparameters, searched for the best value of a metric."""
+"""`stepscope sweep`: search a command's hyperparameters for the best value of a metric."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _shown_folder(arguments: argparse.Namespace) -> Path:
 
 
 def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says, by the keys of a sweep file."""
+    """The command line's settings by the keys of a sweep file."""
     names = ("trials", "method", "goal", "budget", "seed", "jobs", "name", "metric")
     return {name: getattr(arguments, name) for name in names}
 
@@ -141,7 +141,7 @@ def _write(arguments: argparse.Namespace, results: SweepResults, folder: Path) -
 
 
 def _redacted(results: SweepResults, folder: Path) -> SweepResults:
-    """The results without paths, host and user names; parameters keep their names, by which values are found."""
+    """The results without paths, host and user names; parameter names stay, since values are looked up by them."""
     from stepscope.report.redaction import Redactor
 
     own = [each.name for each in results.sweep.parameters]

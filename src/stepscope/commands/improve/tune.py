@@ -1,4 +1,4 @@
-"""`stepscope tune`: what makes a program faster, found by trial and proven by fresh measurements."""
+"""`stepscope tune`: find by trial what makes a program faster, and prove it by fresh measurements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OPTIONS: Final[dict[str, object]] = {
     "skip": None,
     "loss_tolerance": None,
 }
-"""Options with a value that a search must be given again to go on, and their defaults."""
+"""Options with a value that must be repeated to continue a search, and their defaults."""
 
 
 def _prepare_parser(parser: CommandParser) -> None:
@@ -88,7 +88,7 @@ def _prepare_parser(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Search, prove and print; 130 where Ctrl-C came."""
+    """Search, prove and print; return 130 after Ctrl-C."""
     from stepscope.record.launch import command_of
     from stepscope.tune.search import TuneStudy
     from stepscope.tune.space import chosen_space
@@ -99,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.program:
         raise UsageError("say what to tune: stepscope tune train.py")
     only, skip = _names(arguments.only), _names(arguments.skip) or ()
-    chosen_space(Space(tuple(knobs)), only, skip)  # an unknown name is refused before the program runs
+    chosen_space(Space(tuple(knobs)), only, skip)  # refuse unknown names before the program runs
     words = command_of(arguments.program)
     import_optuna()
     folder = _folder(arguments, words)
@@ -118,7 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _folder(arguments: argparse.Namespace, words: list[str]) -> Path:
-    """The study's folder, whose name is the study's."""
+    """The study's folder, which has the study's name."""
     from stepscope.record.manifest import RunManifest
     from stepscope.record.run_folder import check_name, data_folder, new_folder
 
@@ -135,7 +135,7 @@ def _folder(arguments: argparse.Namespace, words: list[str]) -> Path:
 
 
 def _program(arguments: argparse.Namespace, words: list[str]) -> dict[str, Any]:
-    """What trials must have in common to be compared."""
+    """Settings that trials must share to be comparable."""
     from stepscope.tune.space import program_hash
 
     return {
@@ -164,7 +164,7 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
 
 
 def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study: TuneStudy, knobs: list[Knob]) -> Space:
-    """What is searched: kept in the study from the first process on."""
+    """The search space, stored in the study by the first process."""
     from stepscope.commands.shared.sources import UserSources
     from stepscope.readers import open_trace
     from stepscope.trace.cache import TraceCache
@@ -201,7 +201,7 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _lock() -> Path:
-    """What keeps two processes of this machine from measuring at the same time."""
+    """Lock file that keeps two processes of this machine from measuring at the same time."""
     import platform
 
     from stepscope.record.run_folder import data_folder
@@ -241,7 +241,7 @@ def _search(
 
 
 def _write(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> None:
-    """Print the result, and keep it in the study's folder and where else it is wanted."""
+    """Print the result, and write it to the study's folder and to the requested files."""
     from stepscope.report.json import json_bytes
     from stepscope.report.markdown import markdown_of
     from stepscope.report.text import text_of
@@ -262,7 +262,7 @@ def _interrupted(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def _command_to_go_on(arguments: argparse.Namespace, folder: Path) -> str:
-    """The command of this search, with the name of its study and without secrets."""
+    """The command that continues this search, with the study's name and without secrets."""
     from stepscope.record.manifest import without_secrets
 
     words = ["stepscope", "tune", "--study", folder.name]

@@ -1,4 +1,4 @@
-"""`stepscope cache`: the traces that were read once and are kept, and the caches of compilers."""
+"""`stepscope cache`: the cache of converted traces, and the caches of compilers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def parsed_size(text: str) -> int:
-    """Bytes from "2GiB", "500 MB" or "0".
+    """Parse a size such as "2GiB", "500 MB" or "0" into bytes.
 
     Raises:
         UsageError: the text is no size.

@@ -1,4 +1,4 @@
-"""`stepscope cache compile`: the caches of compilers, what they hold, and keeping them below a limit."""
+"""`stepscope cache compile`: show the caches of compilers, and keep them below a limit."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 VERBS: Final = ("show", "prune", "watch")
 _NAMES: Final = {"inductor": "torch.compile", "triton": "Triton", "xla": "XLA", "hpu": "Gaudi recipes"}
 _RUNS_ASKED: Final = 50
-"""How many of the latest runs are asked how often they found what they needed in a cache."""
+"""Number of latest runs whose cache hits are counted."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that only `cache compile` has."""
+    """Add the options that only `cache compile` has."""
     of = parser.add_argument_group("with compile")
     of.add_argument("--limit", metavar="SIZE", type=_size, help="the most that each cache may hold, such as 10GiB")
     of.add_argument(
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, verb: str) -> int:
-    """Show, prune or watch; 1 where a cache stays above its limit because what it holds is in use."""
+    """Show, prune or watch; return 1 if a cache stays above its limit because its entries are in use."""
     from stepscope.remedies.compile_caches import find_caches
 
     caches: Sequence[CompileCache] = arguments.folder or find_caches()
@@ -89,7 +89,7 @@ def _blocks(held: Sequence[tuple[CompileCache, list[Entry]]], hits: Sequence[Hit
 
 
 def _use(entries: Sequence[Entry]) -> Iterator[str]:
-    """How old entries are, and how many were of use."""
+    """The age of the entries, and how many were read again."""
     if not entries:
         yield "no entries"
         return
@@ -165,7 +165,7 @@ def _watch(limited: Sequence[tuple[CompileCache, int]], look_s: float) -> int:
 
 
 def _sentence(cache: CompileCache, eviction: Eviction) -> str:
-    """Such as "torch.compile, /tmp/x: removed 12 entries, 1.1 GB; 9.8 GB are left"."""
+    """Format "torch.compile, /tmp/x: removed 12 entries, 1.1 GB; 9.8 GB are left"."""
     if eviction.removed:
         gone = size(eviction.before_bytes - eviction.after_bytes)
         removed = counted(len(eviction.removed), "entry", "entries")
@@ -181,7 +181,7 @@ def _sentence(cache: CompileCache, eviction: Eviction) -> str:
 
 
 class Hits(NamedTuple):
-    """How often what was needed stood in a cache, in how many runs."""
+    """Hits and misses of one cache, and the number of runs they were counted in."""
 
     cache: str
     hits: int
@@ -190,7 +190,7 @@ class Hits(NamedTuple):
 
 
 def _hits() -> list[Hits]:
-    """Of the latest recorded runs, and of Gaudi's metrics file."""
+    """Count hits in the latest recorded runs and in Gaudi's metrics file."""
     from stepscope.record.run_folder import RunFolder
     from stepscope.record.runs import RunIndex
 
@@ -215,7 +215,7 @@ def _hits() -> list[Hits]:
 
 
 def _counts_of(folder: RunFolder) -> dict[str, Counter[str]]:
-    """Hits and misses by cache, of all processes of a run that were recorded."""
+    """Hits and misses by cache, over all recorded processes of a run."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for recording in folder.recordings():
         facts = recording.get("facts")

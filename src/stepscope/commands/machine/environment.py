@@ -77,14 +77,14 @@ def _machine(process: int | None) -> Machine:
 
 
 def _runtime() -> Runtime:
-    """What a new Python process with the user's PyTorch says of itself."""
+    """The runtime settings of a new Python process with the user's PyTorch."""
     from stepscope.machine.environment import Runtime
 
     try:
         import torch
     except ImportError as error:
         return Runtime.of_this_process(torch_why_not=f"PyTorch cannot be imported here: {error}")
-    # A program may switch debugging aids on; that this process has not tells nothing.
+    # A program may enable anomaly mode itself, so its state in this process is no evidence.
     return replace(Runtime.of_this_process(torch=torch), anomaly_mode=None)
 
 

@@ -1,4 +1,4 @@
-"""`stepscope devices`: what accelerators can do, the user's own among them, and measuring one."""
+"""`stepscope devices`: show the figures of accelerators, including the user's own, and measure one."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def devices_frame(rows: tuple[DevicePeaks, ...]) -> pl.DataFrame:
-    """A row for each device, in the units of its makers' data sheets: GB, GB/s, tera-operations per second, W, us."""
+    """One row per device, in the units of data sheets: GB, GB/s, tera-operations per second, W, us."""
     import polars as pl
 
     from stepscope.machine.devices import NUMBER_TYPES
 
-    kinds = (*NUMBER_TYPES[1:], NUMBER_TYPES[0])  # those of deep learning first
+    kinds = (*NUMBER_TYPES[1:], NUMBER_TYPES[0])  # deep learning types first
     columns: dict[str, list[str | float | None]] = {
         "device": [row.name for row in rows],
         "memory_gb": [_over(row.memory_bytes, 1e9) for row in rows],
@@ -137,7 +137,7 @@ def _remove(name: str) -> None:
 
 
 def _keep(tables: list[dict[str, object]]) -> None:
-    """Write the file of kept devices anew."""
+    """Rewrite the file of kept devices."""
     from stepscope.machine.devices import devices_toml, forget_devices, kept_file
 
     kept = kept_file()

@@ -37,7 +37,7 @@ _dollars = number(
 
 
 def budget(text: str) -> float:
-    """US dollars from the command line: 500, $500 or 1,200.50."""
+    """Parse US dollars: 500, $500 or 1,200.50."""
     return _dollars(text.strip().removeprefix("$"))
 
 

@@ -33,7 +33,7 @@ USUAL: Final = (
     "T4", "L4", "A10", "L40S", "A100-SXM4-40GB", "A100-SXM4-80GB", "H100-PCIe", "H100-SXM", "H200-SXM", "B200-SXM",
     "MI300X",
 )  # fmt: skip
-"""The devices that are predicted for where the user names none."""
+"""Devices predicted if the user names none."""
 _TOP: Final = 20
 _MOST_TARGETS: Final = 200
 _batch = whole(1, 999_999_999, "batch size")
@@ -66,7 +66,7 @@ def _prepare_parser(parser: CommandParser) -> None:
 
 
 def add_prediction_options(parser: argparse._ActionsContainer) -> None:
-    """--precision, --batch, --recorded-batch, --from and --host-factor."""
+    """Add --precision, --batch, --recorded-batch, --from and --host-factor."""
     parser.add_argument(
         "--precision", metavar="TYPE", help="the number type to compute in: fp32, tf32, fp16, bf16, fp8"
     )
@@ -115,7 +115,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def predictor_of(arguments: argparse.Namespace, experiment: Experiment) -> StepPredictor:
-    """What predicts the steps as the options of `add_prediction_options` say."""
+    """Build the predictor from the options of `add_prediction_options`."""
     from stepscope.machine.devices import named_device
     from stepscope.predict.prediction import StepPredictor
 
@@ -131,12 +131,14 @@ def predictor_of(arguments: argparse.Namespace, experiment: Experiment) -> StepP
 
 
 def _sampled_memory(experiment: Experiment) -> int | None:
-    """How much of its busiest device's memory was in use, by the telemetry beside the trace."""
+    """Memory in use on the experiment's busiest device, in bytes, from the telemetry beside the trace."""
     from stepscope.predict.limits import sampled_memory
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
     place = Path(experiment.trace.metadata.path)
-    files = [file for file in telemetry_files(place) if file != place]  # Nsight Systems' exports end like telemetry
+    files = [
+        file for file in telemetry_files(place) if file != place
+    ]  # Nsight Systems' exports have the same suffix as telemetry
     try:
         return sampled_memory(read_telemetry(files), experiment.device) if files else None
     except UsageError:
@@ -166,7 +168,7 @@ def devices_named(text: str | None) -> tuple[DevicePeaks, ...]:
 def _over_links(
     arguments: argparse.Namespace, experiment: Experiment, targets: Sequence[DevicePeaks]
 ) -> tuple[DevicePeaks, ...]:
-    """The devices of --to, where there are several of each joined as --link says, or else as they were recorded."""
+    """The devices of --to; with --devices, joined by the link of --link or else by the recorded device's link."""
     from stepscope.analysis.roofline import device_peaks
     from stepscope.machine.devices import named_device
     from stepscope.predict.scaling import over_link
@@ -180,18 +182,17 @@ def _over_links(
 
 
 def link_of(arguments: argparse.Namespace) -> Link | None:
-    """The link that --link names."""
     from stepscope.predict.links import named_link
 
     return None if arguments.link is None else named_link(arguments.link)
 
 
 class _ScaledDevice(NamedTuple):
-    """What the steps take on several of one device.
+    """The predicted steps on several of one device.
 
     Attributes:
-        device: its name; "" where that is not known.
-        link: over which they exchange gradients.
+        device: its name; "" if unknown.
+        link: the link over which the devices exchange gradients.
         steps: one for each number of devices.
     """
 
@@ -203,7 +204,7 @@ class _ScaledDevice(NamedTuple):
 def _scaled_devices(
     arguments: argparse.Namespace, experiment: Experiment, answer: PredictedSteps
 ) -> list[_ScaledDevice]:
-    """The steps on several of each predicted device, or of the recorded one; nothing without --devices.
+    """The steps on several of each predicted device, or of the recorded one; empty without --devices.
 
     Raises:
         UsageError: a link without devices, an unknown link, or a trace that does not say what devices exchange.
@@ -234,7 +235,7 @@ def _scaled_devices(
 
 
 def other_ranks(arguments: argparse.Namespace) -> list[Experiment]:
-    """The same steps of other ranks, where the word stands for several."""
+    """The same steps on the other ranks, if the argument names several; else empty."""
     from stepscope.whatif.experiment import MOST_RANKS, Experiment
 
     paths = trace_paths(arguments.trace) if arguments.trace != "-" else []

@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def price_store() -> PriceStore:
-    """The imported prices of this user."""
+    """The prices that this user has imported."""
     from stepscope.predict.cost.prices import PriceStore
     from stepscope.record.run_folder import data_folder
 
@@ -67,7 +67,7 @@ def price_store() -> PriceStore:
 
 
 def provider_names(text: str) -> tuple[str, ...]:
-    """Names from the command line, separated by commas; in lower case, each once."""
+    """Parse provider names separated by commas, in lower case and without duplicates."""
     names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
     if not all(names):
         raise argparse.ArgumentTypeError(f"{text!r} names no provider between two commas, or none at all")
@@ -78,7 +78,7 @@ def of_providers(prices: Sequence[Price], wanted: tuple[str, ...] | None) -> lis
     """The prices of these providers.
 
     Raises:
-        UsageError: no price is known of one of them.
+        UsageError: a provider has no known price.
     """
     known = sorted({price.provider for price in prices})
     for name in wanted or ():
@@ -126,7 +126,7 @@ def _changed(path: Path) -> date:
 
 
 def _imported(path: Path, found: ImportedPrices) -> list[str]:
-    """What was kept, what cannot be predicted for, and what was left out with the first line of each reason."""
+    """Say what was imported, what cannot be predicted for, and what was left out, with the first line per reason."""
     days = sorted({price.as_of for price in found.prices})
     dated = f"of {days[0]}" if len(days) == 1 else f"from {days[0]} to {days[-1]}"
     whose = ", ".join(sorted({price.provider for price in found.prices})[:_MOST_NAMED])

@@ -89,7 +89,7 @@ def _compared(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def _side(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable]) -> Side:
-    """What a word stands for; of runs their settings too, and the times of the steps around the recording."""
+    """One side of the comparison; for runs also their settings, and the times of the steps without the profiler."""
     from stepscope.compare import Side
     from stepscope.compare.settings import merged_settings
     from stepscope.record.run_folder import RunFolder, is_run_folder
@@ -109,7 +109,7 @@ def _side(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable
 
 
 def _with_difference(before: Side, after: Side) -> Side:
-    """With how much the commits of two runs differ, where the repository here knows both."""
+    """Add the size of the diff between two runs' commits, if the repository here knows both."""
     from dataclasses import replace
 
     from stepscope.record.manifest import git_difference
@@ -120,7 +120,7 @@ def _with_difference(before: Side, after: Side) -> Side:
 
 
 def _runs_in(path: str) -> list[str]:
-    """The words of "a,b", several runs of one program; a path that exists is one, whatever its name."""
+    """Split "a,b" into several runs of one program; an existing path is never split."""
     if "," not in path or os.path.exists(path):
         return [path]
     words = path.split(",")
@@ -160,7 +160,7 @@ def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparis
 
 
 def _pictures(comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> list[Pictures]:
-    """Of each comparison both sides' typical steps; the baseline's is drawn once."""
+    """The typical steps of both sides of each comparison; the baseline's is drawn once."""
     sides = [comparisons[0].before, *(comparison.after for comparison in comparisons)]
     hosts = [side.trace.metadata.host for side in sides if side.trace.metadata.host]
     drawn = [redacted(arguments, compared_picture(side.trace), hosts) for side in sides]
@@ -168,7 +168,7 @@ def _pictures(comparisons: Sequence[Comparison], arguments: argparse.Namespace) 
 
 
 def compared_picture(trace: Trace) -> StepPicture:
-    """The typical step, or everything; without a device, the causes are the main thread's, as of one without a name."""
+    """The typical step or else the whole trace; without a device, idle causes are those of the main thread."""
     from stepscope.analysis.idle import idle_time
     from stepscope.analysis.picture import step_picture, typical_step
     from stepscope.analysis.steps import step_table
@@ -178,7 +178,7 @@ def compared_picture(trace: Trace) -> StepPicture:
 
 
 def _main_thread(trace: Trace) -> pl.DataFrame:
-    """Its time by cause in the form of idle time: without what it computed, as a device's is without its busy time."""
+    """The main thread's time by cause in the form of an idle table, without the time it computed."""
     import polars as pl
 
     from stepscope.analysis.host import host_time
@@ -189,7 +189,7 @@ def _main_thread(trace: Trace) -> pl.DataFrame:
 
 
 def _whole(trace: Trace) -> Window:
-    """From the first device work, or operator, to the end of the last one."""
+    """From the start of the first device work (or operator) to the end of the last one."""
     import polars as pl
 
     from stepscope.trace import Window

@@ -100,7 +100,7 @@ def prepare_parser(parser: CommandParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Diagnose every trace, write the reports, and judge by --fail-on."""
+    """Diagnose every trace, write the reports, and return the exit code under --fail-on."""
     targets = [each for each in (arguments.json, arguments.markdown, arguments.html, arguments.diff) if each == "-"]
     if len(targets) > 1:
         raise UsageError("only one report can go to standard output")
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def parsed_share(text: str) -> float:
-    """A share from "10%" or "0.1"; 10 alone could mean either and is refused."""
+    """Parse a share such as "10%" or "0.1"; 10 alone is refused as ambiguous."""
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(%?)\s*", text)
     value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= value <= 1:
@@ -137,7 +137,7 @@ def parsed_share(text: str) -> float:
 
 
 def parsed_setting(text: str) -> tuple[str, float]:
-    """("rule.threshold", value) from "rule.threshold=5%"; the value may carry a unit: %, ns, us, ms, s, KiB, MiB, GiB.
+    """Parse "rule.threshold=5%" into ("rule.threshold", value); units: %, ns, us, ms, s, KiB, MiB, GiB.
 
     Raises:
         UsageError: no such rule or threshold, or no number.
@@ -153,7 +153,7 @@ def parsed_setting(text: str) -> tuple[str, float]:
 
 
 def _report(arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs) -> TraceReport:
-    """One trace's report, redacted or with the changes of the user's own lines."""
+    """One trace's report, either redacted or with diffs of the user's own lines."""
     from stepscope.diagnosis.view import View
     from stepscope.report.redaction import secrets_in
     from stepscope.report.trace_report import trace_report
@@ -178,7 +178,7 @@ def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -
 
 
 def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tuple[Finding, ...]:
-    """What the ranks' traces tell together, of the rules that are asked."""
+    """Findings across the ranks' traces, limited to the requested rules."""
     from stepscope.diagnosis.ranks import across_ranks
 
     found = across_ranks(records)
@@ -186,7 +186,7 @@ def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tup
 
 
 def _without_answered(reports: list[TraceReport]) -> list[TraceReport]:
-    """Several ranks' reports without the questions that their traces answer together."""
+    """Drop questions that are open on one rank but answered by the ranks together."""
     if len(reports) < 2:
         return reports
     from stepscope.diagnosis.ranks import without_answered
@@ -196,7 +196,7 @@ def _without_answered(reports: list[TraceReport]) -> list[TraceReport]:
 
 
 def _minimum_share(arguments: argparse.Namespace) -> float:
-    """The share of the step from which findings are shown; never above the one that --fail-on judges by."""
+    """The step share from which findings are shown, at most the limit of --fail-on."""
     if arguments.all:
         return 0.0
     return _NOTEWORTHY_SHARE if arguments.fail_on is None else min(_NOTEWORTHY_SHARE, arguments.fail_on)
@@ -227,7 +227,7 @@ def _write(
 
 
 def _write_diff(target: str, diffs: Diffs) -> None:
-    """Write all changes as one patch, an empty one where there are none, and say what it leaves out."""
+    """Write all changes as one patch (empty without changes), and say what it leaves out."""
     patch = diffs.patch()
     for path in diffs.outside():
         why = "it is not below this folder: call stepscope diagnose in one that it is below"
@@ -238,7 +238,7 @@ def _write_diff(target: str, diffs: Diffs) -> None:
 
 
 def _judged(limit: float | None, findings: Sequence[Finding]) -> int:
-    """The exit code under --fail-on, with what broke the limit on standard error."""
+    """The exit code under --fail-on; findings above the limit are printed on standard error."""
     if limit is None:
         return 0
     above = [finding for finding in findings if finding.saving_ns_per_step > 0 and finding.saving_share >= limit]

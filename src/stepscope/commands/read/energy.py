@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(arguments: argparse.Namespace, path: str) -> EnergyAnswer:
-    """The energy of everything that the path stands for.
+    """The energy of all traces at the path.
 
     Raises:
         UsageError: the region is unknown, or no file can be read.
@@ -113,7 +113,7 @@ def _energy(arguments: argparse.Namespace, trace: Trace) -> TraceEnergy:
 
 
 def _sampled(view: View) -> tuple[SampledEnergy, ...]:
-    """The devices' energy by the power that the telemetry beside the trace sampled."""
+    """The devices' energy, from the power samples in the telemetry beside the trace."""
     from stepscope.predict.cost.energy import sampled_energy
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 

@@ -1,4 +1,4 @@
-"""`stepscope export`: the trace, or what it says, in the formats of other tools."""
+"""`stepscope export`: write the trace, or results derived from it, in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _has_slices(trace: Trace) -> bool:
 
 
 def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
-    """The content of the one file, computed from the unredacted trace: its paths decide which code is the user's."""
+    """The pieces of a one-file format, analysed before redaction, since paths decide which code is the user's."""
     shown = partial(redacted, arguments)
     user_code = user_code_from(arguments)
     match arguments.format:
@@ -122,7 +122,7 @@ def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
 
 
 def _write_log_folder(trace: Trace, target: str) -> None:
-    """Write the run into a log folder of TensorBoard's, which may have other runs."""
+    """Write the run into a TensorBoard log folder, which may hold other runs."""
     from stepscope.report.exports.xspace import xspace
 
     run = _plain_name(re.sub(r"(\.[A-Za-z]\w{0,8}){1,3}$", "", Path(trace.metadata.path).name)) or "trace"
@@ -150,7 +150,7 @@ def _write_log_folder(trace: Trace, target: str) -> None:
 
 
 def _plain_name(text: str) -> str:
-    """A name for a file on any system."""
+    """A file name that is valid on every system."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_")[:100]
 
 

@@ -46,7 +46,6 @@ def _add_place_options(parser: CommandParser) -> None:
 
 
 def _costs(arguments: argparse.Namespace) -> PlaceCosts:
-    """The costs of the places in the trace that the arguments name."""
     from stepscope.analysis.attribution import attribute
     from stepscope.analysis.places import place_costs
 
@@ -55,7 +54,6 @@ def _costs(arguments: argparse.Namespace) -> PlaceCosts:
 
 
 def _write(costs: PlaceCosts, table: pl.DataFrame, things: str, arguments: argparse.Namespace) -> None:
-    """Write the table of lines or modules as the options say."""
     from stepscope.report.places import places_document, places_json
     from stepscope.report.tables import table_bytes
 
@@ -80,7 +78,7 @@ def _write(costs: PlaceCosts, table: pl.DataFrame, things: str, arguments: argpa
 
 
 def _with_short_files(table: pl.DataFrame) -> pl.DataFrame:
-    """The table with files below the working directory as seen from there."""
+    """Make paths below the working directory relative to it."""
     import polars as pl
 
     here = os.path.join(os.getcwd(), "")
@@ -156,7 +154,7 @@ def _print_source(costs: PlaceCosts, table: pl.DataFrame, recorded: str, argumen
 
 
 def _note(recorded_unix_ns: int | None, place: str | None) -> str:
-    """What to know of the file before reading it."""
+    """Caveats about the file, printed above it."""
     if place is None:
         return " (the file was not found: --source-root DIR says where it lies)"
     if recorded_unix_ns is not None and os.stat(place).st_mtime_ns > recorded_unix_ns:

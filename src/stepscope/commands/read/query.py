@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 _STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show)\b", re.IGNORECASE)
-# Whatever stands between: a query that reads other files is refused, even where it only seems to.
+# Comments may separate the name and the parenthesis. A false match is refused too.
 _TABLE_FUNCTION: Final = re.compile(
     r"""\b(read_\w+)["`\]]?(?:\s|--[^\n]*\n|\#[^\n]*\n|/\*.*?\*/)*\(""", re.IGNORECASE | re.DOTALL
 )
@@ -66,11 +66,11 @@ def _answer(trace: Trace, sql: str, timeout_s: float | None, redactor: Redactor 
     """The result of a query over the trace's tables, each with its row numbers as `row`.
 
     Args:
-        timeout_s: seconds the query may take; None for any.
-        redactor: redacts the tables before the query: an answer's columns do not say what they hold.
+        timeout_s: seconds the query may take; None for no limit.
+        redactor: redacts the tables before the query, since the columns of a result do not show what they hold.
 
     Raises:
-        UsageError: the query is wrong, takes longer, or is for more than reading these tables.
+        UsageError: the query is wrong, times out, or does more than read these tables.
     """
     import polars as pl
 
@@ -94,11 +94,11 @@ def _answer(trace: Trace, sql: str, timeout_s: float | None, redactor: Redactor 
 
 
 def _collected(plan: pl.LazyFrame, timeout_s: float | None) -> pl.DataFrame:
-    """The plan's rows, collected by a thread that ends with the process: Polars cannot be stopped within one."""
+    """Collect the plan in a daemon thread, since Polars cannot be interrupted within one."""
     collected: Future[pl.DataFrame] = Future()
 
     def collect() -> None:
-        with guard.attempt() as collecting:  # Polars panics with errors that are no Exception
+        with guard.attempt() as collecting:  # Polars' panics are not derived from Exception
             collected.set_result(plan.collect())
         if collecting.error is not None:
             collected.set_exception(collecting.error)
@@ -121,7 +121,7 @@ def _refuse_more_than_reading(sql: str) -> None:
 
 
 def _refuse_other_files(plan: pl.LazyFrame, tables: dict[str, pl.LazyFrame]) -> None:
-    """Refuse a plan that scans what no table of the trace scans: a second line, behind the text of the query."""
+    """Second guard, after the check of the query's text: refuse a plan that scans more than the trace's tables."""
     own = {scan for table in tables.values() for scan in _scans(table)}
     if not _scans(plan) <= own:
         raise UsageError("the query reads other files; it may see only the tables of its trace")
@@ -132,7 +132,7 @@ def _scans(plan: pl.LazyFrame) -> set[str]:
 
 
 def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
-    """The first line of Polars' message, with a guess where a table or column is unknown."""
+    """The first line of Polars' message, with a suggestion for an unknown table or column."""
     first = message.strip().splitlines()[0] if message.strip() else "no reason given"
     table = re.search(r"relation '(.+?)' was not found", first)
     if table is not None:
@@ -150,7 +150,7 @@ def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
 
 
 def _listing(tables: pl.DataFrame, width: int) -> Iterator[str]:
-    """The tables for reading: none of their columns is cut."""
+    """The tables as text, with all their columns."""
     for name, rows, columns in tables.iter_rows():
         size = "made when a query names it" if rows is None else output.counted(rows, "row")
         yield f"{name}: {size}"
@@ -158,7 +158,7 @@ def _listing(tables: pl.DataFrame, width: int) -> Iterator[str]:
 
 
 def _tables(trace: Trace) -> pl.DataFrame:
-    """Columns table, rows, columns; the trace's own tables first, then those that follow from them."""
+    """Columns table, rows, columns; the trace's own tables first, then derived ones."""
     import polars as pl
 
     from stepscope.analysis.derived import DERIVED
@@ -167,7 +167,9 @@ def _tables(trace: Trace) -> pl.DataFrame:
     rows = [
         (name, trace.scan(name).select(pl.len()).collect().item(), ["row", *schema]) for name, schema in SCHEMAS.items()
     ]
-    rows += [(name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()]  # made when a query names them
+    rows += [
+        (name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()
+    ]  # computed when a query names them
     return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def rule_named(name: str) -> Rule:
-    """The rule of that name.
+    """The rule with this id.
 
     Raises:
         UsageError: there is none.

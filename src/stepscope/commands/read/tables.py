@@ -1,4 +1,4 @@
-"""The commands that read a trace, compute one table from it and write that: `stepscope steps`, `idle` and so on."""
+"""Commands that compute one table from a trace and write it: `stepscope steps`, `idle` and so on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.trace import Trace
 
 MOST_DEVICES: Final = 16
-"""Devices whose duty cycle is shown."""
+"""Number of devices whose duty cycle is shown."""
 
 
 def _table_command(
@@ -30,7 +30,7 @@ def _table_command(
     examples: str,
     add_options: Callable[[CommandParser], None] = lambda _: None,
 ) -> Command:
-    """A command that writes what `table` makes of a trace: the rows and what they are, or None where it printed it."""
+    """A command that writes the table and name of its rows that `table` returns; None means it already printed."""
 
     def prepare_parser(parser: CommandParser) -> None:
         add_trace(parser)
@@ -100,7 +100,7 @@ def _idle(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, st
 
 
 def _grouped(pieces: pl.DataFrame, columns: tuple[str, ...]) -> pl.DataFrame:
-    """Columns as asked for, then count, ns, idle_share (of all idle time); the largest first."""
+    """Group by the columns, then sum: count, ns, idle_share (of all idle time); the largest first."""
     import polars as pl
 
     check_columns(columns, pieces.columns)
@@ -192,7 +192,7 @@ def _kernels(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame,
 
 
 def _with_counters(table: pl.DataFrame, trace: Trace, arguments: argparse.Namespace) -> pl.DataFrame:
-    """The table with what Nsight Compute measured; says how many measurements found their kernel."""
+    """Add Nsight Compute's measurements to the table, and say how many matched a kernel."""
     from stepscope.analysis.kernels import join_counters, with_counters
     from stepscope.readers.side_files.ncu import read_ncu
 

@@ -58,7 +58,7 @@ def _prepare_parser(parser: CommandParser) -> None:
 
 
 def parsed_scale(text: str) -> tuple[str, float]:
-    """("aten::mm", 0.5) from "aten::mm=0.5"; the last = counts, for names may hold some."""
+    """Parse "aten::mm=0.5" into ("aten::mm", 0.5), split at the last "=" since names may contain some."""
     pattern, equals, factor = text.rpartition("=")
     if not equals or not pattern.strip():
         raise argparse.ArgumentTypeError(f"{text!r} scales nothing: write PATTERN=FACTOR, such as 'aten::mm=0.5'")
@@ -132,7 +132,7 @@ def _answer(arguments: argparse.Namespace) -> Answer:
 
 
 def _ranks(arguments: argparse.Namespace, first: View) -> tuple[RankProspect, ...]:
-    """What every rank would take, where the word stands for several that meet in collectives."""
+    """Every rank's prediction, if the argument names several ranks with common collectives; else empty."""
     from stepscope.diagnosis.view import View
     from stepscope.whatif.changes import together
     from stepscope.whatif.experiment import MOST_RANKS, Ranks
@@ -148,7 +148,7 @@ def _ranks(arguments: argparse.Namespace, first: View) -> tuple[RankProspect, ..
     for view in views:
         try:
             changes.append(together(*(each.change for each in _changes(arguments, view))))
-        except UsageError:  # what the rule finds on one rank it need not find on every other
+        except UsageError:  # a rule with a finding on one rank may have none on another
             changes.append(None)
     return ranks.prospects(changes)
 
@@ -188,7 +188,7 @@ def _named_changes(arguments: argparse.Namespace, view: View) -> Iterator[tuple[
 
 
 def _without(name: str, view: View) -> Change:
-    """The steps without a cause, or with everything fixed that a rule finds."""
+    """The steps without a cause, or with all findings of a rule fixed."""
     from stepscope.analysis.host import CAUSES
     from stepscope.diagnosis.rules import RULES
     from stepscope.whatif.changes import without_cause
@@ -205,7 +205,7 @@ def _without(name: str, view: View) -> Change:
 
 
 def _fixed(name: str, view: View) -> Change:
-    """The steps with everything fixed that the rule finds."""
+    """The steps with all findings of the rule fixed."""
     from stepscope.whatif.changes import together
 
     result = rule_named(name).ask(view)

@@ -1,4 +1,4 @@
-"""`stepscope attach` and `stepscope session`: record a program that is running."""
+"""`stepscope attach` and `stepscope session`: record a running program."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _prepare_attach(parser: CommandParser) -> None:
 
 
 def _attach(arguments: argparse.Namespace) -> int:
-    """Begin, wait, fetch, diagnose."""
+    """Start the capture, wait, fetch, diagnose."""
     targets: Sequence[str] = arguments.targets
     if not arguments.through_files:
         found = find_targets(targets)
@@ -106,7 +106,7 @@ def _attach(arguments: argparse.Namespace) -> int:
 
 
 def _record_agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[Path]:
-    """Record the agents, as often as was asked for; the traces of the last time."""
+    """Record the agents --repeat times, and return the traces of the last time."""
     from stepscope.record.agent.client import start_together
 
     clients = _agents(arguments, targets)
@@ -130,10 +130,10 @@ def _order(arguments: argparse.Namespace, **length: Any) -> CaptureOrder:
 
 
 def _agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[AgentClient]:
-    """The agents of the processes that are meant; each is asked once whether it is there.
+    """The clients of the targets' agents; each is asked once for its status.
 
     Raises:
-        UsageError: a target means nothing.
+        UsageError: a target names no process, run or address.
         AgentError: a process cannot be reached.
     """
     from stepscope.record.agent.client import for_each
@@ -150,7 +150,7 @@ def _agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[Agent
 
 
 def _run_at(target: str) -> RunFolder | None:
-    """The run of a name or a path, or None."""
+    """The run with this name or path, or None."""
     from stepscope.record.run_folder import RunFolder, is_run_folder
     from stepscope.record.runs import run_named
 
@@ -158,7 +158,7 @@ def _run_at(target: str) -> RunFolder | None:
 
 
 def _finished(started: Started) -> Started:
-    """Wait until every capture has ended; Ctrl-C cancels them. Says which failed.
+    """Wait until every capture has ended and say which failed; Ctrl-C cancels them.
 
     Raises:
         AgentError: none of them recorded anything.
@@ -175,7 +175,7 @@ def _finished(started: Started) -> Started:
 
 
 def _in_all(started: Started, ask: Callable[[AgentClient, CaptureState], CaptureState]) -> Started:
-    """Ask every process at once; where one fails, or the user presses Ctrl-C, all captures are cancelled."""
+    """Ask every process at once; if one fails, or the user presses Ctrl-C, all captures are cancelled."""
     from stepscope.record.agent.client import cancel_all, for_each_pair
 
     with ExitStack() as unless_done:
@@ -186,7 +186,7 @@ def _in_all(started: Started, ask: Callable[[AgentClient, CaptureState], Capture
 
 
 def _say_steps(done: Started) -> None:
-    """Say what was recorded, and where processes recorded other steps than the rest."""
+    """Say which steps were recorded, and whether processes recorded different ones."""
     recorded = {_described(state) for _, state in done}
     if len(recorded) == 1:
         say(f"recorded {recorded.pop()} of {', '.join(client.name for client, _ in done)}")
@@ -196,7 +196,7 @@ def _say_steps(done: Started) -> None:
 
 
 def _described(state: CaptureState) -> str:
-    """The steps of a capture in words, such as "steps 120 to 124"."""
+    """The steps of a capture, such as "steps 120 to 124"."""
     if state.first_step is None:
         return "no steps yet"
     if state.steps is None:
@@ -241,12 +241,12 @@ def _is_trace_name(path: Path) -> bool:
 
 
 def _is_xplane(state: CaptureState) -> bool:
-    """Whether XLA's profiler recorded it, as in a program of JAX."""
+    """Whether XLA's profiler recorded the capture, as in a JAX program."""
     return state.files[0][0].endswith(_XPLANE_SUFFIX)
 
 
 def _free(folder: Path, name: str, suffix: str) -> Path:
-    """A file of that name, or with a number behind it where one is there."""
+    """A file path that does not exist yet; a number is added if needed."""
     path, number = folder / f"{name}{suffix}", 1
     while path.exists():
         number += 1
@@ -255,7 +255,7 @@ def _free(folder: Path, name: str, suffix: str) -> Path:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, numbered where processes that are no ranks of one job share theirs."""
+    """The names, numbered if several processes that are not ranks of one job share one."""
     return [
         name if names.count(name) == 1 else f"{name}-{names[: place + 1].count(name)}"
         for place, name in enumerate(names)
@@ -263,7 +263,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _diagnose(arguments: argparse.Namespace, traces: Sequence[Path]) -> int:
-    """Diagnose the traces unless that is not wanted; returns the exit code."""
+    """Diagnose the traces unless the user declined, and return the exit code."""
     return 0 if arguments.no_diagnose else diagnose.COMMAND.run_with([str(trace.absolute()) for trace in traces])
 
 
@@ -343,12 +343,11 @@ def _shut_down(arguments: argparse.Namespace, clients: Sequence[AgentClient]) ->
 
 
 def _begun(started: Started) -> Started:
-    """The captures when their first steps have begun, so that stopping them leaves something; Ctrl-C cancels them."""
+    """Wait until the captures' first steps have begun, so that stopping leaves a trace; Ctrl-C cancels them."""
     return _in_all(started, lambda client, state: client.begun(state.id))
 
 
 def _captures(clients: Sequence[AgentClient]) -> Started:
-    """Every capture of every process."""
     from stepscope.record.agent.client import for_each
 
     captures = for_each(clients, lambda client: client.captures())
@@ -356,10 +355,10 @@ def _captures(clients: Sequence[AgentClient]) -> Started:
 
 
 def _under_way(clients: Sequence[AgentClient]) -> Started:
-    """The capture that each process has under way.
+    """The running capture of each process that has one.
 
     Raises:
-        AgentError: none has any.
+        AgentError: no process has one.
     """
     found = [(client, state) for client, state in _captures(clients) if not state.ended]
     if not found:

@@ -1,4 +1,4 @@
-"""`stepscope run`: a program, recorded for a few steps without a change in it, and diagnosed."""
+"""`stepscope run`: record a few steps of an unmodified program, and diagnose them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SIGNS: Final = {
     "annotation": ", marked by the program",
     "jitted": ", seen by calls of a jitted function",
 }
-"""How the steps of a recording were seen."""
+"""How the steps of a recording were recognised."""
 _NO_STEP: Final = {
     "torch": "neither an optimizer's nor an iteration of a DataLoader nor a repeated forward call",
     "jax": "neither a StepTraceAnnotation nor a repeated call of a jitted function",
@@ -52,7 +52,7 @@ _NO_STEP: Final = {
 
 
 def power_limits(text: str) -> list[Limit]:
-    """Limits from the command line: watts, or percent of the most that the devices allow."""
+    """Parse power limits in watts, or in percent of the devices' maximum."""
     from stepscope.record.energy import Limit
 
     found = []
@@ -133,7 +133,7 @@ def _prepare_parser(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run the program, keep what it recorded, diagnose it; returns the program's exit code."""
+    """Run the program, keep what it recorded, diagnose it, and return the program's exit code."""
     from stepscope.record.launch import command_of
 
     if arguments.apply == ["list"]:
@@ -175,7 +175,7 @@ def _run_once(arguments: argparse.Namespace, command: Sequence[str], environ: Ma
 
 
 class _Run:
-    """The folder of a run that has begun, and what is written into it when it has ended."""
+    """The folder of a run in progress, completed when the run ends."""
 
     def __init__(self, arguments: argparse.Namespace, command: Sequence[str], options: RunOptions) -> None:
         from stepscope.record.manifest import RunManifest
@@ -196,13 +196,13 @@ class _Run:
         RunIndex().add(self.folder)
 
     def environment(self, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """What the program's environment needs so that it is recorded."""
+        """Environment variables that make the program record itself."""
         from stepscope.record.launch import environment_of
 
         return environment_of(self.folder, self.options, environ)
 
     def end(self, code: int) -> None:
-        """Say what became of the remedies, and keep how the run ended."""
+        """Report the outcome of the remedies, and store how the run ended."""
         self.recordings = self.folder.recordings()
         applied: list[dict[str, Any]] = []
         _quietly(lambda: applied.extend(self._outcomes()))
@@ -219,7 +219,7 @@ class _Run:
 
 
 def _run_sizes(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the program once for each batch size; 0 where that shows how a step grows with the batch."""
+    """Run the program once for each batch size, then report how a step grows with the batch."""
     from stepscope.record.launch import INTERRUPTED, record_sizes, run_program
 
     if not arguments.batch_sizes or len(set(arguments.batch_sizes)) < 2:
@@ -236,13 +236,13 @@ def _run_sizes(arguments: argparse.Namespace, command: Sequence[str], environ: M
         if runs[-1].exit_code == INTERRUPTED:
             return INTERRUPTED
         arguments.window = arguments.no_cache = None
-        arguments.steps = None  # of the trace: those that are to be recorded are known
+        arguments.steps = None  # --steps named the steps to record, not the steps of the trace to read
         write_model(measurements_of_run(arguments, run.folder.path), arguments)
     return 0
 
 
 def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the program once at each power limit; 0 where at least two were measured."""
+    """Run the program once at each power limit; return 0 if at least two were measured."""
     from stepscope.record.energy import device_limits, measure_limits
     from stepscope.record.launch import run_program
     from stepscope.report.energy import limits_document
@@ -292,7 +292,7 @@ def _say_energy(recordings: Sequence[dict[str, Any]]) -> None:
 
 
 def _what_was_recorded(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """In sentences: the run, how many steps by which sign, and what went wrong."""
+    """Say in sentences what the run is, how many steps were recorded by which sign, and what went wrong."""
     with_traces = [one for one in recordings if one.get("trace")]
     if with_traces:
         yield f"run {folder.name}: {_recorded(with_traces)}; {folder.path}"
@@ -311,7 +311,7 @@ def _what_was_recorded(folder: RunFolder, recordings: Sequence[dict[str, Any]]) 
 
 
 def _recorded(recordings: Sequence[dict[str, Any]]) -> str:
-    """Such as "recorded 5 steps (10 to 14), seen by the optimizer's steps, on 2 ranks"."""
+    """Format "recorded 5 steps (10 to 14), seen by the optimizer's steps, on 2 ranks"."""
     first = recordings[0]
     fewest = min(one["steps"] for one in recordings)
     asked = first.get("asked_steps", fewest)
@@ -361,13 +361,13 @@ def _options(arguments: argparse.Namespace) -> RunOptions:
 
 @contextlib.contextmanager
 def _on_standard_error() -> Iterator[None]:
-    """Standard output was the program's; what is printed here goes to standard error."""
+    """Redirect prints to standard error, since standard output belongs to the program."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
 
 
 def _quietly(action: Callable[[], object]) -> None:
-    """The program's exit code is what counts: what fails beside it is reported, and no more."""
+    """Run the action but only report its errors, since the program's exit code is what counts."""
     from stepscope import guard
 
     with guard.attempt() as doing:

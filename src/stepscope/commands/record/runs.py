@@ -115,7 +115,7 @@ def _shown(folder: RunFolder) -> Iterator[str]:
     for one in manifest.applied:
         yield f"applied  {one.get('flag')}{':' if one.get('applied') else ', not applied:'} {one.get('sentence')}"
     for one in manifest.recordings:
-        if one.get("host") is not None:  # what its profiler server sent
+        if one.get("host") is not None:  # what the profiler server sent
             times = "once" if one.get("captures") == 1 else f"{one.get('captures')} times"
             yield f"host     {one['host']}, recorded {times} for {one.get('seconds')} s{_problem(one)}"
             continue
@@ -135,7 +135,7 @@ def _end(manifest: RunManifest) -> str:
 
 
 def _open(folder: RunFolder) -> None:
-    """Write the report into the run's folder and show it."""
+    """Write the report into the run's folder and open it."""
     page = folder.path / "report.html"
     diagnose.COMMAND.run_with([str(folder.path), "--html", str(page)])
     if not webbrowser.open(page.as_uri()):

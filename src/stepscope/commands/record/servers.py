@@ -1,4 +1,4 @@
-"""Records the profiler servers that XLA runs in programs of JAX, PyTorch/XLA and TensorFlow."""
+"""Record through the profiler servers that XLA runs in JAX, PyTorch/XLA and TensorFlow programs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the targets of a command are.
+    """The targets of a command, by kind.
 
     Attributes:
         agents: targets that are agents of stepscope, or may be.
         servers: addresses of profiler servers.
-        unreachable: addresses at which nobody answers, and why.
-        order: every target, as it was named.
+        unreachable: addresses that do not answer, and why.
+        order: every target, in the order given.
     """
 
     agents: tuple[str, ...]
@@ -40,7 +40,7 @@ class Targets:
 
 
 def find_targets(targets: Sequence[str]) -> Targets:
-    """Look who listens at each address among the targets; commas stand between those of a list.
+    """Find out what listens at each target's address; a target may be a list separated by commas.
 
     Raises:
         UsageError: there is no such port.
@@ -67,7 +67,7 @@ def find_targets(targets: Sequence[str]) -> Targets:
 
 
 def _split(target: str) -> list[str]:
-    """The addresses of a list with commas; anything else as it stands."""
+    """The addresses of a list with commas; any other target stays whole."""
     from stepscope.record.agent.targets import address_of
 
     words = [word.strip() for word in target.split(",")]
@@ -75,10 +75,10 @@ def _split(target: str) -> list[str]:
 
 
 def record_servers(arguments: argparse.Namespace, targets: Targets) -> list[Path]:
-    """Record the profiler servers, as often as was asked for; returns the profiles of the last time.
+    """Record the profiler servers --repeat times, and return the profiles of the last time.
 
     Raises:
-        UsageError: options that a profiler server cannot follow.
+        UsageError: options that a profiler server does not support.
         AgentError: no host sent a profile.
     """
     from stepscope.record.profiler_server import check_client
@@ -100,7 +100,7 @@ def record_servers(arguments: argparse.Namespace, targets: Targets) -> list[Path
 
 
 def _repeated(arguments: argparse.Namespace, servers: Sequence[str], recording: _ServerRecording) -> list[Path]:
-    """Record again and again; the profiles of the last time. Ends early where no host answers any more."""
+    """Record --repeat times and return the profiles of the last time; end early if no host answers any more."""
     last: list[Path] = []
     for number in range(1, arguments.repeat + 1):
         begun_s = time.monotonic()
@@ -117,7 +117,7 @@ def _repeated(arguments: argparse.Namespace, servers: Sequence[str], recording: 
 
 
 class _ServerRecording:
-    """The profiles of several hosts, kept in a run folder, or in one that the user named."""
+    """The profiles of several hosts, kept in a run folder or in a folder that the user named."""
 
     def __init__(self, run: RunFolder | None, folder: Path, addresses: Sequence[str], order: ProfilerOrder) -> None:
         self.folder = folder
@@ -130,12 +130,12 @@ class _ServerRecording:
         self._traces: list[Path] = []
 
     def failed(self, address: str, problem: str) -> None:
-        """Say that a host was not recorded."""
+        """Report that a host was not recorded."""
         say(problem)
         self._hosts[address]["problem"] = problem
 
     def record(self, servers: Sequence[str], number: int, of: int) -> list[Path]:
-        """Record every host once; the profiles.
+        """Record every host once, and return the profiles.
 
         Raises:
             AgentError: no host sent one.
@@ -154,7 +154,7 @@ class _ServerRecording:
         return [self._kept(profile) for profile in done]
 
     def _kept(self, profile: HostProfile) -> Path:
-        """The profile's file, which every command also finds as a trace of the run."""
+        """Store the profile where every command finds it as a trace of the run."""
         from stepscope.record.profiler_server import link_or_copy
         from stepscope.record.run_folder import xplane_name
 
@@ -175,7 +175,7 @@ class _ServerRecording:
             say(f"to see whether the steps changed meanwhile: stepscope compare {first} {last}")
 
     def end(self) -> None:
-        """Write down how it went, for `stepscope runs`."""
+        """Write how the recording ended, for `stepscope runs`."""
         if self._run is not None:
             code = 0 if any(host["captures"] for host in self._hosts.values()) else 2
             self._run.write_manifest(self._run.manifest().ended(time.time(), code, list(self._hosts.values())))
@@ -183,7 +183,7 @@ class _ServerRecording:
 
 
 def _order(arguments: argparse.Namespace) -> ProfilerOrder:
-    """What the options say, as far as a profiler server can follow them."""
+    """The recording order from the options; raises `UsageError` for those that a profiler server does not support."""
     from stepscope.record.profiler_server import MOST_SECONDS, ProfilerOrder
 
     if arguments.steps is not None:
@@ -210,7 +210,6 @@ def _order(arguments: argparse.Namespace) -> ProfilerOrder:
 
 
 def _new_run(arguments: argparse.Namespace, servers: Sequence[str]) -> RunFolder:
-    """A new run, named after the first host."""
     from stepscope.record.manifest import RunManifest
     from stepscope.record.profiler_server import file_name
     from stepscope.record.run_folder import RunFolder
@@ -218,7 +217,9 @@ def _new_run(arguments: argparse.Namespace, servers: Sequence[str]) -> RunFolder
     words = ["stepscope", "attach", ",".join(servers), "--seconds", f"{arguments.seconds or _SECONDS:g}"]
     options = {"profiler_server": True, "host_tracer_level": arguments.host_tracer_level, "repeat": arguments.repeat}
     manifest = RunManifest.begin(words, time.time(), options=options, redact=False)
-    manifest = replace(manifest, git=None, environment={})  # of this command, not of the program that is recorded
+    manifest = replace(
+        manifest, git=None, environment={}
+    )  # these would describe this command, not the recorded program
     moment = time.strftime("%Y%m%d-%H%M%S")
     folder = RunFolder.create(None, None, manifest, suggestion=f"attach-{file_name(servers[0])[:60]}-{moment}")
     _remember(folder)
@@ -230,5 +231,5 @@ def _remember(folder: RunFolder) -> None:
 
     try:
         RunIndex().add(folder)
-    except StepscopeError as error:  # the profiles count, not the list of runs
+    except StepscopeError as error:  # the profiles matter more than the list of runs
         say(str(error))

@@ -60,7 +60,6 @@ def _opened(path: str) -> Telemetry:
 
 
 def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
-    """The plots of every rank."""
     import polars as pl
 
     from stepscope.analysis.telemetry import telemetry_picture

@@ -1,4 +1,4 @@
-"""What a command is, and how the words behind its name are read."""
+"""Define commands, and parse the arguments after a command's name."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Command:
     """One command of `stepscope`.
 
     Attributes:
-        name: as it is typed.
+        name: the word typed on the command line.
         help: one sentence for the list of commands.
         prepare_parser: adds the command's arguments to its parser.
-        run: runs the command with its arguments; returns the exit code. What is heavy is imported there.
-        examples: the end of the command's help: remarks, examples and, where they are its own, exit codes.
+        run: runs the command and returns the exit code; imports heavy modules itself.
+        examples: the end of the command's help: remarks, examples and any exit codes of its own.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Command:
     examples: str = ""
 
     def run_with(self, words: Sequence[str]) -> int:
-        """Run the command as if it had been typed with these words; returns the exit code."""
+        """Run the command as if typed with these words, and return the exit code."""
         parser = CommandParser(prog=f"stepscope {self.name}")
         self.prepare_parser(parser)
         return self.run(parser.parse_args(words))
@@ -42,11 +42,11 @@ class CommandParser(argparse.ArgumentParser):
     """Raises `UsageError` instead of printing and exiting; options are never abbreviated.
 
     Attributes:
-        late: the last positional argument where it may be left out; argparse does not find it behind options.
-        program: the argument that gets another program's command line, which begins with the first word that is no
-            option, or with -m, and which argparse must not see.
-        of_program: an option whose value is an option of that program, such as --knob --fused; argparse would not take
-            what begins with a dash for a value.
+        late: the last, optional positional argument, which argparse does not find after options.
+        program: the argument that takes another program's command line, hidden from argparse; it begins with the first
+            word that is not an option, or with -m.
+        of_program: an option whose value may be an option of that program, such as --knob --fused, which argparse would
+            not accept as a value.
     """
 
     late: str = ""
@@ -58,13 +58,13 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**settings)
 
     def error(self, message: str) -> NoReturn:
-        """Turn argparse's complaint into a `UsageError`."""
+        """Raise argparse's complaint as a `UsageError`."""
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         guess = suggestion(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
         raise UsageError(f"{message}{guess} (see {self.prog} --help)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, with `of_program` and its value in one word."""
+        """Parse like argparse, after joining `of_program` and its value into one word."""
         if args is not None and self.of_program:
             args = self._joined(list(args))
         return super().parse_known_args(args, namespace)
@@ -82,7 +82,7 @@ class CommandParser(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
     def split_program(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """The words that are options of this parser, and the command line that follows them."""
+        """Split the words into this parser's options and the program's command line after them."""
         position = 0
         while self.program and position < len(words):
             word = words[position]
@@ -95,7 +95,7 @@ class CommandParser(argparse.ArgumentParser):
         return words, []
 
     def take_late(self, arguments: argparse.Namespace, rest: list[str]) -> list[str]:
-        """Give the `late` argument what stood behind the options; returns what is still left over."""
+        """Assign the first leftover word to the `late` argument, and return the remaining words."""
         if self.late and getattr(arguments, self.late) is None and rest and not rest[0].startswith("-"):
             setattr(arguments, self.late, rest[0])
             return rest[1:]
@@ -103,13 +103,13 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """A question such as "; did you mean --top?", or nothing where nothing is close."""
+    """A question such as "; did you mean --top?", or "" if no known word is close."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def unknown_command(word: str, known: Sequence[str]) -> UsageError:
-    """The error for a first word that is no command: most often a typo, or a trace without a command."""
+    """The error for an unknown command: most often a typo, or a trace without a command."""
     if os.path.exists(word):
         return UsageError(f"{word!r} is no command; to explain a trace: stepscope diagnose {word}")
     guess = suggestion(word, known) or f"; the commands are {', '.join(known)}"

@@ -49,12 +49,12 @@ _EVIDENCE: Final = {
 
 
 def add_trace(parser: argparse.ArgumentParser, help: str = TRACE) -> None:
-    """TRACE, the one trace that the command reads."""
+    """Add TRACE, the one trace that the command reads."""
     parser.add_argument("trace", metavar="TRACE", help=help)
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """--window, --steps, --no-cache, --limit and --verbose."""
+    """Add --window, --steps, --no-cache, --limit and --verbose."""
     group = parser.add_argument_group("reading")
     part = group.add_mutually_exclusive_group()
     part.add_argument("--window", metavar="START:END", help="only this stretch of the trace, such as 2s:4s or 150ms:")
@@ -70,7 +70,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _Limit(argparse.Action):
-    """Puts a limit into the environment, where readers find it, in the processes of a search too."""
+    """Stores a limit in an environment variable, where readers see it even in the child processes of a search."""
 
     def __call__(
         self,
@@ -86,14 +86,14 @@ class _Limit(argparse.Action):
 
 
 def add_evidence_options(parser: argparse.ArgumentParser) -> None:
-    """--xla-metrics, --xla-debug-log, --gaudi-metrics and --fallback-log, each as often as wanted."""
+    """Add --xla-metrics, --xla-debug-log, --gaudi-metrics and --fallback-log, each repeatable."""
     group = parser.add_argument_group("other files of the run, whose counts join the findings")
     for option, what in _EVIDENCE.items():
         group.add_argument(option, metavar="FILE", action="append", default=[], help=what)
 
 
 def add_user_code_options(parser: argparse.ArgumentParser) -> None:
-    """--user-code and --not-user-code."""
+    """Add --user-code and --not-user-code."""
     group = parser.add_argument_group("your code is what belongs to no library; patterns are folders, files or globs")
     for option, what in (
         ("--user-code", "also these, such as megatron or '*/site-packages/mine/*'; may be repeated"),
@@ -117,23 +117,23 @@ def _pattern(text: str) -> str:
 
 
 def add_report_options(group: argparse._ActionsContainer, **reports: str) -> None:
-    """--json FILE and the like, for each form of report that a help is given for; `write_reports` writes them."""
+    """Add an option such as --json FILE for each report with a help text; `write_reports` writes them."""
     for form, what in reports.items():
         group.add_argument(f"--{form}", metavar="FILE", type=file_to_write, help=what)
 
 
 def add_top_option(group: argparse._ActionsContainer, help: str, default: int | None = None) -> None:
-    """--top, how many rows are shown."""
+    """Add --top, the number of rows shown."""
     group.add_argument("--top", metavar="N", type=row_count, default=default, help=help)
 
 
 def add_redact_option(group: argparse._ActionsContainer) -> None:
-    """--redact."""
+    """Add --redact."""
     group.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
 
 
 def add_raw_option(group: argparse._ActionsContainer) -> None:
-    """--raw, where a command writes CSV."""
+    """Add --raw, for commands that write CSV."""
     group.add_argument(
         "--raw",
         action="store_true",
@@ -142,18 +142,18 @@ def add_raw_option(group: argparse._ActionsContainer) -> None:
 
 
 def add_output_option(group: argparse._ActionsContainer) -> None:
-    """--output."""
+    """Add --output."""
     group.add_argument(
         "--output", metavar="FILE", type=file_to_write, default="-", help="write to a file instead of the terminal"
     )
 
 
 def add_trial_options(group: argparse._ActionsContainer, *, precision: str, budget: str, budget_s: float) -> None:
-    """--steps, --precision, --budget and --quiet-machine, of commands that time a program again and again.
+    """Add --steps, --precision, --budget and --quiet-machine, for commands that time a program repeatedly.
 
     Args:
         precision, budget: the help of these options.
-        budget_s: what --budget is by default.
+        budget_s: default of --budget.
     """
     group.add_argument(
         "--steps", metavar="N", type=whole(3), default=TRIAL_STEPS, help="steps to time in a run, with its warm-up (50)"
@@ -166,7 +166,7 @@ def add_trial_options(group: argparse._ActionsContainer, *, precision: str, budg
 
 
 def add_slower_option(group: argparse._ActionsContainer) -> None:
-    """--fail-if-slower."""
+    """Add --fail-if-slower."""
     group.add_argument(
         "--fail-if-slower",
         metavar="SHARE",
@@ -176,11 +176,11 @@ def add_slower_option(group: argparse._ActionsContainer) -> None:
 
 
 def exit_code_if_slower(limit: float | None, comparisons: Iterable[tuple[str, SampleComparison]]) -> int:
-    """The exit code under --fail-if-slower; says on standard error what broke the limit.
+    """Return the exit code under --fail-if-slower, and say on standard error what broke the limit.
 
     Args:
-        limit: a share of the first one's step; None where the option was not given.
-        comparisons: what is compared with the first, by name.
+        limit: share of the first one's step; None if the option was not given.
+        comparisons: (name, comparison with the first).
     """
     if limit is None:
         return 0
@@ -191,7 +191,7 @@ def exit_code_if_slower(limit: float | None, comparisons: Iterable[tuple[str, Sa
 
 
 def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
-    """--memory-limit and --keep-free."""
+    """Add --memory-limit and --keep-free."""
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
@@ -208,7 +208,7 @@ def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
 
 
 def add_record_flags(group: argparse._ActionsContainer) -> None:
-    """--shapes, --no-shapes and so on, one pair for each field of `RecordOptions`."""
+    """Add a pair such as --shapes and --no-shapes for each field of `RecordOptions`."""
     for option in fields(RecordOptions):
         group.add_argument(
             f"--{option.name}",
@@ -219,5 +219,5 @@ def add_record_flags(group: argparse._ActionsContainer) -> None:
 
 
 def record_options(arguments: argparse.Namespace) -> RecordOptions:
-    """What the options say is to be recorded."""
+    """What to record, by the options."""
     return RecordOptions(**{option.name: getattr(arguments, option.name) for option in fields(RecordOptions)})

@@ -1,4 +1,4 @@
-"""Where results go: the terminal, a pipe, or a file that is written whole or not at all."""
+"""Write results to the terminal, a pipe, or a file, which is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 _PLAIN: Final = re.compile(r"([\n\t])")
 _COLOURED: Final = re.compile(r"([\n\t]|\x1b\[[0-9;]*m)")
-"""What a terminal gets as it is; the split of a text by it has what it matched at odd places."""
+"""Sequences that a terminal gets unescaped; `split` puts them at odd positions."""
 _PIPE_WIDTH: Final = 120
 _LONGEST_NAME: Final = 50
 _PLAIN_CHARACTERS: Final = str.maketrans({"█": "#", "…": "~", "●": "o", "│": "|", "┆": ":"})
 
 
 Report: TypeAlias = Callable[[], "dict[str, Any] | bytes"]
-"""Makes a report when one is asked for: an object for JSON, or the bytes of a file."""
+"""Lazily makes a report: an object for JSON, or the bytes of a file."""
 
 
 def say(sentence: str) -> None:
-    """Tell the user on standard error what happens; standard output is the result's."""
+    """Print progress or a warning on standard error; standard output is for results."""
     print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
 
 
 def refuse_mixed_reports(arguments: argparse.Namespace) -> None:
-    """Raise `UsageError` where several reports would be mixed on standard output."""
+    """Raise `UsageError` if several reports would be mixed on standard output."""
     forms = ("json", "markdown", "html", "csv", "diff")
     if [getattr(arguments, form, None) for form in forms].count("-") > 1:
         raise UsageError("only one report can go to standard output")
@@ -55,11 +55,11 @@ def write_reports(
     is_printed: bool = True,
     **reports: Report,
 ) -> None:
-    """Write each report that an option of its name asks for; print the document where none goes to standard output.
+    """Write each report whose option was given, and print the document unless a report goes to standard output.
 
     Args:
         top: rows of each table in text and Markdown, 0 for all.
-        page: for HTML, where it is not the whole document.
+        page: HTML, if it differs from the rendered document.
         is_printed: whether the terminal gets the document.
     """
     from stepscope.report.html.page import html_of
@@ -109,9 +109,9 @@ def _encoded(report: dict[str, Any] | bytes) -> bytes:
 
 
 def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
-    """Write bytes, or pieces of them, to standard output where the target is "-", else to a file, and say so.
+    """Write to standard output if the target is "-", else to a file, and say so.
 
-    A file is written whole or not at all.
+    A file is written completely or not at all.
     """
     if target != "-":
         write_atomically(Path(target), data)
@@ -131,14 +131,14 @@ def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
-    """Write a file so that nobody ever sees half of it; links are followed, and permissions kept unless it is private.
+    """Replace a file atomically; links are followed, and permissions kept unless it is private.
 
     Raises:
         UsageError: the file cannot be written.
     """
     place = Path(os.path.realpath(path))
     try:
-        if place.exists() and not place.is_file():  # /dev/null, a named pipe
+        if place.exists() and not place.is_file():  # /dev/null or a named pipe
             with place.open("wb") as file:
                 file.writelines(_pieces(data))
             return
@@ -149,10 +149,10 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes], *, private: bool
 
 
 def write_folder(target: str, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a new folder that takes its place when it is complete, and say so.
+    """Let `write` fill a temporary folder, move it to the target when complete, and say so.
 
     Raises:
-        UsageError: there is something at that place already, or it cannot be written.
+        UsageError: the target exists and is not an empty folder, or cannot be written.
     """
     place = Path(os.path.realpath(target))
     if target == "-":
@@ -178,7 +178,7 @@ def _pieces(data: bytes | Iterable[bytes]) -> Iterable[bytes]:
 
 
 def print_text(text: str) -> None:
-    """Print text; a terminal that lacks its characters gets plain ones."""
+    """Print text; characters that the terminal lacks are replaced by plain ones."""
     encoding = sys.stdout.encoding or "utf-8"
     try:
         text.encode(encoding)
@@ -190,9 +190,9 @@ def print_text(text: str) -> None:
 
 
 def _for_terminal(text: str) -> str:
-    """The text without anything that a terminal obeys but line ends, tabs and, where there is colour, our own colours.
+    """Escape everything that a terminal interprets, except line ends, tabs and, with colour, colour sequences.
 
-    Names are made printable where reports are made; this is for what goes to a terminal as it is, such as CSV.
+    Names in reports are already escaped; this covers raw output such as CSV.
     """
     kept = _COLOURED if colour() else _PLAIN
     return "".join(part if place % 2 else printable(part) for place, part in enumerate(kept.split(text)))
@@ -200,7 +200,7 @@ def _for_terminal(text: str) -> str:
 
 @contextlib.contextmanager
 def _to_standard_output() -> Iterator[None]:
-    """Turn a failure to write, such as on a full disk, into a `UsageError`; a closed pipe is no failure."""
+    """Turn a failure to write, such as on a full disk, into a `UsageError`; a closed pipe stays a `BrokenPipeError`."""
     try:
         yield
     except BrokenPipeError:
@@ -211,29 +211,29 @@ def _to_standard_output() -> Iterator[None]:
 
 
 def discard_standard_output() -> None:
-    """Send what is still to be written to nowhere, so that the interpreter does not fail on it as it ends."""
+    """Redirect standard output to the null device, so that the flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_table(frame: pl.DataFrame) -> None:
-    """Print a table, however many rows it has."""
+    """Print all rows of a table."""
     from stepscope.report.tables import table_lines
 
     print_text("\n".join(table_lines(frame, width=width())) + "\n")
 
 
 def counted(number: int, one: str, several: str = "") -> str:
-    """A number of things, such as "1 trace" or "1,200 traces"."""
+    """Format a count such as "1 trace" or "1,200 traces"."""
     return f"1 {one}" if number == 1 else f"{count(number)} {several or one + 's'}"
 
 
 def width() -> int:
-    """Columns of the terminal; COLUMNS overrides, and a pipe has 120."""
+    """Columns of the terminal; COLUMNS overrides them, and a pipe has 120."""
     return max(20, shutil.get_terminal_size((_PIPE_WIDTH, 24)).columns if sys.stdout.isatty() else _columns())
 
 
 def colour() -> bool:
-    """Whether to colour: only on a terminal, and not where NO_COLOR (https://no-color.org) is set."""
+    """Whether to colour: only on a terminal, and not if NO_COLOR (https://no-color.org) is set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -1,4 +1,4 @@
-"""How commands that start programs apply remedies to them, and end them."""
+"""Apply remedies to programs that commands start, and end those programs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ INTERRUPTED: Final = 130
 
 
 def applications(lists: Sequence[str] | None) -> tuple[str, ...]:
-    """The words of all `--apply` options together.
+    """The remedies of all `--apply` options together.
 
     Raises:
-        UsageError: something in them is wrong, or is missing on this machine.
+        UsageError: an option is invalid, or a remedy needs something that this machine lacks.
     """
     if lists is None:
         return ()
     from stepscope.record.apply import environment_of, parse_applications
 
     words = parse_applications(",".join(lists))
-    environment_of(words, os.environ)  # what is missing is said before anything starts
+    environment_of(words, os.environ)  # report what is missing before anything starts
     return words
 
 
 def allocator_variables(name: str | None, command: Sequence[str]) -> dict[str, str]:
-    """What the command's environment needs so that it starts with that allocator; nothing without a name.
+    """Environment variables that start the command with that allocator; empty without a name.
 
-    Says on standard error where the command is seen to start without it: what it starts may load the library all the
-    same.
+    Warns on standard error if the command itself will not load it; its child processes may load it all the same.
 
     Raises:
-        UsageError: the allocator is not on the system, or cannot be loaded.
+        UsageError: the allocator is not installed, or cannot be loaded.
     """
     from stepscope.remedies.allocators import allocator_environment, loading_problem, preload_obstacle
 
@@ -60,7 +59,7 @@ def allocator_variables(name: str | None, command: Sequence[str]) -> dict[str, s
 
 @contextlib.contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """Take the signals that end a process as Ctrl-C, so that no program is left behind."""
+    """Treat the signals that end a process like Ctrl-C, so that no program is left behind."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Opens the traces that arguments name, with progress on a terminal, and knows what --redact takes out."""
+"""Open the traces that arguments name, with progress on a terminal, and collect what --redact removes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REDRAW_S: Final = 0.1
 
 
 def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
-    """Open a trace, or that of a run, as the options say; with progress on a terminal when it takes long."""
+    """Open a trace or a run's trace as the options say, with progress on a terminal if it takes long."""
     from stepscope.readers import open_trace
     from stepscope.trace import Window
     from stepscope.trace.cache import TraceCache
@@ -62,7 +62,7 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
 
 
 def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
-    """From the first to the last of these steps, by the numbers that `stepscope steps` gives those it inferred.
+    """The window of these steps, by the numbers that `stepscope steps` gives to inferred steps.
 
     Raises:
         UsageError: there are none.
@@ -84,10 +84,10 @@ def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
 def readable_traces(
     arguments: argparse.Namespace, paths: Sequence[str], unreadable: list[Unreadable]
 ) -> Iterator[Trace]:
-    """Open every trace that the paths stand for, one after the other, each file once.
+    """Open every trace at the paths in turn, each file once.
 
     Args:
-        unreadable: takes the files of folders and runs that cannot be read; what a path itself names must be readable.
+        unreadable: collects unreadable files of folders and runs; a file named directly must be readable.
 
     Raises:
         UsageError: no file can be read.
@@ -120,7 +120,7 @@ def readable_traces(
 
 
 def _say_which_steps(trace: Trace, wanted: StepRange) -> None:
-    """Tell where fewer steps were recorded than were asked for."""
+    """Warn if fewer steps were recorded than asked for."""
     steps = trace.annotations["step"].drop_nulls().unique().sort().to_list()
     if steps and wanted.last < 2**62 and len(steps) < wanted.last - wanted.first + 1:
         found = f"step {steps[0]}" if len(steps) == 1 else f"{count(len(steps))} steps, {steps[0]} to {steps[-1]},"
@@ -128,7 +128,7 @@ def _say_which_steps(trace: Trace, wanted: StepRange) -> None:
 
 
 def trace_paths(path: str | Path) -> list[Path]:
-    """The trace files that a word stands for: of a run, by name or folder, each rank's latest; else what lies there.
+    """The trace files of an argument: each rank's latest for a run (by name or folder), else the files at the path.
 
     Raises:
         UsageError: a run without traces, or whose folder is gone.
@@ -152,13 +152,13 @@ def trace_paths(path: str | Path) -> list[Path]:
 
 
 def place_of(path: str | Path) -> Path:
-    """What a word stands for: the folder of a run, by name too, or something in it; else the path that it is."""
+    """The path of an argument: a run's folder (by name too), something inside it, or the path itself."""
     folder = _run_at(path)
     return folder.path if folder is not None else _inside_run(path) or Path(path)
 
 
 def _one_trace(path: str | Path) -> str | Path:
-    """The trace to open where only one can be: a run's first rank, which is said."""
+    """The trace to open if the command takes only one; says which of several it is."""
     folder = _run_at(path)
     inside = _inside_run(path)
     if folder is None and inside is not None and inside.is_dir():
@@ -173,7 +173,7 @@ def _one_trace(path: str | Path) -> str | Path:
 
 
 def _run_at(path: str | Path) -> RunFolder | None:
-    """The run that a word names: a run folder's path, or the name of a run where nothing has that path."""
+    """The run of an argument: a run folder's path, or a run's name if no such path exists."""
     from stepscope.record.run_folder import RunFolder, is_run_folder
 
     if is_run_folder(path):
@@ -187,7 +187,7 @@ def _run_at(path: str | Path) -> RunFolder | None:
 
 
 def _inside_run(path: str | Path) -> Path | None:
-    """What RUN/rank1, or RUN/rank1/trace-2.json.gz, stands for."""
+    """The path of an argument such as RUN/rank1 or RUN/rank1/trace-2.json.gz; None if there is no such run."""
     name, slash, rest = str(path).partition("/")
     if not slash or not name or os.path.exists(path):
         return None
@@ -203,18 +203,18 @@ def _is_empty(trace: Trace) -> bool:
 
 
 def _with_printable_path(trace: Trace) -> Trace:
-    """The trace with a path that can be encoded: a file's name may be any bytes, a report is UTF-8."""
+    """Make the trace's path encodable: a file name may be any bytes, a report is UTF-8."""
     path = encodable(trace.metadata.path)
     return trace if path == trace.metadata.path else replace(trace, metadata=replace(trace.metadata, path=path))
 
 
 def encodable(text: str) -> str:
-    """The text with what UTF-8 has no bytes for written out."""
+    """Escape what UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Progress:
-    """One line on a terminal's standard error that is rewritten, from the second second on; a context."""
+    """A progress line on a terminal's standard error, shown after about a second; a context manager."""
 
     def __init__(self, name: str) -> None:
         self._name = printable(name)
@@ -244,7 +244,7 @@ class Progress:
 
 
 def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths: Sequence[str] = ()) -> Redactor:
-    """What --redact takes out: this user's and this machine's names, those in the traces opened, and what is given."""
+    """A redactor that knows this user's and machine's names, those in the opened traces, and the given ones."""
     from stepscope.report.redaction import Redactor
 
     of_traces, found = getattr(arguments, _SECRETS, ((), ()))
@@ -252,12 +252,12 @@ def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths:
 
 
 def redacted(arguments: argparse.Namespace, thing: _T, names: Sequence[str] = (), paths: Sequence[str] = ()) -> _T:
-    """The thing as it may be shown: with --redact without what `redactor_of` takes out."""
+    """The thing, redacted by `redactor_of` under --redact."""
     return redactor_of(arguments, names, paths).redact(thing) if arguments.redact else thing
 
 
 def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
-    """Keep for `redactor_of` what only the trace tells."""
+    """Under --redact, remember the trace's names and paths for `redactor_of`."""
     if getattr(arguments, "redact", False):
         from stepscope.report.redaction import secrets_of
 
@@ -266,7 +266,7 @@ def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
 
 
 def local_names() -> list[str]:
-    """This user's and this machine's names."""
+    """The names of this user and this machine."""
     import getpass
     import platform
 
@@ -279,10 +279,10 @@ def local_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SideFile:
-    """What one of the files of `add_evidence_options` says.
+    """The content of one file of `add_evidence_options`.
 
     Attributes:
-        rank: the rank that it is about, by its name; None where it is about all of the run.
+        rank: the rank in its file name; None if it covers the whole run.
     """
 
     path: str
@@ -290,17 +290,17 @@ class SideFile:
     evidence: RunCounts
 
     def is_about(self, trace: Trace, *, several: bool) -> bool:
-        """Whether it is about this trace, which is one of several or the only one."""
+        """Whether it applies to this trace, which is one of several or the only one."""
         rank = trace.metadata.rank
         return self.rank is None or self.rank == rank or (rank is None and not several)
 
 
 def side_files(arguments: argparse.Namespace) -> list[SideFile]:
-    """What the given files say.
+    """Read the given files.
 
     Raises:
-        UsageError: one of them is something else.
-        TraceError: one cannot be read.
+        UsageError: a file is of another kind.
+        TraceError: a file cannot be read.
     """
     from stepscope.readers import side_files as readers
 
@@ -317,10 +317,10 @@ def side_files(arguments: argparse.Namespace) -> list[SideFile]:
 
 
 def with_evidence(traces: Iterable[Trace], files: list[SideFile], *, several: bool) -> Iterator[Trace]:
-    """The traces with what the files say of each, and a word on standard error about files that belong to none.
+    """Add the files' content to the traces, and say on standard error which files match none.
 
     Args:
-        several: whether there is more than one trace, which a rank's file then has to name.
+        several: whether there is more than one trace, so that a rank's file must name its rank.
     """
     used: set[str] = set()
     for trace in traces:

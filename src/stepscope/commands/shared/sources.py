@@ -1,4 +1,4 @@
-"""Finds and reads the user's source files that a trace names."""
+"""Find and read the user's source files that a trace names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGEST_BYTES: Final = 2**20
 """The largest file that is patched."""
 LARGEST_SHOWN_BYTES: Final = 8 * 2**20
 MOST_FILES: Final = 64
-"""A trace can name any number of files."""
+"""Most files read, since a trace can name any number."""
 _INSTALLED: Final = ("site-packages", "dist-packages")
 _ENDINGS: Final = (".py", ".pyi", ".pyx", ".pyw")
 
@@ -27,7 +27,7 @@ class UserSources:
     """Reads the files below and beside a folder, each once.
 
     Args:
-        folder: the one that a patch will be applied in.
+        folder: the folder in which a patch will be applied.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +35,7 @@ class UserSources:
         self._read: dict[str, UserSource | None] = {}
 
     def read(self, recorded: str) -> UserSource | None:
-        """The file of that name in a trace; None where it is no regular Python file of reasonable size, or no text."""
+        """The file recorded under that name; None unless it is a regular Python text file of at most LARGEST_BYTES."""
         if recorded not in self._read:
             self._read[recorded] = _source(recorded, self._folder) if len(self._read) < MOST_FILES else None
         return self._read[recorded]
@@ -52,7 +52,7 @@ def _source(recorded: str, folder: Path) -> UserSource | None:
         if data is None:
             return None
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
-        encoding = "utf-8" if encoding == "utf-8-sig" else encoding  # the mark stays part of the text
+        encoding = "utf-8" if encoding == "utf-8-sig" else encoding  # the byte order mark stays part of the text
         text = data.decode(encoding)
     except (OSError, SyntaxError, ValueError, LookupError):
         return None
@@ -62,14 +62,14 @@ def _source(recorded: str, folder: Path) -> UserSource | None:
 
 
 def _content(place: Path, largest: int) -> bytes | None:
-    """What a file of text holds; None where it is larger, or no text."""
+    """The bytes of a text file; None if it is larger, or binary."""
     with place.open("rb") as file:
         data = file.read(largest + 1)
     return None if len(data) > largest or b"\0" in data else data
 
 
 def recorded_file(wanted: str, recorded: Sequence[str]) -> str:
-    """The recorded file that a word on the command line means: the same file, or one whose path ends like this.
+    """The recorded file that an argument means: the same file, or one whose path ends with it.
 
     Raises:
         UsageError: none, or several.
@@ -89,17 +89,17 @@ def recorded_file(wanted: str, recorded: Sequence[str]) -> str:
 
 
 def source_lines(recorded: str, wanted: str, root: str | None) -> tuple[str, list[str]] | None:
-    """Where the source is found, and its lines; None where it is not.
+    """The path and lines of the source; None if it is not found.
 
-    Below `root`, as much of the end of the recorded path is looked for as is there.
+    Below `root`, the longest existing tail of the recorded path is used.
 
     Raises:
-        UsageError: `root` is no folder, or the file cannot be read or is no source text.
+        UsageError: `root` is no folder, or the file cannot be read or is not source text.
     """
     if root is not None and not os.path.isdir(root):
         raise UsageError(f"--source-root {root} is no folder")
     for place in _candidates(recorded, wanted, root):
-        if os.path.isfile(place):  # False also for names that no file can have
+        if os.path.isfile(place):  # False also for invalid file names
             return str(place), _lines(place)
     return None
 
@@ -108,7 +108,7 @@ def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:
     if root is not None:
         parts = [part for part in PurePosixPath(recorded.replace("\\", "/")).parts if part not in ("/", "..")]
         return [Path(root, *parts[first:]) for first in range(len(parts))]
-    # The trace's own word is followed only to what can be source text; the user's to anything.
+    # A path from the trace is opened only if it can be source text; a path from the user always.
     return [Path(wanted), *([Path(recorded)] if recorded.endswith(_ENDINGS) else [])]
 
 
@@ -127,7 +127,7 @@ def _lines(place: Path) -> list[str]:
 
 
 def _is_link_to(file: str, real: str) -> bool:
-    """Whether a recorded name leads to this file; one that no file can have, as with a null character, does not."""
+    """Whether a recorded name leads to this file; False for invalid names, such as with a null character."""
     try:
         return file[:1] != "<" and os.path.realpath(file) == real
     except ValueError:

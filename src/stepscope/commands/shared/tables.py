@@ -1,4 +1,4 @@
-"""Writes a table as the options of `add_table_options` say: sorted, cut, redacted, in one of several formats."""
+"""Write a table as the options of `add_table_options` say: sorted, cut, redacted, in one of several formats."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 FORMATS: Final = ("table", "csv", "json", "parquet")
 _ROWS: Final = 20
 _ROWS_ON_SCREEN: Final = 1_000
-"""Rows of CSV or JSON that a terminal is given where --top says nothing."""
+"""Most rows of CSV or JSON on a terminal without --top."""
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
-    """--sort, --ascending, --top, --format, --output, --raw and --redact."""
+    """Add --sort, --ascending, --top, --format, --output, --raw and --redact."""
     group = parser.add_argument_group("the table")
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column: the largest numbers first, text from A")
     group.add_argument("--ascending", action="store_true", help="sort the smallest numbers first")
@@ -43,8 +43,8 @@ def write_table(frame: pl.DataFrame, arguments: argparse.Namespace, things: str,
     """Sort, cut, redact and write a table as the options say.
 
     Args:
-        things: what the rows are, for "showing 20 of 431 operators".
-        rows: how many a printed table has where --top says nothing; 0 for all.
+        things: what the rows are called, for "showing 20 of 431 operators".
+        rows: rows of a printed table without --top; 0 for all.
     """
     from stepscope.report.tables import showing, table_bytes
 
@@ -71,7 +71,7 @@ def write_table(frame: pl.DataFrame, arguments: argparse.Namespace, things: str,
 
 
 def check_columns(names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise `UsageError` at the first name that is no column."""
+    """Raise `UsageError` at the first name that is not a column."""
     for name in names:
         if name not in known:
             guess = suggestion(name, known)

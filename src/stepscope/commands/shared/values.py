@@ -1,4 +1,4 @@
-"""Reads the values of options: numbers with and without units, lists of numbers, names."""
+"""Parse option values: numbers with and without units, lists of numbers, names."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def number(
     above: float = -1.0,
     exponents: bool | None = None,
 ) -> Callable[[str], float]:
-    """Makes a reader of numbers such as 30, 1.5, 4e6, 1,200, 10% or 2GiB.
+    """Make a parser of numbers such as 30, 1.5, 4e6, 1,200, 10% or 2GiB.
 
     Args:
-        problem: completes the complaint about a text, such as "is no share: write 10% or 0.1".
-        units: each unit that may follow, and what it stands for; "" for none.
+        problem: completes the error about a text, such as "is no share: write 10% or 0.1".
+        units: factor of each unit; "" for no unit.
         least, most: the range, both included.
-        above: what the number must lie above.
-        exponents: whether 1e-3 is a number; None for only where no unit can follow.
+        above: exclusive lower bound.
+        exponents: whether 1e-3 is a number; None allows it only if no unit can follow.
     """
     takes_exponents = units is _NO_UNIT if exponents is None else exponents
 
@@ -56,7 +56,7 @@ def number(
 
 
 def whole(least: int, most: int | None = None, what: str = "whole number") -> Callable[[str], int]:
-    """Makes a reader of whole numbers in a range."""
+    """Make a parser of whole numbers in a range."""
     limits = f"from {least} on" if most is None else f"from {least} to {most}"
     largest = _LARGEST_WHOLE if most is None else most
 
@@ -70,7 +70,7 @@ def whole(least: int, most: int | None = None, what: str = "whole number") -> Ca
 
 
 def whole_list(what: str, *, most: int, longest: int) -> Callable[[str], tuple[int, ...]]:
-    """Makes a reader of whole numbers from 1 to `most`, at most `longest` of them, with commas between them."""
+    """Make a parser of whole numbers from 1 to `most`, at most `longest` of them, separated by commas."""
 
     def read(text: str) -> tuple[int, ...]:
         words = [word.strip() for word in text.split(",")]
@@ -84,14 +84,13 @@ def whole_list(what: str, *, most: int, longest: int) -> Callable[[str], tuple[i
 
 
 def row_count(text: str) -> int:
-    """A number of rows."""
     if not re.fullmatch(r"[0-9]{1,15}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of rows")
     return int(text)
 
 
 def column_names(text: str) -> tuple[str, ...]:
-    """Columns with commas between them; one that is named twice counts once."""
+    """Parse column names separated by commas, without duplicates."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
         raise argparse.ArgumentTypeError("name at least one column")
@@ -99,7 +98,7 @@ def column_names(text: str) -> tuple[str, ...]:
 
 
 def file_to_write(text: str) -> str:
-    """Where to write; an empty name is most often a variable that was never set."""
+    """Parse an output path; an empty one is refused, since it is most often a variable that was never set."""
     if not text:
         raise argparse.ArgumentTypeError("the name of the file to write is empty")
     return text

@@ -1,1 +1,1 @@
-"""What steps cost: the energy they use, the carbon that emits, and the price of the machines they run on."""
+"""What steps cost: energy, carbon emissions and the price of the machines."""

@@ -22,7 +22,7 @@ J_PER_KWH: Final = 3.6e6
 PETROL_G_PER_GALLON: Final = 8_887.0
 """CO2 of a US gallon of petrol burned. Source: EPA-420-F-23-014, after 75 FR 25324 (2010)."""
 CAR_MILES_PER_GALLON: Final = 22.0
-"""Of the average passenger vehicle in the United States. Source: EPA-420-F-23-014."""
+"""Fuel economy of the average passenger vehicle in the United States. Source: EPA-420-F-23-014."""
 KM_PER_MILE: Final = 1.609344
 LITRES_PER_GALLON: Final = 3.785411784
 _NEAR: Final = 6
@@ -30,11 +30,11 @@ _NEAR: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A place and what a kilowatt-hour of its electricity emits.
+    """A place and the carbon intensity of its electricity.
 
     Attributes:
-        code: three letters of a country (ISO 3166-1), of a part the country's and its own (ISO 3166-2) or its bidding
-            zone, of a cloud region the provider and its name for it: "FRA", "US-CA", "SE3", "aws:eu-west-3".
+        code: a country's three letters (ISO 3166-1), a region's code (ISO 3166-2) or bidding zone, or a cloud provider
+            and its region: "FRA", "US-CA", "SE3", "aws:eu-west-3".
     """
 
     kind: str  # "country", "region" (a part of a country) or "cloud"
@@ -42,13 +42,13 @@ class Grid:
     name: str
     country: str  # three letters
     g_per_kwh: float  # grams of CO2 equivalents per kilowatt-hour, a yearly mean
-    basis: str  # "own", or the code of the place whose figure stands here, for cloud regions without one
-    year: str  # that the figure is of; empty where its source does not say
+    basis: str  # "own", or the code of the place whose figure is used, for cloud regions without their own
+    year: str  # year of the figure; empty where its source does not say
 
 
 @dataclass(frozen=True, slots=True)
 class Equivalence:
-    """The same amount of CO2 as something else: `value` times `unit`."""
+    """An amount of CO2 expressed as something else: `value` times `unit`."""
 
     value: float
     unit: str
@@ -57,7 +57,7 @@ class Equivalence:
 
 @lru_cache(maxsize=1)
 def grids() -> tuple[Grid, ...]:
-    """Every place whose figure is known."""
+    """List every place with a known carbon intensity."""
     lines = [line for line in _table().splitlines() if not line.startswith("#")]
     return tuple(msgspec.convert(row, Grid, strict=False) for row in csv.DictReader(lines))
 
@@ -67,13 +67,13 @@ def _table() -> str:
 
 
 def grid_source() -> str:
-    """Where the figures come from, with the version."""
+    """Source and version of the carbon intensities."""
     found = re.search(r"Source: (codecarbon [\w.]+)", _table())
     return found[1] if found else "codecarbon"
 
 
 def grid_of(place: str) -> Grid:
-    """The place of this code or name, ignoring case and punctuation: "FRA", "france", "US-CA", "aws:eu-west-3".
+    """Find the place with this code or name, ignoring case and punctuation: "FRA", "france", "US-CA", "aws:eu-west-3".
 
     Raises:
         UsageError: no place has that name, or several do; the message names similar ones.
@@ -92,12 +92,12 @@ def grid_of(place: str) -> Grid:
 
 
 def emitted_kg(joules: float, grid: Grid) -> float:
-    """Kilograms of CO2 equivalents of this much energy from the grid."""
+    """Kilograms of CO2 equivalents emitted for this much energy from the grid."""
     return joules / J_PER_KWH * grid.g_per_kwh / 1000
 
 
 def equivalences(kilograms: float) -> tuple[Equivalence, ...]:
-    """The same amount of CO2 as kilometres by car and as litres of petrol."""
+    """Express an amount of CO2 as kilometres by car and as litres of petrol."""
     grams = kilograms * 1000
     car_g_per_km = PETROL_G_PER_GALLON / CAR_MILES_PER_GALLON / KM_PER_MILE
     return (

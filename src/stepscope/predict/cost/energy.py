@@ -1,8 +1,8 @@
 """Where the energy of a step goes: by device, by cause of idle time, by kind of work, and what each finding would save.
 
-A device draws one power while it works and another while it does not, so that an idle nanosecond costs idle power and
-a busy one busy power, whatever runs. Measured energy is divided by these, estimated energy follows from them.
-docs/energy.md derives the formulas.
+A device draws one power while it works and another while it does not, so that an idle nanosecond costs idle power and a
+busy one busy power, whatever runs. Measured energy is divided in proportion to these powers, estimated energy follows
+from them. docs/energy.md derives the formulas.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from stepscope.trace.window import union
 def savings_of(
     view: View, findings: Sequence[Finding], powers: Sequence[Powers], host_w: float
 ) -> Iterator[FindingEnergy]:
-    """What each finding that saves time saves in energy.
+    """Energy saved by each finding that saves time.
 
     Args:
-        powers: of `view.device`, every possible pair; empty where none is known.
+        powers: of `view.device`, every possible pair; empty where unknown.
         host_w: of processors and memory, which a shorter step keeps busy for less time.
     """
     for finding in findings if powers or host_w else ():
@@ -61,7 +61,7 @@ def savings_of(
 
 
 def _busy_ns(view: View, finding: Finding) -> tuple[int, int]:
-    """How much less of a step the device works without the cause: the least and the most."""
+    """Least and most device work per step that goes away with the cause, nanoseconds."""
     if finding.change is None:
         return 0, finding.saving_ns_per_step
     experiment, works = view.experiment, view.experiment.works
@@ -83,15 +83,15 @@ def energy_of_trace(
     record: EnergyRecord | None = None,
     sampled: Sequence[SampledEnergy] = (),
 ) -> TraceEnergy:
-    """The energy of a trace's steps: as its run measured it, else from samples, else estimated.
+    """Energy of a trace's steps: measured by its run, else from samples, else estimated.
 
     Args:
-        findings: whose savings are given in energy.
-        record: what counters measured in the run that the trace is of.
-        sampled: the energy of devices by the run's telemetry.
+        findings: findings whose savings are converted to energy.
+        record: counters measured in the run of this trace.
+        sampled: device energy from the run's telemetry.
     """
     names = view.trace.working_devices
-    # The steps, as long as `view.length_ns` says, up to the end of what a device did for them.
+    # The window of the steps ends when the device finishes their work, as in `view.length_ns`.
     end = view.device_span.end_ns
     window = Window(end - view.length_ns, end)
     devices = tuple(_device(view, name, window, settings, record, sampled) for name in names)
@@ -115,7 +115,7 @@ def energy_of_trace(
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """A device's time in the steps, nanoseconds: idle by cause and busy by kind; together they are the span."""
+    """Time of a device in the steps, nanoseconds: idle by cause and busy by kind; together they make up the span."""
 
     idle: dict[str, int]
     busy: dict[str, int]
@@ -196,7 +196,7 @@ def _times(view: View, device: str, window: Window) -> _Times:
     sums = pieces.group_by("cause").agg(pl.col("duration_ns").sum())
     sums = sums.sort(["duration_ns", "cause"], descending=[True, False])
     row = device_time(view.trace, window=window).row(by_predicate=pl.col("device") == device, named=True)
-    # A copy beside communication, where nothing is computed, is exposed as both: it counts as communication.
+    # A copy beside communication, with no computation, is exposed as both: it counts as communication.
     communication = row["exposed_communication_ns"]
     copies = min(row["exposed_copy_ns"], row["busy_ns"] - communication)
     busy = dict(zip(KINDS, (row["busy_ns"] - communication - copies, communication, copies), strict=True))
@@ -204,9 +204,9 @@ def _times(view: View, device: str, window: Window) -> _Times:
 
 
 def _least_activity(view: View, device: str, window: Window, time: _Times) -> float:
-    """The share of the device's peak that its work is known to reach over its busy time, 0 to 1.
+    """Lower bound on the device's activity over its busy time, as a share of its peak, 0 to 1.
 
-    Each operator counts with what limits it, arithmetic or traffic; unknown ones count as nothing.
+    Each operator counts with its limit, arithmetic or traffic; unknown operators count as 0.
     """
     busy_ns = sum(time.busy.values())
     table = roofline_table(view.trace, window=window).filter(
@@ -217,7 +217,7 @@ def _least_activity(view: View, device: str, window: Window, time: _Times) -> fl
 
 
 def _divided(time: _Times, energy: DeviceEnergy, power: PowerRange | None) -> tuple[Powers, Powers]:
-    """Powers from measured energy: idle time at idle power, or at the mean if that is less; the rest is the work's."""
+    """Split measured energy into powers: idle time at idle power, or at the mean if that is less; the rest is busy."""
     assert energy.nanojoules is not None
     total = energy.nanojoules[0]
     idle_ns, busy_ns = time.of_a_step(energy.step_ns)
@@ -230,7 +230,7 @@ def _divided(time: _Times, energy: DeviceEnergy, power: PowerRange | None) -> tu
 
 
 def _with_parts(view: View, energy: DeviceEnergy, time: _Times, powers: tuple[Powers, Powers]) -> DeviceEnergy:
-    """With idle time by cause and work by kind: the parts of an estimate add up to it, a measured total is divided."""
+    """Add idle parts by cause and busy parts by kind: an estimate is their sum, a measured total is divided."""
     idle_ns, busy_ns = time.of_a_step(energy.step_ns)
     idle = round(powers[0].idle_w * idle_ns), round(powers[1].idle_w * idle_ns)
     busy = round(powers[0].busy_w * busy_ns), round(powers[1].busy_w * busy_ns)
@@ -259,7 +259,6 @@ def _parts(kind: str, weights: dict[str, int], ns: int, nanojoules: Pair) -> Ite
 
 
 def _operators(view: View) -> dict[str, int]:
-    """Durations of the device's work in the steps by the operators that launched it, the longest first."""
     launching = view.trace.launches.select("operator").with_row_index("launch")
     named = view.trace.operators.select(operator_name="name").with_row_index("operator")
     work = view.work.join(launching, on="launch", how="left").join(named, on="operator", how="left")
@@ -273,7 +272,7 @@ def _operators(view: View) -> dict[str, int]:
 
 
 def _counter_of(record: EnergyRecord | None, device: str, view: View) -> Counter | None:
-    """The counter of a trace's device; a single counter and a single device match whatever their numbers."""
+    """Counter of the trace's device; a single counter matches a single device whatever their indices."""
     gpus = [counter for counter in record.counters if counter.kind == "gpu"] if record is not None else []
     alone = len(gpus) == 1 and view.trace.device_work["device"].n_unique() == 1
     return next((counter for counter in gpus if counter.device == device or alone), None)
@@ -302,25 +301,25 @@ def _measured_hosts(view: View, record: EnergyRecord) -> Iterator[HostEnergy]:
 
 
 def _host_parts(view: View, step_ns: int, total: int) -> Iterator[EnergyPart]:
-    """The main thread's time by cause, where no accelerator explains the step; all of it at one power."""
+    """Main-thread time by cause at one power, for steps without an accelerator."""
     if view.device is None:
         pieces = view.host_pieces.group_by("cause").agg(pl.col("duration_ns").sum())
         pieces = pieces.filter(pl.col("duration_ns") > 0).sort(["duration_ns", "cause"], descending=[True, False])
         yield from _parts("host", dict(pieces.iter_rows()), step_ns, (total, total))
 
 
-FEWEST_SAMPLES: Final = 3  # samples inside the steps that an estimate needs
+FEWEST_SAMPLES: Final = 3  # fewest samples inside the steps for an estimate
 _SERIES: Final = {"energy_j": "its counter of energy, sampled", "power_w": "its power, sampled"}
 
 
 def sampled_energy(
     telemetry: Telemetry, origin_unix_ns: int | None, window: Window, step_count: int
 ) -> tuple[SampledEnergy, ...]:
-    """Joules per step of every device whose power or energy was sampled; or why the samples do not suffice.
+    """Joules per step of every device whose power or energy was sampled, or why the samples do not suffice.
 
     Args:
-        origin_unix_ns: the wall clock at the trace's time 0.
-        window: from the first step's start to the last one's end.
+        origin_unix_ns: wall-clock time at the trace's time 0, nanoseconds.
+        window: from the start of the first step to the end of the last.
     """
     wanted = pl.col("name").is_in(list(_SERIES)) & (pl.col("source") == "device") & pl.col("value").is_finite()
     samples = telemetry.samples.filter(wanted & pl.col("device").is_not_null())
@@ -345,7 +344,7 @@ def _devices(samples: pl.DataFrame, start: int, end: int, step_count: int) -> It
 
 
 def _integrated(rows: pl.DataFrame, name: str, start: int, end: int) -> tuple[float, int, str] | None:
-    """Joules between two moments, the number of samples and their series; None with too few, or none on either side."""
+    """Joules between two times, sample count and series; None with too few samples, or none on either side."""
     rows = rows.unique("unix_ns", keep="last", maintain_order=True)
     times, values = rows["unix_ns"].to_numpy(), rows["value"].to_numpy()
     inside = (times >= start) & (times <= end)

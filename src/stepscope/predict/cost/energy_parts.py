@@ -1,7 +1,7 @@
-"""The energy of a step: of devices, processors and memory, and the parts that it is made of.
+"""Energy of a step: devices, processors and memory, and the parts that it is made of.
 
 Energies are whole nanojoules (a watt for a nanosecond), so that parts add up exactly. Where a power is known only
-between bounds, an energy is a pair: all firsts belong to one bound and add up, and so do all seconds.
+between bounds, an energy is a pair: the first values all belong to one bound and add up, and so do the second values.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from stepscope.predict.cost.carbon import Equivalence, Grid, emitted_kg, equival
 from stepscope.trace import TraceWarning
 from stepscope.trace.energy_records import MissingCounter
 
-_SHOWN: Final = 0.005  # A smaller least activity is not mentioned
+_SHOWN: Final = 0.005  # a smaller least activity is not mentioned
 FORMULA: Final = "P = idle + (full - idle) x activity"
-J_PER_NJ: Final = 1e-9  # A watt for a nanosecond is a nanojoule
+J_PER_NJ: Final = 1e-9  # a watt for a nanosecond is a nanojoule
 
 
 @dataclass(frozen=True, slots=True)
 class PowerRange:
-    """What a device draws, watts."""
+    """Bounds on a device's power, watts."""
 
-    device: str  # its name
-    full_w: float  # its power limit
+    device: str
+    full_w: float  # power limit
     idle_low_w: float
-    idle_high_w: float  # with idle_low_w: without work; the same where it is known, else 0 and the power limit
-    least_activity: float  # the least that it can be doing while it works, 0 to 1
-    source: str  # where the figures come from, in words
+    idle_high_w: float  # idle_low_w, idle_high_w: without work; equal where known, else 0 and the power limit
+    least_activity: float  # least activity while it works, 0 to 1
+    source: str  # sources of the figures, in words
 
     @property
     def is_idle_known(self) -> bool:
-        """Whether one figure is known of what it draws without work."""
+        """Whether the idle power is a single known figure."""
         return self.idle_low_w == self.idle_high_w
 
     @property
     def busy_low_w(self) -> float:
-        """The least that it can draw while it works."""
+        """Least power that the device can draw while it works."""
         return self.idle_low_w + (self.full_w - self.idle_low_w) * self.least_activity
 
     @property
     def formula(self) -> str:
-        """The formula with its figures."""
+        """Describe the formula with its figures."""
         idle = f"{self.idle_low_w:g}" if self.is_idle_known else f"{self.idle_low_w:g} to {self.idle_high_w:g}"
         reached = ", at least the share of its peaks that its operators reach (docs/energy.md),"
         activity = f"{self.least_activity:.2g} to 1 while it works{reached if self.least_activity >= _SHOWN else ''}"
         return f"{FORMULA}, with full = {self.full_w:g} W, idle = {idle} W, activity {activity} and 0 else"
 
     def joules(self, busy_ns: float, idle_ns: float) -> tuple[float, float]:
-        """The least and the most energy of so much busy and idle time."""
+        """Least and most joules of so much busy and idle time."""
         least = self.busy_low_w * busy_ns + self.idle_low_w * idle_ns
         most = self.full_w * busy_ns + self.idle_high_w * idle_ns
         return least * J_PER_NJ, most * J_PER_NJ
@@ -61,12 +61,12 @@ class PowerRange:
 
 @dataclass(frozen=True, slots=True)
 class EnergyEstimate:
-    """An estimate of the energy of one step, joules."""
+    """Estimated energy of one step, joules."""
 
     low_j: float
-    high_j: float  # with low_j: bounds
+    high_j: float  # low_j, high_j: bounds
     formula: str  # how it was estimated, with the figures
-    source: str  # where the figures come from
+    source: str  # sources of the figures
 
 
 def power_range(
@@ -76,15 +76,15 @@ def power_range(
     idle_watts: float | None = None,
     least_activity: float = 0.0,
 ) -> PowerRange | None:
-    """What this device draws; None where neither the table nor the user gives its power limit.
+    """Bounds on a device's power; None where neither the table nor the user gives its power limit.
 
     Args:
-        peaks: its row of the table.
+        peaks: the device's row in the table.
         device_watts, idle_watts: the user's figures, in place of the table's.
-        least_activity: what its work is known to reach at least, 0 to 1.
+        least_activity: known lower bound on its activity while it works, 0 to 1.
 
     Raises:
-        UsageError: it would draw more without work than with it.
+        UsageError: its idle power is above its power limit.
     """
     table = (None, None) if peaks is None else (peaks.power_w, peaks.idle_power_w)
     full, idle = (own if user is None else user for user, own in zip((device_watts, idle_watts), table, strict=True))
@@ -108,8 +108,8 @@ def step_energy(
     """Estimate the energy that one device uses in one step.
 
     Args:
-        busy_ns: how long of the step the device works; None where unknown: anything is possible then.
-        least_activity: what its work is known to reach at least of the device's peaks, 0 to 1.
+        busy_ns: time per step in which the device works; None where unknown, which allows anything from 0 to all of it.
+        least_activity: known lower bound on its activity, as a share of the device's peaks, 0 to 1.
 
     Returns:
         None where the step's time or the device's power limit is unknown.
@@ -124,7 +124,7 @@ def step_energy(
 
 
 Basis: TypeAlias = Literal["measured", "sampled", "estimate", "given"]
-"""By a counter; from samples that telemetry took; by a formula; by a power that the user gave."""
+"""Source of an energy: a counter, telemetry samples, a formula, or a power that the user gave."""
 Pair: TypeAlias = tuple[int, int]
 
 NO_OPERATOR: Final = "(no operator)"
@@ -133,26 +133,28 @@ KINDS: Final = ("computation", "communication", "copies")
 
 @dataclass(frozen=True, slots=True)
 class PowerSettings:
-    """The user's figures for the hardware; None where not given."""
+    """Hardware figures given by the user; None where not given."""
 
     device_watts: float | None = None
     idle_watts: float | None = None
-    cpu_watts: float | None = None  # of the processors together, whichever rank they work for
+    cpu_watts: float | None = None  # all processors together, whichever rank they work for
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyPart:
-    """A part of a step's energy."""
+    """One part of a step's energy."""
 
-    kind: str  # "idle" (by cause), "busy" (by kind of work), "operator" (busy again, by operator) or "host" (by cause)
-    name: str  # the cause, kind or operator
-    ns: int  # how long it takes of a step
-    nanojoules: Pair  # of a step; see the module
+    kind: (
+        str  # "idle" (by cause), "busy" (by kind of work), "operator" (the busy part by operator) or "host" (by cause)
+    )
+    name: str  # cause, kind or operator
+    ns: int  # time per step
+    nanojoules: Pair  # per step; see the module docstring
 
 
 @dataclass(frozen=True, slots=True)
 class Powers:
-    """What a device draws without work and with it, watts."""
+    """Power of a device without work and with it, watts."""
 
     idle_w: float
     busy_w: float
@@ -160,43 +162,42 @@ class Powers:
 
 @dataclass(frozen=True, slots=True)
 class FindingEnergy:
-    """A finding's saving in energy."""
+    """Energy saved by a finding."""
 
     rule: str
     title: str
-    saving_ns: int  # of a step
-    busy_ns: Pair  # the device's work that would go, of a step: the least and the most
-    nanojoules: Pair  # of a step, the least and the most
+    saving_ns: int  # per step
+    busy_ns: Pair  # device work per step that would go away, nanoseconds: least and most
+    nanojoules: Pair  # per step, least and most
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEnergy:
-    """What one device uses in a step.
+    """Energy of one device per step.
 
     Attributes:
-        parts: idle by cause and busy by kind; add up to `nanojoules`, first to first and second to second.
+        parts: idle by cause and busy by kind; they add up to `nanojoules`, each bound on its own.
     """
 
     device: str
-    name: str | None  # with device: as in the trace
-    basis: Basis | None  # how the total was had; None where it could not be
-    how: str  # the counter or formula, and where its figures come from; or why there is no number
-    step_ns: int  # how long the step took that the energy is of
-    nanojoules: Pair | None = None  # of a step; None where there is no number
+    name: str | None  # device, name: as in the trace
+    basis: Basis | None  # source of the total; None where there is no number
+    how: str  # counter or formula and the sources of its figures; or why there is no number
+    step_ns: int  # length of the step that the energy is for
+    nanojoules: Pair | None = None  # per step; None where there is no number
     parts: tuple[EnergyPart, ...] = ()
-    operators: tuple[EnergyPart, ...] = ()  # the busy parts again, by operator, the costliest first
-    window_joules: tuple[float, ...] = ()  # of measured energy, joules per step of each window
-    identity: str | None = None  # the same for the same hardware, whichever rank it is seen from; None where unknown
+    operators: tuple[EnergyPart, ...] = ()  # the busy parts by operator, the costliest first
+    window_joules: tuple[float, ...] = ()  # measured joules per step of each window
+    identity: str | None = None  # identifies the hardware across ranks; None where unknown
     powers: tuple[Powers, Powers] | None = None
 
     def of_kind(self, kind: str) -> Pair:
-        """The sum of the parts of this kind."""
         selected = [part.nanojoules for part in self.parts if part.kind == kind]
         return sum(pair[0] for pair in selected), sum(pair[1] for pair in selected)
 
     @property
     def idle_share(self) -> tuple[float, float] | None:
-        """The least and the most that idle time can be of the device's energy, 0 to 1; None without a number."""
+        """Least and most share of idle time in the device's energy, 0 to 1; None without a number."""
         if self.nanojoules is None or self.powers is None or not all(self.nanojoules):
             return None
         idle = self.of_kind("idle")
@@ -205,17 +206,17 @@ class DeviceEnergy:
             return min(shares), max(shares)
         busy_ns = sum(part.ns for part in self.parts if part.kind == "busy")
         least, most = self.powers
-        # The work draws the most in the one extreme, the least in the other, but never less than the rest.
+        # In one extreme the work draws the most, in the other the least, but never less than the idle power.
         slow = max(least.busy_w, most.idle_w) * busy_ns
         return idle[0] / max(idle[0] + most.busy_w * busy_ns, 1), idle[1] / max(idle[1] + slow, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class HostEnergy:
-    """What processors or memory use in a step: the whole machine's, whatever else ran on it."""
+    """Energy of processors or memory per step, for the whole machine, whatever else ran on it."""
 
     kind: str  # "cpu" or "dram"
-    device: str  # number of the package, or "all"
+    device: str  # index of the package, or "all"
     basis: Basis
     how: str
     step_ns: int
@@ -232,19 +233,19 @@ class TraceEnergy:
     path: str
     format: str
     rank: int | None
-    step_ns: int  # the mean step in the trace, recorded with the profiler
+    step_ns: int  # mean step in the trace, recorded with the profiler
     step_count: int
-    stepped: bool  # whether there are steps; otherwise the whole recording counts as one
+    stepped: bool  # whether the trace has steps; otherwise the whole recording counts as one
     devices: tuple[DeviceEnergy, ...]
     hosts: tuple[HostEnergy, ...]
-    missing: tuple[MissingCounter, ...] = ()  # counters that gave no number, and why
-    findings: tuple[FindingEnergy, ...] = ()  # what each finding's saving is in energy, in the order of the findings
+    missing: tuple[MissingCounter, ...] = ()  # counters without a number, and why
+    findings: tuple[FindingEnergy, ...] = ()  # energy saved by each finding, in the order of the findings
     warnings: tuple[TraceWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SampledEnergy:
-    """Energy of a device's steps from samples that were taken anyway: joules per step, or why there are none."""
+    """Energy of a device's steps from telemetry samples: joules per step, or why there is none."""
 
     device: str
     step_joules: float | None
@@ -252,12 +253,12 @@ class SampledEnergy:
 
 
 def joules(nanojoules: Pair) -> tuple[float, float]:
-    """A pair as the least and the most joules."""
+    """Convert a pair of nanojoules to the least and the most joules."""
     return min(nanojoules) * J_PER_NJ, max(nanojoules) * J_PER_NJ
 
 
 def shared(total: int, weights: Sequence[int]) -> list[int]:
-    """A total divided by weights into whole parts that add up to it; nothing where there are no weights."""
+    """Divide a total by weights into whole parts that add up to it; an empty list without weights."""
     whole = sum(weights)
     if not whole:
         return [0] * len(weights)
@@ -270,16 +271,16 @@ _Part = TypeVar("_Part", DeviceEnergy, HostEnergy)
 
 @dataclass(frozen=True, slots=True)
 class EnergyAnswer:
-    """The energy of one trace, or of several ranks that take the same steps."""
+    """Energy of one trace, or of several ranks that take the same steps."""
 
     traces: tuple[TraceEnergy, ...]  # by rank
-    iterations: int | None = None  # steps that the user asks about; None for those that were recorded
-    pue: float = 1.0  # what the data centre draws for each watt of its computers
-    grid: Grid | None = None  # where the electricity comes from; None where the user did not say
+    iterations: int | None = None  # number of steps that the user asks about; None for those recorded
+    pue: float = 1.0  # power usage effectiveness: the data centre's power over its computers' power
+    grid: Grid | None = None  # source of the electricity; None where the user did not say
 
     @property
     def step_nanojoules(self) -> Pair | None:
-        """Of a step on all devices, processors and memory with a number, each once; None without any."""
+        """Energy of a step over all devices, processors and memory with a number, each once; None without any."""
         pairs = [each.nanojoules for each in counted_devices(self.traces) if each.nanojoules is not None]
         pairs += [(each.nanojoules, each.nanojoules) for each in counted_hosts(self.traces)]
         if not pairs:
@@ -289,45 +290,45 @@ class EnergyAnswer:
 
     @property
     def unknown_devices(self) -> tuple[DeviceEnergy, ...]:
-        """Devices that have no number, and are missing from every sum."""
+        """Devices without a number, which are missing from every sum."""
         return tuple(each for each in counted_devices(self.traces) if each.nanojoules is None)
 
     @property
     def is_estimate(self) -> bool:
-        """Whether any of it was not measured."""
+        """Whether any part of the energy was not measured."""
         bases = {each.basis for each in counted_devices(self.traces)}
         bases |= {each.basis for each in counted_hosts(self.traces)}
         return bool(bases & {"estimate", "given"})
 
     @property
     def steps(self) -> int:
-        """How many steps `of_run` is about."""
+        """Number of steps that `of_run` covers."""
         return self.iterations if self.iterations is not None else self.traces[0].step_count
 
     def of_run(self, step_nanojoules: Pair) -> tuple[float, float]:
-        """The least and the most joules over all steps, including the data centre's share."""
+        """Least and most joules over all steps, including the data centre's share."""
         low, high = joules(step_nanojoules)
         return low * self.steps * self.pue, high * self.steps * self.pue
 
     def kilograms(self, run_joules: tuple[float, float]) -> tuple[float, float] | None:
-        """Of CO2 equivalents; None where no grid is chosen."""
+        """Least and most kilograms of CO2 equivalents; None where no grid is chosen."""
         if self.grid is None:
             return None
         return emitted_kg(run_joules[0], self.grid), emitted_kg(run_joules[1], self.grid)
 
 
 def alike(kilograms: tuple[float, float]) -> Iterator[tuple[Equivalence, Equivalence]]:
-    """The least and the most of an amount of CO2 as something else, for each thing that it is compared with."""
+    """Express the least and the most of an amount of CO2 as each equivalence."""
     yield from zip(equivalences(kilograms[0]), equivalences(kilograms[1]), strict=True)
 
 
 def counted_devices(traces: Sequence[TraceEnergy]) -> list[DeviceEnergy]:
-    """Every device once: one that several ranks measured counts with the first of them."""
+    """List every device once; one that several ranks measured counts with the first of them."""
     return _once([each for trace in traces for each in trace.devices])
 
 
 def counted_hosts(traces: Sequence[TraceEnergy]) -> list[HostEnergy]:
-    """Every processor and memory once; a power given by the user counts where no rank measured its processors."""
+    """List every processor and memory once; a power given by the user counts where no rank measured its processors."""
     found = _once([each for trace in traces for each in trace.hosts])
     measured = any(each.kind == "cpu" and each.basis == "measured" for each in found)
     return [each for each in found if not measured or each.kind != "cpu" or each.basis == "measured"]

@@ -1,4 +1,4 @@
-"""Where a whole training could run, how long it would take there and what it would cost.
+"""Machines on which a whole training run could take place, with time and cost on each.
 
     steps = iterations x recorded devices / devices / how many times as large the batch is
     energy = steps x devices x energy of a device's step
@@ -29,47 +29,43 @@ from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
 from stepscope.whatif.experiment import Experiment
 
 NS_PER_HOUR: Final = 3.6e12
-HOST_LIMITS: Final = ("host", "input")  # what limits a step that no faster accelerator makes shorter
-_MUCH: Final = 0.5  # share of a step from which on messages, and waiting for the slowest device, limit it
+HOST_LIMITS: Final = ("host", "input")  # limits that a faster accelerator does not relieve
+_MUCH: Final = 0.5  # share of a step from which on messages and waiting for the slowest device limit it
 Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be done.
+    """Work to plan for."""
 
-    Attributes:
-        iterations: of the recorded steps, with as many samples as one step of all recorded devices had.
-    """
-
-    iterations: float  # of the recorded steps, with as many samples as one step of all recorded devices had
-    counts: tuple[int, ...] | None = None  # numbers of accelerators that a machine may have; None for any
-    spot: bool = False  # whether to take spot prices
+    iterations: float  # iterations of the recorded steps, each with the samples of one step on all recorded devices
+    counts: tuple[int, ...] | None = None  # allowed numbers of accelerators per machine; None for any
+    spot: bool = False  # whether to use spot prices
     deadline_h: float | None = None
-    budget_usd: float | None = None  # with deadline_h: what it may take and cost; None for no limit
-    link: Link | None = None  # between the accelerators of every machine, in place of its own
+    budget_usd: float | None = None  # deadline_h, budget_usd: limits on time and cost; None for no limit
+    link: Link | None = None  # interconnect of the accelerators of every machine, instead of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine that could do it.
+    """A machine that could do the work.
 
     Attributes:
-        step_ns, step_low_ns, step_high_ns: on all of its devices.
+        step_ns, step_low_ns, step_high_ns: step time on all of its devices, with bounds.
         kwh, kilograms: estimated bounds of its accelerators' energy and its CO2 equivalents; None where unknown.
     """
 
-    price: Price  # its price, with the day it is of
-    prediction: StepPrediction  # for a single one of its devices
-    scaled: ScaledStep | None  # the step on all of them; None where that is the single one's
+    price: Price  # with its date
+    prediction: StepPrediction  # prediction for a single one of its devices
+    scaled: ScaledStep | None  # step on all of its devices; None where a single device does the work
     step_ns: float
     step_low_ns: float
     step_high_ns: float
-    steps: float  # how many of these are needed
+    steps: float  # number of such steps needed
     usd_h: float
-    kwh: Range | None = None  # estimated bounds of what its accelerators use; None where no estimate is possible
-    kilograms: Range | None = None  # of CO2 equivalents that that emits; None without an estimate or a known region
-    on_front: bool = False  # whether no other machine is cheaper without being slower
+    kwh: Range | None = None  # bounds of its accelerators' energy; None where no estimate is possible
+    kilograms: Range | None = None  # CO2 equivalents of that energy; None without an estimate or a known region
+    on_front: bool = False  # on the Pareto front: no other machine is cheaper without being slower
 
     @property
     def hours(self) -> float:
@@ -97,9 +93,9 @@ class Machine:
 
     @property
     def limit(self) -> str | None:
-        """What limits the step; None where unknown.
+        """Limit of the step; None where unknown.
 
-        That is the prediction's, except that communication differs on another number of devices.
+        It is the prediction's limit, unless communication limits the step on this number of devices.
         """
         if self.scaled is None:
             return self.prediction.limit
@@ -110,13 +106,13 @@ class Machine:
 
     @property
     def is_limited_by_host(self) -> bool:
-        """Whether the step would be as long with a faster accelerator."""
+        """Whether a faster accelerator would leave the step as long."""
         return self.limit in HOST_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Machines without a plan, and why; `machines` are their number."""
+    """Number of machines left out of the plan for one reason."""
 
     what: str
     reason: str
@@ -125,30 +121,31 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Every machine that could do it, the cheapest first.
+    """Machines that could do the work, the cheapest first.
 
     Attributes:
-        recorded_samples: of a recorded step on one device; None where unknown, or where a step has several batches.
+        recorded_samples: samples of a recorded step on one device; None where unknown, or where a step has several
+            batches.
         recorded_batch, batch: samples of a batch on one device, as recorded and as planned; None where unknown.
         batch_factor: how many times as large the planned one is.
     """
 
-    recorded: PredictedSteps  # the steps as they were recorded
-    request: Request  # what is to be done
-    recorded_devices: int  # how many devices a recorded iteration ran on
+    recorded: PredictedSteps
+    request: Request
+    recorded_devices: int  # number of devices that a recorded iteration ran on
     recorded_batch: int | None
     batch: int | None
-    batch_factor: float  # how many times as large the planned one is
-    today: date  # the day that ages of prices count from
+    batch_factor: float  # planned batch over the recorded one
+    today: date  # date from which ages of prices count
     machines: tuple[Machine, ...]  # with prices and predictions
     refused: tuple[Refused, ...] = ()  # machines left out, by reason
-    without_price: tuple[str, ...] = ()  # devices that no price is known of, among those of the table
-    notes: tuple[str, ...] = ()  # what predictions assumed or could not count, each once
+    without_price: tuple[str, ...] = ()  # devices of the table without a known price
+    notes: tuple[str, ...] = ()  # assumptions of the predictions and what they could not count, each once
     recorded_samples: int | None = None
 
     @property
     def front(self) -> tuple[Machine, ...]:
-        """Machines that no other beats in time and cost at once, the cheapest first."""
+        """Machines on the Pareto front of time and cost, the cheapest first."""
         return tuple(machine for machine in self.machines if machine.on_front)
 
     def meets(self, machine: Machine) -> bool:
@@ -157,14 +154,14 @@ class Plan:
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Positions of the points that no other is below in one value without being above in the other.
+    """Indices of the points that no other point dominates (lower in one value, not higher in the other).
 
     The front begins with the least first value; of equal points all are on it.
     """
     order = sorted(range(len(points)), key=lambda at: points[at])
     front: list[int] = []
     for at in order:
-        # In this order a point is beaten exactly where an earlier one, other than its equal, is no worse in the second.
+        # In this order a point is dominated exactly where an earlier, different one is no worse in the second value.
         if not front or points[at][1] < points[front[-1]][1] or points[at] == points[front[-1]]:
             front.append(at)
     return front
@@ -174,7 +171,7 @@ _TRAINING: Final = r"(?i)backward|autograd|accumulategrad|optimizer|gradient|dgr
 _INDEPENDENT: Final = (
     "nothing in the trace computes gradients: several devices are taken to work each for itself, and exchange nothing"
 )
-_DEVICE: Final = "\0"  # stands for a device's name in what predictions say of several
+_DEVICE: Final = "\0"  # placeholder for the device's name in notes shared by several predictions
 
 
 def make_plan(
@@ -188,12 +185,12 @@ def make_plan(
     """Predict and price the work on every machine.
 
     Args:
-        predictor: of the recorded trace.
-        prices: of machines; of one in several regions the cheapest region counts.
-        others: traces of the same steps of other ranks, which separate transfers from waiting.
+        predictor: predictor of the recorded trace.
+        prices: machine prices; of a machine offered in several regions the cheapest counts.
+        others: traces of the same steps on other ranks, which separate transfers from waiting.
 
     Raises:
-        UsageError: nothing was recorded that takes time, or an unknown number type.
+        UsageError: nothing recorded takes time, or the number type is unknown.
     """
     recorded = predicted_steps(predictor, ())
     offered = _cheapest(prices, request.spot)
@@ -220,7 +217,7 @@ def make_plan(
 
 
 class _Planner:
-    """What predictions for the machines of one plan share."""
+    """State shared by the predictions for the machines of one plan."""
 
     def __init__(
         self,
@@ -291,14 +288,14 @@ class _Planner:
         )
 
     def _joined(self, price: Price) -> DevicePeaks:
-        """The machine's device with the link that joins several, over which ranks exchange what they do."""
+        """The machine's device with its interconnect, over which ranks exchange data."""
         device = self.devices[price.device or ""]
         link = self.request.link or _link_of(price, device)
         if self.recorded_devices == 1 or link is None:
             return device
         if price.count > 1:
             return over_link(device, link)
-        return over_link(device, None, self.predictor.recorded_device)  # it exchanges nothing: let that limit nothing
+        return over_link(device, None, self.predictor.recorded_device)  # no messages: the link must not limit the step
 
     def _predicted(self, device: DevicePeaks) -> StepPrediction:
         key = (device.name, device.peer_link_bytes_s)
@@ -307,7 +304,7 @@ class _Planner:
         return self._predictions[key]
 
     def _on_several(self, price: Price, prediction: StepPrediction) -> ScaledStep | str | None:
-        """The step on all devices of a machine; None where nothing changes, or why it is unknown."""
+        """Scale the step to all devices of a machine; None if nothing changes, a string that says why if unknown."""
         if price.count == 1 and self.recorded_devices == 1:
             return None
         if self.recorded_devices == 1 and self._is_inference:
@@ -332,7 +329,7 @@ class _Planner:
 
     @cached_property
     def _is_inference(self) -> bool:
-        """Whether operators were recorded and nothing computes gradients: devices then exchange nothing."""
+        """Whether operators were recorded and none computes gradients, so that devices exchange nothing."""
         trace = self.predictor.trace
         if trace.operators.is_empty():
             return False
@@ -344,14 +341,13 @@ class _Planner:
 
 
 def _notes(notes: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """The notes of predictions; those that differ by the device alone once."""
+    """Notes of predictions; notes that differ only in the device appear once."""
     for note, devices in notes.items():
         several = f"{devices[0]} and {len(devices) - 1} other device{'s' if len(devices) > 2 else ''}"
         yield note.replace(_DEVICE, several if len(devices) > 1 else devices[0])
 
 
 def _cheapest(prices: Sequence[Price], spot: bool) -> list[Price]:
-    """For each machine the price of its cheapest region."""
     best: dict[tuple[object, ...], Price] = {}
     for price in prices:
         key = (price.provider, price.instance, price.device or price.gpu, price.count)
@@ -363,9 +359,9 @@ def _cheapest(prices: Sequence[Price], spot: bool) -> list[Price]:
 
 
 def _link_of(price: Price, device: DevicePeaks) -> Link | None:
-    """What joins the devices of a machine: their own link, or the host's where the price's source says PCIe."""
+    """Interconnect of a machine's devices: their own link, or the host's where the price's source says PCIe."""
     if price.count == 1:
-        return link_table()[0]  # a single device sends nothing
+        return link_table()[0]  # a single device sends nothing, so any link will do
     peak = device.host_link_bytes_s if price.link == "PCIe" else device.peer_link_bytes_s
     return None if peak is None else link_of(device, peak)
 
@@ -373,7 +369,7 @@ def _link_of(price: Price, device: DevicePeaks) -> Link | None:
 def _energy(
     price: Price, prediction: StepPrediction, step_ns: float, steps: float
 ) -> tuple[Range | None, Range | None]:
-    """Kilowatt-hours of all devices over all steps, and kilograms of CO2 where the region's electricity is known."""
+    """Kilowatt-hours of all devices over all steps, and kilograms of CO2 where the region's grid is known."""
     one = step_energy(prediction.device, step_ns, prediction.device_ns)
     if one is None:
         return None, None

@@ -1,8 +1,9 @@
-"""Price lists of others, recognised by content: SkyPilot's vms.csv, gpuhunt's CSV, DeepView's providers.json.
+"""Readers of third-party price lists, detected by content: SkyPilot's vms.csv, gpuhunt's CSV, DeepView's
+providers.json.
 
-A file with the columns of data/prices.csv is read as well. Each format is turned into cells with those columns. What
-cannot be used is counted, with the first line where it occurs; the rest is kept. A file may be anyone's: names that
-could be taken for a formula or a terminal's command are refused, as is what is no price.
+A file with the columns of data/prices.csv is read as well. Each format is converted to those columns. Unusable rows are
+counted, with the first line where they occur; the rest is kept. Files are untrusted: names that a spreadsheet or
+terminal could run are refused, as are invalid prices.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PROVIDER: Final = re.compile(r"[a-z0-9][a-z0-9 ._-]{0,39}")
 _AMOUNT: Final = re.compile(r"\d{1,12}(?:\.\d{0,20})?")
 _USD: Final = re.compile(r"\d{1,12}(?:\.\d{0,20})?(?:[eE]-?\d{1,2})?")
 _COUNT: Final = re.compile(r"\d{1,6}(?:\.0*)?")  # lists write 8 as 8.0
-_ZONE: Final = re.compile(r"(.+-[a-z]+\d)-[a-z]")  # A zone such as us-central1-a, and its region
+_ZONE: Final = re.compile(r"(.+-[a-z]+\d)-[a-z]")  # a zone such as us-central1-a, and its region
 _KNOWN: Final = (
     "SkyPilot's vms.csv, gpuhunt's CSV, DeepView's providers.json or a CSV with the columns of stepscope prices"
 )
@@ -43,16 +44,16 @@ _Cells: TypeAlias = Mapping[str, "str | None"]
 
 
 class _BadRowError(Exception):
-    """Why a row cannot be used."""
+    """The reason a row cannot be used."""
 
 
 class _NoGpuError(Exception):
-    """A row is about a machine without an accelerator."""
+    """A row about a machine without an accelerator."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """Rows that could not be used, all for one reason; `first_line` of the file, or the number of a JSON entry."""
+    """Unusable rows with one common reason; `first_line` is a line of the file, or the number of a JSON entry."""
 
     reason: str
     count: int
@@ -61,29 +62,29 @@ class BadRows:
 
 @dataclass(frozen=True, slots=True)
 class ImportedPrices:
-    """What a file holds."""
+    """Content of a price file."""
 
     format: str  # "SkyPilot", "gpuhunt", "DeepView" or "stepscope"
-    prices: tuple[Price, ...]  # one for each machine and region; of several zones the lowest price
-    rows: int  # in the file
+    prices: tuple[Price, ...]  # one for each machine and region; the lowest price over its zones
+    rows: int  # rows in the file
     without_gpu: int  # rows of machines without an accelerator
-    bad: tuple[BadRows, ...]  # rows that cannot be used, the most frequent reason first
+    bad: tuple[BadRows, ...]  # unusable rows, the most frequent reason first
 
     @property
     def not_predictable(self) -> dict[str, int]:
-        """GPUs that the device table does not have or cannot distinguish, and how many prices each has."""
+        """Number of prices for each GPU that the device table lacks or cannot distinguish."""
         counts = Counter(price.gpu for price in self.prices if price.device is None)
         return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 @dataclass
 class _Gathered:
-    """Prices by machine and region, as the rows come."""
+    """Prices collected by machine and region."""
 
     prices: dict[tuple[str, str, str, str | None], Price] = field(default_factory=dict)
     rows: int = 0
     without_gpu: int = 0
-    bad: dict[str, list[int]] = field(default_factory=dict)  # lines by why they cannot be used
+    bad: dict[str, list[int]] = field(default_factory=dict)  # line numbers by reason
 
     def add(self, price: Price) -> None:
         key = (price.provider, price.instance, price.gpu, price.region)
@@ -91,7 +92,7 @@ class _Gathered:
         if len(self.prices) > MOST_PRICES:
             del self.prices[key]
             raise _BadRowError(f"beyond the {MOST_PRICES:,} prices that are kept")
-        if known is not price:  # zones of a region may differ: the lower of each price
+        if known is not price:  # zones of a region may differ: keep the lower of each price
             usd, spot_usd = (
                 min(filter(None, each), default=None)
                 for each in ((known.on_demand_usd_h, price.on_demand_usd_h), (known.spot_usd_h, price.spot_usd_h))
@@ -110,11 +111,11 @@ class _Gathered:
 
 
 def read_price_file(path: Path, *, provider: str | None, as_of: date) -> ImportedPrices:
-    """The prices in a file.
+    """Read the prices in a file.
 
     Args:
-        provider: of the machines, where the file does not say.
-        as_of: the day that the prices are of.
+        provider: provider of the machines, where the file does not say.
+        as_of: date of the prices.
 
     Raises:
         UsageError: the file cannot be read, has an unknown format, or holds no price.
@@ -142,10 +143,10 @@ def read_price_file(path: Path, *, provider: str | None, as_of: date) -> Importe
 
 
 def checked_provider(name: str) -> str:
-    """A provider's name in lower case, as prices have it.
+    """Check a provider's name and return it in lower case, as prices have it.
 
     Raises:
-        UsageError: it cannot be a name.
+        UsageError: it is not a valid name.
     """
     lower = name.strip().lower()
     if not _PROVIDER.fullmatch(lower):
@@ -198,7 +199,7 @@ def _price(cells: _Cells, provider: str | None, as_of: date, source: str) -> Pri
 
 
 def _name(cells: _Cells, key: str, what: str = "", *, longest: int = _LONGEST_NAME) -> str:
-    """A name, empty where there is none; refused where it could be taken for a formula or a terminal's command."""
+    """Read a name, "" if absent; refuse it if a spreadsheet or terminal could run it."""
     text, name = (cells.get(key) or "").strip(), f"a name of the {what or key}"
     if len(text) > longest:
         raise _BadRowError(f"{name} that is longer than {longest} characters")
@@ -251,7 +252,7 @@ def _day(value: str | None) -> date | None:
 
 def _skypilot(row: _Cells) -> Iterator[_Cells]:
     cells = {name: row.get(column) for name, column in _SKYPILOT.items()}
-    # Looks like Python, and is never evaluated.
+    # The text looks like Python and is never evaluated.
     memory = re.search(r"'SizeInMiB': ?(\d{1,9})", (row.get("GpuInfo") or row.get("GPUInfo") or "")[:10_000])
     yield cells | {"gpu_memory_gb": str(int(memory[1]) / 1024) if memory else None}
 
@@ -296,7 +297,7 @@ _DEEPVIEW: Final = {
 
 
 class _Format(NamedTuple):
-    """A CSV format, and the columns it is recognised by."""
+    """A CSV format and the columns that identify it."""
 
     name: str
     columns: frozenset[str]
@@ -313,7 +314,7 @@ _FORMATS: Final = (
 def _format_of(
     text: str, path: Path, provider: str | None
 ) -> tuple[str, Iterator[tuple[int, Any]], Callable[[Any], Iterable[_Cells]]]:
-    """The format's name, its numbered rows, and what turns a row into cells."""
+    """Find the format's name, its numbered rows, and the function that converts a row to cells."""
     if text.lstrip()[0] in "[{":
         return "DeepView", _json_entries(text, path), _deepview
     reader = csv.DictReader(io.StringIO(text, newline=""))
@@ -330,7 +331,7 @@ def _format_of(
 
 
 def _json_entries(text: str, path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
-    """Each instance with its provider's name, numbered from 1."""
+    """Yield each instance with its provider's name, numbered from 1."""
     try:
         content = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""What machines with accelerators cost per hour: data/prices.csv, and what the user imported.
+"""Hourly prices of machines with accelerators: data/prices.csv, and prices imported by the user.
 
-A price is what someone published on a day, with the address it was read at; none is derived from another, and where a
-provider names none it is absent. Prices change: whoever uses one says how old it is.
+A price is published by someone on a date, with the address where it was read; none is derived from another, and an
+unpublished price is absent. Prices change, so every use shows the price's age.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CORES_A_CHIP: Final = 2
 """Names such as v4-8 count cores, of which each chip of v4 and v5p has two; those of v5e and v6e count chips."""
 _COUNTED_BY_CORE: Final = ("v4", "v5p")
 
-# Machines that come with one form of a GPU alone, by their makers' descriptions:
+# Machines that come with a single form of a GPU, by their providers' documentation:
 #   https://aws.amazon.com/ec2/instance-types/accelerated-computing/
 #   https://cloud.google.com/compute/docs/gpus
 #   https://learn.microsoft.com/azure/virtual-machines/sizes/overview
@@ -71,19 +71,19 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class NamedGpu:
-    """What a price list's name for a GPU means."""
+    """Meaning of a price list's name for a GPU."""
 
-    device: str | None  # the row's name; None where there is none, or several are possible
-    count: int = 1  # how many the name itself stands for: 8 for "tpu-v5litepod-8", else 1
-    candidates: tuple[str, ...] = ()  # the possible rows where there are several
+    device: str | None  # the table row's name; None if there is no such row, or several are possible
+    count: int = 1  # number of accelerators in the name: 8 for "tpu-v5litepod-8", else 1
+    candidates: tuple[str, ...] = ()  # possible rows if there are several
 
 
 def named_gpu(name: str, *, memory_gb: float | None = None, instance: str = "") -> NamedGpu:
-    """The device that a price list means.
+    """Find the device that a price list means.
 
     Args:
-        memory_gb: of one GPU, where the list has it; GB or GiB.
-        instance: the machine, which may decide what the name leaves open.
+        memory_gb: memory of one GPU, if the list has it; GB or GiB.
+        instance: machine type, which may decide between several candidates.
     """
     machine = re.sub(r"\s+", "_", instance.strip().lower())
     return _named(name.strip().lower(), None if memory_gb is None else round(memory_gb, 3), machine)
@@ -110,7 +110,7 @@ def _tpu(generation: str, number: str | None) -> NamedGpu:
 
 @lru_cache(maxsize=1)
 def _rows() -> tuple[tuple[str, _Name], ...]:
-    # A row for one of two dies is no accelerator that anyone rents.
+    # A row for one of two dies is not an accelerator that anyone rents.
     rows = [(row, _parsed(row.name.lower())) for row in device_table() if "(" not in row.name]
     return tuple(
         (row.name, replace(parsed, memory_gb=None if row.memory_bytes is None else row.memory_bytes / 1e9))
@@ -144,7 +144,7 @@ def _means(wanted: _Name, memory_gb: float | None, row: _Name) -> bool:
 
 
 def _of_machine(instance: str, wanted: _Name, found: list[str]) -> list[str]:
-    """Those that are possible in a machine: by what is known of it, else by a form in its name."""
+    """Keep the candidates that are possible in a machine: by known machine types, else by a form factor in its name."""
     for pattern, model, device in _MACHINES:
         if model == wanted.model and pattern.fullmatch(instance):
             return [row for row in found if row == device or (device is None and "SXM" in row)]
@@ -157,37 +157,35 @@ COLUMNS: Final = (
     "spot_usd_h", "as_of", "source", "page",
 )  # fmt: skip
 OLD_DAYS: Final = 90
-"""A price that is older is marked as old: providers change theirs a few times a year, spot prices daily."""
+"""Age above which a price is marked as old: providers change theirs a few times a year, spot prices daily."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One machine of a provider, in US dollars an hour without taxes, disks and traffic; None where the source has
-    none.
-    """
+    """Hourly price of one machine in US dollars, without taxes, disks and traffic; None where the source has none."""
 
-    provider: str  # in lower case, such as "aws"
-    instance: str  # what the provider calls the machine
-    gpu: str  # what the source calls its accelerator
-    gpu_memory_gb: float | None  # of one accelerator
-    device: str | None  # its row of `stepscope.machine.devices`; None where there is none, or several are possible
+    provider: str  # lower case, such as "aws"
+    instance: str  # the provider's name for the machine
+    gpu: str  # the source's name for its accelerator
+    gpu_memory_gb: float | None  # per accelerator
+    device: str | None  # row of `stepscope.machine.devices`; None if there is no such row, or several are possible
     count: int  # accelerators in the machine
     vcpus: float | None
-    memory_gib: float | None  # with vcpus: of the machine
-    link: str | None  # "NVLink" or "PCIe" between its accelerators
+    memory_gib: float | None  # vcpus, memory_gib: of the machine
+    link: str | None  # "NVLink" or "PCIe", between its accelerators
     region: str | None
     on_demand_usd_h: float | None
-    spot_usd_h: float | None  # with on_demand_usd_h: for as long as it is wanted, or until somebody else wants it
-    as_of: date  # the day on which this was the price
-    source: str  # the address that it was read at, or the file it was imported from
-    page: str | None = None  # the provider's own page
+    spot_usd_h: float | None  # on-demand and interruptible (spot) price
+    as_of: date  # date of the price
+    source: str  # address where it was read, or the file it was imported from
+    page: str | None = None  # the provider's own pricing page
 
     def age_days(self, today: date) -> int:
-        """Whole days since the price was seen; negative where it is dated in the future."""
+        """Whole days since the price was published; negative for a date in the future."""
         return (today - self.as_of).days
 
     def is_old(self, today: date) -> bool:
-        """Whether it is older than OLD_DAYS."""
+        """Whether the price is older than OLD_DAYS."""
         return self.age_days(today) > OLD_DAYS
 
     def usd_h(self, *, spot: bool) -> float | None:
@@ -196,18 +194,18 @@ class Price:
 
 @lru_cache(maxsize=1)
 def shipped_prices() -> tuple[Price, ...]:
-    """The small table that comes with the package."""
+    """Prices that come with the package."""
     text = files("stepscope").joinpath("data/prices.csv").read_text(encoding="utf-8")
     return tuple(price_of(row) for row in csv.DictReader(text.splitlines()))
 
 
 def price_of(row: Mapping[str, str | None]) -> Price:
-    """A row of a file with the columns COLUMNS.
+    """Parse a row of a file with the columns COLUMNS.
 
     Raises:
-        ValueError, KeyError: it is no such row.
+        ValueError, KeyError: the row is invalid.
     """
-    if not all(isinstance(cell, str) for cell in row.values()):  # csv.DictReader's mark for too short or too long
+    if not all(isinstance(cell, str) for cell in row.values()):  # csv.DictReader's mark for a row too short or too long
         raise ValueError("a row has more or fewer cells than columns")
     try:
         price = msgspec.convert({**{name: row[name] or None for name in COLUMNS}, "device": None}, Price, strict=False)
@@ -220,13 +218,13 @@ def price_of(row: Mapping[str, str | None]) -> Price:
 
 
 def row_of(price: Price) -> list[str]:
-    """The cells of COLUMNS."""
+    """Format a price as the cells of COLUMNS."""
     values = [getattr(price, name) for name in COLUMNS]
     return ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
 
 
 def newest(prices: Iterable[Price]) -> list[Price]:
-    """The latest price of each machine in each region; of two of one day the later one in `prices`."""
+    """Latest price of each machine in each region; on the same date the later one in `prices` wins."""
     best: dict[tuple[object, ...], Price] = {}
     for price in prices:
         key = (price.provider, price.instance, price.device or price.gpu, price.count, price.region)
@@ -236,28 +234,28 @@ def newest(prices: Iterable[Price]) -> list[Price]:
 
 
 def unpriced_devices(prices: Sequence[Price], names: Iterable[str]) -> list[str]:
-    """Those of these devices without a known price, in their order."""
+    """Devices without a known price, in the given order."""
     priced = {price.device for price in prices}
     return [name for name in names if name not in priced]
 
 
 _FILE: Final = "prices.csv"
 _CHECKSUM: Final = "# checksum "
-"""Begins the last line; a file of an older stepscope has none."""
+"""Start of the last line; files of older versions have no checksum."""
 
 
 class PriceStore:
-    """Imported prices; an import replaces what was imported of the same providers before.
+    """Store of imported prices; an import replaces earlier imports of the same providers.
 
     Args:
-        folder: where stepscope keeps its data.
+        folder: stepscope's data folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / _FILE
 
     def imported(self) -> list[Price]:
-        """What was imported.
+        """Read the imported prices.
 
         Raises:
             UsageError: the file cannot be read.
@@ -282,11 +280,11 @@ class PriceStore:
         return prices
 
     def known(self) -> list[Price]:
-        """The latest of the shipped and the imported prices of each machine in each region."""
+        """Latest price, shipped or imported, of each machine in each region."""
         return newest([*shipped_prices(), *self.imported()])
 
     def add(self, prices: Collection[Price]) -> None:
-        """Keep these instead of what was imported of their providers.
+        """Replace the imported prices of these providers.
 
         Raises:
             UsageError: earlier imports cannot be read, or the file cannot be written.
@@ -295,10 +293,10 @@ class PriceStore:
         self._write([*(price for price in self.imported() if price.provider not in providers), *prices])
 
     def remove(self, providers: Collection[str]) -> int:
-        """Forget what was imported of these providers; returns how many prices that were.
+        """Remove the imported prices of these providers and return their number.
 
         Raises:
-            UsageError: as `add`.
+            UsageError: earlier imports cannot be read, or the file cannot be written.
         """
         before = self.imported()
         kept = [price for price in before if price.provider not in providers]
@@ -307,7 +305,7 @@ class PriceStore:
         return len(before) - len(kept)
 
     def reset(self) -> bool:
-        """Forget everything that was imported, readable or not; returns whether there was anything.
+        """Remove all imports, readable or not; returns whether there were any.
 
         Raises:
             UsageError: the file cannot be removed.
