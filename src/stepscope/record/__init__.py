@@ -1,1 +1,1 @@
-"""Recording: from a running program to a trace."""
+"""Record a running program into a trace."""

@@ -1,7 +1,7 @@
-"""`stepscope.step` and `stepscope.annotate`: names in the trace of whichever profiler runs.
+"""`stepscope.step` and `stepscope.annotate`: named ranges in the trace of any running profiler.
 
-An annotation costs a fraction of a microsecond while no profiler runs. Nothing is imported for it: a profiler
-hears of it only where the program has imported its package.
+An annotation costs a fraction of a microsecond while no profiler runs. It imports nothing: a profiler receives it
+only if the program has imported its package.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _modules: Final = sys.modules
 
 
 class _Opened(threading.local):
-    """The annotations that are open on a thread, the innermost last, each with what was opened for it."""
+    """The open annotations of a thread, the innermost last, each with the contexts opened for it."""
 
     def __init__(self) -> None:
         self.stack: list[tuple[annotate, list[_Context]]] = []
@@ -52,7 +52,7 @@ _opened = _Opened()
 
 
 class annotate:
-    """Name what happens in a block or in a function, in the trace of whichever profiler runs:
+    """Name a block or a function in the trace of any running profiler:
 
         with stepscope.annotate("forward"):
             output = model(batch)
@@ -60,10 +60,10 @@ class annotate:
         @stepscope.annotate("evaluate")
         def evaluate(): ...
 
-    May be entered again while it is open, and on several threads.
+    It may be nested in itself and used on several threads.
 
     Args:
-        name: what the profiler shows.
+        name: the name in the trace.
     """
 
     __slots__ = ("name",)
@@ -103,14 +103,14 @@ class annotate:
 
 
 class step(annotate):
-    """Mark a step, in the trace of whichever profiler runs, and let captures on demand begin and end after it:
+    """Mark a step in the trace of any running profiler, and let on-demand captures begin and end after it:
 
         for number, batch in enumerate(loader):
             with stepscope.step(number=number):
                 train(batch)
 
     Args:
-        name: what kind of step, such as "train" or "evaluate".
+        name: kind of step, such as "train" or "evaluate".
         number: the step's number; None counts the steps of each name from 0.
     """
 
@@ -147,7 +147,7 @@ def _next_number(name: str) -> int:
 
 @guard.entry
 def tell_controller() -> None:
-    """Say that a step has ended, so that captures on demand begin and end between steps."""
+    """Report the end of a step, so that on-demand captures begin and end between steps."""
     module = sys.modules.get("stepscope.record.controller")
     if module is None and _IN_RUN:
         import_module("stepscope.record.bootstrap").steps_are_marked()
@@ -158,7 +158,7 @@ def tell_controller() -> None:
 
 
 def _may_be_seen() -> bool:
-    """Whether a profiler may be looking; False in a fraction of a microsecond."""
+    """Whether a profiler may be running; the answer False takes a fraction of a microsecond."""
     torch_profiler = _modules.get("torch.autograd.profiler")
     if getattr(torch_profiler, "_is_profiler_enabled", False):
         return True
@@ -171,7 +171,7 @@ def _open(annotation: annotate, name: str, number: int | None) -> None:
 
 
 def _contexts(name: str, number: int | None) -> list[_Context]:
-    """An open context for each profiler that may be looking; one that fails is left out."""
+    """Open a context for each profiler that may be running; one that fails is skipped."""
     contexts: list[_Context] = []
     for make in (_of_torch, _of_xla, _of_jax, _of_nvtx):
         with guard.attempt():
@@ -240,7 +240,7 @@ def _of_nvtx(name: str, number: int | None) -> _Context | None:
 
 @contextlib.contextmanager
 def _torch_range(nvtx: Any, name: str) -> Iterator[None]:
-    """A range of NVTX by PyTorch's binding."""
+    """An NVTX range through PyTorch's binding."""
     nvtx.range_push(name)
     yield
     nvtx.range_pop()
@@ -269,9 +269,9 @@ _METHODS: Final[tuple[tuple[str, str, str, str], ...]] = (
 
 
 class NamedCalls:
-    """Gives calls of some functions names in the trace, from `start` to `stop`; neither raises.
+    """Names calls of some functions in the trace, from `start` to `stop`; neither raises.
 
-    What cannot be named is left alone.
+    Functions that cannot be wrapped are left alone.
     """
 
     def __init__(self) -> None:
@@ -296,7 +296,7 @@ class LoggingCalls(NamedCalls):
         for module, kind, method, name in _METHODS:
             self._name(getattr(sys.modules.get(module), kind, None), method, name, mark)
         self._name(os, "fsync", PREFIX + "file", mark)
-        if not _has_compiled():  # code that was compiled with a print in it would be compiled anew
+        if not _has_compiled():  # wrapping print would make torch.compile recompile code that calls it
             self._name(builtins, "print", PREFIX + "print", mark)
 
     def _name(self, owner: Any, attribute: str, name: str, mark: Callable[[str], Any]) -> None:
@@ -306,7 +306,7 @@ class LoggingCalls(NamedCalls):
 
 
 def marked(original: Any, mark: Callable[[str], Any], name: str, after: Callable[..., None] | None = None) -> Any:
-    """A function in whose place each call stands in the trace by a name; `after`, an entry, is given its arguments."""
+    """Wrap a function so that each call is a named range; `after`, a guard entry, receives the call's arguments."""
 
     def ended(context: Any, result: Any, *positional: Any, **named: Any) -> None:
         _mark_ends(context)
@@ -330,7 +330,7 @@ def _mark_ends(context: Any) -> None:
 
 
 def recorded_mark() -> Callable[[str], Any]:
-    """What makes a context of that name in the trace; torch's fast one where there is one."""
+    """Return the function that opens a named range; torch's fast implementation if there is one."""
     import torch
 
     fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)
@@ -350,7 +350,11 @@ _FUNCTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     ("torch.serialization", "save", "torch.save"),
     ("torch", "load", "torch.load"),
     ("torch.serialization", "load", "torch.load"),
-    ("safetensors.torch", "serialize_file", "safetensors.save_file"),  # what its save_file calls, however imported
+    (
+        "safetensors.torch",
+        "serialize_file",
+        "safetensors.save_file",
+    ),  # called by its save_file, however that was imported
     ("torch.distributed.checkpoint", "save", "torch.distributed.checkpoint.save"),
     ("torch.distributed.checkpoint", "load", "torch.distributed.checkpoint.load"),
     ("torch.distributed.checkpoint", "async_save", "torch.distributed.checkpoint.async_save"),
@@ -362,7 +366,7 @@ class CheckpointCalls(NamedCalls):
     """Names calls that save and load checkpoints.
 
     Attributes:
-        saved_bytes: what the files that were saved hold, as far as their names were given.
+        saved_bytes: total size of the saved files whose names were given.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""When the steps of a program end, and nothing else: what `stepscope bench` has each of its processes note.
+"""Record when the steps of a program end, for `stepscope bench`.
 
-No profiler runs. A step costs a clock reading, and where the process uses an accelerator an event on its queue, so
-that the times are those at which the device came to the end of each step, not those at which the host had launched it.
+No profiler runs. A step costs a clock reading and, if the process uses an accelerator, one event on its stream, so
+that the times are when the device reached the end of each step, not when the host had launched it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BEFORE_SCALING: Final = "_stepscope_before_scaling"
 
 
 class BackwardLosses:
-    """Notes the value of every backward pass from `start` on; torch is imported already."""
+    """Records the value of every backward pass from `start` on; torch must be imported already."""
 
     def __init__(self) -> None:
         self._tensors: list[Any] = []
@@ -50,18 +50,18 @@ class BackwardLosses:
             self._restore.append(guard.put(scaler, "scale", guard.around(scaler.scale, after=_scaled)))
 
     def stop(self) -> list[float]:
-        """Leave torch as it was; returns the losses, for which it waits for the device."""
+        """Remove the patches from torch; wait for the device and return the losses."""
         while self._restore:
             self._restore.pop()()
         found: list[float] = []
-        with guard.attempt():  # the device failed: what was read before is kept
+        with guard.attempt():  # the device failed: keep the values that were read before
             found.extend(float(tensor) for tensor in self._tensors)
         self._tensors.clear()
         return found
 
     @guard.entry
     def _note(self, tensors: Any, *_: Any, **__: Any) -> None:
-        """Keep a copy of the first value: a program may change the tensor itself, or use its memory again."""
+        """Keep a copy of the first value: the program may change the tensor in place or reuse its memory."""
         if len(self._tensors) >= MOST_LOSSES:
             return
         torch: Any = sys.modules["torch"]
@@ -80,14 +80,14 @@ def _scaled(_: None, result: Any, scaler: Any, outputs: Any) -> None:
 
 
 def _is_captured(torch: Any, tensor: Any) -> bool:
-    """Whether a CUDA graph is captured just now, which the copy would enter."""
+    """Whether a CUDA graph is being captured, which would record the copy."""
     return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def fix_seeds(seed: int) -> FixedSeeds:
-    """Have the program draw the same random numbers in every run of this seed; call it when torch was imported.
+    """Seed the random generators so that every run with this seed draws the same numbers; torch must be imported.
 
-    What it seeds itself has `seed` added, so that another seed gives other numbers there too: 0 leaves its own seeds.
+    `seed` is added to every seed that the program sets itself, so that another seed changes those too; 0 keeps them.
     """
     seeds = FixedSeeds(seed)
     if not seed:
@@ -116,15 +116,15 @@ _DEVICE_KINDS: Final = ("cuda", "xpu")
 
 
 class BenchSteps:
-    """Notes when steps end, and ends the program when there are enough; listens to a process's controller.
+    """Records when steps end, and ends the program after enough of them; a listener of the step controller.
 
-    Of a program whose steps show by a better sign later, only the steps by that sign count.
+    If steps are later detected by a better source, only the steps of that source count.
     """
 
     def __init__(self, controller: StepController, folder: RunFolder, options: RunOptions) -> None:
         self._controller = controller
         self._folder = folder
-        self._boundaries = options.steps + 1  # when the first step began is not known
+        self._boundaries = options.steps + 1  # the start of the first step is unknown
         self._helpers = BackgroundHelpers(folder.path, options, telemetry=False)
         self._losses = BackwardLosses() if options.losses else None
         self._seed = options.seed if options.losses else None
@@ -182,21 +182,21 @@ class BenchSteps:
             self._finish()
 
     def abandon(self) -> None:
-        """After an error of ours: note no more, and leave the program as it was."""
+        """After an internal error, stop recording and leave the program unchanged."""
         for action in (self._controller.abandon, self._helpers.recording_ends, self.let_go):
             guard.attempted(action)
         if self._losses is not None:
             guard.attempted(self._losses.stop)
 
     def let_go(self) -> None:
-        """Leave torch as it was; the steps are not counted any more."""
+        """Remove the hooks from torch and stop counting steps."""
         self._over = True
         if self._hooks is not None:
             self._hooks.remove()
         self._controller.listener = None
 
     def _restart(self) -> None:
-        """A better sign of steps was seen: those by the lesser one are dropped."""
+        """Drop the steps found so far, since a better step source was seen."""
         self._ends_ns.clear()
         self._device = None
         self._begun_s = time.monotonic()
@@ -212,7 +212,7 @@ class BenchSteps:
         self._over = True
         ends_ns, clock = self._ends_ns, "host"
         if self._device is not None:
-            with guard.attempt():  # the device failed: the host's clock is left
+            with guard.attempt():  # the device failed: use the host's clock only
                 ends_ns, clock = self._device.ends_ns(), "device"
         self._helpers.recording_ends()
         losses = self._losses.stop() if self._losses is not None else []
@@ -242,7 +242,7 @@ class BenchSteps:
 
 
 class DeviceMarks:
-    """Events on the current queue of an accelerator (torch.cuda or torch.xpu), one for each end of a step."""
+    """Events on the current stream of an accelerator (torch.cuda or torch.xpu), one for each end of a step."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -259,7 +259,9 @@ class DeviceMarks:
         return None
 
     def mark(self) -> bool:
-        """Put an event behind all that was launched; False while a graph is captured, which an event would enter."""
+        """Record an event after all launched work; return False during graph capture, which would record the event
+        too.
+        """
         if self._is_capturing():
             return False
         event = self._module.Event(enable_timing=True)
@@ -268,7 +270,9 @@ class DeviceMarks:
         return True
 
     def ends_ns(self) -> list[int]:
-        """When the device came to each event, by this process's clock (time.perf_counter_ns); waits for the last."""
+        """Return when the device reached each event, on this process's clock (time.perf_counter_ns); waits for the
+        last.
+        """
         if not self._events:
             return []
         self._events[-1].synchronize()
@@ -277,6 +281,6 @@ class DeviceMarks:
 
 
 def ends_from_gaps(gaps_ms: Sequence[float], last_ns: int) -> list[int]:
-    """The times of events from the milliseconds between them and the time of the last."""
+    """Convert the gaps between events in milliseconds, and the last event's time, to times of all events."""
     back_ms = accumulate(reversed(gaps_ms), initial=0.0)
     return [last_ns - round(each * 1e6) for each in back_ms][::-1]

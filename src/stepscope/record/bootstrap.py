@@ -1,4 +1,4 @@
-"""What `stepscope run` does inside the program: it warms up, records a few steps, times some more, and lets go.
+"""The part of `stepscope run` inside the program: warm up, record a few steps, time some more, and detach.
 
 `was_imported` is called by `bootstrap_path/sitecustomize.py`.
 """
@@ -46,7 +46,7 @@ _LONGEST_STEP_RATIO: Final = 20
 
 
 class Phase(Enum):
-    """Where a first recording is."""
+    """Phase of a first recording."""
 
     WARMING_UP = auto()
     """Steps pass until the program is warm."""
@@ -61,7 +61,7 @@ class Phase(Enum):
 
 
 class Event(Enum):
-    """What moves a first recording from one phase to another."""
+    """An event that moves a first recording from one phase to another."""
 
     BETTER_SIGN = auto()
     """Something shows more certainly where steps end: what was begun by the lesser sign is dropped."""
@@ -89,10 +89,10 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = {
 
 
 class FirstRecording:
-    """Listens to the steps of a process; `phase` says what it waits for.
+    """The first recording of a process, a listener of its steps; `phase` is its current state.
 
-    Where the steps were only guessed from DataLoaders or forward calls and an optimizer steps later, its steps are
-    recorded too, into a second trace.
+    If the steps were only guessed from DataLoaders or forward calls and an optimizer steps later, the optimizer's steps
+    are recorded too, into a second trace.
     """
 
     def __init__(self, controller: StepController, hooks: AllHooks, folder: RunFolder, options: RunOptions) -> None:
@@ -110,12 +110,12 @@ class FirstRecording:
             *([self._energy] if self._energy is not None else []),
         ]
         self._source = StepSource.NONE
-        self._counted = 0  # steps of this source, since `_begun_s`
+        self._counted = 0  # steps of this source since `_begun_s`
         self._begun_s = time.monotonic()
         self._waits_for_optimizer: bool | None = None
         self._handle: CaptureHandle | None = None
-        self._result: CaptureResult | None = None  # the last one that was reported
-        self._captured = (0, 0.0)  # the step and the time at which the capture had ended
+        self._result: CaptureResult | None = None  # the last capture that was reported
+        self._captured = (0, 0.0)  # step and time at the end of the capture
 
     @property
     def has_begun(self) -> bool:
@@ -125,7 +125,7 @@ class FirstRecording:
         self.phase = TRANSITIONS[self.phase, event]
 
     def step_ended(self, step: int) -> None:
-        """Count it, and ask for the capture when the program is warm."""
+        """Count the step, and request the capture once the program is warm."""
         if self.phase is Phase.OVER:
             return
         for meter in self._meters:
@@ -145,7 +145,7 @@ class FirstRecording:
                 self._capture(step, now)
 
     def step_begins(self, step: int) -> None:
-        """Let go of the program some steps after the capture has ended, or end it if that was asked for."""
+        """Detach from the program some steps after the capture has ended, or end the program if requested."""
         if self.phase is Phase.CAPTURING:
             self._look_at_result(step)
         if self.phase is Phase.TIMING and self._is_timed(step):
@@ -182,12 +182,12 @@ class FirstRecording:
         self.let_go()
 
     def let_go(self) -> None:
-        """Leave torch and jax as they were; the steps are not counted any more."""
+        """Remove the hooks from torch and jax and stop counting steps."""
         self._hooks.remove()
         self._controller.listener = None
 
     def abandon(self) -> None:
-        """After an error of ours: leave word of it if that can be done, and the program as it was."""
+        """After an internal error, report it if possible and leave the program unchanged."""
         self._move(Event.ENDED)
         for action in (self._controller.abandon, self._helpers.recording_ends, self.let_go):
             guard.attempted(action)
@@ -199,7 +199,7 @@ class FirstRecording:
             guard.attempted(self.report)
 
     def report(self) -> None:
-        """Leave word in the run folder of what was recorded."""
+        """Write into the run folder what was recorded."""
         rank, world_size = rank_and_world_size()
         result = self._result or CaptureResult(problem=self._why_nothing())
         self._folder.write_recording(
@@ -224,7 +224,7 @@ class FirstRecording:
         )
 
     def _restart(self, now: float) -> None:
-        """A better sign of steps was seen: what was asked for by the lesser one is dropped."""
+        """Drop the request made for a worse step source, since a better one was seen."""
         self._move(Event.BETTER_SIGN)
         self._source = self._controller.source
         self._counted, self._begun_s = 0, now
@@ -235,10 +235,10 @@ class FirstRecording:
         self._handle = None
 
     def _serve(self) -> None:
-        """Start the agent, now that the rank is known and that this process has steps to record."""
+        """Start the agent, now that the rank is known and this process has steps to record."""
         from stepscope.record.agent.server import serve_for_run
 
-        self._controller.stays = True  # also where it cannot be started: it is tried only once
+        self._controller.stays = True  # set even if the start fails: it is tried only once
         serve_for_run(self._folder, rank_and_world_size()[0])
 
     def _capture(self, step: int, now: float) -> None:
@@ -246,12 +246,13 @@ class FirstRecording:
         self._helpers.recording_begins()
         asked = max(self._options.warmup, 1) if self._options.warmup is not None else None
         mean_s = (now - self._begun_s) / self._counted
-        # A name that is taken before any that the agent gives: the run's own trace is not the latest one later.
+        # Reserve the name before the agent names any trace, so that the run's own trace is not the latest one
+        # later.
         out = self._folder.new_trace_path(rank_and_world_size()[0]) if self._options.serve else None
         self._handle = self._controller.request(
             CaptureRequest(
                 steps=self._options.steps,
-                # After the steps that were asked for it begins although its profiler had none to warm up in.
+                # After the requested steps it begins, even if its profiler had no warm-up steps.
                 first_step=step if asked is not None and self._counted >= asked else None,
                 options=self._options.record,
                 out=out,
@@ -260,7 +261,6 @@ class FirstRecording:
         )
 
     def _look_at_result(self, step: int) -> None:
-        """Report a capture that has ended."""
         result = self._handle.result if self._handle is not None else None
         if result is None:
             return
@@ -281,7 +281,6 @@ class FirstRecording:
         self._move(Event.CAPTURED)
 
     def _is_timed(self, step: int) -> bool:
-        """Whether enough steps were timed since the capture ended."""
         captured_step, captured_s = self._captured
         past_s = time.monotonic() - captured_s
         if self._energy is not None and (self._options.exit_after or self._energy.wants_more(past_s)):
@@ -289,7 +288,7 @@ class FirstRecording:
         return step - captured_step >= TIMED_STEPS or past_s >= TIMED_S
 
     def _is_recorded(self) -> bool | None:
-        """Whether the step that begins is one that is recorded; None where a profiler is there, but does not record."""
+        """Whether the step that begins is recorded; None if a profiler exists but is not recording."""
         if self._controller.others.active():
             return None
         if self._controller.is_recording:
@@ -297,7 +296,7 @@ class FirstRecording:
         return None if self._controller.is_busy else False
 
     def _rest(self) -> None:
-        """Nothing more is to be done at the end of steps, but to look out for a better sign of them."""
+        """Do nothing more at the end of steps, except to watch for a better step source."""
         is_certain = self._source >= StepSource.OPTIMIZER
         if self._controller.stays and not self._options.exit_after:
             if is_certain:
@@ -308,7 +307,7 @@ class FirstRecording:
             self._hooks.keep(StepSource.OPTIMIZER)
 
     def _is_warm(self, now: float) -> bool:
-        """Whether the profiler may warm up in the step that begins, and the one after it be recorded."""
+        """Whether the profiler may warm up in the step that begins, so that the next one is recorded."""
         past_s, count = now - self._begun_s, self._counted + 1
         if self._source < StepSource.OPTIMIZER and past_s < OPTIMIZER_PATIENCE_S and self._has_optimizer(count):
             return False
@@ -321,7 +320,7 @@ class FirstRecording:
         return count >= WARMUP_STEPS and past_s >= WARMUP_S
 
     def _has_optimizer(self, count: int) -> bool:
-        """Whether the program has made an optimizer; looked for once, when the program could be warm."""
+        """Whether the program has made an optimizer; checked once, when the program may be warm."""
         if self._waits_for_optimizer is None and count >= min(WARMUP_STEPS, self._options.warmup or WARMUP_STEPS):
             self._waits_for_optimizer = optimizer_exists()
         return bool(self._waits_for_optimizer)
@@ -357,10 +356,10 @@ def _run_of_environment() -> tuple[RunFolder, RunOptions] | None:
 
 @guard.entry
 def was_imported(module: str) -> None:
-    """Have this process recorded as the environment says; does nothing where it says nothing.
+    """Record this process as the environment requests; without a request, do nothing.
 
     Args:
-        module: what was imported just now: torch, jax, torch_xla.debug.profiler, or a tracker's.
+        module: the module just imported: torch, jax, torch_xla.debug.profiler, or a tracker's.
     """
     run = _run_of_environment()
     if run is None:
@@ -388,14 +387,14 @@ def was_imported(module: str) -> None:
 
 @guard.entry
 def steps_are_marked() -> None:
-    """Have `stepscope bench` see the steps that the program marks itself, also where it never imports torch."""
+    """Let `stepscope bench` see the steps that the program marks itself, even if it never imports torch."""
     run = _run_of_environment()
     if run is not None and run[1].measure:
         _measure(*run)
 
 
 def _apply(folder: RunFolder, options: RunOptions) -> None:
-    """Apply remedies to this process, and have it say at its end what came of them."""
+    """Apply remedies to this process, and report the outcomes at its end."""
     from stepscope.record.apply import install
 
     applying = install(options.apply, folder, is_recorded=not options.measure)
@@ -404,7 +403,7 @@ def _apply(folder: RunFolder, options: RunOptions) -> None:
 
 
 def _hooks_for(folder: RunFolder, options: RunOptions) -> AllHooks | None:
-    """The hooks of this process's recording, made where there is none; None where something else counts its steps."""
+    """Return the hooks of this process, creating them if needed; None if something else counts its steps."""
     global _hooks
     if controller() is None:
         steps = StepController(lambda: folder.new_trace_path(rank_and_world_size()[0]))
@@ -416,7 +415,7 @@ def _hooks_for(folder: RunFolder, options: RunOptions) -> AllHooks | None:
 
 
 def _measure(folder: RunFolder, options: RunOptions) -> BenchSteps | None:
-    """Have this process note when its steps end; None where something else listens to them already."""
+    """Record when this process's steps end; return None if something else already listens to them."""
     steps = controller() or StepController()
     if steps.listener is None:
         _have_listen(steps, BenchSteps(steps, folder, options))
@@ -424,7 +423,7 @@ def _measure(folder: RunFolder, options: RunOptions) -> BenchSteps | None:
 
 
 def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> None:
-    """Tell the plan of this process's steps, and of its end however that comes."""
+    """Send the plan this process's steps and its end, however that comes."""
     steps.listener = plan
     set_controller(steps)
     atexit.register(plan.program_ends)
@@ -435,13 +434,13 @@ def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> No
 
 
 def _before_exit(action: Callable[[], None]) -> None:
-    """Also do it for a program that ends by os._exit, for which nothing registered is called."""
+    """Also run the action if the program ends by os._exit, which skips atexit handlers."""
     os._exit = guard.around(os._exit, before=lambda *_, **__: action())
 
 
 @guard.entry
 def _forked(steps: StepController, plan: FirstRecording | BenchSteps) -> None:
-    """A process forked before the first step may be a rank; one that is forked later helps the one it came from."""
+    """Handle a fork: before the first step the child may be a rank; later it is a helper of its parent."""
     if plan.has_begun:
         plan.let_go()
         set_controller(None)

@@ -1,24 +1,24 @@
 """# What it finds
-Steps in which the program asks the driver for memory again and again instead of using what it has.
+Steps in which the program keeps asking the driver for memory instead of reusing the memory it already holds.
 
 # Why it costs time
-PyTorch keeps memory that was freed and hands it out again without the driver. Where it cannot, `cudaMalloc` takes about
-a millisecond, and `cudaFree` first waits until the device has finished everything. Steady steps need neither.
+PyTorch keeps freed memory and reuses it without calling the driver. When it cannot, `cudaMalloc` takes about a
+millisecond, and `cudaFree` first waits until the device has finished all work. Steady steps need neither call.
 
 # How it is measured
-Idle time of the device while a host thread was in the driver's calls for memory (`cudaMalloc`, `cudaFree`,
-`cudaHostAlloc` and their like) during the steps. Where memory is both given back and asked for in a step, the allocator
-had run out, gave back what it held and tried again.
+Idle time of the device while a host thread was in the driver's memory calls (`cudaMalloc`, `cudaFree`, `cudaHostAlloc`
+and similar) during the steps. Where a step both frees and requests memory, the allocator had run out, returned its
+cached blocks and tried again.
 
 # Known false positives
-Recordings that begin with a program's first steps, in which the allocator fetches what later steps use.
+Recordings that start with a program's first steps, in which the allocator gets the memory that later steps reuse.
 
 # What to do
-No `empty_cache()` in the loop; batches of few different shapes; `expandable_segments`; less memory in use near the
-limit. Pinned host memory: made once, or by the loader (`pin_memory=True`).
+Call no `empty_cache()` in the loop, use few different batch shapes, set `expandable_segments`, and use less memory when
+close to the limit. Allocate pinned host memory once, or let the loader do it (`pin_memory=True`).
 
 # Reference
-msprof-analyze reports 10 ms in the driver's calls for memory; `torch.cuda.memory_stats()["num_alloc_retries"]`.
+msprof-analyze reports 10 ms in the driver's memory calls; `torch.cuda.memory_stats()["num_alloc_retries"]`.
 """
 
 from __future__ import annotations

@@ -2,20 +2,20 @@
 Checkpoints that are saved or loaded while steps run.
 
 # Why it costs time
-Saving copies every parameter and the optimizer's state to the host, packs them and writes a file; the training thread
-does nothing else meanwhile, and the device is idle.
+Saving copies every parameter and the optimizer's state to the host, serialises them and writes a file. Meanwhile the
+training thread does nothing else and the device is idle.
 
 # How it is measured
-Idle time of the device, or without one time of the main thread, inside `torch.save`, `torch.load`, `safetensors` or
+Idle time of the device (without a device: time of the main thread) inside `torch.save`, `torch.load`, `safetensors` or
 `torch.distributed.checkpoint`. stepscope's own recordings name these calls; others show them where Python frames were
 recorded.
 
 # Known false positives
-A few recorded steps that happen to hold a checkpoint which comes once in thousands of steps: the finding says how many
-of the recorded steps hold one.
+A short recording may happen to contain a checkpoint that is written once in thousands of steps: the finding says how
+many of the recorded steps contain one.
 
 # What to do
-Save more rarely, or let a background thread write a copy while training goes on.
+Save less often, or let a background thread write a copy while training continues.
 
 # Reference
 PyTorch's documentation of `torch.distributed.checkpoint.async_save`.

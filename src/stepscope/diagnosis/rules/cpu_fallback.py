@@ -2,24 +2,24 @@
 Operators that run on the CPU in the middle of a device's work.
 
 # Why it costs time
-The device must finish what comes before, the data is copied to the host, the CPU works while the device idles, and the
-result is copied back before the device can go on.
+The device must finish all earlier work, the data is copied to the host, the CPU works while the device idles, and the
+result is copied back before the device can continue.
 
 # How it is measured
 In each step, a copy to the host, then operators that work on the host and launch nothing, then a copy to the device on
-the same thread; or operators whose names say that they fell back to the CPU. The cost is the device's idle time from
-the first copy to the end of the last and in the refill after them, and its time for the copies. The device's own time
-for the operators, which is not in the trace, remains and is not taken off.
+the same thread; or operators whose names show that they fell back to the CPU. The cost is the device's idle time from
+the first copy to the end of the last and in the refill after them, and its time for the copies. The time the device
+itself would need for the operators is not in the trace and is not subtracted.
 
-Files beside the trace (`--fallback-log`, `--gaudi-metrics`, `--xla-metrics`, `--xla-debug-log`) name the operators that
-the device could not run, and count them. Those that the trace holds are weighed by its times; of the others a note says
-how often they ran on the CPU, and claims no saving.
+Files beside the trace (`--fallback-log`, `--gaudi-metrics`, `--xla-metrics`, `--xla-debug-log`) name and count the
+operators that the device could not run. Operators that appear in the trace are costed by their times there; for the
+others a note gives the number of calls on the CPU and claims no saving.
 
 # Known false positives
-Work that the device cannot do: then do it for many steps at once, or while the device works on something else.
+Work that the device cannot do. Do it for many steps at once, or while the device works on something else.
 
 # What to do
-Keep the tensors on the device; use an operator that it supports instead of the one that falls back.
+Keep the tensors on the device, and replace the operator that falls back with one that the device supports.
 
 # Reference
 PyTorch documentation, `PYTORCH_ENABLE_MPS_FALLBACK`; Intel Gaudi documentation, "Placement of Ops on HPU"; PyTorch/XLA,

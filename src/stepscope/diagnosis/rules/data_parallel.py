@@ -2,18 +2,19 @@
 A model in `nn.DataParallel`: one process that drives several devices.
 
 # Why it costs time
-In every step the model is copied to all devices, the batch is cut up, results and gradients are collected on the first
-device, and one Python process launches the work of all of them while the interpreter lets only one thread run.
+In every step the model is copied to all devices, the batch is split, and results and gradients are gathered on the
+first device. One Python process launches the work of all devices, and the interpreter lets only one thread run at a
+time.
 
 # How it is measured
-The operators that copy the model (Broadcast), cut the batch (Scatter) and collect (Gather, ReduceAddCoalesced) and
-their gradients' counterparts: the device's time for them and its idle time before them.
+The device's time for the operators that copy the model (Broadcast), split the batch (Scatter) and gather results
+(Gather, ReduceAddCoalesced), and for their backward counterparts, plus its idle time before them.
 
 # Known false positives
 None known. With one device there is nothing to copy, and nothing is reported.
 
 # What to do
-`DistributedDataParallel`, one process a device.
+Use `DistributedDataParallel` with one process per device.
 
 # Reference
 PyTorch's documentation of nn.DataParallel, which recommends DistributedDataParallel even on one machine.

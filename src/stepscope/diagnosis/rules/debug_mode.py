@@ -1,22 +1,23 @@
 """# What it finds
-Aids for finding faults that were left on: autograd's anomaly detection, blocking launches, deterministic filling.
+Debugging aids that were left on: autograd's anomaly detection, blocking launches, deterministic filling.
 
 # Why it costs time
-Anomaly detection takes a Python traceback for each operator of the forward pass and searches every gradient for NaN.
-With `CUDA_LAUNCH_BLOCKING=1` the host waits for each kernel before it goes on, so nothing overlaps. Deterministic
-algorithms fill every new tensor before it is used.
+Anomaly detection records a Python traceback for each operator of the forward pass and checks every gradient for NaN.
+With `CUDA_LAUNCH_BLOCKING=1` the host waits for each kernel, so nothing overlaps. Deterministic algorithms fill every
+new tensor before it is used.
 
 # How it is measured
-Anomaly detection: the checks for NaN stand in the trace right under the autograd engine's nodes; the traceback is what
-operators that make nodes take longer than the same operators elsewhere. Blocking launches: most launch calls end after
-their kernel; a step would take the host's other time, or the device's work if that is longer. Deterministic filling:
-the `aten::fill_` inside `aten::empty`.
+Anomaly detection: the NaN checks are in the trace directly below the autograd engine's nodes; the cost of the
+tracebacks is the extra time of operators that create nodes over the same operators elsewhere. Blocking launches: most
+launch calls end after their kernel; without blocking, a step would take the host's remaining time, or the device's work
+if that is longer. Deterministic filling: the `aten::fill_` inside `aten::empty`.
 
 # Known false positives
-Anomaly detection: an operator whose node-making calls are larger than its others looks slowed down.
+Anomaly detection: an operator looks slowed down if its calls that create nodes work on larger tensors than its other
+calls.
 
 # What to do
-Turn them off when the fault is found.
+Turn them off once the bug is found.
 
 # Reference
 PyTorch: torch.autograd.set_detect_anomaly, torch.utils.deterministic.fill_uninitialized_memory; CUDA environment

@@ -1,20 +1,20 @@
 """# What it finds
-Data that is copied to the host and back to the device without being worked on.
+Data that is copied to the host and back to the device although the host does nothing with it.
 
 # Why it costs time
-Each copy waits for all work before it, and from pageable memory the host waits for the copy. The device is idle
-meanwhile, and again until the host has refilled its queues.
+Each copy waits for all earlier work, and the host waits for copies from pageable memory. The device is idle during the
+copies, and again until the host has refilled its queues.
 
 # How it is measured
-In each step, a copy to the host and the next one to the device on the same thread that has as many bytes, with no
-operator in between that works on the host. The cost is the device's idle time from the first copy to the end of the
-second and in the refill after them, and its time for the copies.
+In each step, a copy to the host and the next copy of the same size to the device on the same thread, with no operator
+between them that works on the host. The cost is the device's idle time from the first copy to the end of the second and
+in the refill after them, and its time for the copies.
 
 # Known false positives
-Two tensors of the same size, one of which is read while the other is input.
+Two unrelated tensors of the same size: one is read on the host, the other is new input.
 
 # What to do
-Keep the tensor on the device, and pass it on from there.
+Keep the tensor on the device and use it there.
 
 # Reference
 PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; TraceLens reports more than ten copies in

@@ -1,21 +1,22 @@
 """# What it finds
-Steps whose device work begins or ends with copies, while nothing else runs.
+Steps whose device work begins or ends with copies that run alone.
 
 # Why it costs time
-At the end of a step the host has nothing more to launch, and the device copies results to the host; at its beginning
-the device copies the batch before it can compute. Either could run beside the computation of the step before or after.
+At the end of a step the host has nothing left to launch, and the device copies results to the host; at the beginning of
+a step the device copies the batch before it can compute. Both copies could overlap with the computation of the
+neighbouring step.
 
 # How it is measured
 In each step, the device's time from the end of its last computation to the end of the copies after it, if none of the
 next step's work has begun, and from the first copy to the first computation if the work of the step before has ended.
-Copies from pageable memory at the beginning are left to exposed-copy: before they can run beside anything they must
-come from pinned memory.
+Copies from pageable memory at the beginning are left to exposed-copy: they cannot overlap with anything until they come
+from pinned memory.
 
 # Known false positives
 Results that the next step needs from the host.
 
 # What to do
-Copy on a queue of its own: the next batch while this step computes, the results while the next one does.
+Copy on a separate queue: the next batch while this step computes, the results while the next step computes.
 
 # Reference
 Intel Gaudi documentation, profiling: long copies at the ends of a step; PyTorch, "CUDA streams".

@@ -1,21 +1,21 @@
 """# What it finds
-Collectives between ranks that no computation overlaps.
+Collectives between ranks that do not overlap with computation.
 
 # Why it costs time
-While gradients or activations travel and nothing computes, every device of the group waits. Data-parallel training can
-send the gradients of late layers while early layers are still computing theirs.
+While gradients or activations are sent and nothing computes, every device of the group waits. Data-parallel training
+can send the gradients of late layers while early layers are still computing theirs.
 
 # How it is measured
-Time when the device works on communication and on no computation, plus idle time while the launching thread waited for
-other ranks.
+Time when the device communicates and does not compute, plus idle time while the launching thread waited for other
+ranks.
 
 # Known false positives
-A rank that arrives early waits inside the collective for the slowest one: then the straggler, not the network, is the
-cause, which one rank's trace alone cannot show.
+A rank that arrives early waits inside the collective for the slowest one. Then the straggler is the cause, not the
+network, which one rank's trace alone cannot show.
 
 # What to do
-Give DistributedDataParallel buckets that overlap (`bucket_cap_mb`, `gradient_as_bucket_view=True`), accumulate
-gradients without synchronising (`no_sync()`), send bf16 gradients.
+Use DistributedDataParallel buckets that overlap with the backward pass (`bucket_cap_mb`,
+`gradient_as_bucket_view=True`), accumulate gradients without synchronising (`no_sync()`), or send bf16 gradients.
 
 # Reference
 TraceLens reports exposed communication from 5 %, PyTorch's TensorBoard plugin from 10 %.

@@ -1,23 +1,23 @@
 """# What it finds
-Copies between host and device that nothing else overlaps.
+Copies between host and device that do not overlap with computation.
 
 # Why it costs time
-A copy from ordinary (pageable) memory goes through a staging buffer and holds the host until it is done. A blocking
-copy stands between two steps; a pinned, asynchronous one runs while the device computes.
+A copy from ordinary (pageable) memory goes through a staging buffer and blocks the host until it is done. A blocking
+copy separates two steps; a pinned, asynchronous copy runs while the device computes.
 
 # How it is measured
 Time when the device copies from or to the host and computes nothing, plus idle time while the launching thread was
-inside a copy to the device. The recorder knows whether the loaders pin their batches, which decides on the remedy.
+inside a copy to the device. The recorder knows whether the loaders pin their batches, and the remedy depends on it.
 
 # Known false positives
 The first copy of a step cannot overlap with anything if the whole step depends on it and only one batch is in flight.
 
 # What to do
-`pin_memory=True` in the loader, `non_blocking=True` in `.to(device)`, and copying the next batch while the current one
-computes.
+Set `pin_memory=True` in the loader and `non_blocking=True` in `.to(device)`, and copy the next batch while the current
+one computes.
 
 # Reference
-Nsight Systems' rule cuda_memcpy_async (pageable copies); TraceML reports copies from 10 % of the step.
+Nsight Systems' rule cuda_memcpy_async (pageable copies); TraceML reports copies that take 10 % of the step or more.
 """
 
 from __future__ import annotations

@@ -1,27 +1,29 @@
 """# What it finds
-Printing, progress bars, metrics or trackers in every step that take a noticeable part of it.
+Printing, progress bars, metrics or trackers that run in every step and take a noticeable part of it.
 
 # Why it costs time
-A line printed, a bar redrawn, a metric computed or a value sent to a tracker takes the thread that launches the work
-from tens of microseconds to milliseconds: formatting, a system call, a terminal or disk that is slow. Nobody reads a
-line for each step. Metrics in plain Python read value after value. A value that must come from the device first also
-makes the host wait for it, which `host-synchronisation` reports.
+Printing a line, redrawing a bar, computing a metric or sending a value to a tracker costs the launching thread tens of
+microseconds to milliseconds: formatting, a system call, a slow terminal or disk. Nobody reads a line for each step.
+Metrics in plain Python read values one at a time. A value that must first come from the device also makes the host
+wait, which `host-synchronisation` reports.
 
 # How it is measured
-Idle time of the device (without one: the main thread's time) inside such calls, and of Python on their lines, which
-prepares what is logged. `stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow,
-rich and torchmetrics in the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line
-that reads many values with `.item()` in a step measures something; where its whole function takes no part in the
-training, as a metric's, the function counts. The finding says how often they run now and the number of steps N at which
-they would cost less than 1 % of the step. The saving is what goes when they run every N steps. Where the recorder timed
-a step before it recorded, what recording each operator takes is left out: a printed tensor has thousands.
+Idle time of the device (without a device: the main thread's time) inside such calls, and in Python code on the same
+lines, which prepares what is logged. `stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights &
+Biases, MLflow, rich and torchmetrics in the trace; Python frames name those and scikit-learn's metrics, CSV writers and
+files. A line that reads many values with `.item()` in a step counts as a measurement; if its function takes no part in
+the training, as with a metric, the whole function counts. The finding gives how often they run now and the number of
+steps N at which they would cost less than 1 % of the step. The saving assumes that they run every N steps. Where the
+recorder timed a step before it recorded, the overhead of recording each operator is subtracted: printing a tensor runs
+thousands of operators.
 
 # Known false positives
-Output that is only collected in a file costs less than the same output on a terminal: record it where it matters.
-Logging in fewer than half of the recorded steps is left out, since a short recording does not show its period.
+Output that is only collected in a file costs less than the same output on a terminal: record in the setting you care
+about. Logging in fewer than half of the recorded steps is ignored, because a short recording does not show its period.
 
 # What to do
-Log every N steps; keep values on the device meanwhile; give progress bars a `mininterval`, trackers a batch of values.
+Log every N steps, keep values on the device until then, give progress bars a `mininterval`, and send values to trackers
+in batches.
 
 # Reference
 PyTorch performance tuning guide; Lightning's `log_every_n_steps` (50); XProf advises asynchronous logging.

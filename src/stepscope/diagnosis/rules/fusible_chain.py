@@ -1,29 +1,29 @@
 """# What it finds
-Chains of short element-wise operators, written one by one, that one fused function could do at once.
+Chains of short element-wise operators, written one by one, that one fused function could replace.
 
 # Why it costs time
 Each operator of `0.5 * x * (1 + torch.tanh(...))` reads a whole tensor and writes a whole new one, and autograd keeps
-most of them for the backward pass, which does the same again. A fused function reads its input once and writes its
-result once; what lies between never leaves the processor's registers.
+most of them for the backward pass, which reads and writes as much again. A fused function reads its input once and
+writes its result once; intermediate values stay in registers.
 
 # How it is measured
-Outermost operators that follow each other on a thread, each taking a tensor of the shape that the chain made so far,
-with no other operator between; chains of equal names are counted together. Their cost is that of the operators, of the
-backward operators that they caused, and without a device of the Python time between them. What a fused function would
-still need is taken off: the time to read its inputs and write its result, at the rate at which the chain's own
-additions and multiplications moved data, and the time that exp, tanh and their like calculate, once for the forward and
-once for the backward pass.
+A chain is a run of outermost operators on one thread, each taking a tensor of the chain's current shape, with no other
+operator between them; chains with the same operator names are counted together. The cost covers the operators, their
+backward operators, and without a device the Python time between them. What a fused function would still need is
+subtracted: the time to read its inputs and write its result, at the rate at which the chain's own additions and
+multiplications moved data, and the computing time of exp, tanh and similar functions, once for the forward and once for
+the backward pass.
 
 # Known false positives
-A chain whose intermediate results are needed elsewhere saves less. Code that a compiler has fused already runs other
-operators, and is not found.
+A chain whose intermediate results are needed elsewhere saves less. Code that a compiler has already fused runs other
+operators and is not reported.
 
 # What to do
-Use the function that the framework has for it (`F.gelu`, `F.layer_norm`, `F.log_softmax`, ...), or compile the function
-that holds the chain.
+Use the framework's function for it (`F.gelu`, `F.layer_norm`, `F.log_softmax`, ...), or compile the function that holds
+the chain.
 
 # Reference
-MindStudio's advisor looks for 2 to 10 operators repeated 5 times; TraceLens drops fusions that save less than 2 %.
+MindStudio's advisor looks for 2 to 10 operators that repeat 5 times; TraceLens drops fusions that save less than 2 %.
 """
 
 from __future__ import annotations

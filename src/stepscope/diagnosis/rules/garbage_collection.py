@@ -2,24 +2,25 @@
 Steps that stop for Python's garbage collector.
 
 # Why it costs time
-The collector looks through every object that it tracks, and everything else on the thread waits meanwhile. A program
-that holds millions of objects (a dataset in lists and dictionaries, large models, compiled code) pays for all of them
-in every full collection, and a call of `gc.collect()` is always a full one.
+The collector walks every object that it tracks, and everything else on the thread waits. A program with millions of
+objects (a dataset in lists and dictionaries, large models, compiled code) pays for all of them in every full
+collection, and `gc.collect()` always runs a full one.
 
 # How it is measured
-Idle time of the device, or without one time of the main thread, while the collector ran. stepscope's own recordings
-know each of its runs from Python itself; in others only calls of `gc.collect` are seen, where Python frames were
+Idle time of the device (without a device: time of the main thread) while the collector ran. stepscope's own recordings
+get each run from Python itself; other recordings show only calls of `gc.collect`, and only if Python frames were
 recorded.
 
 # Known false positives
-A few recorded steps may hold a full collection that comes once in hundreds of steps.
+A short recording may happen to contain a full collection that runs once in hundreds of steps.
 
 # What to do
 Remove `gc.collect()` from the step: objects are freed without it as soon as nothing refers to them. Where the collector
-runs by itself, freeze what lives for the whole program before the first step, and collect at a moment of your own.
+runs automatically, freeze the objects that live for the whole program before the first step, and choose yourself when
+to collect.
 
 # Reference
-Ascend's profiler advisor reports collections from 1 ms on; Python's documentation of `gc.freeze`.
+Ascend's profiler advisor reports collections of 1 ms or more; Python's documentation of `gc.freeze`.
 """
 
 from __future__ import annotations

@@ -1,22 +1,23 @@
 """# What it finds
-Gradients whose norm is computed, and which are scaled, parameter by parameter.
+Gradient clipping that computes norms and scales gradients one parameter at a time.
 
 # Why it costs time
 A model has hundreds of parameters. A loop over them runs several short operators for each, and `.item()` on each norm
-makes the host wait for the device as often. `clip_grad_norm_` does it with a few calls over lists of tensors.
+makes the host wait for the device each time. `clip_grad_norm_` needs only a few calls over lists of tensors.
 
 # How it is measured
-Runs of norms (or of `pow` and `sum`) outside the optimizer, one for each of many gradients, and the run of
-multiplications in place that follows. With a device, its time for them and its idle time before them, without what the
-same work takes at the best rate that the trace shows. Without one, the thread's time in them and between them, without
-one norm and one multiplication for each gradient: these remain, the calls around them do not.
+Runs of norms (or of `pow` and `sum`) outside the optimizer, one for each of many gradients, and the run of in-place
+multiplications that follows. With a device, the cost is its time for them and its idle time before them, minus the time
+of the same work at the best rate in the trace. Without a device, it is the thread's time in them and between them,
+minus one norm and one multiplication for each gradient, which remain when the calls around them are gone.
 
 # Known false positives
-Norms that are logged for every layer on purpose: compute them with `torch._foreach_norm` too, and not in every step.
+Norms that are deliberately logged for every layer: compute them with `torch._foreach_norm` as well, and not in every
+step.
 
 # What to do
-`torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`, which uses lists of tensors by default, or
-`stepscope.remedies.clip_grad_norm`, which does not write gradients on a CPU that need no clipping.
+Use `torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`, which uses lists of tensors by default, or
+`stepscope.remedies.clip_grad_norm`, which on a CPU does not write gradients that need no clipping.
 
 # Reference
 PyTorch documentation of `torch.nn.utils.clip_grad_norm_`, "foreach".

@@ -1,12 +1,12 @@
 """# What it finds
-Gradients that DistributedDataParallel copies out of its buckets after they were reduced.
+Gradients that DistributedDataParallel copies out of its buckets after reducing them.
 
 # Why it costs time
-By default a gradient lives twice: in the parameter and in the bucket that travels. After the reduction every bucket is
-copied back, and all gradients are held twice.
+By default each gradient is stored twice: in the parameter and in the bucket that is sent. After the reduction every
+bucket is copied back to the gradients.
 
 # How it is measured
-The reducer's operators that copy buckets into gradients.
+The time of the reducer's operators that copy buckets into gradients.
 
 # Known false positives
 Code that detaches gradients in place (`gradient.detach_()`) does not work with views; `zero_grad(set_to_none=True)`

@@ -1,23 +1,23 @@
 """# What it finds
-Steps that spend their time getting memory from the operating system, on the host.
+Steps that spend time on the host getting memory from the operating system.
 
 # Why it costs time
-The C library gives large blocks back to the system as soon as they are freed, and asks for them again at the next
-tensor of that size. Each page must then be mapped and zeroed anew, and the computation runs through cold memory.
+The C library returns large blocks to the system as soon as they are freed and requests them again for the next tensor
+of that size. Each page must then be mapped and zeroed again, and the computation works on cold memory.
 
 # How it is measured
-Time the thread that takes the steps spent in the operating system, in recorded steps in which the process had to map
-many pages (minor page faults); both as the operating system counted them, while no other allocator was loaded. What the
-profiler records takes memory too, and spreads the program's: of the recorded pages only as many count as were mapped in
-a step of the warm-up, which is not recorded.
+Time that the thread running the steps spent in the operating system, in recorded steps with many minor page faults.
+Both are the operating system's counts, and the rule applies only if no other allocator was loaded. The profiler's
+records also take memory and fragment the program's, so only as many pages count as were mapped in a warm-up step, which
+is not recorded.
 
 # Known false positives
-A first epoch that fills a cache, or a program that keeps what it allocates. Reading files takes time in the operating
-system too; a step that does so beside many page faults looks the same.
+A first epoch that fills a cache, or a program that keeps what it allocates. Reading files also takes time in the
+operating system; a step that reads files and has many page faults looks the same.
 
 # What to do
-Keep freed blocks in the process: load jemalloc or tcmalloc, or tell the C library not to give memory back. Where you
-can, write into tensors that exist (`out=`, in-place operators).
+Keep freed blocks in the process: load jemalloc or tcmalloc, or configure the C library not to return memory. Where
+possible, write into existing tensors (`out=`, in-place operators).
 
 # Reference
 PyTorch, "Performance tuning guide: use jemalloc or tcmalloc"; mallopt(3).

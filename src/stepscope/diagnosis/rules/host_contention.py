@@ -1,22 +1,22 @@
 """# What it finds
-The thread that takes the steps could run and is not let: other programs, or a container's quota, have the processor.
+The thread that runs the steps is ready to run but gets no processor, because of other programs or a container's quota.
 
 # Why it costs time
-A thread that launches work late lets the device run empty, and on a CPU it simply does not compute. Each time it is put
-aside it also loses its caches, and often its core.
+A thread that launches work late leaves the device without work; on a CPU nothing is computed meanwhile. Each time the
+thread is preempted it also loses its caches, and often its core.
 
 # How it is measured
-The operating system counts, for each recorded step, how long the thread was ready and waited for a processor
-(`/proc/thread-self/schedstat`). With a device, that share of its idle time for the host's own work. Loading data and
-waiting for the device do not count, because a sleeping thread is not ready.
+The operating system counts, for each recorded step, how long the thread was ready but waited for a processor
+(`/proc/thread-self/schedstat`). With a device, the cost is that share of the device's idle time during the host's own
+work. Loading data and waiting for the device do not count, because a sleeping thread is not ready.
 
 # Known false positives
-What else ran on the machine while this was recorded belongs to the machine, not to the program: record again on a quiet
-one before you change the program. Where the program itself runs more threads than there are processors,
-thread-oversubscription says so instead.
+Other load during the recording is a property of the machine, not of the program: record again on a quiet machine before
+you change the program. If the program itself runs more threads than there are processors, thread-oversubscription
+reports that instead.
 
 # What to do
-Stop what else runs, give the job processors of its own, or raise the container's quota.
+Stop the other programs, reserve processors for the job, or raise the container's quota.
 
 # Reference
 Linux documentation: sched-stats, "time spent waiting on a runqueue"; pressure stall information.

@@ -1,20 +1,20 @@
 """# What it finds
-Tensors that are made on the host in the step and copied to the device.
+Tensors that each step creates on the host and copies to the device.
 
 # Why it costs time
-`torch.zeros(...).to(device)` fills memory on the host and copies it; from pageable memory the host waits for the copy,
-and therefore for all work before it. The device could have made the tensor itself, with one short kernel and no wait.
+`torch.zeros(...).to(device)` fills memory on the host and copies it. The host waits for a copy from pageable memory,
+and therefore for all earlier work. The device could create the tensor itself with one short kernel and no wait.
 
 # How it is measured
-Copies to the device whose operator comes right after one that makes a tensor (zeros, ones, full, arange, rand, tensor
-and the like) on the same thread and launched nothing, outside the data loader. Their cost is the device's time for the
-copies and its idle time in the two operators and after the wait. One short kernel for each remains.
+Copies to the device, outside the data loader, whose operator comes right after one on the same thread that created a
+tensor (zeros, ones, full, arange, rand, tensor and similar) and launched nothing. Their cost is the device's time for
+the copies and its idle time in the two operators and after the wait. One short kernel for each tensor remains.
 
 # Known false positives
-Values that only the host knows must be copied: collect them in one pinned tensor and copy it without waiting.
+Values that only the host knows must be copied: collect them in one pinned tensor and copy it asynchronously.
 
 # What to do
-Pass `device=` to the function that makes the tensor, or make it once outside the loop.
+Pass `device=` to the function that creates the tensor, or create it once outside the loop.
 
 # Reference
 PyTorch performance tuning guide, "Create tensors directly on the target device"; PyTorch's ExtraCUDACopyPattern

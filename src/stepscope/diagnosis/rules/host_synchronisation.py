@@ -3,34 +3,36 @@ The host waits for the device, and the device then waits for the host.
 
 # Why it costs time
 A host that runs ahead of the device keeps its queues full. `.item()`, a copy to the host, `nonzero`, printing a tensor
-or `torch.cuda.synchronize()` make it stop until the device has finished everything. When it goes on, the queues are
-empty, and the device is idle until new work arrives.
+or `torch.cuda.synchronize()` make it stop until the device has finished all work. When the host continues, the queues
+are empty, and the device is idle until new work arrives.
 
 # How it is measured
-Each synchronising call takes from the host as much lead as it waited. The idle time of the device up to the next such
-call in which the host was late is charged to it, at most as much as it waited, and without what the host did then that
+Each synchronising call costs the host as much of its lead as it waited. The call is charged with the device's idle time
+up to the next such call, as far as the host was late: at most as long as the call waited, and without host work that
 another rule reports (loading data, copying to the device, logging, compiling). Each call is of one kind: printing or
 logging a tensor, a value read between the backward pass and the optimizer's step (GradScaler, clipping, checks of
 norms) or by the optimizer, `.item()`, indexing with a mask, other sizes that depend on values, copies,
 `torch.cuda.synchronize()`, or waiting for a queue or an event.
 
 Files beside the trace (`--xla-metrics`, `--xla-debug-log`) count how often values were read from the device in the
-whole run, and by which lines. Where that is more than once in two steps and the trace shows no cost, a note says so.
+whole run, and on which lines. If that is more than once in two steps and the trace shows no cost, the rule reports a
+note.
 
-Without a device there is nothing to wait for. Calls that would wait for a GPU are then counted, and where a step has
-some, a note says so that claims no saving. Calls by the optimizer and the data loader are left out.
+Without a device there is nothing to wait for. Calls that would wait for a GPU are then counted, and if steps contain
+some, the rule reports a note that claims no saving. Calls by the optimizer and the data loader are ignored.
 
 # Known false positives
-A value may be needed: generating a token needs the one before. Then fewer, later or asynchronous waits are the most
-that can be had. Without a device it cannot be seen which tensors would lie on a GPU: those that stay on the CPU never
-make anybody wait.
+A value may be needed: generating a token needs the one before. Then the best possible is fewer, later or asynchronous
+waits. Without a device the trace does not show which tensors would be on a GPU; reading a tensor that stays on the CPU
+never waits.
 
 # What to do
 Keep values on the device: accumulate losses as tensors and read them every hundred steps; copy with `non_blocking=True`
-into pinned memory and read later; use masks instead of boolean indexing.
+into pinned memory and read the values later; use masks instead of boolean indexing.
 
 # Reference
-PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; nsys-ai reports synchronisation from 2 %.
+PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization"; nsys-ai reports synchronisation of 2 % or
+more.
 """
 
 from __future__ import annotations

@@ -1,29 +1,29 @@
 """# What it finds
-Matrix products, convolutions, attention, normalisation and element-wise work that run far below what the device allows.
+Matrix products, convolutions, attention, normalisation and element-wise work that run far below the device's limits.
 
 # Why it costs time
-Every operator needs a number of operations and has to move its tensors through memory. The device has a peak for both.
-A kernel that reaches a small part of the peak that limits it is held up by something else: sizes that do not fill its
-tiles, a memory layout that makes reads jump, a slow variant of the algorithm.
+Every operator has to do a number of arithmetic operations and move its tensors through memory. The device has a peak
+rate for both. A kernel that reaches only a small part of the peak that limits it is slowed by something else: sizes
+that do not fill its tiles, a memory layout with strided reads, a slow variant of the algorithm.
 
 # How it is measured
-Operations and bytes follow from the recorded shapes and types, peaks from the makers' figures (`stepscope roofline`
-shows both). The saving is what the kernels take above a share of the peak that good kernels reach: of the arithmetic, a
-part of the best that was measured on such a device, of the memory's bandwidth a fixed one. Work counts only where the
-device decides on the step's length, and not where the host was late anyway. Very short kernels are left out, and those
-with too few thread blocks, which low-occupancy reports, and attention that is written out, which unfused-attention
-reports.
+Operations and bytes follow from the recorded shapes and types, peaks from the vendors' figures (`stepscope roofline`
+shows both). The saving is the kernels' time beyond what they would take at the share of the peak that good kernels
+reach: for arithmetic a part of the best rate measured on such a device, for memory bandwidth a fixed share. Work counts
+only where the device determines the step's length, and not where the host was late anyway. The rule ignores very short
+kernels, kernels with too few thread blocks (low-occupancy reports them) and attention that is written out
+(unfused-attention reports it).
 
 # Known false positives
-Shapes say nothing about strides: tensors that were expanded are smaller in memory than their shape. Tensors that other
-work holds in the cache come faster or slower than memory. Sparse or masked attention does less than its shapes say.
+Shapes do not show strides: expanded tensors are smaller in memory than their shape. Caching makes tensors faster or
+slower to read than memory bandwidth suggests. Sparse or masked attention does less work than its shapes suggest.
 
 # What to do
-Depends on the kind of work: sizes that are multiples of 64 for matrix products, channels-last and cuDNN's benchmark for
-convolutions, PyTorch's fused attention, contiguous tensors and `torch.compile` for the rest.
+It depends on the kind of work: sizes that are multiples of 64 for matrix products, channels-last and cuDNN's benchmark
+for convolutions, PyTorch's fused attention, contiguous tensors and `torch.compile` for the rest.
 
 # Reference
-TraceLens's efficiency against a roofline; Williams, Waterman and Patterson, Roofline (2009).
+TraceLens compares efficiency with a roofline; Williams, Waterman and Patterson, Roofline (2009).
 """
 
 from __future__ import annotations

@@ -1,35 +1,35 @@
 """# What it finds
-The step waits because the next batch is not there yet.
+Steps that wait because the next batch is not ready.
 
 # Why it costs time
-While a batch is read, decoded and collated in the training process, nothing launches work. The device finishes what it
-has and waits. Loading in other processes, ahead of time, hides it, as long as there are processors for them.
+While the training process reads, decodes and collates a batch, nothing launches work. The device finishes its queued
+work and waits. Loading ahead of time in other processes hides this as long as there are processors for them.
 
 # How it is measured
-Idle time of the device whose following work was launched late, while the launching thread stood inside the data loader
-(`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`), and what follows it until the device has work
-again, unless the host synchronises in between. A batch loaded before the device's first work in the recording counts
-like the others. Without a device: time of the main thread inside the loader. Where no function of yours but one of a
-library takes most of the time to make a batch, and the trace has frames of it, the finding names it.
+Idle time of the device whose following work was launched late, while the launching thread was inside the data loader
+(`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`), and the idle time after it until the device
+has work again, unless the host synchronises in between. A batch loaded before the device's first work in the recording
+counts like the others. Without a device: time of the main thread inside the loader. If a library function, not one of
+yours, takes most of the time to make a batch and the trace has frames of it, the finding names it.
 
-The saving is what remains of it when the workers that the remedy names do the loading: a step can be no shorter than
-its computation, than a batch divided by the workers, and than the processor time of both divided by the processors that
-the program may use. What the recording does not know of this counts as no limit. Where more workers cannot help, the
-saving is the whole wait, and the remedy is cheaper batches.
+The saving is what a step would lose of this time with the number of workers that the remedy names. A step cannot be
+shorter than its computation, than the time to make a batch divided by the workers, or than the processor time of both
+divided by the processors that the program may use. A limit that the recording does not show is ignored. Where more
+workers cannot help, the saving is the whole wait, and the remedy is cheaper batches.
 
-Where the workers that there are make batches as fast as they are used, the wait that every batch has (the median) is
-the time to receive it: the worker hands over each tensor by a file descriptor, in a thread that waits for the Python
-code that makes the next batch. The saving is that time but for a millisecond a batch, or, if that is more, what the
-main process would save by making the batches itself; or else the waits beyond the median.
+Where the existing workers make batches as fast as they are used, the median wait is the time to receive a batch: the
+worker passes each tensor as a file descriptor, in a thread that must wait for the Python code that makes the next
+batch. The saving is that time less one millisecond per batch, or what the main process would save by making the batches
+itself if that is more; otherwise it is the waits beyond the median.
 
 # Known false positives
-The first batch after workers start counts too; record steady steps. A loader that is slow only under the profiler
-(stacks or lines recorded in every Python loop of the transforms) looks slower than it is.
+The first batch after workers start counts too, so record steady steps. A loader whose transforms run Python loops looks
+slower than it is while stacks or lines are recorded.
 
 # What to do
 Give the loader worker processes and let them run ahead: `num_workers`, `prefetch_factor`, `persistent_workers`,
-`pin_memory`. Where the processors are busy already, make batches cheaper: cache what is the same in every epoch,
-prepare it beforehand, or let the device do it.
+`pin_memory`. Where the processors are already busy, make batches cheaper: cache or prepare what is the same in every
+epoch, or move the work to the device.
 
 # Reference
 XProf's input-pipeline analysis calls a step moderately input-bound from 5 % and highly from 20 %.

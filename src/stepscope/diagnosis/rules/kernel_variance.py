@@ -1,25 +1,25 @@
 """# What it finds
-A kernel that does the same work every time, and sometimes takes several times as long.
+A kernel that does the same work every time but sometimes takes several times as long.
 
 # Why it costs time
-Work of the same size should take the same time. Where it does not, something takes the device away: another process or
-container on the same device, another queue's kernels, a clock that drops for heat or power, memory that is fetched from
-the host when it is touched, or values that make the algorithm take longer.
+Work of the same size should take the same time. If it does not, something slows the device: another process or
+container on it, another queue's kernels, a clock that drops because of heat or power, memory that is paged in from the
+host on access, or values that make the algorithm take longer.
 
 # How it is measured
-Computation of the same name, grid, block and operator shapes; of graphs that of the same place in the graph. The
-standard deviation against the mean, for kernels that ran often enough. The saving is what they took above their median,
-where the device decides on the step's length.
+Kernels are grouped by name, grid, block and operator shapes, and in graphs by their place in the graph. For kernels
+that ran often enough, the standard deviation is compared with the mean. The saving is their time above the median,
+where the device determines the step's length.
 
 # Known false positives
-Kernels whose work depends on values: sorting, sparse lookups, sampling, mixtures of experts. Kernels that wait inside
-for other devices are communication, and are not judged.
+Kernels whose work depends on values: sorting, sparse lookups, sampling, mixtures of experts. Kernels that wait for
+other devices are communication and are not considered.
 
 # What to do
-Look at who else uses the device and at its clocks while the program runs; then at other queues in the timeline.
+Check who else uses the device and what its clocks do while the program runs, then look at other queues in the timeline.
 
 # Reference
-TraceLens's kernel variance: more than 10 calls, coefficient of variation above 1, at least 5 % of the time.
+TraceLens reports kernel variance for more than 10 calls, coefficient of variation above 1, at least 5 % of the time.
 """
 
 from __future__ import annotations

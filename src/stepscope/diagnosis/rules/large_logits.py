@@ -1,28 +1,28 @@
 """# What it finds
-Losses over the scores of very many classes that copy the scores again and again, and embedding tables whose gradients
-are as large as the tables.
+Losses over very many classes that copy the scores (logits) several times, and embedding tables whose gradients are as
+large as the tables.
 
 # Why it costs time
-A language model's scores hold a number for every position and every word of the vocabulary: often the largest tensor of
-the step. Converting it, normalising it, and clearing and filling its gradient each write another of its size. A table
-of embeddings has the same trouble in the backward pass: a batch reads a few thousand rows, but a dense gradient has
-every row, and the optimizer reads and writes them all.
+A language model's scores hold one number for every position and every word of the vocabulary, often the largest tensor
+of the step. Converting it, normalising it, and clearing and filling its gradient each write another tensor of that
+size. Embedding tables have the same problem in the backward pass: a batch reads a few thousand rows, but a dense
+gradient has every row, and the optimizer reads and writes them all.
 
 # How it is measured
-Scores: the operators between the product that makes (positions, classes) scores and the loss, the loss, and their
-backward operators. On a device, what they take beyond one normalisation is counted as saved, for a loss in blocks keeps
-nothing. On a CPU, the conversions, and for the other tensors of that size what the loss takes to clear one: memory that
-is fresh must be mapped first. Where the recording knows that the loss ignores positions, their part of everything, the
-product included, is counted. Tables: operators on tensors of the table's shape, and the lookups' backward operators,
-less the share of rows that the batch really reads, twice, because a sparse row takes more work.
+Scores: the operators between the product that makes the scores (positions, classes) and the loss, the loss itself, and
+their backward operators. On a device, their time beyond one normalisation is counted as saved, because a loss in blocks
+keeps nothing. On a CPU, the conversions are counted as saved, and for each other tensor of that size the time to clear
+one, because fresh memory must be mapped first. If the recording shows that the loss ignores positions, their share of
+all this, including the product, is counted. Tables: operators on tensors of the table's shape and the lookups' backward
+operators, less twice the share of rows that the batch really reads, because a sparse row takes more work.
 
 # Known false positives
-Sparse gradients go with few optimizers (SGD, SparseAdam, Adagrad), which then update rows only when they are read: with
-momentum or weight decay that is another training.
+Few optimizers accept sparse gradients (SGD, SparseAdam, Adagrad), and they update rows only when they are read: with
+momentum or weight decay this changes the training.
 
 # What to do
-Compute scores only for positions that count; take the loss in blocks of positions, with
-`stepscope.remedies.linear_cross_entropy` or `chunked_cross_entropy`, or by hand; do not convert the scores.
+Compute scores only for positions that count; compute the loss in blocks of positions, with
+`stepscope.remedies.linear_cross_entropy` or `chunked_cross_entropy`, or your own code; do not convert the scores. Use
 `sparse=True` for tables of which a batch reads few rows.
 
 # Reference

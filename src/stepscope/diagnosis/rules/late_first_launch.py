@@ -2,18 +2,20 @@
 A device that waits at the beginning of each step until the host launches its first work.
 
 # Why it costs time
-What the host prepares before the first launch of a step (unpacking batches, building masks, bookkeeping, schedulers)
-takes device time whenever the device has finished the step before. Nothing can hide it, for nothing is launched yet.
+Whatever the host does before the first launch of a step (unpacking batches, building masks, bookkeeping, schedulers)
+costs device time if the device has already finished the previous step. Nothing can hide it, because nothing has been
+launched yet.
 
 # How it is measured
-Idle time of the device between a step's start and its first launch, in which the launching thread was running Python or
-dispatching, or nothing of it was recorded. Loading data, logging, checkpoints, waiting and compiling have rules of
-their own and do not count; nor does idle time that `host-synchronisation` charges to a wait which made the host late.
-Before the device's first work nothing shows how long it had been idle: that step counts as much as the others. The
-saving is what the step would lose if the host did all this after its last launch, while the device works.
+Idle time of the device between a step's start and its first launch, while the launching thread was running Python or
+dispatching, or recorded nothing. Loading data, logging, checkpoints, waiting and compiling have their own rules and do
+not count, nor does idle time that `host-synchronisation` charges to a wait that made the host late. The trace does not
+show how long the device had been idle before its first work; that step counts as much as the others. The saving is what
+the step would lose if the host did all this after its last launch, while the device works.
 
 # Known false positives
-A step annotation that begins long before the program's own step does. Steps whose device work was launched before.
+A step annotation that begins long before the program's own step. Steps whose device work was launched in an earlier
+step.
 
 # What to do
 Prepare the next step while the device works on this one: move the preparation behind the last launch, into the loader's

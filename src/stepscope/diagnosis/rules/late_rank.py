@@ -1,25 +1,26 @@
 """# What it finds
-Ranks that wait in collectives for one that comes later.
+Ranks that wait in collectives for a rank that arrives late.
 
 # Why it costs time
-A collective ends when the last rank has come. If one rank is slower, by its data, its host or its device, all others
-wait for it in every step, and their traces show it as communication.
+A collective ends only after the last rank has arrived. If one rank is slower, because of its data, host or device, all
+others wait for it in every step, and their traces show the wait as communication.
 
 # How it is measured
-From several ranks' traces: the same collectives, by group and order; clocks are put right by their ends, which nearly
-coincide. What the last rank comes later than the one before it is counted, as far as the others have nothing else to
-do; the late rank's own causes are held against the others'. From one rank's trace: collectives of one kind and size
-take as long as the fastest of them if nobody waits; what they take longer, as far as it is exposed.
+With several ranks' traces: collectives are matched by group and order, and clocks are aligned by the collectives' ends,
+which nearly coincide. The cost is how much later the last rank arrives than the one before it, as far as the others
+have nothing else to do; the late rank's idle causes are compared with the others'. With one rank's trace: without
+waits, collectives of one kind and size would take as long as the fastest of them; the cost is the time beyond that, as
+far as it is exposed.
 
 # Known false positives
-From one trace alone, a network that others use at times looks the same. A pipeline's stages wait for each other by
+In a single trace, a network that others use from time to time looks the same. Pipeline stages wait for each other by
 design.
 
 # What to do
-Give every rank as much work; look into the late rank's own trace for what holds it up.
+Give every rank the same amount of work, and look in the late rank's own trace for what delays it.
 
 # Reference
-HolisticTraceAnalysis, stragglers; TraceML names a rank from 10 % of the step on.
+HolisticTraceAnalysis, stragglers; TraceML names a rank that costs 10 % of the step or more.
 """
 
 from __future__ import annotations

@@ -1,23 +1,23 @@
 """# What it finds
-The host cannot launch work as fast as the device finishes it.
+Steps in which the host cannot launch work as fast as the device finishes it.
 
 # Why it costs time
-Each operator costs the host some microseconds of Python, dispatching and launching. When the device needs less for the
-work itself, it idles between kernels however fast it is.
+Each operator costs the host some microseconds of Python, dispatching and launching. If the device needs less time than
+that for the work itself, it idles between kernels, however fast it is.
 
 # How it is measured
-Idle time before work that was launched late: the pieces in which the launching thread was dispatching operators or
+Idle time before work that was launched late: the time in which the launching thread was dispatching operators or
 running Python between them, and the time from such a late launch to the start of its work.
 
 # Known false positives
-Recording stacks and shapes slows the host; a step that is launch-bound by a few percent only under the profiler is none
-without it. Idle time that belongs to the optimizer, to copies or to loading data belongs to other rules.
+Recording stacks and shapes slows the host: a step that is launch-bound by a few percent under the profiler may not be
+without it. Other rules report idle time of the optimizer, copies and data loading.
 
 # What to do
 Launch less often. Where every step launches the same kernels on inputs of the same shapes, and the host waits for
-nothing in between, the step can be recorded as a graph and launched at once. Otherwise `torch.compile` fuses operators
-into fewer kernels, and larger batches give each launch more to do. The finding says what the trace shows of this, and
-whether code is compiled or launched as graphs already.
+nothing in between, the step can be captured as a graph and launched at once. Otherwise `torch.compile` fuses operators
+into fewer kernels, and larger batches give each launch more to do. The finding says which of these the trace allows,
+and whether code is already compiled or launched as graphs.
 
 # Reference
 PyTorch, "Accelerating PyTorch with CUDA Graphs"; TraceLens counts kernels under 10 us as short.

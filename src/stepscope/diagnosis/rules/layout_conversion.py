@@ -1,24 +1,23 @@
 """# What it finds
-Tensors whose dimensions are put into another order in memory and back: images between channels first (NCHW) and
-channels last (NHWC), sequences between two orders of dimensions.
+Tensors that are copied into another memory order and back: images between channels first (NCHW) and channels last
+(NHWC), sequences between two orders of dimensions.
 
 # Why it costs time
-Such a copy computes nothing, and it is slow for its size, because it reads or writes memory out of order. In the
-backward pass the gradient has to go the same ways back.
+Such a copy computes nothing, and it is slow for its size because it reads or writes memory out of order. In the
+backward pass the gradient needs the same copies in reverse.
 
 # How it is measured
 Kernels with which libraries change a convolution's layout. Copies after a change of order (`permute`, `transpose`),
-each with the later one that undoes it, and in the backward pass the copies and the slow walks through two orders at
-once that their gradients need.
+each paired with the later one that undoes it, and in the backward pass the copies their gradients need and the slow
+element-wise work on tensors of two different orders.
 
 # Known false positives
-A library may change the layout because its kernel for the other one is faster by more than the copy costs: measure
-both.
+A library may change the layout because its kernel for the other layout saves more than the copy costs: measure both.
 
 # What to do
-`memory_format=torch.channels_last` for model and images, so that nothing needs to be put into order; layers that take
-the order the data has (a 1 by 1 convolution instead of a linear layer over channels); no `.contiguous()` where the next
-operator does not ask for it.
+Use `memory_format=torch.channels_last` for model and images, so that nothing needs to be reordered; use layers that
+take the data's own order (a 1 by 1 convolution instead of a linear layer over channels); call no `.contiguous()` where
+the next operator does not need it.
 
 # Reference
 PyTorch, "Channels Last Memory Format in PyTorch".

@@ -1,25 +1,26 @@
 """# What it finds
-Worker processes that are in each other's way, or in the main thread's, or that do not run far enough ahead.
+Worker processes that compete for processors with each other or with the main thread, or that do not run far enough
+ahead.
 
 # Why it costs time
-More workers (or workers with more threads) than processors take turns: each batch takes longer, and the thread that
-drives the training waits for a processor too. Workers that may only be a batch or two ahead stand idle while the step
+More workers (or workers with more threads) than processors share them in turns: each batch takes longer, and the
+training thread waits for a processor too. Workers that may be only a batch or two ahead are idle while the step
 computes, and are late whenever a batch takes longer than usual.
 
 # How it is measured
-The recorder times a batch's making in the workers by the clock and on a processor, and how long the main thread could
-have run and waited for a processor. Too many workers: there are more than processors, and batches take at least
-`stretched` times their processor time. Too little ahead: the workers' rate suffices, yet a few batches carry most of
-the waits. The saving is what the step would lose of its waits with workers for the processors that there are, or with
-batches ahead.
+The recorder measures the wall time and the processor time of making a batch in the workers, and how long the main
+thread was ready but waited for a processor. Too many workers: there are more workers than processors, and batches take
+at least `stretched` times their processor time. Too little ahead: the workers' rate suffices, yet a few batches cause
+most of the waits. The saving is what the step would lose of its waits with as many workers as there are processors, or
+with more batches ahead.
 
 # Known false positives
-Reading from a slow disk or network stretches a batch as well; then more workers than processors are right. The rule
-therefore asks for a main thread that waits for a processor itself.
+Reading from a slow disk or network also stretches a batch; then more workers than processors are right. The rule
+therefore requires that the main thread itself waits for a processor.
 
 # What to do
-As many workers as there are processors left by the training, one thread each (`torch.set_num_threads(1)`,
-`cv2.setNumThreads(0)` in `worker_init_fn`), and a larger `prefetch_factor` where batches differ.
+Use as many workers as the training leaves processors, with one thread each (`torch.set_num_threads(1)`,
+`cv2.setNumThreads(0)` in `worker_init_fn`), and a larger `prefetch_factor` where batches take different times.
 
 # Reference
 PyTorch's own warning when `num_workers` exceeds the suggested number of processors.

@@ -1,25 +1,24 @@
 """# What it finds
-Worker processes are started anew again and again, and the step waits for their first batch.
+Loader worker processes that are restarted repeatedly, while the step waits for their first batch.
 
 # Why it costs time
-Each `for batch in loader` makes an iterator. Without `persistent_workers=True` that starts the worker processes again:
-each has to be forked or to import the program, to receive the dataset and to make a batch before the first step can
-begin. With short epochs that is a large part of them.
+Each `for batch in loader` creates an iterator. Without `persistent_workers=True` that restarts the worker processes:
+each has to fork or import the program, receive the dataset and make a batch before the first step can begin. This is a
+large part of short epochs.
 
 # How it is measured
-Time (with a device: idle time of the device) from the end of the last iteration, which stops its workers, and from
-making an iterator over a loader with workers to its first batch, less what one batch takes, which workers that stay
-alive would have to make as well. `stepscope run` names the making of iterators in the trace; so do Python frames. Where
-the recorder knows that an epoch is longer than the recording, the cost of a restart is divided by the epoch's batches.
-Workers that start take processors from the main thread: the finding takes the place of one about contention that it
-explains at least half of.
+Time (with a device: idle time of the device) for stopping the workers at the end of an iteration, and from creating an
+iterator over a loader with workers to its first batch, less the time of one batch, which persistent workers would need
+too. `stepscope run` and Python frames mark the creation of iterators in the trace. If the recorder knows that an epoch
+is longer than the recording, the cost of a restart is divided by the epoch's batches. Workers that start take
+processors from the main thread: the finding replaces one about contention if it explains at least half of it.
 
 # Known false positives
-A recording that happens to hold the beginning of an epoch of unknown length overstates the cost per step.
+A recording that happens to contain the beginning of an epoch of unknown length overstates the cost per step.
 
 # What to do
-`persistent_workers=True`. Make the loader once, not in every epoch or evaluation. A dataset that is cheap to copy
-starts faster where processes are spawned.
+`persistent_workers=True`. Create the loader once, not in every epoch or evaluation. Where processes are spawned, a
+dataset that is cheap to copy starts faster.
 
 # Reference
 PyTorch documentation, `torch.utils.data.DataLoader`, persistent_workers.

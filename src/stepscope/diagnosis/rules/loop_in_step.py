@@ -1,31 +1,31 @@
 """# What it finds
-The same few operators, run very many times in a row within a step.
+The same few operators run very many times in a row within a step.
 
 # Why it costs time
-A Python loop over tokens, samples, heads, experts or time steps calls operators one small piece at a time. Each call
-pays for Python, dispatch and launch, and its backward pass often allocates and fills a tensor of the full size for one
+A Python loop over tokens, samples, heads, experts or time steps calls operators on one small piece at a time. Each call
+costs Python, dispatch and launch time, and its backward pass often allocates and fills a full-size tensor for one
 piece's gradient. One call over the whole tensor does the same work once.
 
 # How it is measured
-Runs of a short body of outermost operators that repeats without interruption on one thread within a step, outside the
-optimizer and the data loader; with the backward operators that they caused. A stack of equal layers repeats as well,
-and is none: its repetitions run in different modules, or there are as many gradients as if each had parameters of its
-own. It is a loop if the results are put together by one `cat` or `stack`, if an index counts up, if nothing in it has
-parameters, or if its repetitions share them. A body of more than 24 operators counts only if the results are put
-together, or if the model has fewer parameters than such repetitions need.
+A loop is a short body of outermost operators that repeats without interruption on one thread within a step, outside the
+optimizer and the data loader; the backward operators that it caused belong to it. A stack of equal layers repeats too
+but is not a loop: its repetitions run in different modules, or there are as many gradients as if each repetition had
+its own parameters. It is a loop if one `cat` or `stack` joins the results, if an index counts up, if nothing in it has
+parameters, or if its repetitions share them. A body of more than 24 operators counts only if the results are joined, or
+if the model has fewer parameters than such repetitions need.
 
 The cost is the thread's time in the operators and between them; with a device, the device's time for what they launched
-plus its idle time before it. What the work would take at once is taken off: matrix products and element-wise operators
-at the best rate that the trace shows, other operators without the overhead of a call. Taking slices, and their backward
-pass, is not needed any more. All repetitions but one are counted as saved.
+plus its idle time before it. The time of the same work in one call is subtracted: matrix products and element-wise
+operators at the best rate in the trace, other operators without the overhead of a call. Slicing and its backward pass
+are no longer needed. All repetitions but one are counted as saved.
 
 # Known false positives
-Loops that are sequential by nature, such as tokens of a generation. Without input shapes the work that remains is
-estimated too low.
+Loops that are inherently sequential, such as token generation. Without input shapes the estimate of the remaining work
+is too low.
 
 # What to do
-Batch the loop: reshape so that the repeated dimension becomes part of one operator's input. A loop over time steps:
-`nn.RNN`, `nn.LSTM`, `nn.GRU`.
+Batch the loop: reshape so that the repeated dimension becomes part of one operator's input. Replace a loop over time
+steps by `nn.RNN`, `nn.LSTM` or `nn.GRU`.
 
 # Reference
 PyTorch's ForLoopIndexingPattern (removed in 2026) looked for ten repeated aten::select.

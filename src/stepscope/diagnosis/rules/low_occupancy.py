@@ -2,22 +2,22 @@
 Long kernels with fewer thread blocks than the device has multiprocessors.
 
 # Why it costs time
-A thread block runs on one multiprocessor (compute unit on AMD). A kernel of 20 blocks leaves most of a device of 100
-idle for as long as it runs, however well each block works.
+A thread block runs on one multiprocessor (compute unit on AMD). On a device with 100 multiprocessors, a kernel of 20
+blocks leaves most of them idle, however efficient each block is.
 
 # How it is measured
-The kernels' grids against the device's multiprocessors, for kernels that last longer than a launch costs and in whose
-time the device decides on the step's length. What an even spread over all multiprocessors would take is assumed to be
-reached by half.
+The kernels' grids are compared with the device's multiprocessors, for kernels that last longer than a launch costs and
+run while the device determines the step's length. Half of the gain from an even spread over all multiprocessors is
+counted as saved.
 
 # Known false positives
-Kernels whose single blocks are limited by memory cannot be spread so far. Kernels of other queues may fill the rest:
-time in which several queues work counts once. On AMD some launches record threads instead of blocks, which hides few
-blocks.
+Kernels limited by memory bandwidth gain less from more blocks. Kernels of other queues may fill the rest: time in which
+several queues work counts once. On AMD some launches record threads instead of blocks, which hides low block counts.
 
 # What to do
-Give the kernel more independent work: a larger batch, sequences side by side, one call instead of several. For
-attention with one query use a kernel that splits the keys, for long reductions one that splits the reduced dimension.
+Give the kernel more independent work: a larger batch, several sequences at a time, one call instead of several. For
+attention with one query use a kernel that splits the keys; for long reductions use one that splits the reduced
+dimension.
 
 # Reference
 CUDA C++ Best Practices Guide, thread and block heuristics: more blocks than multiprocessors.

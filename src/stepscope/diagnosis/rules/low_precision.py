@@ -1,30 +1,31 @@
 """# What it finds
-Computation in wider numbers than it needs: large matrix products in FP32 on a device with tensor cores, and tensors
+Computation in wider number types than needed: large FP32 matrix products on a device with tensor cores, and tensors
 that became float64 by accident.
 
 # Why it costs time
 Tensor cores (matrix cores on AMD) multiply 16-bit and TF32 matrices several times as fast as FP32 units multiply FP32
-ones. A model trained in plain FP32 leaves them unused. A float64 number takes twice the memory and half of a vector
-unit: NumPy makes float64 by default, and one such tensor makes float64 of everything that is computed with it.
+matrices. A model trained in plain FP32 leaves them unused. A float64 number takes twice the memory and halves the
+throughput of vector units: NumPy creates float64 by default, and everything computed with such a tensor becomes float64
+too.
 
 # How it is measured
-FP32: time of matrix kernels whose names say FP32 (TF32 is another), on a device of compute capability 7.0 or later.
-Half of that time is counted as saved, which is less than the hardware's ratio. float64: time of operators with float64
-inputs. Half of it is counted as saved, and the conversions to float64 and back.
+FP32: time of matrix kernels whose names say FP32 (not TF32), on a device of compute capability 7.0 or later. Half of
+that time is counted as saved, which is less than the hardware's ratio. float64: time of operators with float64 inputs.
+Half of it and all of the conversions to float64 and back are counted as saved.
 
 # Known false positives
-Numerically delicate parts that must stay in a wider type, and programs that compute in float64 on purpose. Kernel names
-do not show everything: some vendors' kernels hide their number type.
+Numerically delicate parts that must stay in a wider type, and programs that compute in float64 on purpose. Some
+vendors' kernel names do not show the number type.
 
 # What to do
-`torch.autocast` with bf16 (or fp16 with a gradient scaler on Volta and Turing); on Ampere and later, TF32 with one
-line. `stepscope.remedies.mixed_precision` holds the first losses against full precision. Convert what comes from NumPy
-with `.float()` as soon as it is a tensor.
+Use `torch.autocast` with bf16 (or fp16 with a gradient scaler on Volta and Turing); on Ampere and later, one line
+enables TF32. `stepscope.remedies.mixed_precision` compares the first losses with full precision. Convert what comes
+from NumPy with `.float()` as soon as it is a tensor.
 
 # Reference
 PyTorch's FP32MatMulPattern and TensorBoard plugin (tensor cores unused on compute capability 7.0 or later); DLProf's
-table of operators that were eligible for tensor cores and used them. A network of linear layers with Adam took 41 % of
-its float64 time in float32, measured with PyTorch 2.13 on a CPU.
+table of operators that were eligible for tensor cores and used them. In float32 a network of linear layers with Adam
+took 41 % of its float64 time, measured with PyTorch 2.13 on a CPU.
 """
 
 from __future__ import annotations

@@ -1,24 +1,26 @@
 """# What it finds
-Memory that the allocator holds in pieces too small, or in the wrong places, to be used, while there is little left.
+Memory that the allocator holds but cannot use, because its free blocks are too small or scattered, while little memory
+is left.
 
 # Why it costs time
-Nothing as long as there is memory left. Near the limit the allocator must give its pieces back to the driver, which
-stops the device, or the run ends with an out-of-memory error although enough is free in total.
+It costs nothing as long as memory is left. Near the limit the allocator must return its blocks to the driver, which
+stops the device, or the run ends with an out-of-memory error although enough memory is free in total.
 
 # How it is measured
-What the allocator held (reserved) and nobody used (allocated) at the peak of what was allocated, where the allocator
-held most of the device's memory; and, in memory snapshots, requests that failed although that much was held unused.
+Memory that the allocator had reserved but not allocated at the peak of allocated memory, if it had reserved most of the
+device's memory; and, in memory snapshots, requests that failed although that much memory was reserved and unused.
 
 # Known false positives
-A step that needed more earlier, such as a first one that searches for fast kernels: its memory is held and can be used.
+An earlier step that needed more, such as a first step that searches for fast kernels: its memory is still reserved and
+can be used.
 
 # What to do
-Let the allocator grow its segments (`expandable_segments`), or give all batches one size; avoid `empty_cache()` in a
-loop.
+Let the allocator grow its segments (`expandable_segments`), or make all batches the same size; avoid `empty_cache()` in
+a loop.
 
 # Reference
-PyTorch, "CUDA semantics", memory management: PYTORCH_CUDA_ALLOC_CONF. TraceML warns where reserved memory is twice the
-allocated and 30 % of the device.
+PyTorch, "CUDA semantics", memory management: PYTORCH_CUDA_ALLOC_CONF. TraceML warns when reserved memory is twice the
+allocated memory and 30 % of the device.
 """
 
 from __future__ import annotations

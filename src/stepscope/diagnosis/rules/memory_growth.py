@@ -1,21 +1,20 @@
 """# What it finds
-Memory that grows with every step, because something allocated in each of them is never given back.
+Memory that grows with every step because something allocated in each step is never freed.
 
 # Why it costs time
 It costs no time until the memory is full; then the run ends with an out-of-memory error, often hours after it began.
-The most frequent reason is a list, a running sum or a logger that keeps tensors with their graphs: as long as the
-result of a forward pass is held, so is everything that its backward pass would need.
+The most common cause is a list, a running sum or a logger that keeps tensors with their graphs: as long as the result
+of a forward pass is held, so is everything its backward pass would need.
 
 # How it is measured
-Blocks that were allocated in a step and were still held at the end of the recording, two steps or more later. It is a
-leak where every such step left something behind and the level at the end of the steps rises too. What remains of the
-device's memory (the machine's for the CPU), divided by the growth, gives how long the run goes on.
+Blocks that were allocated in a step and were still held at the end of the recording, at least two steps later. It is a
+leak if every such step left something behind and memory at the end of the steps rises too. The device's remaining
+memory (the machine's for the CPU), divided by the growth, gives how long the run can continue.
 
 # Known false positives
-Results that are meant to be collected, such as predictions over a whole data set, or a buffer that is still being
-filled. Blocks in reference cycles are held until Python collects garbage; if that happened in no recorded step, they
-look like a leak. A loss that is kept after its backward pass holds a number and no activations: too little to be
-reported.
+Results that are collected on purpose, such as predictions over a whole data set, or a buffer that is still being
+filled. Blocks in reference cycles are held until Python collects garbage; if no recorded step did so, they look like a
+leak. A loss that is kept after its backward pass holds one number and no activations, which is too little to report.
 
 # What to do
 Keep numbers, not tensors: `loss.item()` or `loss.detach()`; compute what needs no gradient under `torch.no_grad()`.

@@ -1,23 +1,22 @@
 """# What it finds
-A device that waits for the host while most of its memory is never used.
+A device that waits for the host while most of its memory stays unused.
 
 # Why it costs time
-The host needs about the same time to launch a step's work whatever the batch size. Where the device waits for it, a
-larger batch gives the device more to do for each launch, so that each sample takes less time. Unused memory is room for
-it.
+The host needs about the same time to launch a step's work at any batch size. If the device waits for the host, a larger
+batch gives it more work per launch, so each sample takes less time. Unused memory leaves room for the larger batch.
 
 # How it is measured
-The most that the allocator held of the device as a share of its memory, and the share of the steps in which the device
-was idle because the host was launching work, running Python or stepping the optimizer. How much larger a batch would
-fit is estimated from what was alive at the peak: parameters, gradients, optimizer state and what was there before stay,
-the rest grows with the batch.
+The peak of reserved memory as a share of the device's memory, and the share of the steps in which the device was idle
+because the host was launching work, running Python or stepping the optimizer. The batch size that would fit is
+estimated from what was allocated at the peak: parameters, gradients, optimizer state and memory from before the
+recording stay, the rest grows with the batch.
 
 # Known false positives
-A batch size that is fixed for the sake of training, or a device that is shared with other programs. Time per step grows
-with the batch: what falls is the time per sample.
+A batch size that the training requires, or a device shared with other programs. Time per step grows with the batch;
+time per sample falls.
 
 # What to do
-Raise the batch size, and adapt the learning rate; `stepscope run --batch-sizes` measures what it brings.
+Raise the batch size, and adapt the learning rate; `stepscope run --batch-sizes` measures the gain.
 
 # Reference
 NVIDIA DLProf's expert system ("GPU memory is underutilized"); DeepView's batch size predictions.

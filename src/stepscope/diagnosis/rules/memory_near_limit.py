@@ -1,23 +1,23 @@
 """# What it finds
-A device whose memory is almost full, or was too small.
+A device whose memory is almost full, or was too small for a request.
 
 # Why it costs time
-Near the limit the next longer batch ends the run, and before that the allocator begins to give its reserve back and to
-ask for it again, which stops the device each time.
+Near the limit the next larger batch ends the run, and before that the allocator begins to return its cached memory and
+request it again, which stops the device each time.
 
 # How it is measured
-The most that the allocator held of the device (where that was not recorded, the most that was allocated), as a share of
-the device's memory; and the moments, in memory snapshots, at which memory could not be had.
+The peak of reserved memory (of allocated memory where the reserved memory was not recorded) as a share of the device's
+memory; and, in memory snapshots, the times at which a request failed.
 
 # Known false positives
-Programs that reserve nearly all memory on purpose and manage it themselves, as inference servers do for their caches.
+Programs that deliberately reserve nearly all memory and manage it themselves, as inference servers do for their caches.
 
 # What to do
 Make the activations smaller (activation checkpointing, bf16 autocast, a smaller batch with gradient accumulation), and
-keep nothing longer than needed (`zero_grad(set_to_none=True)`, no second copy of outputs).
+hold nothing longer than needed (`zero_grad(set_to_none=True)`, no second copy of outputs).
 
 # Reference
-PyTorch's profiler plugin warned from 90 % of the device's memory on; TraceML warns at 92 % and calls 97 % critical.
+PyTorch's profiler plugin warned at 90 % of the device's memory; TraceML warns at 92 % and calls 97 % critical.
 """
 
 from __future__ import annotations

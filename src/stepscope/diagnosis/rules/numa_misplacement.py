@@ -1,20 +1,21 @@
 """# What it finds
-A program that runs on processors far from its device, or that wanders between the machine's memory nodes.
+A program that runs on processors far from its device, or that moves between the machine's NUMA nodes.
 
 # Why it costs time
-On a machine with several NUMA nodes each device hangs on one of them. Launches, copies and pinned buffers from another
-node cross the link between the sockets, with a longer delay and less bandwidth.
+On a machine with several NUMA nodes each device is attached to one of them. Launches, copies and pinned buffers from
+another node cross the link between the sockets, with higher latency and less bandwidth.
 
 # How it is measured
-The core on which each recorded step ended, against the node of the machine's cards; and whether the steps' cores belong
-to several nodes. A note: what the distance costs does not show in one recording. Only where the device is idle for
-the host's work, or copies from the host are exposed.
+The core on which each recorded step ended is compared with the node of the machine's cards; the rule also checks
+whether the steps' cores belong to several nodes. The finding is a note, because one recording does not show what the
+distance costs. It is reported only if the device is idle because of the host's work, or if copies from the host are
+exposed.
 
 # Known false positives
 Machines with cards on several nodes: only steps on a node without any card are reported.
 
 # What to do
-Keep each rank to the processors of its device's node.
+Pin each rank to the processors of its device's node.
 
 # Reference
 NVIDIA Nsight Systems and the ROCm tuning guides recommend binding to the device's node; `nvidia-smi topo -m`.

@@ -2,22 +2,22 @@
 Batches of sequences that are mostly padding.
 
 # Why it costs time
-A batch is a rectangle: every row is as long as the longest. What fills the short rows up is multiplied, normalised and
-attended to like everything else, and thrown away by a mask in the end.
+A batch is a rectangle: every row is as long as the longest. The padding of short rows is multiplied, normalised and
+attended to like everything else, and a mask discards it in the end.
 
 # How it is measured
-While recording, stepscope looks at the integer tensors of batches as loaders give them: how many positions only fill
-rows up, and how many would be left if the same rows were put in batches by length. What goes is taken off the time of
-operators whose inputs are as large as the batch: off the part that grows with the positions once, and off operators on
-matrices of positions by positions for each of their two sides.
+While recording, stepscope looks at the integer tensors of the batches that loaders return: how many positions are
+padding, and how many would remain if the same rows were batched by length. The time of operators whose inputs are as
+large as the batch is reduced accordingly: linearly for work that grows with the number of positions, quadratically for
+operators on matrices of positions by positions.
 
 # Known false positives
-Numbers that rightly repeat at the end of rows. Rows in order of length are less random; batches by length should be
-shuffled among each other.
+Numbers that legitimately repeat at the end of rows. Rows sorted by length are less random: shuffle the batches among
+each other.
 
 # What to do
-Batches of about equal length (`group_by_length=True` in Transformers, a batch sampler by length), padding to the
-longest of the batch instead of a fixed maximum, or rows one after the other without padding (nested tensors, packing).
+Make batches of rows of similar length (`group_by_length=True` in Transformers, a batch sampler by length), pad to the
+longest row of the batch instead of a fixed maximum, or concatenate rows without padding (nested tensors, packing).
 
 # Reference
 Krell et al., "Efficient Sequence Packing without Cross-contamination" (2021): half of a BERT batch is padding.

@@ -3,23 +3,24 @@ Long stretches of Python code inside the steps, between the operators.
 
 # Why it costs time
 While the main thread computes in Python (builds lists, formats text, runs NumPy, reads files), it gives the device
-nothing to do, and on a machine without a device nothing else is done either.
+nothing to do; without a device, no operator runs meanwhile.
 
 # How it is measured
 Stretches in which the main thread ran Python and no operator, each at least as long as the threshold `stretch`: with a
-device only as far as the device was idle. The short ones, which every call of an operator has, are left out, and so are
-long ones at lines where they are rare: there the operating system took the processor away, or something was done once.
+device only as far as the device was idle. Short stretches, which every operator call has, are ignored, and so are long
+stretches at lines where they are rare: there the operating system took the processor away, or the work happened once.
 
 # Known false positives
-A recording with every Python frame (stacks) slows Python several times: record with lines instead. A call into C code
-that releases the thread, such as a wait for a file or a network, counts as well, and is as much in the way.
+Recording every Python frame (stacks) slows Python several times: record with lines instead. A call into C code that
+blocks, such as a wait for a file or a network, counts too, and delays the step just as much.
 
 # What to do
-Move what does not depend on the batch out of the step, do the rest with tensor operators, or hand it to a thread or a
-data loader's worker that runs ahead.
+Move work that does not depend on the batch out of the step, do the rest with tensor operators, or move it to a thread
+or a data loader worker that runs ahead.
 
 # Reference
-XProf calls a step that spends 3 % or more in "all others" (mostly Python) moderately, from 15 % highly, host-bound.
+XProf calls a step moderately host-bound if it spends 3 % or more in "all others" (mostly Python), and highly host-bound
+from 15 %.
 """
 
 from __future__ import annotations

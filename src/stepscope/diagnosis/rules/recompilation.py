@@ -1,30 +1,30 @@
 """# What it finds
-Code is compiled again and again while training runs.
+Code that is recompiled repeatedly while training runs.
 
 # Why it costs time
-A graph is compiled for the shapes and types it saw. A new shape, a changed Python value or an unseen branch compiles
-another one, which takes as long as hundreds of steps, and the device idles meanwhile.
+A graph is compiled for the shapes and types it saw. A new shape, a changed Python value or a new branch compiles
+another graph, which takes as long as hundreds of steps while the device idles.
 
 # How it is measured
-Idle time (without a device: main thread's time) while the launching thread was compiling: frames and events of
-torch._dynamo's and Inductor's compilers, Triton's, XLA's, Habana's. Compilations are counted by step. Before the
-device's first work nothing shows how long it had been idle: compilations there count as much as the others.
+Idle time (without a device: the main thread's time) while the launching thread was compiling, seen as frames and events
+of the compilers of torch._dynamo, Inductor, Triton, XLA and Habana. Compilations are counted by step. The trace does
+not show how long the device had been idle before its first work; compilations there count as much as the others.
 
-Where stepscope recorded the program, torch itself says which guard failed before each compilation: the dimension of a
-tensor that varied, or the Python number that the code had been compiled for. A function that was compiled as often as
-torch's limit allows (8 times, unless the program set another) is not compiled again but runs operator by operator; a
-note says so. Compilations of stepscope's own functions are left out of the reasons.
+If stepscope recorded the program, torch itself reports which guard failed before each compilation: the tensor dimension
+that varied, or the Python number that the code had been compiled for. A function that was compiled as often as torch's
+limit allows (8 times, unless the program set another limit) is not compiled again but runs operator by operator; the
+rule reports this as a note. Compilations of stepscope's own functions are left out of the reasons.
 
 Files beside the trace (`--xla-metrics`, `--xla-debug-log`, `--gaudi-metrics`) add the compilations of the whole run and
-the lines that triggered them. Where they report graphs compiled in more than half of the steps once ten have passed,
-of one that took longer than 300 s to compile or 30 s to run, and the trace shows no cost, a note says so: these are the
-limits of torch_xla's own analysis.
+the lines that triggered them. The rule reports a note if they show graphs compiled in more than half of the steps after
+the first ten, or a graph that took longer than 300 s to compile or 30 s to run, and the trace shows no cost: these are
+the limits of torch_xla's own analysis.
 
 # Known false positives
-A recording of the first steps shows compilation that never comes back; the finding says how many steps compiled.
+A recording of the first steps shows compilation that never happens again; the finding says how many steps compiled.
 
 # What to do
-Pad inputs to few shapes, mark dynamic dimensions, pass numbers that change as tensors instead of Python numbers.
+Pad inputs to few shapes, mark dynamic dimensions, and pass numbers that change as tensors instead of Python numbers.
 
 # Reference
 PyTorch, "Dealing with recompilations" (`TORCH_LOGS=recompiles`); PyTorch/XLA, metrics_analysis.cc.

@@ -2,21 +2,21 @@
 Tensors that are converted from one number type to another and back.
 
 # Why it costs time
-A conversion computes nothing: it reads a whole tensor and writes another. Its gradient is converted as well, and
-numbers that went through a narrower type have lost their digits all the same.
+A conversion computes nothing: it reads a whole tensor and writes another. Its gradient is converted as well, and values
+that went through a narrower type have lost precision for good.
 
 # How it is measured
-Copies between floating-point types in the forward pass, each with the next copy of a tensor of that shape in the other
-direction, and the conversions of their gradients. What they cost together is counted as saved: one type throughout
-needs none. Conversions to float64 and back around computation in float64 belong to low-precision, those inside a
-normalisation or another chain that one named function replaces to fusible-chain.
+Copies between floating-point types in the forward pass, each paired with the next copy of a tensor of that shape in the
+other direction, and the conversions of their gradients. Their whole cost is counted as saved: a single type throughout
+needs no conversions. low-precision reports conversions to float64 and back around computation in float64; fusible-chain
+reports those inside a normalisation or another chain that one function replaces.
 
 # Known false positives
-A layer that needs a wider type in a model of a narrower one, such as a sum over very many numbers. Under autocast the
-framework converts; then a model that holds its weights in the narrow type has fewer of them.
+A layer that needs a wider type than the rest of the model, such as a sum over very many numbers. Under autocast the
+framework converts; a model that holds its weights in the narrow type then needs fewer conversions.
 
 # What to do
-Keep activations in one type from layer to layer; convert inputs once, when the batch is made.
+Keep activations in one type from layer to layer, and convert inputs once, when the batch is made.
 
 # Reference
 PyTorch, "Automatic mixed precision package"; TraceLens lists conversions as candidates for fusion.

@@ -2,29 +2,29 @@
 An optimizer that updates parameters one by one, with several small operators for each.
 
 # Why it costs time
-A model has hundreds of parameters. Updating each with its own handful of kernels launches thousands of them in a step,
-each too short to hide the next launch. On a CPU each operator also reads and writes all of a parameter's state again; a
-fused update passes over it once.
+A model has hundreds of parameters. Updating each with its own few kernels means thousands of launches in a step, each
+kernel too short to hide the next launch. On a CPU each operator also reads and writes all of a parameter's state again;
+a fused update passes over it once.
 
 # How it is measured
 Launches inside `Optimizer.step` per step, without `_foreach_` or `_fused_` operators among them; the device's idle time
-while the launching thread was in the optimizer, and before late launches there. Of the kernels' own time, the part that
-a kernel takes however little it does (the shortest ones' length, 3 us at most) goes too, but for one kernel in 36
-tensors; of the rest, reading and writing a tensor's numbers more often than a fused update does.
+while the launching thread was in the optimizer, and before late launches there. The saving also includes part of the
+kernels' own time: the fixed time of each kernel (the length of the shortest ones, 3 us at most) except for one kernel
+per 36 tensors, and the time for reading and writing tensors more often than a fused update does.
 
 Without a device: the thread's time in the optimizer's operators and between them. What a fused update still needs is
-taken off: some overhead for each parameter, and the time to read parameter, gradient and state and to write parameter
-and state, at the rate at which the optimizer's own operators did. With torch 2.13 on one core, fused AdamW takes a
-seventh of the default's time for 400 tensors of 64 numbers, and a third for tensors of 262,144; fused SGD takes half
-for small ones. `foreach=True` is slower than the default on a CPU where tensors are large.
+subtracted: some overhead for each parameter, and the time to read parameter, gradient and state and to write parameter
+and state, at the rate of the optimizer's own operators. With torch 2.13 on one core, fused AdamW takes a seventh of the
+default's time for 400 tensors of 64 numbers, and a third for tensors of 262,144; fused SGD takes half for small ones.
+`foreach=True` is slower than the default on a CPU where tensors are large.
 
 # Known false positives
-Few large parameters on a device: then the launches are few, and nothing is reported.
+None known. A few large parameters on a device need few launches, and nothing is reported.
 
 # What to do
-`fused=True` where the optimizer has it, else `foreach=True`. `stepscope.remedies.fuse_optimizer` does so with an
-optimizer that is already made, after a trial of the kernel: in bf16 and fp16 on a CPU, torch 2.13's fused SGD leaves
-most numbers as they are (pytorch issue 191763).
+Set `fused=True` where the optimizer has it, else `foreach=True`. `stepscope.remedies.fuse_optimizer` changes an
+existing optimizer, after it has tried the kernel: in bf16 and fp16 on a CPU, torch 2.13's fused SGD leaves most values
+unchanged (pytorch issue 191763).
 
 # Reference
 PyTorch's OptimizerSingleTensorPattern (removed in 2026); torch.optim documentation, "foreach and fused

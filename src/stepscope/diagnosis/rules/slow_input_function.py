@@ -1,26 +1,26 @@
 """# What it finds
-One function of the input pipeline takes most of the time to make a batch, and workers alone would not hide it.
+One function of the input pipeline that takes most of the time to make a batch, where workers alone would not hide it.
 
 # Why it costs time
-Batches come no faster than the dataset's `__getitem__`, its transform and the collate function make them. Loading in
+Batches arrive no faster than the dataset's `__getitem__`, its transform and the collate function make them. Loading in
 more processes divides the time only as long as there are processors for them.
 
 # How it is measured
-The recorder times the dataset's items, transforms and collate functions in the process and in its workers; without that
-the Python frames inside the data loader of the main process show it. The finding names the innermost function of yours
-that carries at least half of the time to make a batch.
+The recorder times the dataset's items, transforms and collate functions in the main process and its workers; other
+recordings show them as Python frames inside the main process's data loader. The finding names the innermost of your
+functions that takes at least half of the time to make a batch.
 
 The saving is what the step would lose of its waits for data if the function cost nothing, as when its results are
-cached or prepared before training; twice as fast a function gives about half of it. The rule stays silent where worker
-processes would take away most of the waits without a change of the function: `input-bound` reports that.
+cached or prepared before training; making it twice as fast saves about half of that. The rule reports nothing if worker
+processes would remove most of the waits without a change to the function: `input-bound` reports that.
 
 # Known false positives
-Python code runs several times slower while its lines or stacks are recorded, so that a function which is a Python loop
-looks slower than it is: the warnings of the trace say how much of the time that took.
+Python code runs several times slower while its lines or stacks are recorded, so a function that is a Python loop looks
+slower than it is. The warnings of the trace say how much time the recording took.
 
 # What to do
-Do the work once instead of in every epoch (cache, or prepare files beforehand); for a whole batch at once instead of
-for each item; with NumPy or torch instead of a Python loop; or on the device.
+Do the work once instead of in every epoch (cache it, or prepare files beforehand), for a whole batch instead of for
+each item, with NumPy or torch instead of a Python loop, or on the device.
 
 # Reference
 TensorFlow profiler, "Input pipeline analyzer": input operators ranked by self time; PyTorch performance tuning guide.

@@ -1,19 +1,20 @@
 """# What it finds
-A program that takes long until its first step.
+A program that takes a long time to reach its first step.
 
 # Why it costs time
-Every start pays for it: imports, building the model, loading weights, compiling. While you try things out, and when
-jobs are restarted or scaled often, it is a large part of the time. It makes no step slower, so the finding is a note.
+Every start costs time: imports, building the model, loading weights, compiling. During experiments, and when jobs are
+often restarted or scaled, it is a large part of the total. It makes no step slower, so the finding is a note.
 
 # How it is measured
-From the start of the process, as the operating system knows it, to the end of the first step that was seen; and the
-time that torch.compile took until then, as torch itself keeps it. Known only for programs that `stepscope run` started.
+The time from the start of the process, according to the operating system, to the end of the first step seen, and the
+time that torch.compile took until then, according to torch. Both are known only for programs that `stepscope run`
+started.
 
 # Known false positives
 A long evaluation before training counts as part of the start.
 
 # What to do
-Keep the compiler's cache between runs, load weights straight to the device, and prepare data once.
+Keep the compiler's cache between runs, load weights directly to the device, and prepare data once.
 
 # Reference
 PyTorch: "Compile time caching in torch.compile".

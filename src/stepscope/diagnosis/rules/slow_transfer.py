@@ -2,19 +2,19 @@
 Collectives whose data moves slowly although every rank is there.
 
 # Why it costs time
-A link that is slower than the machine's others sets the pace of the whole group: data goes over the network instead of
-NVLink, over one network card instead of all, or through the host.
+The slowest link sets the pace of the whole group: data goes over the network instead of NVLink, over one network card
+instead of all, or through the host.
 
 # How it is measured
-Messages of 1 MiB or more: bytes that each rank's link carries (as NCCL's tests count them) over the time of the fastest
-of the same size, in which nobody waits; with several ranks' traces, over the time from the last rank's arrival. The
-time above what the expected rate needs is counted, as far as nothing covers it.
+Messages of 1 MiB or more: bytes that each rank's link carries (as NCCL's tests count them) divided by the time of the
+fastest message of the same size, in which no rank waits; with several ranks' traces, divided by the time since the last
+rank's arrival. The cost is the time beyond what the expected rate needs, as far as no computation overlaps it.
 
 # Known false positives
-Links that are no faster: set the expected rate to what the machine's link does.
+Links that cannot be faster: set the expected rate to that of the machine's link.
 
 # What to do
-Look at what NCCL chose (`NCCL_DEBUG=INFO`); larger messages; half the bytes with 16-bit gradients.
+Check what NCCL chose (`NCCL_DEBUG=INFO`), send larger messages, and halve the bytes with 16-bit gradients.
 
 # Reference
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md: bus bandwidth.

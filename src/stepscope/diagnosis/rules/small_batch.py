@@ -1,18 +1,17 @@
 """# What it finds
-A device that is busy with kernels too short to use it, while most of its memory is never used.
+A device that is busy with kernels too short to use it fully, while most of its memory stays unused.
 
 # Why it costs time
-However little a kernel does, it takes some microseconds to start and to end. With graphs or a fast host such kernels
-follow each other without a pause, and the device looks busy; but a batch twice as large would take hardly longer.
+Even the smallest kernel takes some microseconds to start and end. With graphs or a fast host such kernels follow each
+other without a pause, and the device looks busy, but a batch twice as large would take hardly longer.
 
 # How it is measured
-The device's time for kernels that are shorter than a limit, where the device is busy for most of the step, does not
-wait for launches, and its allocator held less than half of its memory at the most. With twice the batch they would take
-as long as now: half of their time is counted as saved, for each sample.
+The device's time for kernels shorter than a limit, if the device is busy for most of the step, does not wait for
+launches, and its peak of reserved memory is below half of its memory. With twice the batch these kernels would take as
+long as now, so half of their time per sample is counted as saved.
 
 # Known false positives
-A batch size that is fixed for the sake of training, or by latency in serving. Time per step stays as it is: what falls
-is the time per sample.
+A batch size that the training, or latency in serving, requires. Time per step stays the same; time per sample falls.
 
 # What to do
 Raise the batch size, and adapt the learning rate.

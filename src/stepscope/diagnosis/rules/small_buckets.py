@@ -1,20 +1,20 @@
 """# What it finds
-Very many small collectives in a step.
+Many small collectives in a step.
 
 # Why it costs time
-Every collective has a price of its own, whatever it moves: a launch on every rank, the ranks meeting, the rounds of the
-algorithm. Gradients that are reduced one parameter at a time pay it for each.
+Every collective has a fixed cost, whatever its size: a launch on every rank, the ranks' synchronisation, the rounds of
+the algorithm. Gradients that are reduced one parameter at a time pay it for each parameter.
 
 # How it is measured
-Reductions per step and the shortest of them, which is nearly all price; on the host, which runs several at a time, how
-soon one ends after another. Collecting the same bytes in buckets of 25 MB leaves one for each bucket; the price of each
-of the others is counted as saved, as far as no computation covers it.
+Reductions per step, and the shortest of them, which is almost entirely fixed cost; on the host, which runs several at a
+time, the shortest time between the ends of two. Collecting the same bytes in buckets of 25 MB leaves one reduction for
+each bucket; the fixed cost of the others is counted as saved, as far as no computation overlaps it.
 
 # Known false positives
-Several groups of ranks, whose messages cannot be put together.
+Several groups of ranks, whose messages cannot be combined.
 
 # What to do
-`DistributedDataParallel` with its default buckets of 25 MB or larger ones; for own loops over parameters, one
+`DistributedDataParallel` with its default buckets of 25 MB or larger ones; in your own loops over parameters, one
 collective over a flat buffer.
 
 # Reference

@@ -2,16 +2,16 @@
 Steps that take much longer than others.
 
 # Why it costs time
-The average step counts, not the typical one. A few steps that stop for a checkpoint, a slow batch, a garbage collection
-or a busy neighbour cost all of them.
+The mean step time determines the run's length, not the typical one. A few steps that stop for a checkpoint, a slow
+batch, a garbage collection or a busy neighbour raise the mean.
 
 # How it is measured
-The mean of the complete steps against their median, and by which cause the longest step exceeds the typical one. No
-saving is promised: what a slow step did that others do not has its own finding, and what remains is chance, or
-another program's load.
+The mean of the complete steps is compared with their median, and the longest step with the typical one, cause by cause.
+No saving is claimed: what slow steps did that others did not has its own finding, and the rest is chance or another
+program's load.
 
 # Known false positives
-Few steps show little; the first recorded step carries the profiler's start, the last one its end.
+A few steps show little; the first recorded step includes the profiler's start, the last one its end.
 
 # What to do
 Look at the longest steps' idle time by cause: `stepscope idle TRACE --steps N`.

@@ -1,18 +1,18 @@
 """# What it finds
-More computing threads than there are processors for them.
+More compute threads than available processors.
 
 # Why it costs time
-An operator on the CPU is cut into one piece for each thread, and ends when the last piece does. With more threads than
-processors some pieces wait for others to finish; each operator then costs several changes of threads, and the thread
-that takes the steps sleeps most of the time.
+An operator on the CPU is split into one piece per thread, and ends when the last piece does. With more threads than
+processors some pieces wait for others to finish; each operator then costs several context switches, and the thread that
+runs the steps sleeps most of the time.
 
 # How it is measured
-torch's threads times the ranks on the machine, against the processors that the process may use (affinity and the
-container's quota). The cost is the time that the thread slept within its operators, as the operating system counted it:
-with one thread a processor it works through its own piece and hardly sleeps.
+torch's threads times the ranks on the machine, compared with the processors that the process may use (affinity and the
+container's quota). The cost is the time that the thread slept inside its operators, as counted by the operating system:
+with one thread per processor it works on its own piece and hardly sleeps.
 
 # Known false positives
-Operators that wait for something else, such as collectives over the network, make the thread sleep too.
+Operators that wait for something else, such as collectives over the network, also make the thread sleep.
 
 # What to do
 Set the number of threads to the processors that the process may use, divided by the ranks on the machine.

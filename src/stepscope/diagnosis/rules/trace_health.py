@@ -1,21 +1,21 @@
 """# What it finds
-What is wrong with the recording itself, and what it therefore cannot show.
+Problems with the recording itself, and the questions it therefore cannot answer.
 
 # Why it costs time
-It costs none. But a trace that lost events, was cut off, or lacks stacks or shapes answers some questions wrongly or
-not at all, and it is better to know which.
+It costs no time. But a trace that lost events, was truncated, or lacks stacks or shapes answers some questions wrongly
+or not at all, and it is better to know which.
 
 # How it is measured
-The reader's warnings; the profiler's own work; device work without a launch; steps, stacks and shapes that are missing.
+The reader's warnings; the profiler's own work; device work without a launch; missing steps, stacks and shapes.
 
 # Known false positives
-Inference servers have no steps by nature.
+Inference servers have no steps.
 
 # What to do
 Each unanswered question says how to record a trace that answers it.
 
 # Reference
-nsys-ai warns of profiler overhead from 5 %; PyTorch's trace validator (2.14) for lost and reordered events.
+nsys-ai warns of profiler overhead of 5 % or more; PyTorch's trace validator (2.14) for lost and reordered events.
 """
 
 from __future__ import annotations

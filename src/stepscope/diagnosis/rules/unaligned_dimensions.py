@@ -1,22 +1,22 @@
 """# What it finds
-Matrix products of 16-bit numbers with a dimension that is no multiple of 8, such as a vocabulary of 50,257.
+Matrix products of 16-bit numbers with a dimension that is not a multiple of 8, such as a vocabulary of 50,257.
 
 # Why it costs time
-Tensor cores read rows in pieces of 16 bytes. A row that does not begin on such a border is read number by number, by
-slower kernels or after a copy.
+Tensor cores read rows in pieces of 16 bytes. Rows that do not begin on such a boundary need slower kernels, which read
+one number at a time, or a copy.
 
 # How it is measured
-Matrix products by their input shapes: the device's time for those with such a dimension. Padding it to the next
-multiple of 8 lets it run as fast as the trace's aligned products of 16-bit numbers do for each multiplication, at most
-twice as fast as now; without such products a quarter is counted as saved.
+Matrix products by their input shapes: the device's time for those with such a dimension. Padded to the next multiple of
+8, a product is assumed to run at the rate per multiplication of the trace's aligned 16-bit products, but at most twice
+as fast as now; without such products a quarter of its time is counted as saved.
 
 # Known false positives
-Very small products, which no kernel runs well. Products of attention that is written out are left to unfused-attention.
-Newer libraries pad by themselves.
+Very small products, which no kernel runs well. Newer libraries pad automatically. Products of attention that is written
+out are left to unfused-attention.
 
 # What to do
-Round layer sizes and vocabulary up to multiples of 8, better 64: `stepscope.remedies.pad_vocabulary` does it with
-layers that there are, and leaves their outputs as they are.
+Round layer sizes and vocabulary up to multiples of 8, or better 64: `stepscope.remedies.pad_vocabulary` does so for
+existing layers and leaves their outputs unchanged.
 
 # Reference
 NVIDIA, "Matrix Multiplication Background User's Guide"; PyTorch's MatMulDimInFP16Pattern.

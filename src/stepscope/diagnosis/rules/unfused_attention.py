@@ -2,30 +2,30 @@
 Attention that is written out as a matrix product, a softmax and another matrix product.
 
 # Why it costs time
-Between the two products stand the scores: a matrix with a number for every pair of positions in every head. Written
-out, each operator on them reads and writes all of it, and the backward pass keeps several copies. A fused operator
-computes the scores block by block, never stores them, and skips what a causal mask hides.
+The first product creates the scores: a matrix with one number for every pair of positions in every head. Written out,
+each operator reads and writes the whole matrix, and the backward pass keeps several copies. A fused operator computes
+the scores block by block, never stores them, and skips what a causal mask hides.
 
 # How it is measured
-Operators in order of time: a softmax over (queries, keys), a matrix product that makes a matrix of that shape before it
-and one that takes it after it, and what works on the scores between, with all their backward operators. A fused
-operator needs products and softmax still. The product of weights and values, which writes no scores, shows how long one
-takes: two forward and five backward, and a softmax forward and two backward; of these the blocks that a causal mask
-leaves. That is taken off.
+Operators in order of time: a softmax over (queries, keys), the matrix product before it that creates a matrix of that
+shape, the matrix product after it that reads one, and everything between them that works on the scores, with all their
+backward operators. The remaining time of a fused operator is subtracted. It still needs two products and a softmax in
+the forward pass, five products and two softmaxes in the backward pass, of these only the blocks that a causal mask
+leaves. The product of weights and values, which writes no scores, shows how long one product takes.
 
 # Known false positives
-The weights are needed themselves, for a picture or another loss. Bias that must be learned is supported by few fused
-operators. On a CPU, weights with dropout are not fused by PyTorch, and nothing is reported, though
-`stepscope.remedies.attention` computes them without holding the scores.
+The weights themselves are needed, for a plot or another loss. Few fused operators support a learned bias. On a CPU,
+PyTorch does not fuse attention with dropout, and nothing is reported, although `stepscope.remedies.attention` computes
+it without storing the scores.
 
 # What to do
-`torch.nn.functional.scaled_dot_product_attention`; `need_weights=False` for `nn.MultiheadAttention`;
-`attn_implementation="sdpa"` for Transformers. Or `stepscope.remedies.attention`, which skips padding, holds no scores
-where PyTorch's would (dropout on a CPU, a mask that learns), and calls the vendor's kernel on an HPU.
+Use `torch.nn.functional.scaled_dot_product_attention`; `need_weights=False` for `nn.MultiheadAttention`;
+`attn_implementation="sdpa"` for Transformers. Or `stepscope.remedies.attention`, which skips padding, stores no scores
+where PyTorch's would (dropout on a CPU, a learned mask), and calls the vendor's kernel on an HPU.
 
 # Reference
 Dao et al., "FlashAttention" (2022); PyTorch's documentation of scaled_dot_product_attention. The number of products was
-held against PyTorch 2.13 on a CPU for lengths of 64 to 2,048.
+checked against PyTorch 2.13 on a CPU for lengths of 64 to 2,048.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """# What it finds
-DistributedDataParallel that looks for unused parameters in every step, where all are used.
+DistributedDataParallel that searches for unused parameters in every step although all are used.
 
 # Why it costs time
-With `find_unused_parameters=True` every forward pass ends with a walk through the whole graph of the loss, on the host,
-and every backward pass with one more reduction that shares which ones the ranks used.
+With `find_unused_parameters=True` every forward pass ends with a traversal of the loss's whole graph on the host, and
+every backward pass with an extra reduction that exchanges which parameters the ranks used.
 
 # How it is measured
-The end of DistributedDataParallel's forward pass after its last operator, in which the graph is walked through; only
-where the recording knows that the setting is on and no parameter stayed without a gradient.
+The time after the last operator of DistributedDataParallel's forward pass, in which the graph is traversed; only if the
+recording shows that the setting is on and that every parameter got a gradient.
 
 # Known false positives
-Models whose steps use different parts: one recorded step may use all parameters, another not.
+Models whose steps use different parts: one recorded step may use all parameters and another may not.
 
 # What to do
-Leave `find_unused_parameters` off; where the same parameters are unused in every step, `static_graph=True`.
+Leave `find_unused_parameters` off; if the same parameters are unused in every step, set `static_graph=True`.
 
 # Reference
 PyTorch's documentation of DistributedDataParallel, find_unused_parameters and static_graph.

@@ -1,22 +1,22 @@
 """# What it finds
-In programs of JAX and PyTorch/XLA: the device is idle while the host waits for results.
+A device that is idle while the host waits for results, in JAX and PyTorch/XLA programs.
 
 # Why it costs time
-XLA's calls return before the device is done, so that the host can send the next program while this one runs. Who reads
-a value at once (`float(loss)`, `print`, `numpy.asarray`, `block_until_ready`, `loss.item()`) waits until the device has
-finished, and only then sends work again.
+XLA's calls return before the device is done, so that the host can send the next program while this one runs. A host
+that reads a value immediately (`float(loss)`, `print`, `numpy.asarray`, `block_until_ready`, `loss.item()`) waits until
+the device has finished, and only then sends more work.
 
 # How it is measured
-Idle time of the device while the thread that gives it work stands in a call that waits by its name. Such waits are
-often no calls of a device's API, so that no replay can show what would follow without them; then the time counts as it
-is. Calls that XLA records as waits are charged by host-synchronisation.
+Idle time of the device while the launching thread is in a call whose name shows that it waits. Such waits are often not
+device API calls, so no replay can show what would follow without them; then the measured time counts.
+host-synchronisation charges the calls that XLA records as waits.
 
 # Known false positives
-The first runs of a program wait until it is compiled, loaded and tuned. A value may be needed: generating a token needs
-the one before.
+A program's first runs wait until it is compiled, loaded and tuned. A value may be needed: generating a token needs the
+one before.
 
 # What to do
-Keep values on the device, and read them every hundred steps. Let one compiled function do several steps.
+Keep values on the device, and read them every hundred steps. Let one compiled function run several steps.
 
 # Reference
 JAX documentation, "Asynchronous dispatch"; PyTorch/XLA, "Troubleshooting".

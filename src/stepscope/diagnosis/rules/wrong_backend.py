@@ -1,5 +1,5 @@
 """# What it finds
-Devices that exchange data through the host: the gloo or MPI backend where a device has one of its own.
+Devices that exchange data through the host: the gloo or MPI backend is used although the device has its own.
 
 # Why it costs time
 gloo copies every tensor to the host, sends it over the host's network and copies it back, while the device waits. NCCL
@@ -7,13 +7,13 @@ gloo copies every tensor to the host, sends it over the host's network and copie
 
 # How it is measured
 Collectives that run on the host in a program whose work is on a device: the device's time for their copies and its idle
-time before and in them. What the device's own backend would take, at 10 GB/s, is taken off.
+time before and during them, minus what the device's own backend would take at 10 GB/s.
 
 # Known false positives
-A small group for host data beside a device's own: its collectives cost little and are not reported.
+None known. A small additional group for host data costs little and is not reported.
 
 # What to do
-`init_process_group("nccl")`, or "cpu:gloo,cuda:nccl" for both kinds of tensors.
+Use `init_process_group("nccl")`, or "cpu:gloo,cuda:nccl" for both kinds of tensors.
 
 # Reference
 PyTorch's documentation, "Which backend to use?"; the TensorBoard plugin recommends NCCL from compute capability 3.5.

@@ -1,24 +1,24 @@
 """# What it finds
-Gradients that are filled with zeros instead of being dropped.
+Gradients that are filled with zeros instead of being set to None.
 
 # Why it costs time
 Filling writes every gradient once. The backward pass then adds the new gradient to the zeros: it reads both and writes
-the sum, where it could have kept the new one as it is.
+the sum, where it could simply have kept the new one.
 
 # How it is measured
 Operators that fill tensors with zeros in place outside the backward pass, in `Optimizer.zero_grad` or in the program's
-own code, and in the backward pass the additions inside AccumulateGrad, as many as tensors were filled. Their cost is
-the thread's time; with a device, its time for them and its idle time before them. All of it is saved.
+own code, and in the backward pass as many additions inside AccumulateGrad as tensors were filled. Their cost is the
+thread's time; with a device, its time for them and its idle time before them. All of it is saved.
 
-That the tensors that are filled are those that are added to follows from their recorded shapes; without them only the
-operators' names and numbers say so, and the confidence is medium.
+Recorded shapes show that the tensors filled are the ones added to; without shapes only the operators' names and counts
+suggest it, and the confidence is medium.
 
 # Known false positives
-With gradient accumulation the additions of later passes remain; only as many as there were tensors filled are counted.
-Code that reads a gradient of zeros breaks when the gradient is None.
+With gradient accumulation the additions of later passes remain, so only as many additions as tensors were filled are
+counted. Code that reads a gradient of zeros breaks when the gradient is None.
 
 # What to do
-`optimizer.zero_grad()`, which drops gradients by default since PyTorch 2.0.
+Call `optimizer.zero_grad()`, which sets gradients to None by default since PyTorch 2.0.
 
 # Reference
 PyTorch performance tuning guide; PyTorch's GradNotSetToNonePattern (removed in 2026).

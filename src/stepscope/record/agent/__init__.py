@@ -1,8 +1,8 @@
-"""An agent in a training process, through which another process records a few of its steps, and its clients.
+"""The agent in a training process, through which another process records some of its steps, and the clients of agents.
 
-server.py    `start_server()`, and what the agent does when it is asked
+server.py    `start_server()` and the service that carries out requests
 http.py      its HTTP server, closed to strangers and to web pages
 requests.py  the same requests as files of a run folder
 protocol.py  the requests, and the files by which clients find agents
-client.py    asks agents; targets.py finds the agents that a user means
+client.py    the client of one agent; targets.py finds the agents that a user means
 """

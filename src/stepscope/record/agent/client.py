@@ -1,4 +1,4 @@
-"""The other side of an agent: asking it for captures and fetching what it recorded."""
+"""The client side of an agent: request captures and fetch the traces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Value = TypeVar("Value")
 
 
 class RefusedError(AgentError):
-    """An agent refused; `status` says why, as an HTTP status."""
+    """An agent refused a request; `status` is the HTTP status."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -47,31 +47,31 @@ class RefusedError(AgentError):
 
 
 class Transport(Protocol):
-    """A way to an agent."""
+    """A connection to one agent."""
 
     def call(self, method: str, target: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
-        """Ask, and wait for the answer.
+        """Send a request and wait for the reply.
 
         Raises:
-            AgentError: there is none.
+            AgentError: the agent cannot be reached or does not reply.
         """
 
     def download(self, target: str, destination: Path, timeout_s: float) -> None:
-        """Fetch a file, whole or not at all.
+        """Fetch a file, completely or not at all.
 
         Raises:
-            AgentError: it cannot be fetched or written.
+            AgentError: the file cannot be fetched or written.
         """
 
 
 class CaptureState(msgspec.Struct, frozen=True):
-    """The state of a capture.
+    """Progress of one capture.
 
     Attributes:
-        first_step: number of the first recorded step; before that is known, the one that was asked for.
-        steps: how many were recorded; None before the end.
+        first_step: number of the first recorded step; until that is known, the requested one.
+        steps: number of recorded steps; None before the end.
         files: names and sizes in bytes, the trace first.
-        in_run: the trace's path in the run folder, where it lies in one.
+        in_run: the trace's path relative to the run folder, if it is saved there.
     """
 
     id: str
@@ -96,12 +96,12 @@ class CaptureState(msgspec.Struct, frozen=True):
 
 
 class AgentClient:
-    """One agent.
+    """The client of one agent.
 
     Args:
-        name: what to call it in sentences, such as "rank 0".
-        run: the folder of its run, where that is known and can be read here.
-        patience_s: how long an answer may take.
+        name: the agent's name in messages, such as "rank 0".
+        run: the folder of its run, if it is known and readable from here.
+        patience_s: how long to wait for a reply.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class AgentClient:
         self._patience_s = patience_s
 
     def status(self) -> dict[str, Any]:
-        """Who the process is and which step it is at.
+        """Return the process's identity and its current step.
 
         Raises:
-            AgentError: nobody answers, or somebody else does.
+            AgentError: nobody answers, or something other than this agent does.
         """
         status = self._ask("GET", "/status")
         if status.get("agent") != VERSION or not isinstance(status.get("step"), int):
@@ -132,13 +132,13 @@ class AgentClient:
         """Begin a capture.
 
         Raises:
-            RefusedError: such as one is under way; with `TOO_LATE` where the first step has begun already.
-            AgentError: nobody answers.
+            RefusedError: for example, another capture is running; its status is `TOO_LATE` if the first step has begun.
+            AgentError: the agent does not reply.
         """
         return self._captured("POST", "/captures", order.to_json())
 
     def capture(self, id: str, wait_s: float = 0.0) -> CaptureState:
-        """The state of a capture; with `wait_s` the answer may take as long, until the capture ends."""
+        """Return the state of a capture; with `wait_s`, wait up to that long for the capture to end."""
         return self._captured("GET", f"/captures/{quote(id)}?wait={min(wait_s, MAX_WAIT_S):.3f}")
 
     def stop(self, id: str) -> CaptureState:
@@ -148,11 +148,11 @@ class AgentClient:
         return self._captured("DELETE", f"/captures/{quote(id)}")
 
     def shutdown(self) -> None:
-        """End the agent; the program goes on."""
+        """Stop the agent; the program continues."""
         self._ask("POST", "/shutdown")
 
     def wait(self, id: str, timeout_s: float) -> CaptureState:
-        """The state of a capture when it has ended, or after that long."""
+        """Wait for a capture to end, at most `timeout_s`, and return its state."""
         until, pauses_s = time.monotonic() + timeout_s, _growing_pauses()
         while True:
             asked_s = time.monotonic()
@@ -160,18 +160,18 @@ class AgentClient:
             state = self.capture(id, left_s)
             if state.ended or left_s <= 0:
                 return state
-            if time.monotonic() - asked_s < _FIRST_PAUSE_S:  # through files the answer comes at once
+            if time.monotonic() - asked_s < _FIRST_PAUSE_S:  # file requests are answered at once
                 time.sleep(next(pauses_s))
 
     def begun(self, id: str) -> CaptureState:
-        """The state of a capture once its first step has begun, or it has ended."""
+        """Wait until a capture's first step has begun or the capture has ended, and return its state."""
         pauses_s = _growing_pauses()
         while (state := self.capture(id)).state == WAITING:
             time.sleep(next(pauses_s))
         return state
 
     def fetch(self, state: CaptureState, destination: Path) -> Path:
-        """Bring the trace of a capture that is done to `destination`, with the files that belong to it beside it.
+        """Copy the trace of a finished capture to `destination`, together with its companion files.
 
         Raises:
             AgentError: there is no trace, or it cannot be fetched or written.
@@ -179,7 +179,7 @@ class AgentClient:
         if state.state != DONE or not state.files:
             raise AgentError(f"{self.name}: {state.problem or f'the capture is {state.state} and has no trace'}")
         trace_name = state.files[0][0]
-        for name, _ in state.files[::-1]:  # the trace last: where it is, all is
+        for name, _ in state.files[::-1]:  # the trace comes last, so that its presence means that all files are there
             if not name.startswith(trace_name):
                 continue
             place = destination.with_name(destination.name + name.removeprefix(trace_name))
@@ -191,7 +191,7 @@ class AgentClient:
         return destination
 
     def trace_in_run(self, state: CaptureState) -> Path | None:
-        """The trace in the run folder, where it can be read here."""
+        """Return the path of the trace in the run folder; None if it cannot be read from here."""
         return self._local(state, state.files[0][0]) if state.files else None
 
     def _local(self, state: CaptureState, name: str) -> Path | None:
@@ -224,7 +224,7 @@ def _growing_pauses() -> Iterator[float]:
 
 
 class HttpTransport:
-    """To an agent that listens on an address.
+    """HTTP to an agent at an address.
 
     Args:
         address: "host:port", or "unix:" and a path.
@@ -248,7 +248,7 @@ class HttpTransport:
                 raise RefusedError(answer.status, str(body.get("error")))
             with _whole_file(destination) as file:
                 shutil.copyfileobj(answer, file, _COPY_BYTES)
-                if answer.length:  # the connection ended before the file did
+                if answer.length:  # the connection ended before the whole file had arrived
                     raise http.client.IncompleteRead(b"", answer.length)
 
     @contextlib.contextmanager
@@ -277,7 +277,7 @@ class HttpTransport:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP through a Unix socket."""
+    """HTTP over a Unix socket."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
@@ -322,7 +322,6 @@ def _copy(source: Path, destination: Path) -> None:
 
 @contextlib.contextmanager
 def _whole_file(destination: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes its place only when all went well."""
     try:
         with whole_file(destination, private=True) as file:
             yield file
@@ -335,12 +334,12 @@ def _whole_file(destination: Path) -> Iterator[BinaryIO]:
 def start_together(clients: Sequence[AgentClient], order: CaptureOrder) -> Started:
     """Begin a capture of the same step numbers in every process.
 
-    The first step is one that no process has reached: the furthest process's step, and as many as the processes may
-    do while they are being asked. Where one has reached it all the same, everything is cancelled and tried again with
-    more. Seconds become the number of steps that take as long.
+    The first step must lie ahead of every process: it is the furthest process's step plus the number of steps that can
+    run while all are being asked. If one process has passed it anyway, all captures are cancelled and tried again with
+    a larger margin. A duration in seconds is converted to a number of steps.
 
     Raises:
-        AgentError: one of them cannot be reached or refuses; then none records.
+        AgentError: a process cannot be reached or refuses; then none records.
     """
     if len(clients) == 1:
         return [(clients[0], clients[0].start(order))]
@@ -358,29 +357,29 @@ def start_together(clients: Sequence[AgentClient], order: CaptureOrder) -> Start
 
 
 def cancel_all(started: Started) -> None:
-    """Cancel every capture, whatever becomes of it."""
+    """Cancel every capture and ignore errors."""
     for client, state in started:
         with contextlib.suppress(AgentError):
             client.cancel(state.id)
 
 
 def for_each(asked: Sequence[Item], ask: Callable[[Item], Value]) -> list[Value]:
-    """Ask all at the same time; the answers in the same order, or the first error."""
+    """Ask all at the same time; return the replies in the same order, or raise the first error."""
     pool = ThreadPoolExecutor(max(1, len(asked)))
     try:
         return list(pool.map(ask, asked))
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for answers
+        pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C does not wait for replies
 
 
 def for_each_pair(started: Started, ask: Callable[[AgentClient, CaptureState], CaptureState]) -> Started:
-    """Ask every client about its capture, all at the same time; the new states in the same order."""
+    """Ask every client about its capture at the same time; return the new states in the same order."""
     states = for_each(started, lambda pair: ask(*pair))
     return [(client, state) for (client, _), state in zip(started, states, strict=True)]
 
 
 def _started(clients: Sequence[AgentClient], order: CaptureOrder) -> Started | None:
-    """Begin in every process; None, and nothing begun, where the first step had come in one of them."""
+    """Begin in every process; return None, with nothing started, if the first step has already begun in one of them."""
 
     def begun(client: AgentClient) -> CaptureState | AgentError:
         try:
@@ -401,9 +400,9 @@ def _started(clients: Sequence[AgentClient], order: CaptureOrder) -> Started | N
 
 
 def _pace(clients: Sequence[AgentClient], seconds: float | None) -> tuple[int, float, float]:
-    """The furthest step, steps per second, and seconds that asking all of them takes.
+    """Return the furthest step, steps per second, and the seconds that asking all of them takes.
 
-    Where seconds are to be turned into steps, waits for the end of a step, up to as long as that or ten seconds.
+    If a duration must be converted to steps, wait for the end of a step, at most that long or ten seconds.
     """
     until = time.monotonic() + (_SAMPLE_S if seconds is None else max(seconds, _PATIENT_SAMPLE_S))
     begun = time.monotonic()

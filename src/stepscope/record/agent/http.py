@@ -1,10 +1,9 @@
-"""The agent's HTTP server: small, slow clients thrown out, nothing for browsers.
+"""The agent's HTTP server: small, resistant to slow clients, closed to browsers.
 
-One request a connection. What a client may take is bounded: its time to send a request, the request's size, and how
-many connections are served at once. Where all are taken, the one that has been sending its request for longest makes
-room for the next: whoever sends at once is answered, however many others drip. A page in a browser can reach nothing
-here: requests with an Origin are refused, and so is every Host that is a name somebody could let point to this machine
-(DNS rebinding).
+Each connection carries one request. The time to send a request, its size and the number of connections are limited.
+When all connections are in use, the one that has been sending its request for longest is closed, so that a client
+that sends at once is always answered. A web page cannot use the server: requests with an Origin are refused, and so is
+every Host that is a name somebody could make resolve to this machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -46,33 +45,35 @@ _log = logging.getLogger("stepscope.agent")
 
 
 class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A thread for each of at most so many connections; a broken one does not concern the program.
+    """An HTTP server with one thread per connection, whose errors never reach the program.
 
     Args:
         address: host and port, or the path of a Unix socket.
     """
 
     daemon_threads = True
-    request_queue_size = 128  # a crowd that connects at once does not keep others waiting for TCP to try again
-    timeout = 1.0  # where a connection is gone again before it is accepted
+    request_queue_size = 128  # so that a burst of connections does not wait for TCP retries
+    timeout = 1.0  # in case the connection is gone before it is accepted
 
     def __init__(self, address: Any, family: int, handle: Handle, token: str, *, needs_token: bool) -> None:
         self.address_family = family
         self.is_unix = family not in (socket.AF_INET, socket.AF_INET6)
-        self.allow_reuse_address = os.name == "posix" and not self.is_unix  # elsewhere two programs could share a port
+        self.allow_reuse_address = (
+            os.name == "posix" and not self.is_unix
+        )  # on other systems two programs could share a port
         self.handle, self.token, self.needs_token = handle, token, needs_token
-        self.sending: dict[_BoundedInput, None] = {}  # requests that are not complete, the oldest first
+        self.sending: dict[_BoundedInput, None] = {}  # incomplete requests, the oldest first
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._wake, self._woken = socket.socketpair()
         super().__init__(address, _Handler)
 
     def server_activate(self) -> None:
         if self.is_unix:
-            os.chmod(str(self.server_address), 0o600)  # before listening: until then nobody can connect
+            os.chmod(str(self.server_address), 0o600)  # set before listening: until then nobody can connect
         super().server_activate()
 
     def serve_until_stopped(self) -> None:
-        """Wait for connections, without waking now and then as `serve_forever` does."""
+        """Serve connections, without the periodic wake-ups of `serve_forever`."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
@@ -80,7 +81,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 self.handle_request()
 
     def stop(self) -> None:
-        """Have `serve_until_stopped` return."""
+        """Make `serve_until_stopped` return."""
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
 
@@ -92,12 +93,12 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def get_request(self) -> tuple[Any, Any]:
         try:
             return super().get_request()
-        except OSError:  # most often: the program has no file handle left; do not try a thousand times a second
+        except OSError:  # usually the program has no file descriptor left; avoid a busy loop
             time.sleep(_EXHAUSTED_S)
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own, or say that there are too many."""
+        """Serve a connection in its own thread, or refuse it if there are too many."""
         if not self._free.acquire(blocking=False) and not self._make_room():
             with contextlib.suppress(OSError):
                 request.settimeout(_EXHAUSTED_S)
@@ -110,7 +111,7 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             if_no_thread_starts.pop_all()
 
     def _make_room(self) -> bool:
-        """Send the client away that has been sending its request for longest; False where none is sending."""
+        """Close the connection that has been sending its request for longest; return False if none is sending."""
         oldest = next(iter(self.sending.copy()), None)
         if oldest is None:
             return False
@@ -125,12 +126,12 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Not on the program's standard error."""
+        """Keep the error off the program's standard error."""
         _log.debug("a connection failed", exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection: a request, an answer."""
+    """One connection: one request and its reply."""
 
     protocol_version = "HTTP/1.1"
     server_version = "stepscope"
@@ -152,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.sending.pop(self._input, None)
 
     def _give_up(self, error: _SentAwayError) -> None:
-        """Say so to a client that takes it at once; others are left alone."""
+        """Send the error to a client that accepts it at once; drop the others."""
         self.request_version, self.requestline, self.command = self.protocol_version, "", "GET"
         with contextlib.suppress(OSError):
             self._send(Reply(error.status, {"error": str(error)}), patience_s=_EXHAUSTED_S)
@@ -171,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_DELETE = do_GET
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What the standard library finds wrong with a request, as JSON."""
+        """Report errors found by the standard library as JSON."""
         self._send(Reply(int(code), {"error": message or "this is no request that an agent understands"}))
 
     def log_message(self, format: str, *arguments: Any) -> None:
@@ -207,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, reply: Reply, patience_s: float | None = None) -> None:
         self.close_connection = True
-        self.connection.settimeout(patience_s or _REQUEST_S)  # a client that takes nothing is left alone
+        self.connection.settimeout(patience_s or _REQUEST_S)  # the client does not read; drop it
         if reply.file is not None:
             self._send_file(reply.file)
             return
@@ -237,7 +238,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _SentAwayError(Exception):
-    """A client took too long, or another needs its place. No OSError: the standard library would swallow it."""
+    """A client took too long, or its connection is needed. Not an OSError, which the standard library would swallow."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -245,7 +246,7 @@ class _SentAwayError(Exception):
 
 
 class _BoundedInput(io.RawIOBase):
-    """What a client sends, up to a moment and an amount."""
+    """A client's input, limited in time and size."""
 
     def __init__(self, connection: socket.socket, seconds: float, bytes: int) -> None:
         self._connection = connection
@@ -257,13 +258,12 @@ class _BoundedInput(io.RawIOBase):
         return True
 
     def end(self) -> None:
-        """Have the thread that reads give up, from any other."""
+        """Stop the reading thread, from any other thread."""
         self._ended = True
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RD)
 
     def readinto(self, buffer: Any) -> int:
-        """Read what there is; the end where the client has sent too much."""
         view = memoryview(buffer)[: self._bytes]
         if not len(view):
             return 0
@@ -282,7 +282,7 @@ class _BoundedInput(io.RawIOBase):
 
 
 def _is_own_name(host: str) -> bool:
-    """Whether a Host names this machine in a way that nobody else has a say in."""
+    """Whether a Host is a name of this machine that nobody else controls."""
     name = host.strip().lower()
     name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
     machine = socket.gethostname().lower()
@@ -290,7 +290,7 @@ def _is_own_name(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs on the same machine can connect to it."""
+    """Whether only programs on the same machine can connect to this address."""
     address = _ip_address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
@@ -304,14 +304,14 @@ def _ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An address and a port, or a Unix socket, and what clients must show there.
+    """Where an agent listens, and the token that clients need.
 
     Attributes:
         address: a name or an IP address of this machine.
         port: 0 for a free one.
-        token: the user's, or None for a random one.
-        socket: path of a Unix socket instead of address and port; without a token of the user's it needs none, as
-            only this user can connect.
+        token: None for a random one.
+        socket: path of a Unix socket instead of address and port; no token is needed there unless the user sets one,
+            since only this user can connect.
     """
 
     address: str = "127.0.0.1"
@@ -320,10 +320,10 @@ class Place:
     socket: Path | None = None
 
     def check(self) -> None:
-        """Find mistakes before anything is started.
+        """Check the settings before anything is started.
 
         Raises:
-            UsageError: the sentence says which.
+            UsageError: a setting is invalid.
         """
         if not isinstance(self.port, int) or not 0 <= self.port <= 65535:
             raise UsageError(f"a port is a number from 0 to 65535, not {self.port!r}")
@@ -335,7 +335,7 @@ class Place:
             raise UsageError(f"a token has at least {_MIN_TOKEN} letters, digits and signs, without spaces")
 
     def listen(self, token: str, handle: Handle) -> Server:
-        """A server at this place.
+        """Start listening.
 
         Raises:
             AgentError: it cannot listen here.
@@ -359,21 +359,21 @@ class Place:
             raise AgentError(f"the agent cannot listen on {path}: {_reason(error)}") from error
 
     def address_of(self, server: Server) -> str:
-        """What clients connect to: "host:port", or "unix:" and the path."""
+        """Return the address for clients: "host:port", or "unix:" and the path."""
         if self.socket is not None:
             return f"{_UNIX}{self.socket}"
         host, port = server.socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def includes(self, address: str) -> bool:
-        """Whether an agent at `address` is what a user who asks for this place wants."""
+        """Whether an agent at `address` satisfies a request for this place."""
         if self.socket is not None:
             return address == f"{_UNIX}{self.socket}"
         return not self.port or address.endswith(f":{self.port}")
 
 
 def _remove_dead_socket(path: Path) -> None:
-    """Take away what an agent that was killed has left; a socket that somebody listens on stays."""
+    """Remove the socket file of an agent that was killed; keep one that a process still listens on."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX) as probe:

@@ -1,17 +1,17 @@
-"""What an agent and its clients say to each other: JSON over HTTP, or the same in files of a run folder.
+"""The protocol between an agent and its clients: JSON over HTTP, or the same in files of a run folder.
 
     GET    /status                    who the process is, which step it is at, what it records
     GET    /captures                  the captures that the agent remembers, oldest first
     POST   /captures                  begin one: {"steps": 5}, {"seconds": 2.5}, or {} for one that lasts until stopped
-    GET    /captures/ID               its state; with ?wait=20 the answer comes at its end, after 20 s at most
+    GET    /captures/ID               its state; with ?wait=20 the reply comes at its end, after 20 s at most
     POST   /captures/ID/stop          end it now and keep what was recorded
     DELETE /captures/ID               end it now and throw away what was recorded
     GET    /captures/ID/trace         the trace file
-    GET    /captures/ID/files/NAME    the trace file, or one that lies beside it and belongs to it
-    POST   /shutdown                  end the agent; the program goes on
+    GET    /captures/ID/files/NAME    the trace file or one of its companion files
+    POST   /shutdown                  stop the agent; the program continues
 
-An answer is a JSON object, or a file. A refusal is {"error": "one sentence"} with an HTTP status from 400 on.
-Clients find an agent by its `AgentFile`, in a folder of the user's or of the run.
+A reply is a JSON object or a file. A refusal is {"error": "one sentence"} with an HTTP status from 400 on.
+Clients find an agent by its `AgentFile`, in the user's agent folder or in the run folder.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 
 class Refusal(Exception):
-    """A request that an agent does not carry out.
+    """A request that an agent refuses.
 
     Attributes:
         status: the HTTP status, from 400 on.
-        sentence: what is wrong, for the user.
+        sentence: the reason, for the user.
     """
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -77,7 +77,7 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an agent answers: a JSON object, or a file instead of it."""
+    """The reply to a request: a JSON object or a file."""
 
     status: int
     body: dict[str, Any] = field(default_factory=dict)
@@ -85,12 +85,12 @@ class Reply:
 
 
 class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What to record; with neither steps nor seconds, until somebody stops it.
+    """What to record; without steps and seconds, until somebody stops it.
 
     Attributes:
-        seconds: the last step is recorded whole.
-        first_step: the number of the first step to record, which has not begun yet; None for the next one.
-        timeout_s: seconds without the end of a step after which it is given up.
+        seconds: duration, extended to the end of the last step.
+        first_step: number of the first step to record, which must not have begun; None for the next one.
+        timeout_s: the capture is abandoned after this many seconds without the end of a step.
     """
 
     steps: _StepCount | None = None
@@ -100,15 +100,14 @@ class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: RecordOptions = msgspec.field(default_factory=RecordOptions)
 
     def to_json(self) -> dict[str, Any]:
-        """The body of POST /captures."""
         return {name: value for name, value in msgspec.to_builtins(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, body: object) -> CaptureOrder:
-        """Read the body of POST /captures, which may come from anybody.
+        """Read the body of POST /captures, which is untrusted.
 
         Raises:
-            Refusal: it asks for nothing that can be done; the sentence says why.
+            Refusal: the body is invalid.
         """
         if not isinstance(body, dict):
             raise Refusal(400, 'a capture is asked for with a JSON object, such as {"steps": 5}')
@@ -126,10 +125,10 @@ class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decoded(data: bytes) -> object:
-    """The JSON value in `data`; nothing is an empty object.
+    """Decode `data` as JSON; empty data is an empty object.
 
     Raises:
-        Refusal: it is too long, or no JSON.
+        Refusal: the data is too long or not JSON.
     """
     if len(data) > MAX_BODY_BYTES:
         raise Refusal(413, f"a request has at most {MAX_BODY_BYTES} bytes")
@@ -137,20 +136,20 @@ def decoded(data: bytes) -> object:
         return {}
     try:
         return json.loads(data)
-    except (ValueError, RecursionError):  # the latter for a thousand brackets
+    except (ValueError, RecursionError):  # RecursionError: deeply nested brackets
         raise Refusal(400, "the request is not JSON") from None
 
 
 class AgentFile(msgspec.Struct, frozen=True):
-    """How to reach an agent.
+    """The address and token of one agent.
 
     Attributes:
         address: "host:port", or "unix:" and the path of a socket.
-        token: what a client must show.
-        host: the machine it is on.
+        token: the token that clients need.
+        host: name of its machine.
         rank, world_size: of the process in its job.
         run: the run folder, or None.
-        namespace: of process numbers, which differ between containers of one machine; empty where there are none.
+        namespace: the PID namespace, which differs between containers of one machine; empty on systems without any.
     """
 
     address: str
@@ -164,7 +163,7 @@ class AgentFile(msgspec.Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Whether the process is on this machine, and its number means the same there as here."""
+        """Whether the process is on this machine and in the same PID namespace."""
         return self.host == socket.gethostname() and self.namespace == own_namespace()
 
     @property
@@ -173,7 +172,7 @@ class AgentFile(msgspec.Struct, frozen=True):
 
 
 def own_namespace() -> str:
-    """The namespace of this process's number, such as "pid:[4026531836]"."""
+    """Return the PID namespace of this process, such as "pid:[4026531836]"."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -181,18 +180,18 @@ def own_namespace() -> str:
 
 
 def user_agents() -> Path:
-    """The folder of this user's agents: in STEPSCOPE_DATA_DIR, or where files of running programs lie."""
-    with warnings.catch_warnings():  # where no XDG_RUNTIME_DIR is set, a folder for temporary files serves
+    """Return the folder of this user's agents: in STEPSCOPE_DATA_DIR, or in the runtime folder of the system."""
+    with warnings.catch_warnings():  # without XDG_RUNTIME_DIR, in the folder for temporary files
         warnings.simplefilter("ignore")
         parent = os.environ.get("STEPSCOPE_DATA_DIR") or platformdirs.user_runtime_dir("stepscope", appauthor=False)
     return Path(parent) / "agents"
 
 
 def write_user_file(content: AgentFile) -> Path:
-    """Make the process findable by its number.
+    """Write the file by which the process is found by its number.
 
     Raises:
-        AgentError: the folder belongs to somebody else or is open to others, or cannot be written.
+        AgentError: the folder belongs to another user, is open to others, or cannot be written.
     """
     folder = user_agents()
     try:
@@ -209,7 +208,7 @@ def write_user_file(content: AgentFile) -> Path:
 
 
 def write_agent_file(path: Path, content: AgentFile) -> Path:
-    """Write the file whole, with mode 0600 from the first moment.
+    """Write the file atomically, with mode 0600 from the start.
 
     Raises:
         AgentError: it cannot be written.
@@ -225,12 +224,12 @@ def write_agent_file(path: Path, content: AgentFile) -> Path:
 
 
 def read_agent_file(path: Path) -> AgentFile | None:
-    """The agent that a file describes; None for a missing or invalid file, or one that another user owns."""
+    """Read an agent file; None if it is missing, invalid or owned by another user."""
     try:
         with path.open("rb") as file:
             state = os.fstat(file.fileno())
             foreign = hasattr(os, "getuid") and state.st_uid not in (os.getuid(), 0)
-            if foreign or not stat.S_ISREG(state.st_mode):  # somebody else's file would send us to their address
+            if foreign or not stat.S_ISREG(state.st_mode):  # another user's file could send us to their address
                 return None
             return msgspec.json.decode(file.read(_MAX_FILE_BYTES), type=AgentFile)
     except (OSError, msgspec.DecodeError, ValueError, RecursionError):
@@ -238,7 +237,7 @@ def read_agent_file(path: Path) -> AgentFile | None:
 
 
 def agents_in(folder: Path) -> list[AgentFile]:
-    """The agents whose files lie in a folder, by rank and process; those of ended processes are taken away."""
+    """Return the agents listed in a folder, by rank and process, and remove the files of processes that have ended."""
     found = []
     with contextlib.suppress(OSError):
         for path in sorted(folder.glob("*.json")):
@@ -253,12 +252,12 @@ def agents_in(folder: Path) -> list[AgentFile]:
 
 
 def agent_of_process(pid: int) -> AgentFile | None:
-    """The agent in the process of this number on this machine, or None."""
+    """Return the agent of this process on this machine, or None."""
     return next((agent for agent in agents_in(user_agents()) if agent.pid == pid and agent.is_here), None)
 
 
 def agent_at(address: str) -> AgentFile | None:
-    """This user's agent on this machine that listens at an address, or None."""
+    """Return this user's agent on this machine that listens at an address, or None."""
     return next((agent for agent in agents_in(user_agents()) if agent.address == address and agent.is_here), None)
 
 
@@ -268,12 +267,12 @@ def remove(path: Path) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    if sys.platform == "win32":  # where signal 0 is Ctrl+C; who does not answer is found out by asking
+    if sys.platform == "win32":  # on Windows, signal 0 is Ctrl+C; a dead process is detected by asking it
         return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it exists and is somebody else's
+    except OSError:  # the process exists and belongs to another user
         return True
     return True

@@ -1,10 +1,10 @@
-"""Requests as files in a run folder, for where no connection to the process is possible.
+"""Requests as files in a run folder, for processes that cannot be reached over the network.
 
     requests/rank<R>-<NAME>.json      a request: {"method": "GET", "target": "/status", "body": {}}
-    requests/rank<R>-<NAME>.claimed   the same while the process works on it: whoever could rename it has it
-    requests/rank<R>-<NAME>.reply     the answer: {"status": 200, "body": {...}}
+    requests/rank<R>-<NAME>.claimed   the same while a process works on it: renaming the file claims the request
+    requests/rank<R>-<NAME>.reply     the reply: {"status": 200, "body": {...}}
 
-A request without a method asks for a capture, `{"steps": 5}`; its answer comes when the capture has ended.
+A request without a method asks for a capture, `{"steps": 5}`; the reply comes when the capture has ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CLIENT_LOOKS_S: Final = (0.02, 0.25)
 
 
 class RequestFolder:
-    """The process's side: a thread that looks into the folder now and then, which costs a step nothing.
+    """A thread that answers the request files of one rank; it adds no cost to a step.
 
     Args:
         folder: `requests` of a run folder.
@@ -58,7 +58,7 @@ class RequestFolder:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Begin to look; the folder is made, so that clients can write into it."""
+        """Create the folder, so that clients can write into it, and start the thread."""
         with contextlib.suppress(OSError):
             private_folder(self._folder)
         threading.Thread(target=self._look, name="stepscope-requests", daemon=True).start()
@@ -67,7 +67,7 @@ class RequestFolder:
         self._stopped.set()
 
     def poll(self) -> bool:
-        """Answer the requests that are there; whether there were any."""
+        """Answer the waiting requests; return whether there were any."""
         claims = self._claims() if self._may_have_changed() else []
         for claimed in claims:
             self._answer(claimed)
@@ -78,12 +78,12 @@ class RequestFolder:
     def _look(self) -> None:
         busy_until = 0.0
         while not self._stopped.wait(_BUSY_S if time.monotonic() < busy_until else _IDLE_S):
-            with guard.attempt():  # whatever lies in the folder
+            with guard.attempt():  # the folder may contain anything
                 if self.poll():
                     busy_until = time.monotonic() + _BUSY_FOR_S
 
     def _may_have_changed(self) -> bool:
-        """Ask only for the folder's time; look inside where that has changed, or every ten seconds."""
+        """Whether the folder's modification time has changed, or ten seconds have passed since the last look."""
         try:
             changed_ns = self._folder.stat().st_mtime_ns
         except OSError:
@@ -96,12 +96,12 @@ class RequestFolder:
         return True
 
     def _claims(self) -> list[Path]:
-        """The requests that this process, and no other, has taken."""
+        """Claim the waiting requests by renaming them."""
         claimed = []
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for name in sorted(entry.name for entry in entries if self._name.fullmatch(entry.name)):
                 claim = (self._folder / name).with_suffix(".claimed")
-                with contextlib.suppress(OSError):  # another was first, or the client has taken it back
+                with contextlib.suppress(OSError):  # another process claimed it, or the client withdrew it
                     os.rename(self._folder / name, claim)
                     claimed.append(claim)
         return claimed
@@ -123,7 +123,7 @@ class RequestFolder:
         _reply(claimed, reply)
 
     def _answer_ended(self) -> None:
-        """Answer those who only asked for a capture, once it has ended."""
+        """Answer the requests that only asked for a capture, once it has ended."""
         for claimed, id in list(self._captures.items()):
             reply = self._handle("GET", f"/captures/{id}", b"")
             if reply.status != 200 or reply.body["state"] in ENDED:
@@ -132,7 +132,7 @@ class RequestFolder:
 
 
 class FileTransport:
-    """The client's side of one rank's requests.
+    """The client side of one rank's request files.
 
     Args:
         folder: `requests` of a run folder.
@@ -143,10 +143,10 @@ class FileTransport:
         self._rank = rank
 
     def call(self, method: str, target: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
-        """Ask, and wait for the answer.
+        """Write a request and wait for the reply.
 
         Raises:
-            AgentError: the folder cannot be written, or no answer came in time.
+            AgentError: the folder cannot be written, or no reply came in time.
         """
         stem = f"rank{self._rank}-{secrets.token_hex(8)}"
         request, reply = self._folder / f"{stem}.json", self._folder / f"{stem}.reply"
@@ -162,7 +162,7 @@ class FileTransport:
                     leftover.unlink()
 
     def download(self, target: str, destination: Path, timeout_s: float) -> None:
-        """Raise: files do not travel through files; a trace is read where it lies in the run folder."""
+        """Raise: files are not transferred this way; traces are read directly in the run folder."""
         raise AgentError(f"the trace of rank {self._rank} is not in the run folder, or is still being written there")
 
     def _awaited(self, reply: Path, timeout_s: float) -> Reply:
@@ -187,7 +187,7 @@ def _call(request: dict[str, Any]) -> tuple[str, str, bytes]:
 
 
 def _content(path: Path) -> bytes:
-    """What a file holds, as far as one may be: a pipe or a link would stop or mislead the process."""
+    """Read a file of limited size; a pipe or a link could block or mislead the process."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         with os.fdopen(handle, "rb") as file:
@@ -199,7 +199,7 @@ def _content(path: Path) -> bytes:
 
 
 def _reply(claimed: Path, reply: Reply) -> None:
-    """Write the answer and take the request away; where the folder has gone, nobody waits for it either."""
+    """Write the reply and remove the request; a folder that has been removed is ignored."""
     with contextlib.suppress(OSError):
         body = reply.body if reply.file is None else {"file": str(reply.file)}
         _write_whole(claimed.with_suffix(".reply"), {"status": reply.status, "body": body})

@@ -56,14 +56,13 @@ _PATIENCE_S: Final = 2.0
 
 
 class AgentService:
-    """Answers the requests of the protocol; whatever it is sent, it raises nothing.
+    """The service that answers the protocol's requests; it never raises.
 
     Args:
-        controller: of the program's steps.
-        identity: what the status says beside the step: process, rank, versions.
-        new_trace: gives the file for the next trace; None for files of the agent's own, removed with it.
-        run: the run folder, relative to which files are named, or None.
-        on_shutdown: called when a client asks the agent to end.
+        identity: what the status contains besides the step: process, rank, versions.
+        new_trace: returns the path of the next trace; None for temporary files that are removed with the agent.
+        run: the run folder that paths in replies are relative to, or None.
+        on_shutdown: called when a client asks the agent to stop.
     """
 
     def __init__(
@@ -87,11 +86,11 @@ class AgentService:
         self._lock = threading.Lock()
 
     def handle(self, method: str, target: str, body: bytes, *, may_wait: bool = True) -> Reply:
-        """Carry a request out.
+        """Carry out a request.
 
         Args:
             target: path and query.
-            may_wait: whether an answer may take as long as the client asks for.
+            may_wait: whether the reply may be delayed as long as the client allows.
         """
         with guard.attempt() as answering:
             path, _, query = target.partition("?")
@@ -102,11 +101,11 @@ class AgentService:
         return Reply(500, {"error": f"the agent failed: {type(error).__name__}: {guard.sentence(error)}"})
 
     def close(self) -> None:
-        """Forget the captures and remove the agent's own files; a capture under way is thrown away."""
+        """Drop all captures and remove the agent's own files; a running capture is discarded."""
         with self._lock:
             self._closed = True
             for capture in self._captures.values():
-                guard.attempted(capture.cancel)  # the program may be ending
+                guard.attempted(capture.cancel)  # the program may be exiting
             self._captures.clear()
             folder, self._folder = self._folder, None
         if folder is not None:
@@ -184,7 +183,7 @@ class AgentService:
         return list(self._captures.values())
 
     def _own_trace(self) -> Path:
-        """A file in a folder that only this user can read."""
+        """Return a path in a folder that only this user can read."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
         return self._folder / f"trace-{self._begun + 1}.json.gz"
@@ -206,7 +205,7 @@ def begin_capture(controller: StepController, order: CaptureOrder, out: Path) ->
     request = CaptureRequest(order.steps, order.seconds, order.first_step, order.options, out, order.timeout_s)
     handle = controller.request(request)
     try:
-        refuse_passed()  # it may have begun just now
+        refuse_passed()  # it may have begun in the meantime
     except Refusal:
         handle.cancel()
         raise
@@ -214,8 +213,6 @@ def begin_capture(controller: StepController, order: CaptureOrder, out: Path) ->
 
 
 class _Capture:
-    """One capture that a client asked for."""
-
     def __init__(self, id: str, order: CaptureOrder, handle: CaptureHandle) -> None:
         self.id = id
         self.handle = handle
@@ -233,20 +230,20 @@ class _Capture:
         return FAILED if result.path is None else DONE
 
     def finish(self) -> None:
-        """End it and keep what was recorded; nothing where it has ended."""
+        """End it and keep the recording; does nothing after the end."""
         if self._cancelled:
             raise Refusal(409, f"the capture {self.id} was cancelled")
         self.handle.finish()
 
     def cancel(self) -> None:
-        """End it and throw away what was recorded; what has been saved stays."""
+        """End it and discard the recording; a trace that is already saved stays."""
         if self.state not in ENDED:
             self.handle.cancel()
             result = self.handle.result
-            self._cancelled = result is None or result.path is None  # it may just have been saved
+            self._cancelled = result is None or result.path is None  # it may have been saved in the meantime
 
     def files(self) -> list[Path]:
-        """The trace first, then what lies beside it under its name and belongs to it."""
+        """Return the trace first, then its companion files."""
         result = None if self._cancelled else self.handle.result
         if result is None or result.path is None:
             return []
@@ -285,7 +282,7 @@ def _require(method: str, *allowed: str) -> None:
 
 
 def _wait_s(query: str) -> float:
-    """How long the client is ready to wait for the answer: ?wait=SECONDS."""
+    """Read how long the client will wait for the reply, from ?wait=SECONDS."""
     try:
         wait_s = float(parse_qs(query, max_num_fields=10).get("wait", ["0"])[-1]) if query else 0.0
     except ValueError:
@@ -298,11 +295,11 @@ _agent: Agent | None = None
 
 
 class Agent:
-    """The agent of this process; ends with the process, or when closed.
+    """The agent of this process; it stops when it is closed or the process ends.
 
     Attributes:
-        address: where it listens: "host:port", or "unix:" and a path.
-        token: what a client must show; `stepscope attach` finds it in the agent's file.
+        address: "host:port", or "unix:" and a path.
+        token: the token that clients need; `stepscope attach` reads it from the agent file.
     """
 
     def __init__(
@@ -320,7 +317,7 @@ class Agent:
         )
         self._server = place.listen(self.token, self._service.handle)
         self.address = place.address_of(self._server)
-        # a helper of the process that answers for this rank is found by its number only
+        # a helper process of the rank is found by its number only
         answers = run if run is not None and not _is_served(run, rank) else None
         self._requests = RequestFolder(answers.requests, rank, self._without_waiting) if answers else None
         self._thread = threading.Thread(target=self._serve, name="stepscope-agent", daemon=True)
@@ -341,11 +338,11 @@ class Agent:
                 self._server.server_close()
 
     def __repr__(self) -> str:
-        return f"<stepscope agent at {self.address}>"  # without the token, which must not end up in a log
+        return f"<stepscope agent at {self.address}>"  # the token must not appear in a log
 
     @guard.entry
     def close(self) -> None:
-        """End the agent; a capture under way is thrown away. Closing twice does nothing."""
+        """Stop the agent and discard a running capture. Closing twice does nothing."""
         guard.off(self._held)
         atexit.unregister(self._at_exit)
         self._abandon()
@@ -354,7 +351,7 @@ class Agent:
         self._service.close()
 
     def _abandon(self) -> None:
-        """Answer nobody any more, also after an error of ours."""
+        """Stop answering, after an internal error too."""
         _forget(self)
         self._withdraw()
         if self._requests:
@@ -362,7 +359,6 @@ class Agent:
         self._server.stop()
 
     def _announce(self, run: RunFolder | None, answers: RunFolder | None, rank: int, world_size: int) -> None:
-        """Write the files by which clients find the agent."""
         content = AgentFile(
             address=self.address,
             token=self.token,
@@ -381,12 +377,12 @@ class Agent:
         return self._service.handle(method, target, body, may_wait=False)
 
     def _withdraw(self) -> None:
-        if os.getpid() == self._process:  # a forked child has the object, but the files are its parent's
+        if os.getpid() == self._process:  # after a fork the child has this object, but the files belong to the parent
             while self._files:
                 protocol.remove(self._files.pop())
 
     def _close_soon(self) -> None:
-        """Let whoever asked for the end have an answer first."""
+        """Close after the client that asked for it has received the reply."""
         timer = threading.Timer(_ANSWER_S, self.close)
         timer.daemon = True
         timer.start()
@@ -397,19 +393,19 @@ class Agent:
 
     @guard.entry
     def _at_exit(self) -> None:
-        """Leave nothing behind; the threads end with the process, and what a run recorded stays in its folder."""
+        """Remove the agent's files; the threads end with the process, and recorded traces stay in the run folder."""
         if os.getpid() == self._process:
             self._withdraw()
             if not self._in_run:
                 self._service.close()
 
     def _leave_child(self) -> None:
-        """Give up the listening socket in a forked child, where no thread serves it."""
+        """Close the listening socket in a forked child, which has no thread to serve it."""
         self._server.socket.close()
 
 
 def _inert() -> Agent:
-    """What a program is given after an error of ours: an agent that listens nowhere."""
+    """Return an agent that listens nowhere, for the program to use after an internal error."""
     found = Agent.__new__(Agent)
     found.address = found.token = ""
     return found
@@ -421,18 +417,18 @@ def start_server(
 ) -> Agent:
     """Let other processes record steps of this one, with `stepscope attach`.
 
-    Starts a thread that waits for requests and costs the program nothing until one comes. A process has one agent: a
-    second call gives the first one's. Steps are found as `stepscope run` finds them.
+    Starts a thread that waits for requests and costs the program nothing until one arrives. A process has one agent: a
+    second call returns the first one's. Steps are detected as in `stepscope run`.
 
     Args:
-        port: to listen on; 0 chooses a free one.
-        address: to listen on; only this machine can connect to the default.
-        token: what clients must show, at least 16 characters; a random one unless given. It is written into a file
-            that only this user can read, where `stepscope attach` finds it.
+        port: port to listen on; 0 chooses a free one.
+        address: address to listen on; the default is reachable from this machine only.
+        token: token that clients need, at least 16 characters; random by default. It is written to a file that only
+            this user can read, where `stepscope attach` finds it.
         socket: path of a Unix socket to listen on instead; only this user can connect to it.
 
     Raises:
-        UsageError: the arguments cannot be used.
+        UsageError: the arguments are invalid.
         AgentError: it cannot listen there, or cannot write its file.
     """
     place = Place(address=address, port=port, token=token, socket=None if socket is None else Path(socket).absolute())
@@ -442,14 +438,14 @@ def start_server(
             if not place.includes(_agent.address):
                 guard.tell(f"this process has an agent at {_agent.address} already; no second one is started")
             return _agent
-        path = os.environ.get("STEPSCOPE_RUN")  # of `stepscope run`, which started this process
+        path = os.environ.get("STEPSCOPE_RUN")  # the run folder of the `stepscope run` that started this process
         return _started(place, RunFolder.open(Path(path)) if path else None, *rank_and_world_size())
 
 
 def serve_for_run(run_folder: RunFolder, rank: int) -> Agent | None:
-    """Start the agent of one rank of `stepscope run --serve`: on a free port of this machine, and in the run's files.
+    """Start the agent of one rank for `stepscope run --serve`, on a free local port and in the run's request files.
 
-    What prevents it is said on stderr; the program runs without.
+    An error is reported on stderr; the program runs without an agent.
     """
     with _lock:
         if _agent is not None:
@@ -467,10 +463,10 @@ def _started(place: Place, run: RunFolder | None, rank: int, world_size: int) ->
 
 
 def installed_controller() -> StepController:
-    """This process's controller; where nobody counts its steps yet, hooks in torch and jax do from now on.
+    """Return this process's step controller; if there is none yet, install hooks in torch and jax.
 
     Raises:
-        AgentError: there is neither jax nor torch, so there is nothing to record with.
+        AgentError: neither jax nor torch is imported, so nothing can be recorded.
     """
     if "jax" not in sys.modules:
         try:
@@ -494,7 +490,7 @@ def _forget(agent: Agent) -> None:
 
 
 def _is_served(run: RunFolder, rank: int) -> bool:
-    """Whether another process, which runs, is the rank's."""
+    """Whether another live process already serves this rank."""
     other = protocol.read_agent_file(run.agents / f"rank{rank}.json")
     return other is not None and other.is_here and not other.is_gone and other.pid != os.getpid()
 
@@ -515,7 +511,7 @@ def _identity(run: RunFolder | None, rank: int, world_size: int) -> dict[str, An
 
 @guard.entry
 def _after_fork_in_child() -> None:
-    """A child has neither the thread nor the program's steps; it may start an agent of its own."""
+    """Forget the agent in a forked child, which has neither its thread nor the program's steps."""
     global _agent, _lock
     _lock = threading.RLock()
     inherited, _agent = _agent, None

@@ -1,4 +1,4 @@
-"""From what a user writes to the agents it means: an address, the number of a process, or a run."""
+"""Find the agents that a user's target means: an address, a process number or a run."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _SETTINGS: Final = 4
 
 
 def clients_for(target: str, *, find_run: FindRun, token: str | None, through_files: bool) -> list[AgentClient]:
-    """The agents that a target means, by rank.
+    """Return clients for the agents that a target means, by rank.
 
     Args:
-        target: "host:port", "unix:" and a path, the number of a process, or the name or path of a run.
-        token: the user's; None for that in the agent's file.
-        through_files: ask through files in the run folder.
+        target: "host:port", "unix:" and a path, a process number, or the name or path of a run.
+        token: None for the one in the agent file.
+        through_files: use request files in the run folder.
 
     Raises:
-        UsageError: the target means nothing.
-        AgentError: there is no agent.
+        UsageError: the target is not understood.
+        AgentError: no agent was found.
     """
     if through_files:
         return _through_files(target, find_run(target))
@@ -69,10 +69,10 @@ def clients_for(target: str, *, find_run: FindRun, token: str | None, through_fi
 
 
 def address_of(target: str) -> str | None:
-    """The "host:port" that a target is, or None where it is something else.
+    """Return the "host:port" in a target; None if the target is something else.
 
     Raises:
-        UsageError: there is no such port.
+        UsageError: the port is invalid.
     """
     address = _ADDRESS.fullmatch(target)
     return None if address is None else f"{address[1]}:{_port(address[2])}"
@@ -113,7 +113,7 @@ def _of_process(pid: int, token: str | None) -> AgentClient:
 
 def _at(address: str, token: str | None) -> AgentClient:
     name = f"the agent at {address}"
-    known = agent_at(re.sub("^localhost:", "127.0.0.1:", address))  # as in the agent's file
+    known = agent_at(re.sub("^localhost:", "127.0.0.1:", address))  # the form used in agent files
     if known is None:
         return AgentClient(HttpTransport(address, token), name)
     return _client(msgspec.structs.replace(known, address=address), name, token, Path(known.run) if known.run else None)
@@ -148,17 +148,15 @@ def _port(text: str) -> int:
 
 
 class Listener(Enum):
-    """Who answers."""
-
     AGENT = "an agent of stepscope"
     PROFILER_SERVER = "a profiler server"
 
 
 def listener_at(address: str, *, connect_s: float = CONNECT_S, answer_s: float = ANSWER_S) -> Listener:
-    """Who listens at "host:port"; anything that answers HTTP/1 may be an agent.
+    """Find out what listens at "host:port"; anything that answers HTTP/1 may be an agent.
 
     Raises:
-        AgentError: nobody listens, nobody answers in time, or the answer is neither HTTP nor gRPC.
+        AgentError: nobody listens, nobody answers in time, or the reply is neither HTTP nor gRPC.
     """
     first = _first_bytes(address, _HTTP, connect_s, answer_s)
     if first.startswith(b"HTTP/"):
@@ -173,12 +171,12 @@ def listener_at(address: str, *, connect_s: float = CONNECT_S, answer_s: float =
 
 
 def _is_settings(answer: bytes) -> bool:
-    """Whether an answer begins with the frame that every HTTP/2 server sends first, on stream 0."""
+    """Whether a reply begins with a SETTINGS frame on stream 0, which every HTTP/2 server sends first."""
     return len(answer) >= _FRAME_BYTES and answer[3] == _SETTINGS and answer[5:_FRAME_BYTES] == bytes(4)
 
 
 def _take_rest(connection: socket.socket, answer: bytes) -> None:
-    """Let an HTTP server finish: to hang up on it would be an error in its log."""
+    """Read the rest of the reply, so that the HTTP server does not log an aborted connection."""
     left = _MOST_BYTES if answer.startswith(b"HTTP/") else 0
     with contextlib.suppress(OSError):
         while left > 0 and (part := connection.recv(left)):
@@ -186,7 +184,7 @@ def _take_rest(connection: socket.socket, answer: bytes) -> None:
 
 
 def _first_bytes(address: str, request: bytes, connect_s: float, answer_s: float) -> bytes:
-    """The first bytes of the answer, at most as many as tell whose it is; empty where the other side hangs up."""
+    """Read enough of the reply to recognise the server; empty if the connection is closed."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), connect_s) as connection:
@@ -208,7 +206,7 @@ def _first_bytes(address: str, request: bytes, connect_s: float, answer_s: float
         raise AgentError(f"{address} has not answered within {answer_s:.0f} s") from None
     except ConnectionError:
         return b""
-    except UnicodeError:  # of IDNA, which splits a name into its parts
+    except UnicodeError:  # raised by the IDNA codec, which splits a name into labels
         raise AgentError(f"{address} cannot be reached: {host[:100]!r} is not a host name") from None
     except OSError as error:
         raise AgentError(f"{address} cannot be reached: {error.strerror or error}") from error

@@ -1,7 +1,8 @@
-"""Remedies applied to a program as it starts, without a change in its files: `stepscope run --apply LIST`.
+"""Apply remedies to a program as it starts, without a change to its files: `stepscope run --apply LIST`.
 
-A family of flags is installed together: it patches a process that has imported torch, and some set variables before
-the program starts. A family that fails is never fatal: the program goes on as it was, and the run says why.
+The flags of a family are installed together: a family patches a process that has imported torch, and some families set
+environment variables before the program starts. A family that fails is never fatal: the program runs unchanged, and
+the run reports why.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Family:
     """Flags that are installed together.
 
     Attributes:
-        install: patches the process as the family's chosen flags and their values say.
-        environment: given all chosen flags and the program's variables, returns those it is to start with.
+        install: patches the process for the chosen flags and their values.
+        environment: takes all chosen flags and the program's environment; returns the environment to start it with.
     """
 
     flags: tuple[Flag, ...]
@@ -67,19 +68,19 @@ def all_flags() -> tuple[Flag, ...]:
 
 
 def parse_applications(text: str) -> tuple[str, ...]:
-    """The words of a list such as "fuse-optimizer,workers=4", each once; a value that is the default is left out.
+    """Split a list such as "fuse-optimizer,workers=4" into unique words; a value that is the default is dropped.
 
     Raises:
-        UsageError: a name or value is wrong, or two of them contradict each other.
+        UsageError: a name or value is invalid, or two flags contradict each other.
     """
     return words_of(text, all_flags())
 
 
 def environment_of(applications: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a program to which these words of `parse_applications` are applied.
+    """Return the environment for a program to which these words of `parse_applications` are applied.
 
     Raises:
-        UsageError: something that must be there before the program starts is not.
+        UsageError: a prerequisite is missing, such as an allocator.
     """
     chosen = values_of(applications, all_flags())
     variables = dict(environment)
@@ -89,12 +90,12 @@ def environment_of(applications: Sequence[str], environment: Mapping[str, str]) 
 
 
 def install(applications: Sequence[str], folder: RunFolder | None, *, is_recorded: bool = False) -> Applying:
-    """Patch this process, which has imported torch; raises nothing for what cannot be patched.
+    """Patch this process, which has imported torch; whatever cannot be patched is reported and never raised.
 
     Args:
         applications: words that `parse_applications` returned.
-        folder: the run's, into which the process writes what came of them.
-        is_recorded: whether a profiler is to see the process, rather than a clock alone.
+        folder: the run folder, into which the process writes the outcomes.
+        is_recorded: whether a profiler will record the process; otherwise its steps are only timed.
     """
     chosen = values_of(applications, all_flags())
     applying = Applying(chosen, {flag.name: flag.unseen for flag in all_flags()}, folder, is_recorded=is_recorded)
@@ -107,6 +108,6 @@ def install(applications: Sequence[str], folder: RunFolder | None, *, is_recorde
 
 
 def applied_outcomes(applications: Sequence[str], folder: RunFolder) -> list[Outcome]:
-    """What became of them in all processes of a run that has ended."""
+    """Return the outcome of each application over all processes of a finished run."""
     unseen = {flag.name: flag.unseen for flag in all_flags()}
     return outcomes(applications, applied_records(folder), unseen)

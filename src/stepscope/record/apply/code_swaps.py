@@ -1,8 +1,8 @@
-"""A loss that the user's loop computes position by position, computed at once.
+"""Replace a loss that the user's loop computes position by position with one batched computation.
 
-The function that holds the loop is given the code that its source has after a rewrite, from its next call on. Lines
-keep their numbers, so that tracebacks and profiles name the places of the user's file. A function is left alone
-wherever its file is not what it was compiled from. Loops that run already are handed losses computed at once.
+The function that contains the loop gets the code compiled from its rewritten source, from its next call on. Lines
+keep their numbers, so that tracebacks and profiles refer to the user's file. A function is left alone if its file has
+changed since it was compiled. Loops that are already running are served losses from one batched computation.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Holds = Callable[[Rewrite, list[Any], Any], bool]
 
 
 class NotGuarded(Exception):
-    """Why rewrites cannot be chosen anew in every run, as the end of a sentence."""
+    """Why the choice between old and new code cannot be guarded; the message completes a sentence."""
 
 
 class Guard:
-    """What the new code asks: whether what a rewrite rests on holds, given its tensors and its criterion."""
+    """The run-time check in the new code: whether a rewrite's assumptions hold for its tensors and its criterion."""
 
     _rewrites: ClassVar[list[Rewrite]] = []
     """By the numbers in the new codes, which stay when another guard is installed."""
@@ -47,13 +47,13 @@ class Guard:
 
     @entry(otherwise=False)
     def __call__(self, number: int, *values: Any) -> bool:
-        """Whether the rewrite of that number holds for these tensors, and the criterion behind them."""
+        """Whether the assumptions of rewrite `number` hold for these tensors and the criterion, which comes last."""
         with attempt():
             return self._holds(self._rewrites[number], list(values[:-1]), values[-1])
-        return False  # the statement then does what it did before
+        return False  # run the original statement
 
     def question(self, rewrite: Rewrite) -> str:
-        """The expression that asks, as source text."""
+        """Return the source text of the call that makes the check."""
         self._rewrites.append(rewrite)
         values = [each.expression for each in rewrite.expected]
         values.append(rewrite.criterion.expression if rewrite.criterion is not None else "None")
@@ -66,10 +66,11 @@ class Guard:
 def guarded(
     source: str, rewrites: Sequence[Rewrite], guard: Guard, keep_lines: Callable[[ast.AST], None]
 ) -> ast.Module:
-    """The tree of the source in which each rewritten statement is chosen between its new and its old form.
+    """Return the syntax tree in which each rewritten statement runs in its new form if the guard holds, else in its old
+    form.
 
     Args:
-        keep_lines: gives the nodes of the rewritten source their lines in the source.
+        keep_lines: sets line numbers of the original source on the rewritten nodes.
 
     Raises:
         NotGuarded: a rewrite changes more than one statement.
@@ -98,7 +99,7 @@ def _new_statements(
     rewrite: Rewrite,
     rewrites: Sequence[Rewrite],
 ) -> tuple[Sequence[ast.stmt], int, int, ast.stmt]:
-    """The block, place and number of what a statement became, and the statement."""
+    """Return the block, position and count of the statements that replace the old one, and the old statement."""
     place = olds.get(rewrite.edits[0].start)
     if place is None:
         raise NotGuarded("its losses are used by other statements, too")
@@ -124,12 +125,12 @@ _LARGEST_BYTES: Final = 4 * 2**20
 
 
 class NotSwapped(Exception):
-    """Why a function keeps its code, as the end of a sentence."""
+    """Why a function keeps its code; the message completes a sentence."""
 
 
 @lru_cache(maxsize=256)
 def source_of(file: str) -> str | None:
-    """The text of a source file; None for a missing or very large file, or one that is not text."""
+    """Read a source file; None if it is missing, very large or not text."""
     path = os.path.abspath(file)
     if file.startswith("<") or not os.path.isfile(path):
         return None
@@ -146,7 +147,7 @@ def source_of(file: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def rewrites_in(file: str, kind: str) -> tuple[Rewrite, ...]:
-    """The rewrites of one kind in a file; none where it cannot be read."""
+    """Return the rewrites of one kind in a file; empty if it cannot be read."""
     source = source_of(file)
     if source is None:
         return ()
@@ -157,10 +158,10 @@ def rewrites_in(file: str, kind: str) -> tuple[Rewrite, ...]:
 
 
 def swap(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
-    """Have all live functions of that code run what their source says after the rewrites; returns the new code.
+    """Give all live functions with this code object the rewritten code; return the new code object.
 
     Raises:
-        NotSwapped: they keep their code.
+        NotSwapped: the functions keep their code.
     """
     new = rewritten_code(code, rewrites, guard)
     functions = [each for each in gc.get_referrers(code) if isinstance(each, FunctionType) and each.__code__ is code]
@@ -172,10 +173,10 @@ def swap(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
 
 
 def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
-    """What the code's source compiles to after the rewrites, each done where the guard says that it holds.
+    """Compile the source of a code object after the rewrites, each guarded.
 
     Raises:
-        NotSwapped: its file is another than it was compiled from, or the new code would not fit the function.
+        NotSwapped: the file has changed since it was compiled, or the new code does not fit the function.
     """
     source = _current_source(code)
     lines = _old_lines(source, [edit for rewrite in rewrites for edit in rewrite.edits])
@@ -216,7 +217,7 @@ def _current_source(code: CodeType) -> str:
 
 
 def _same_place(module: CodeType, code: CodeType) -> CodeType | None:
-    """The code object of the same name and first line in a module; None where there is none, or several."""
+    """Find the code object of the same name and first line in a module; None if there is none or more than one."""
     found = [
         each for each in _codes(module) if (each.co_name, each.co_firstlineno) == (code.co_name, code.co_firstlineno)
     ]
@@ -232,7 +233,7 @@ def _codes(module: CodeType) -> Iterator[CodeType]:
 
 
 def _old_lines(source: str, edits: Sequence[Edit]) -> list[int]:
-    """The line before the edits of each line after them, both from 1 on; the first entry is of no line."""
+    """Map each line after the edits to its line before; both count from 1, and entry 0 is unused."""
     lines, old, position = [0, 1], 1, 0
     for edit in sorted(edits):
         for _ in range(source.count("\n", position, edit.start)):
@@ -250,7 +251,7 @@ def _old_lines(source: str, edits: Sequence[Edit]) -> list[int]:
 
 
 def _keep_lines(tree: ast.AST, lines: Sequence[int]) -> None:
-    """Give every node of the rewritten source the line that it, or what it replaced, had."""
+    """Give every node of the rewritten source its original line number."""
     for node in ast.walk(tree):
         if isinstance(node, ast.expr | ast.stmt | ast.excepthandler | ast.arg | ast.keyword | ast.alias | ast.pattern):
             node.lineno = lines[min(node.lineno, len(lines) - 1)]
@@ -264,17 +265,17 @@ _INNER = ("<listcomp>", "<genexpr>")
 
 
 def function_frame(frame: FrameType) -> FrameType:
-    """The frame of the function or module that a comprehension stands in; any other frame itself."""
+    """Return the frame of the function or module around a comprehension; any other frame is returned unchanged."""
     while frame.f_code.co_name in _INNER and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
 
 class ServedPositions:
-    """The losses of one loop, computed anew whenever its tensors are others.
+    """Losses of one loop, computed in one batch and recomputed whenever the tensors change.
 
     Args:
-        file: that the loop stands in.
+        file: the file that contains the loop.
 
     Attributes:
         loops: how often the loop was served from its first position to its last.
@@ -293,7 +294,7 @@ class ServedPositions:
         self._next = 0
 
     def loss(self, frame: FrameType) -> Any:
-        """The loss that the call in this frame asks for; None where it has to be computed as it is."""
+        """Return the loss for the call in this frame; None if the call must compute it itself."""
         around = function_frame(frame)
         place = frame.f_locals[self._positions.variable] - self._positions.start
         local = around.f_locals
@@ -321,12 +322,12 @@ class ServedPositions:
         return None if criterion is None else eval(criterion.expression, frame.f_globals, local)
 
     def _forget(self) -> None:
-        """Let go of the tensors: a graph is not to live longer for this."""
+        """Release the tensors, so that no graph lives longer than in the original program."""
         self._losses, self._of, self._next = (), (), 0
 
 
 def is_right(rewrite: Rewrite, tensors: list[Any], criterion: Any) -> bool:
-    """Whether what a rewrite takes for granted holds: logits, targets that are class numbers of them, the criterion."""
+    """Whether a rewrite's assumptions hold: the logits, targets that are valid class numbers, and the criterion."""
     import torch
 
     if rewrite.criterion is not None and not _is_as_taken(rewrite.criterion, criterion):
@@ -338,12 +339,12 @@ def is_right(rewrite: Rewrite, tensors: list[Any], criterion: Any) -> bool:
     fitting = all(value.dim() in each.dimensions for value, each in zip(tensors, rewrite.expected, strict=True))
     if not fitting or logits.dim() != targets.dim() + 1 or targets.is_floating_point():
         return False
-    # Without a number of positions the loop goes through both, and ends with the shorter one.
+    # Without a number of positions, the loop zips both and ends with the shorter one.
     return rewrite.positions is not None or sorted(logits.shape[:-1]) == sorted(targets.shape)
 
 
 def _is_as_taken(taken: Criterion, criterion: Any) -> bool:
-    """Whether a criterion is torch's own, reduces as was taken, and has no setting that the rewrite leaves out."""
+    """Whether a criterion is torch's own, has the assumed reduction, and sets no option that the rewrite ignores."""
     import torch
 
     if type(criterion) is not getattr(torch.nn, taken.kind) or criterion.reduction != taken.reduction:
@@ -378,7 +379,7 @@ def install_batching(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 class _Batching:
-    """Looks once at every code that calls a loss, and gives its function new code where that computes the same."""
+    """Inspects the caller of each loss once, and replaces its function's code if the result is the same."""
 
     def __init__(self, applying: Applying) -> None:
         import torch
@@ -397,7 +398,7 @@ class _Batching:
         """Calling code, by identity -> its loops that run already."""
 
     def called(self, original: Any, *positional: Any, **named: Any) -> Any:
-        """A loss of the program: what calls it is looked at when it comes for the first time."""
+        """Inspect the caller of a loss the first time it appears."""
         if self._compiling():
             return original(*positional, **named)
         frame = self._caller()
@@ -411,7 +412,7 @@ class _Batching:
         return original(*positional, **named) if loss is None else loss
 
     def end(self) -> None:
-        """Say what was done, or not, in functions that were called only once."""
+        """Report the outcome for functions that were called only once."""
         for loops in self._served.values():
             for served in loops:
                 if served.loops:
@@ -443,7 +444,7 @@ class _Batching:
             self._change(frame, around, rewrite)
 
     def _change(self, frame: FrameType, around: FrameType, rewrite: Rewrite) -> None:
-        """Have the loops of the code that runs served, and its function given new code."""
+        """Serve the running loops of this code, and give its function the new code."""
         code = around.f_code
         place = f"{os.path.basename(code.co_filename)}:{rewrite.line}"
         name = f"{rewrite.function} ({place})" if rewrite.function else f"the loop at {place}"
@@ -470,7 +471,7 @@ class _Batching:
         ]
 
     def _serve(self, frame: FrameType) -> Any:
-        """The loss that is asked for, where it was computed with those of all positions."""
+        """Return the loss from the batched computation, if there is one."""
         for served in self._served[id(frame.f_code)]:
             if served.rewrite.line <= frame.f_lineno <= served.rewrite.last_line:
                 with guard.attempt() as serving:
@@ -479,7 +480,7 @@ class _Batching:
                     self._served.pop(id(frame.f_code))
                     self._applying.could_not(_BATCHED, in_a_line(serving.error))
                     return None
-                if served.loops == 2 and loss is not None:  # in one call of its function, which may be the only one
+                if served.loops == 2 and loss is not None:  # by one call of its function, which may be the only call
                     self._say_served(served)
                 return loss
         return None
@@ -489,7 +490,6 @@ class _Batching:
 
 
 def _is_right(rewrite: Rewrite, frame: FrameType) -> bool:
-    """Whether what a rewrite takes for granted holds in a frame now."""
     with guard.attempt():
         # The user's own expressions: names, attributes of them and items by a literal.
         values = [eval(each.expression, frame.f_globals, frame.f_locals) for each in rewrite.expected]

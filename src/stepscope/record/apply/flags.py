@@ -1,4 +1,4 @@
-"""What a flag of `stepscope run --apply` is, and how a list of them is read."""
+"""The flags of `stepscope run --apply`, and how a list of them is parsed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MOST_PROCESSES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What may stand behind a flag's `=`: a whole number from `least` to `most`, or one of the choices.
+    """The value after a flag's `=`: a whole number from `least` to `most`, or one of the choices.
 
     Attributes:
-        shown: for people, such as "N" or "jemalloc|tcmalloc".
-        default: what counts where nothing stands there; None where something must.
+        shown: placeholder for help texts, such as "N" or "jemalloc|tcmalloc".
+        default: used when no value is given; None if a value is required.
     """
 
     shown: str
@@ -37,15 +37,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One word that `--apply` takes.
+    """One word that `--apply` accepts.
 
     Attributes:
-        name: the word.
         help: what it changes, in one line that completes "it ...".
-        unseen: why nothing came of it in a program that never did what it changes.
-        limits: when it cannot be applied, or what it then does otherwise; for the page.
-        value: what may follow it; None where nothing may.
-        against: flags that cannot be asked for together with it.
+        unseen: the reason reported if the program never does what the flag changes.
+        limits: when it cannot be applied, or behaves differently; shown on the documentation page.
+        value: None if the flag takes no value.
+        against: flags that it cannot be combined with.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Flag:
 
     @property
     def shown(self) -> str:
-        """As it is written, such as "workers=N" or "compile[=default|reduce-overhead]"."""
+        """Return the flag as users write it, such as "workers=N" or "compile[=default|reduce-overhead]"."""
         if self.value is None:
             return self.name
         behind = f"={self.value.shown}"
@@ -65,10 +64,10 @@ class Flag:
 
 
 def words_of(text: str, flags: Iterable[Flag]) -> tuple[str, ...]:
-    """The flags in a list such as "fuse-optimizer,workers=4", each once, in their order.
+    """Split a list such as "fuse-optimizer,workers=4" into unique words, in their order.
 
     Raises:
-        UsageError: something in it is no flag, or has a wrong value, or two of them contradict each other.
+        UsageError: a flag is unknown, has an invalid value, or contradicts another.
     """
     known = {flag.name: flag for flag in flags}
     found: dict[str, str] = {}
@@ -85,13 +84,13 @@ def words_of(text: str, flags: Iterable[Flag]) -> tuple[str, ...]:
 
 
 def flag_rows(flags: Iterable[Flag]) -> str:
-    """The flags as rows of a Markdown table, for the page about them."""
+    """Return the flags as rows of a Markdown table."""
     cells = ([f"`{flag.shown}`", flag.help, flag.limits] for flag in flags)
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in cells)
 
 
 def values_of(words: Iterable[str], flags: Iterable[Flag]) -> dict[str, str]:
-    """The value of each flag in such words, "" where it has none; a word that no flag has is passed over."""
+    """Map each flag in these words to its value, "" for none; unknown words are ignored."""
     known = {flag.name: flag for flag in flags}
     found = {}
     for word in words:
@@ -114,10 +113,10 @@ def _unknown(part: str, name: str, known: Sequence[str]) -> str:
 
 
 def _checked(flag: Flag, value: str, is_given: bool) -> str:
-    """The value as it is kept: a number without leading zeros, a choice as it stands.
+    """Normalise a value: a number without leading zeros, or a choice.
 
     Raises:
-        UsageError: the flag cannot have it.
+        UsageError: the value is invalid for this flag.
     """
     allowed = flag.value
     if allowed is None:
@@ -158,13 +157,12 @@ MOST_SENTENCES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one flag.
+    """The outcome of one flag.
 
     Attributes:
-        flag: its name.
         sentence: what was changed, or why nothing was; without the name and the full stop.
         applied: whether it was changed.
-        ranks: where; empty where that is every rank.
+        ranks: the ranks concerned; empty for every rank.
     """
 
     flag: str
@@ -184,7 +182,7 @@ class Outcome:
 
 
 def applied_records(folder: RunFolder) -> list[dict[str, Any]]:
-    """What the processes of a run left, by rank: {"rank", "applied", "not_applied"}."""
+    """Return the records of a run's processes, by rank: {"rank", "applied", "not_applied"}."""
     found = []
     for rank in folder.ranks():
         for path in sorted((folder.path / f"rank{rank}").glob(f"{PREFIX}*.json")):
@@ -194,7 +192,7 @@ def applied_records(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def applied_beside(trace: str | Path) -> tuple[str, ...]:
-    """What became of the remedies in the run that a trace of its folder is of, for people; empty elsewhere."""
+    """Describe the remedies applied in the run that a trace belongs to; empty outside a run folder."""
     folder = Path(trace).parent.parent
     if not is_run_folder(folder):
         return ()
@@ -214,15 +212,14 @@ def applied_beside(trace: str | Path) -> tuple[str, ...]:
 
 
 def outcomes(words: Sequence[str], records: Sequence[Mapping[str, Any]], unseen: Mapping[str, str]) -> list[Outcome]:
-    """What became of the flags that were asked for, in their order; what was done before what was not.
+    """Return the outcome of each requested flag, in the order requested, what was applied before what was not.
 
-    That a flag found nothing to change in one process counts only where it found nothing in any other: a launcher
-    imports torch too.
+    "Nothing to change" in one process counts only if every process says so: a launcher imports torch too.
 
     Args:
-        words: those that were asked for.
+        words: the requested flags.
         records: see `applied_records`.
-        unseen: of each flag, why nothing came of it where nothing else is said.
+        unseen: for each flag, the reason if no process says anything else.
     """
     ranks = {record["rank"] for record in records}
     found: list[Outcome] = []

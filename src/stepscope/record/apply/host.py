@@ -1,4 +1,4 @@
-"""What the host does around the steps: threads, memory, garbage, progress bars, debugging aids."""
+"""Remedies on the host: threads, memory allocator, garbage collection, progress bars, debugging aids."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _WORKER: Final = "torch.utils.data._utils.worker"
 
 
 def host_environment(chosen: Mapping[str, str], variables: dict[str, str]) -> dict[str, str]:
-    """The host_environment that the program is to start with.
+    """Return the environment to start the program with.
 
     Raises:
-        UsageError: the allocator is not there, or cannot be loaded.
+        UsageError: the allocator is missing or cannot be loaded.
     """
     if "threads" in chosen:
         variables = {**variables, **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), chosen["threads"])}
@@ -54,7 +54,7 @@ def host_environment(chosen: Mapping[str, str], variables: dict[str, str]) -> di
 
 
 def install_host(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """See to the threads, and say which allocator is there."""
+    """Limit the threads, and report which allocator is loaded."""
     if "threads" in chosen:
         with applying.guarded("threads"):
             _set_threads(applying, int(chosen["threads"]))
@@ -64,7 +64,7 @@ def install_host(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 def _set_threads(applying: Applying, wanted: int) -> None:
-    """Have the process use so many threads, whatever the program asks for later."""
+    """Set the number of threads, and ignore later requests of the program for another number."""
     import torch
 
     original, before = torch.set_num_threads, torch.get_num_threads()
@@ -86,7 +86,7 @@ def _look_at_allocator(applying: Applying, wanted: str) -> None:
 
     try:
         found = loaded_allocator()
-    except OSError:  # a system that does not show it; what was asked for is in the host_environment
+    except OSError:  # the system does not show it; the environment still has the requested value
         found = wanted
     if found == wanted:
         applying.did("allocator", f"the host's memory comes from {wanted}")
@@ -109,7 +109,7 @@ _EVERY: Final = 50
 
 
 def install_garbage(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Begin with the first step of an optimizer; of several optimizers, the one around the others counts."""
+    """Install at the first optimizer step; with nested optimizers, the outermost counts."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from stepscope.remedies import collect_garbage_at_steps
@@ -161,8 +161,8 @@ PROGRESS_FLAGS: Final = (
 
 
 def install_progress(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have the bars that are made from now on draw seldom, also when their texts change."""
-    module: Any = sys.modules.get("tqdm.std")  # torch imports it where it is installed
+    """Make new progress bars redraw rarely, even when their texts change."""
+    module: Any = sys.modules.get("tqdm.std")  # torch imports tqdm if it is installed
     if module is None:
         applying.could_not("quiet-progress", "tqdm is not installed")
         return
@@ -179,7 +179,7 @@ def install_progress(applying: Applying, chosen: Mapping[str, str]) -> None:
 
     def quietly(inner: Any, self: Any, *positional: Any, **named: Any) -> Any:
         bound = inspect.signature(inner).bind(self, *positional, **named)
-        bound.arguments["refresh"] = False  # the next drawing shows it
+        bound.arguments["refresh"] = False  # the next redraw shows the new text
         return inner(*bound.args, **bound.kwargs)
 
     applying.replace_constructor(bar, ["quiet-progress"], change, say)
@@ -205,7 +205,7 @@ _FOUND: Final = "STEPSCOPE_APPLIED_NO_DEBUG"
 
 
 def debug_environment(chosen: Mapping[str, str], variables: dict[str, str]) -> dict[str, str]:
-    """Without the variables that slow the program down."""
+    """Remove the variables that slow the program down."""
     if "no-debug" not in chosen:
         return variables
     found = [name for name, harmless in _VARIABLES.items() if variables.get(name, "") not in harmless]
@@ -214,7 +214,7 @@ def debug_environment(chosen: Mapping[str, str], variables: dict[str, str]) -> d
 
 
 def install_debugging(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have anomaly detection stay off whoever asks for it, and gradcheck pass at once."""
+    """Keep anomaly detection off, and make gradcheck pass at once."""
     import torch
 
     for name in filter(None, os.environ.get(_FOUND, "").split(",")):

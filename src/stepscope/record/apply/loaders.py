@@ -1,4 +1,4 @@
-"""How batches are prepared and copied to a device. The order of batches stays."""
+"""Remedies for how batches are prepared and copied to a device. The order of batches does not change."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _DEFAULT_PREFETCH: Final = 2
 
 
 def install_loaders(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have the loaders that are made from now on be as the flags say; subclasses and libraries' loaders too."""
+    """Apply the flags to every DataLoader made from now on, including subclasses and loaders made by libraries."""
     from torch.utils.data import DataLoader
 
     rescue = _Rescue(applying)
@@ -60,7 +60,9 @@ def install_loaders(applying: Applying, chosen: Mapping[str, str]) -> None:
 
     def tell(loader: Any, name: str, plan: _Plan) -> None:
         for flag, sentence in plan.done:
-            if sentence not in _AS_MADE or not applying.said_about(flag):  # as where a library makes a loader anew
+            if sentence not in _AS_MADE or not applying.said_about(
+                flag
+            ):  # for example when a library recreates a loader
                 applying.did(flag, f"{name} {sentence}")
         for flag, sentence in plan.refused:
             applying.could_not(flag, f"{name}: {sentence}")
@@ -81,8 +83,8 @@ class _Plan:
 
     Attributes:
         done, refused: flags, each with the end of a sentence that begins with the loader.
-        has_new_workers: whether it had no workers before, and has some now.
-        keeps_workers: whether it was made to end its workers with each epoch, and keeps them now.
+        has_new_workers: whether workers were added to a loader that had none.
+        keeps_workers: whether the workers now persist across epochs.
     """
 
     def __init__(self, arguments: dict[str, Any], chosen: Mapping[str, str]) -> None:
@@ -148,9 +150,9 @@ class _Plan:
 
 
 class _Rescue:
-    """Goes on without workers where those that a loader was given fail before its first batch.
+    """Falls back to loading without workers if the added workers fail before the first batch.
 
-    A dataset may hold what cannot be sent to another process, or tensors of a device that cannot be used in one.
+    A dataset may hold objects that cannot be sent to another process, or device tensors that cannot be used in one.
     """
 
     def __init__(self, applying: Applying) -> None:
@@ -173,7 +175,7 @@ class _Rescue:
 
         state = torch.get_rng_state()
         iterator, error = guard.tried(original, loader)
-        if error is not None:  # workers cannot be started, or the loader's own error comes again
+        if error is not None:  # workers cannot be started, or the loader raises its own error again
             self._give_up(loader, state, error)
             return original(loader)
         iterator._stepscope_loader, iterator._stepscope_state = weakref.ref(loader), state
@@ -189,7 +191,7 @@ class _Rescue:
         loader = getattr(iterator, "_stepscope_loader", lambda: None)()
         if loader is None or iterator._num_yielded or isinstance(error, StopIteration):
             raise error
-        iterator._shutdown_workers()  # one of them failed, in whatever way
+        iterator._shutdown_workers()  # a worker failed, for any reason
         self._give_up(loader, iterator._stepscope_state, error)
         self._instead[iterator] = self._single(loader)
         return guard.passing(self._instead[iterator]._next_data)
@@ -199,15 +201,15 @@ class _Rescue:
 
         torch.set_rng_state(state)
         loader.num_workers, loader.prefetch_factor = 0, None
-        vars(loader)["persistent_workers"] = False  # may not be set any more, says the loader
+        vars(loader)["persistent_workers"] = False  # the loader no longer allows it to be set
         self._loaders.discard(loader)
         self._applying.could_not("workers", f"a DataLoader goes on without, since they fail: {in_a_line(error)}")
 
 
 def _draw_seeds_as_before(applying: Applying, kept: weakref.WeakSet[Any]) -> None:
-    """Have each epoch draw the random number that new workers would have been given a seed by.
+    """Draw one random number per epoch, as the loader does to seed new workers.
 
-    Otherwise all that the program draws later, such as the order of the next epoch, would be another.
+    Without it, all later random numbers of the program would differ, such as the order of the next epoch.
     """
     import torch
     from torch.utils.data import dataloader
@@ -221,7 +223,7 @@ def _draw_seeds_as_before(applying: Applying, kept: weakref.WeakSet[Any]) -> Non
 
 
 def _leave_device_tensors(applying: Applying) -> None:
-    """Pinning is for tensors in the host's memory: the others of a batch pass as they are."""
+    """Leave the batch's tensors that are not in host memory unpinned."""
     import torch
     from torch.utils.data._utils import pin_memory as module
 
@@ -236,7 +238,7 @@ def _leave_device_tensors(applying: Applying) -> None:
 def _has_accelerator() -> bool:
     import torch
 
-    accelerator: Any = getattr(torch, "accelerator", None)  # from torch 2.6 on
+    accelerator: Any = getattr(torch, "accelerator", None)
     return bool(accelerator.is_available() if accelerator is not None else torch.cuda.is_available())
 
 
@@ -256,13 +258,13 @@ COPY_FLAGS: Final = (
 
 
 def install_copies(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have Tensor.to and Tensor.cuda not wait, where the source is pinned."""
+    """Make Tensor.to and Tensor.cuda non-blocking if the source is pinned."""
     import torch
 
     dtype: Any = torch.dtype
 
     def changed(tensor: Any, target: Any, named: dict[str, Any]) -> bool:
-        """Whether the copy is one to a device, from pinned memory, that waits."""
+        """Whether this is a blocking copy from pinned memory to a device."""
         if tensor.device.type != "cpu" or named.get("non_blocking") or isinstance(target, dtype):
             return False
         if isinstance(target, torch.Tensor):
@@ -274,10 +276,10 @@ def install_copies(applying: Applying, chosen: Mapping[str, str]) -> None:
         target = positional[0] if positional else named.get("device", named.get("other"))
         with applying.guarded("non-blocking"):
             rest = positional[1:]
-            if rest and isinstance(rest[0], dtype):  # to(device, dtype, non_blocking, copy)
+            if rest and isinstance(rest[0], dtype):  # positional signature: to(device, dtype, non_blocking, copy)
                 rest = rest[1:]
             if not (rest and rest[0]) and changed(tensor, target, named):
-                if rest:  # non_blocking=False by position
+                if rest:  # non_blocking=False, given by position
                     place = len(positional) - len(rest)
                     positional = (*positional[:place], True, *rest[1:])
                 else:

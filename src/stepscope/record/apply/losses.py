@@ -1,7 +1,7 @@
-"""Losses over many classes, and numbers that the program reads from the device only to keep them.
+"""Remedies for losses over many classes, and for scalars that the program reads from the device only to log them.
 
 A statement such as `history.append(loss.item())` or `running += loss.item()` gets a number that is copied to the host
-without waiting. A loop that is already running could not be given other code; the call of `.item()` can.
+asynchronously. The call of `.item()` is patched, since a loop that is already running cannot be given new code.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def install_losses(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 def _is_large(scores: Any, target: Any) -> bool:
-    """Whether the remedy takes them, and they are worth it."""
+    """Whether the remedy supports these tensors and they are large enough to benefit."""
     return bool(
         scores.dim() == 2
         and scores.shape[1] >= _FEWEST_CLASSES
@@ -106,13 +106,13 @@ _MOST_UNREAD: Final = 256
 
 
 def install_logging(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Watch who reads a number of a tensor."""
+    """Watch which lines read a tensor as a number."""
     import torch
 
     logged = _LoggedNumbers(applying)
 
     def item(original: Any, self: torch.Tensor) -> Any:
-        frame = sys._getframe(2)  # outside of the guard's
+        frame = sys._getframe(2)  # outside the guard
         code = frame.f_code
         verdict = logged.verdicts.get((id(code), frame.f_lineno))
         if verdict is None:
@@ -124,11 +124,11 @@ def install_logging(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 class _LoggedNumbers:
-    """Which lines only keep the numbers that they read, and the numbers that were not read yet.
+    """Which lines only store the numbers that they read, and the numbers that are still pending.
 
     Attributes:
-        verdicts: identity of a code object and line -> the line's name, "" where it does more with the number.
-        types: of tensors whose numbers can be deferred.
+        verdicts: maps (id of a code object, line) to the line's name, "" if it does more with the number.
+        types: types of the tensors whose numbers can be deferred.
     """
 
     def __init__(self, applying: Applying) -> None:
@@ -148,7 +148,7 @@ class _LoggedNumbers:
         if is_users_file(code.co_filename):
             text = kept_in(code.co_filename).get(line)
             verdict = f"{text} at {os.path.basename(code.co_filename)}:{line}" if text else ""
-        self._held.append(code)  # so that its identity stays its own
+        self._held.append(code)  # keep it alive, so that its id stays unique
         self.verdicts[id(code), line] = verdict
         return verdict
 
@@ -174,7 +174,7 @@ class _LoggedNumbers:
 
 @lru_cache(maxsize=256)
 def kept_in(file: str) -> Mapping[int, str]:
-    """Lines of a file that do nothing with the numbers they read but keep them -> what stands there."""
+    """Map each line that only stores the number it reads to the target of the statement."""
     text = source_of(file)
     if text is None:
         return {}
@@ -194,7 +194,7 @@ def kept_in(file: str) -> Mapping[int, str]:
 
 
 def _kept(statement: ast.stmt) -> ast.expr | None:
-    """What a statement appends to a list, or adds to a number."""
+    """Return the value that a statement appends to a list or adds to a number."""
     if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
         return statement.value
     call = statement.value if isinstance(statement, ast.Expr) else None
@@ -204,7 +204,7 @@ def _kept(statement: ast.stmt) -> ast.expr | None:
 
 
 def _only_reads(value: ast.expr) -> bool:
-    """Whether an expression is a tensor's .item(), or sums and products of it with what is no call."""
+    """Whether an expression is a tensor's .item(), or sums and products of it with operands that are not calls."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub | ast.Mult):
         sides = (value.left, value.right)
         return any(_only_reads(side) for side in sides) and all(_only_reads(side) or is_pure(side) for side in sides)
@@ -218,7 +218,7 @@ def _only_reads(value: ast.expr) -> bool:
 
 
 def _let_others_read(applying: Applying) -> None:
-    """Have JSON and torch, which ask for the type of a number, take the deferred ones too."""
+    """Make JSON and torch, which check the type of a number, accept deferred numbers."""
     import torch
 
     from stepscope.remedies import DeferredNumber

@@ -1,4 +1,4 @@
-"""How the model's calls are computed: compiled, channels last, convolutions by cuDNN, in lower precision."""
+"""Remedies for how the model is computed: torch.compile, channels last, cuDNN convolutions, lower precision."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Compiling:
         self._mode = mode
 
     def on_new(self, module: Any) -> Around | None:
-        """Compile a module that is trained; around its calls stands what goes on without where that fails."""
+        """Compile a module that is trained; its calls fall back to eager execution if that fails."""
         import torch
 
         name = type(module).__name__
@@ -111,7 +111,9 @@ def _install_channels_last(applying: Applying) -> None:
 
     def on_new(module: Any) -> Around | None:
         with applying.guarded("channels-last"):
-            if _is_distributed(module) or convert(module):  # that was converted before its buckets were made
+            if _is_distributed(module) or convert(
+                module
+            ):  # converted before the buckets of DistributedDataParallel were made
                 return around
         return None
 
@@ -169,11 +171,11 @@ _PASSES_SEARCHED: Final = 2
 
 
 class LossScaling:
-    """Scales the backward passes of one process, from `start` on.
+    """Scales the losses of one process's backward passes, from `start` on.
 
     Attributes:
         scale: of the next backward pass.
-        left_out, steps: how many optimizers' steps were left out, of how many.
+        left_out, steps: optimizer steps that were skipped, and the total.
     """
 
     def __init__(self, applying: Applying) -> None:
@@ -201,7 +203,9 @@ class LossScaling:
     def _made(self, original: Any, optimizer: Any, *positional: Any, **named: Any) -> None:
         original(optimizer, *positional, **named)
         self._optimizers[optimizer] = 0
-        self._guard(type(optimizer))  # at once: a schedule keeps the step that it finds
+        self._guard(
+            type(optimizer)
+        )  # install now: a learning-rate schedule keeps a reference to the step method it finds
 
     def _backward(self, original: Any, tensors: Any, grad_tensors: Any = None, *positional: Any, **named: Any) -> None:
         import torch
@@ -214,7 +218,9 @@ class LossScaling:
             positional[2:] or named.get("inputs") is not None or named.get("grad_variables") is not None
         )
         if self._is_scaled or later or not is_plain or any(map(_is_missing, roots, given)):
-            original(tensors, grad_tensors, *positional, **named)  # inside another one, or not into .grad of all
+            original(
+                tensors, grad_tensors, *positional, **named
+            )  # nested in another pass, or not into the .grad of every leaf
             return
         self._passes += 1
         self._hook(
@@ -233,7 +239,7 @@ class LossScaling:
             self._is_scaled = False
 
     def _hook(self, parameters: Iterable[Any]) -> None:
-        """Have the gradient of each divided before it is added up."""
+        """Divide each parameter's gradient by the scale before it is accumulated."""
         for parameter in parameters:
             known = self._hooked.get(id(parameter))
             if parameter.requires_grad and parameter.is_leaf and (known is None or known() is not parameter):
@@ -241,14 +247,14 @@ class LossScaling:
                 self._applying.on_remove(functools.partial(self._unhook, parameter.register_hook(self._divided)))
 
     def _unhook(self, handle: Any) -> None:
-        if not self._is_scaled:  # else a pass is under way, whose gradients must still be divided
+        if not self._is_scaled:  # otherwise a pass is running, whose gradients must still be divided
             handle.remove()
 
     def _divided(self, gradient: Any) -> Any:
         return gradient * (1.0 / self.scale) if self._is_scaled else gradient
 
     def _guard(self, kind: Any) -> None:
-        """Leave out the steps of a class's optimizers whose gradients overflowed."""
+        """Skip steps of this optimizer class when gradients overflowed."""
         if kind in self._kinds or any(
             each in self._kinds for each in kind.__mro__ if getattr(each, "step", None) is kind.step
         ):
@@ -258,7 +264,7 @@ class LossScaling:
         def guarded(step: Any, optimizer: Any, *positional: Any, **named: Any) -> Any:
             if (
                 self._optimizers.get(optimizer, 0) == self._passes
-            ):  # no scaled pass since, or a class's step in another's
+            ):  # no scaled pass since the last step, or a step nested in another class's step
                 return step(optimizer, *positional, **named)
             self._optimizers[optimizer] = self._passes
             self.steps += 1
@@ -275,7 +281,7 @@ class LossScaling:
 
 
 def leaves(roots: Iterable[Any]) -> Iterator[Any]:
-    """The tensors into whose `.grad` a backward pass from the roots writes."""
+    """Yield the tensors into whose `.grad` a backward pass from the roots writes."""
     waiting = [root.grad_fn for root in roots]
     seen = set()
     while waiting:
@@ -289,12 +295,12 @@ def leaves(roots: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_missing(root: Any, gradient: Any) -> bool:
-    """Whether torch itself is to say that a gradient must be given."""
+    """Whether torch itself should report that a gradient argument is missing."""
     return gradient is None and root.numel() != 1
 
 
 def _are_finite(optimizer: Any) -> bool:
-    """Whether all gradients that an optimizer is about to use are finite; waits for the device."""
+    """Whether all gradients that an optimizer is about to use are finite; synchronises with the device."""
     import torch
 
     found = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
@@ -341,10 +347,11 @@ def install_precision(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 class _Autocast:
-    """Autocast around the calls of one process's models.
+    """Autocast around the model calls of one process.
 
-    Only the calls themselves stand under it, and return float32: a loss computed from them is as precise as autocast
-    would have it, wherever the program computes it, and nothing stays switched on afterwards.
+    Only the calls run under autocast, and they return float32: a loss computed from them is as precise as under
+    autocast,
+    wherever the program computes it, and autocast is off again afterwards.
     """
 
     def __init__(self, applying: Applying, flag: str, dtype: str) -> None:
@@ -362,7 +369,7 @@ class _Autocast:
             applying.at_end(self._say_left_out)
 
     def on_new(self, module: Any) -> Around | None:
-        """Stand around a module's calls, if it computes in float32."""
+        """Wrap a module's calls if it computes in float32."""
         import torch
 
         name = type(module).__name__
@@ -386,7 +393,7 @@ class _Autocast:
         return result
 
     def _context(self, module: Any) -> Any:
-        """Autocast for a call of the module; None where it is to run as it is."""
+        """Return the autocast context for a call of the module; None if the call should run unchanged."""
         import torch
 
         device = next(module.parameters()).device.type
@@ -416,12 +423,12 @@ class _Autocast:
             original(scaler, *positional, **named)
             self._has_scaler = self._has_scaler or bool(scaler.is_enabled())
 
-        scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # from torch 2.3 on
+        scaler: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
         self._applying.wrap(scaler, "__init__", made)
 
 
 def in_float32(value: Any, dtype: Any) -> Any:
-    """The same, tensors of that dtype in it as float32; lists, tuples and dicts keep their types."""
+    """Convert tensors of that dtype in a value to float32; lists, tuples and dicts keep their types."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -439,19 +446,18 @@ def in_float32(value: Any, dtype: Any) -> Any:
 
 
 def _autocast_dtype(device: str) -> Any:
-    """What the program's own autocast computes in on a kind of device; None where it is off."""
+    """Return the dtype of the program's own autocast on a device type; None if autocast is off."""
     import torch
 
     try:
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    except (AttributeError, TypeError):  # before torch 2.4
+    except (AttributeError, TypeError):
         if device == "cpu":
             return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
         return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 def uses_cuda() -> bool:
-    """Whether the process computes on a GPU through CUDA or ROCm."""
     import torch
 
     cuda: Any = torch.cuda
@@ -459,7 +465,7 @@ def uses_cuda() -> bool:
 
 
 def _allow_tf32(applying: Applying) -> None:
-    """Allow it now, and again at the first call of a module, whatever the program set in between."""
+    """Allow TF32 now and again at a module's first call, since the program may change the setting in between."""
     import torch
 
     from stepscope.remedies import allow_tf32

@@ -1,4 +1,4 @@
-"""What an optimizer's step runs, and how gradients are cleared, clipped and reduced."""
+"""Remedies for optimizer steps, and for how gradients are cleared, clipped and reduced."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def install_optimizers(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 class _Fusing:
-    """Fuses each optimizer when it steps for the first time: its parameters are on their device by then."""
+    """Fuses each optimizer at its first step, when its parameters are on their device."""
 
     def __init__(self, applying: Applying) -> None:
         self._applying = applying
@@ -83,9 +83,9 @@ class _Fusing:
             self._applying.did("fuse-optimizer", f"{name} runs fused as it was made")
             return
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what they say is said in the run's own words
+            warnings.simplefilter("ignore")  # their message is replaced by the run's own wording
             fused: Any = fuse_optimizer(optimizer)
-        if fused is not optimizer:  # a vendor's, with the same groups and state
+        if fused is not optimizer:  # a vendor's optimizer with the same groups and state
             optimizer.step = fused.step
         made, reasons = fused.fusion.implementation, "; ".join(fused.fusion.reasons)
         if made in ("unchanged", "mixed"):
@@ -121,7 +121,7 @@ def _clip_in_one_pass(applying: Applying) -> None:
         if not why:
             try:
                 norm = clip_grad_norm(parameters, max_norm, norm_type)
-            except (ValueError, TypeError) as error:  # before anything is changed
+            except (ValueError, TypeError) as error:  # checked before anything is changed
                 why = in_a_line(error)
             else:
                 applying.did(flag, f"gradients are clipped in one pass at {place}")
@@ -134,7 +134,7 @@ def _clip_in_one_pass(applying: Applying) -> None:
 
 
 def _drop_gradients(applying: Applying) -> None:
-    """Have zero_grad of optimizers and modules set gradients to None, whatever it is asked for."""
+    """Make zero_grad of optimizers and modules set gradients to None, whatever its argument."""
     import torch
 
     def cleared(original: Any, owner: Any, set_to_none: bool = True) -> None:
@@ -187,7 +187,7 @@ _DEFAULT_BUCKET_MB: Final = 25
 
 
 def install_data_parallel(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Have the DistributedDataParallel modules that are made from now on be as the flags say."""
+    """Apply the flags to every DistributedDataParallel module made from now on."""
     from torch.nn.parallel import DistributedDataParallel
 
     def tell(module: Any, name: str, said: dict[str, str]) -> None:
@@ -198,7 +198,7 @@ def install_data_parallel(applying: Applying, chosen: Mapping[str, str]) -> None
 
 
 def _change(arguments: dict[str, Any], chosen: Mapping[str, str]) -> dict[str, str]:
-    """Change the arguments in place; returns the end of a sentence for each flag."""
+    """Change the arguments in place; return the end of a sentence for each flag."""
     said = {}
     for flag, value in chosen.items():
         name, sentence = _ARGUMENTS[flag]

@@ -1,4 +1,4 @@
-"""One process in which remedies are applied: what is patched, how it is undone, and what is said about it."""
+"""The patches applied to one process, how they are undone, and what is reported about them."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _STANDARD_LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
 
 
 class Applying:
-    """What is applied in this process, and what is said about it.
+    """The remedies applied in this process, and their outcomes.
 
     Args:
-        chosen: the flags that were asked for, with their values.
-        unseen: of each of them, why nothing came of it where the program never did what it changes.
-        folder: of the run, into which the process writes what came of them; None keeps it in memory alone.
-        is_recorded: whether a profiler is to see the process, rather than a clock alone.
+        chosen: the requested flags with their values.
+        unseen: for each flag, the reason reported if the program never does what it changes.
+        folder: the run folder, into which the process writes the outcomes; None keeps them in memory.
+        is_recorded: whether a profiler will record the process; otherwise its steps are only timed.
 
     Attributes:
-        shared: what several families use together, by its class.
+        shared: objects that several families use, by class.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Applying:
         guard.on_failure("", self._abandon)
 
     def did(self, flag: str, sentence: str) -> None:
-        """A flag changed something; the sentence says what, without a full stop."""
+        """Report that a flag changed something; the sentence has no full stop."""
         self._say(True, flag, sentence)
 
     def could_not(self, flag: str, sentence: str) -> None:
-        """A flag could not change something; the sentence says why."""
+        """Report why a flag could not change something."""
         self._say(False, flag, sentence)
 
     def said_about(self, flag: str) -> bool:
@@ -81,7 +81,9 @@ class Applying:
 
     @contextlib.contextmanager
     def guarded(self, *flags: str) -> Iterator[None]:
-        """Whatever goes wrong inside is the reason why the flags are not applied; the program goes on as it was."""
+        """Record any error in the block as the reason why the flags are not applied; the program continues
+        unchanged.
+        """
         with guard.attempt() as applying:
             yield
         if applying.error is not None:
@@ -89,13 +91,12 @@ class Applying:
                 self.could_not(flag, in_a_line(applying.error))
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute until `remove`."""
         self._undo.callback(guard.put(owner, name, value))
 
     def wrap(
         self, owner: Any, name: str, around: Callable[..., Any], *, unless: Callable[[], bool] = lambda: False
     ) -> None:
-        """Put `around(original, *positional, **named)` in a function's place, under its name and signature."""
+        """Replace a function by `around(original, *positional, **named)`, keeping its name and signature."""
         place = f"apply.{owner.__name__}.{name}"
         self.replace(owner, name, guard.replaced(getattr(owner, name), around, place, unless=unless))
 
@@ -106,14 +107,14 @@ class Applying:
         change: Callable[[dict[str, Any]], Changed],
         tell: Callable[[Any, str, Changed], None],
     ) -> None:
-        """Have what is made of a class from now on, subclasses' too, be made with other arguments.
+        """Change the constructor arguments of a class and its subclasses for all objects made from now on.
 
         Args:
-            kind: the class.
-            flags: what the change is made for.
-            change: changes a constructor's arguments in place and says what it did.
-            tell: is given the object, its name with its place in the program, and what `change` said. Where the
-                constructor refuses the changed arguments it is called as the program did, and no flag is applied.
+            flags: the flags that the change belongs to.
+            change: changes a constructor's arguments in place and returns a description of the change.
+            tell: called with the object, its name with its place in the program, and the description. If the
+                constructor
+                refuses the changed arguments, it is called with the original ones and no flag is applied.
         """
         signature = inspect.signature(kind.__init__)
 
@@ -125,7 +126,7 @@ class Applying:
             if changing.error is None:
                 tell(own, made_here(type(own).__name__), changed)
                 return
-            original(own, *positional, **named)  # what the user got wrong is raised here
+            original(own, *positional, **named)  # an error in the user's own arguments is raised here
             for flag in flags:
                 self.could_not(flag, f"{made_here(type(own).__name__)} refuses it: {in_a_line(changing.error)}")
 
@@ -138,14 +139,14 @@ class Applying:
         self._at_end.append(action)
 
     def remove(self) -> None:
-        """Leave torch as it was; what was already made stays as it is."""
+        """Remove the patches from torch; objects that were already made stay changed."""
         self._undo.close()
 
     @guard.entry
     def end(self) -> None:
-        """The program ends: say what was never seen, and write it."""
+        """At the program's end, report what was never seen and write the outcomes."""
         if os.getpid() != self._process:
-            return  # a forked child, about which nothing was said
+            return  # a forked child, which has nothing to report
         for action in self._at_end:
             with guard.attempt():
                 action()
@@ -161,13 +162,13 @@ class Applying:
         }
 
     def _abandon(self) -> None:
-        """After an error of ours: leave torch as it was, and say of every flag that it does not hold any more."""
+        """After an internal error, remove the patches and report every flag as no longer applied."""
         guard.attempted(self.remove)
         for flag in self.chosen:
             self.could_not(flag, "stepscope failed in the program, which went on without it")
 
     def _say(self, applied: bool, flag: str, sentence: str) -> None:
-        if os.getpid() != self._process:  # forked: a rank of its own, or a helper that nothing is said of
+        if os.getpid() != self._process:  # forked: a separate rank, or a helper process that is not reported
             self._process, self._written, self._is_rank, self._rank = os.getpid(), None, False, None
             self._said = {True: {}, False: {}}
         entries = self._said[applied]
@@ -178,11 +179,11 @@ class Applying:
             self._write()
 
     def _write(self) -> None:
-        """At every sentence, since a program may be killed; into the folder of the rank that it is by now."""
+        """Write after every outcome, since a program may be killed; the rank is known only by then."""
         self._is_rank = self._is_rank or not is_helper()
         if self._folder is None or not self._is_rank:
             return
-        if self._rank is None or is_distributed():  # a rank is not asked for any more when its group is destroyed
+        if self._rank is None or is_distributed():  # the rank is not available once its process group is destroyed
             self._rank = rank_and_world_size()[0]
         path = self._folder.rank_folder(self._rank) / f"{PREFIX}{self._process}.json"
         write_json(path, with_checksum(self.to_json()))
@@ -193,7 +194,7 @@ class Applying:
 
 
 def users_place() -> str:
-    """Where the user's code is now, such as "train.py:31"; "" where no frame is the user's."""
+    """Return where the user's code is now, such as "train.py:31"; "" if no frame is the user's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_users_file(frame.f_code.co_filename):
@@ -203,18 +204,18 @@ def users_place() -> str:
 
 
 def is_users_file(file: str) -> bool:
-    """Whether code of that file is the user's own: no library's, no part of Python, and not made at run time."""
+    """Whether a file is the user's own: not of a library, not of Python, and not generated at run time."""
     return not (file.startswith(("<", PACKAGE, _STANDARD_LIBRARY)) or any(folder in file for folder in _INSTALLED))
 
 
 def made_here(kind: str) -> str:
-    """Such as "AdamW made at train.py:31"."""
+    """Return a description such as "AdamW made at train.py:31"."""
     place = users_place()
     return f"{kind} made at {place}" if place else kind
 
 
 def in_a_line(error: BaseException) -> str:
-    """An exception as the end of a sentence, without the folders of files, at most 200 characters."""
+    """Format an exception as the end of a sentence, without folders, in at most 200 characters."""
     text = _FOLDERS.sub("", " ".join(str(error).split())) or type(error).__name__
     return text[:_LONGEST_REASON].rstrip(". ")
 
@@ -227,7 +228,7 @@ Around = Callable[..., Any]
 
 
 class OutermostCalls:
-    """Stands around the outermost calls of one process's modules."""
+    """Wraps the outermost module calls of one process."""
 
     def __init__(self, applying: Applying) -> None:
         self._applying = applying
@@ -245,12 +246,13 @@ class OutermostCalls:
         return found
 
     def on_new(self, flag: str, action: Callable[[Any], Around | None]) -> None:
-        """Have something done before the first call of each such module, and around this call and all later ones.
+        """Run an action before a module's first call, and wrap this call and all later ones in its result.
 
         Args:
-            flag: that wants it; what goes wrong in the action is the reason why it is not applied.
-            action: gets a module that has parameters; what it returns stands around the module's calls. It is to keep
-                no reference to the module.
+            flag: the flag that the action belongs to; if the action fails, the error is the reason why it is not
+                applied.
+            action: receives a module that has parameters; returns a wrapper for the module's calls. It must not keep a
+                reference to the module.
         """
         self._on_new.append((flag, action))
         if not self._is_watching:
@@ -272,7 +274,7 @@ class OutermostCalls:
         self._applying.on_remove(self._unwatch)
 
     def _adopt(self, module: Any) -> None:
-        """Take note of a module; what cannot be done with it leaves it as it was."""
+        """Run the actions for a module; an action that fails leaves the module unchanged."""
         found: list[Around] = []
         for flag, action in self._on_new:
             with self._applying.guarded(flag):
@@ -285,7 +287,7 @@ class OutermostCalls:
             self._follow(type(module))
 
     def _follow(self, kind: Any) -> None:
-        """See the calls of a class's modules, later ones too, also when nothing else is watched any more."""
+        """Wrap the calls of a class's modules permanently, even when nothing else is watched any more."""
         is_compiling = compiling()
 
         def unless() -> bool:
@@ -294,7 +296,7 @@ class OutermostCalls:
         self._applying.wrap(kind, "__call__", self._run, unless=unless)
 
     def _run(self, original: Callable[..., Any], module: Any, /, *positional: Any, **named: Any) -> Any:
-        """The module's call with all that stands around it, what came first innermost."""
+        """Call the module inside all its wrappers, the first one innermost."""
         call: Callable[..., Any] = functools.partial(original, module)
         self._calls += 1
         if self._is_watching and self._calls >= _ENOUGH_CALLS:
@@ -312,7 +314,7 @@ class OutermostCalls:
 
 
 def compiling() -> Callable[[], bool]:
-    """A function that says whether torch.compile is tracing, which is not to see what stands around calls."""
+    """Return a function that says whether torch.compile is tracing; the wrappers must be invisible to it."""
     import torch
 
     found: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
@@ -320,10 +322,12 @@ def compiling() -> Callable[[], bool]:
 
 
 def _is_the_programs(module: Any) -> bool:
-    """Whether it is a module with parameters that is called by the program itself, not by backward or DataParallel."""
+    """Whether this is a module with parameters called by the program itself, not by backward or DataParallel."""
     import torch
 
-    if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_former_parameters"):  # a replica's
+    if isinstance(module, torch.jit.ScriptModule) or hasattr(
+        module, "_former_parameters"
+    ):  # a replica made by DataParallel
         return False
     task = getattr(torch._C, "_current_graph_task_id", lambda: -1)()
     return task == -1 and next(module.parameters(), None) is not None

@@ -1,7 +1,7 @@
 """Runs at the start of every Python process of a program that `stepscope run` started.
 
-Waits for the process to import torch or JAX, and costs next to nothing where it never does. The folder of this file is
-taken out of `sys.path`, and the user's own `sitecustomize` runs as if this one were not there.
+Waits for the process to import torch or JAX; a process that imports neither has almost no cost. The folder of this
+file is removed from `sys.path`, and the user's own `sitecustomize` runs as if this one were not there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
-TYPE_CHECKING = False  # as typing has it, whose import costs each of these processes milliseconds
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING; importing typing would cost each of these processes milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
@@ -19,7 +19,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class _Imports:
-    """Sees torch, JAX and PyTorch/XLA being imported, and calls stepscope when that is done."""
+    """Watches for imports of torch, JAX and PyTorch/XLA, and calls stepscope after each."""
 
     def __init__(self) -> None:
         self._awaited = {"torch", "jax", "torch_xla.debug.profiler"}
@@ -38,13 +38,15 @@ class _Imports:
 
     def _listen(self, name: str, loader: Any) -> None:
         if not hasattr(loader, "exec_module") or not hasattr(loader, "__dict__"):
-            return  # not there, or by an importer of its own kind: the program goes on unrecorded
+            return  # not found, or found by a custom importer: the program continues unrecorded
         execute = loader.exec_module
 
         def execute_and_tell(module: Any) -> None:
             with _Guard():
                 del loader.exec_module
-                self._awaited.discard(name)  # not before: programs also ask for a spec to see whether it is there
+                self._awaited.discard(
+                    name
+                )  # only when it runs: programs also look up a spec just to check that a module exists
             with _Hidden():
                 execute(module)
             with _Guard():
@@ -57,7 +59,7 @@ class _Imports:
 
 
 class _Hidden:
-    """A block whose errors pass without the frame of ours that they have come through."""
+    """A block that removes our frames from the traceback of passing errors."""
 
     def __enter__(self) -> None:
         return None
@@ -68,7 +70,7 @@ class _Hidden:
 
 
 class _Guard:
-    """What `stepscope.guard` is behind the import of torch: whatever fails in us, the program goes on."""
+    """Replaces `stepscope.guard` before torch is imported: an internal error never reaches the program."""
 
     def __enter__(self) -> None:
         return None
@@ -82,7 +84,7 @@ class _Guard:
 
 
 def _stepscope() -> None:
-    """The stepscope that was called, also where the program's Python has none or another."""
+    """Import the stepscope that was called, even if the program's Python has none or another version."""
     if "stepscope" not in sys.modules:
         from importlib.util import module_from_spec, spec_from_file_location
 
@@ -97,7 +99,7 @@ def _stepscope() -> None:
 
 
 def _sign() -> None:
-    """Leave a sign that a Python process of the run could be reached."""
+    """Leave a file that shows that a Python process of the run was reached."""
     with contextlib.suppress(OSError):
         folder = os.path.join(os.environ["STEPSCOPE_RUN"], "seen")
         os.makedirs(folder, 0o700, exist_ok=True)
