@@ -169,7 +169,7 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 Loss: TypeAlias = Callable[[Callable[..., Any], Any], Tensor]
-"""loss(model, batch) -> a scalar; `model` is called as the member's module is."""
+"""loss(model, batch) -> a scalar; `model` is called like the member's module."""
 Batches: TypeAlias = Literal["shared", "own"]
 
 

@@ -35,7 +35,7 @@ from stepscope.remedies.rewrites.source_text import (
 NAME: Final = "batched-loss"
 _EXPLANATION: Final = "Computes the loss of all positions at once: the same means, added up as before."
 _WIDTH: Final = 100
-"""A call that would make a longer line is written over several."""
+"""Calls on longer lines are split over several."""
 
 
 @dataclass(frozen=True, eq=False)
