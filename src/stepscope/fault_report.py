@@ -1,6 +1,6 @@
-"""A report of an error of our own, for the user to send: versions, command and traceback, and nothing of a trace.
+"""Write a report of an internal error for the user to send: versions, command and traceback, nothing from a trace.
 
-Imports nothing heavy: it is written inside the user's program too.
+It has only cheap imports, since it also runs inside the user's program.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SHOWN: Final = ("numpy", "polars", "msgspec", "torch", "jax")
 
 
 def write_report(error: BaseException, *, command: Sequence[str], doing: str) -> Path | None:
-    """Write the report into a file of its own, readable for its owner alone; None where that cannot be done.
+    """Write the report into a file of its own, readable for its owner only; None if that fails.
 
-    An error's message may quote a trace or a program, so only the error's class is kept; of the command, options
+    An error's message may quote a trace or a program, so only the error's class is kept; the command's options are kept
     without their values.
 
     Args:
         command: the words of the command line.
-        doing: where the error came up.
+        doing: where the error occurred.
     """
     with contextlib.suppress(Exception):
         handle, path = _new_file()
@@ -40,7 +40,7 @@ def write_report(error: BaseException, *, command: Sequence[str], doing: str) ->
 
 
 def _new_file() -> tuple[int, str]:
-    """In the user's cache folder, else in the one for temporary files."""
+    """Create a file in the user's cache folder, else in the folder for temporary files."""
     try:
         import platformdirs
 
@@ -73,7 +73,7 @@ def _hidden(word: str) -> str:
 
 
 def _traceback(error: BaseException) -> list[str]:
-    """Frames without source lines and folders, and the classes of the errors, causes behind them."""
+    """Return frames without source lines and folders, and the classes of the errors, including causes."""
     lines: list[str] = []
     seen: set[int] = set()
     each: BaseException | None = error
@@ -87,7 +87,7 @@ def _traceback(error: BaseException) -> list[str]:
 
 
 def _place(file: str) -> str:
-    """A file of ours, or of an installed package, by its path inside the package; others by their name."""
+    """Return a path inside its package for our files and installed packages, and only the file name for others."""
     if file.startswith(_PACKAGE):
         return file[len(_PACKAGE) :]
     _, marker, inside = file.rpartition(f"site-packages{os.sep}")

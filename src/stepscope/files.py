@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, read only while small, and kept with a checksum."""
+"""Files that are written atomically, read only if small, and stored with a checksum."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LONGEST_BYTES: Final = 200
 
 @contextlib.contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` when the block ends well and leaves nothing where it does not.
+    """Open a temporary file that replaces `path` if the block succeeds and is removed otherwise.
 
-    A file that is replaced hands its permissions on; the new one is never readable for more users than the old.
+    The new file keeps the permissions of the one it replaces, and is never readable for more users than that one.
 
     Args:
-        private: for its owner alone, whatever there was before.
+        private: readable for its owner only, whatever the old permissions.
 
     Raises:
         OSError: it cannot be written.
@@ -50,18 +50,18 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 
 def private_folder(path: Path, *, new: bool = False, tighten: bool = True) -> Path:
-    """Make a folder, and those above it that are missing, for the owner alone.
+    """Make a folder and its missing parents, for the owner only.
 
     Args:
-        new: whether it must not be there yet.
-        tighten: take from others what they may do in one that is there and is this user's; False for a folder that the
-            user named, which may hold other things.
+        new: the folder must not exist yet.
+        tighten: remove other users' permissions from an existing folder of this user; False for a folder that the user
+            named, which may hold other things.
 
     Returns:
         The path.
 
     Raises:
-        FileExistsError: it is there, and `new`.
+        FileExistsError: it exists, and `new`.
         OSError: it cannot be made.
     """
     missing = [path, *path.parents]
@@ -71,7 +71,7 @@ def private_folder(path: Path, *, new: bool = False, tighten: bool = True) -> Pa
     for each in reversed(missing):
         try:
             each.mkdir(0o700)
-        except FileExistsError:  # another process was first
+        except FileExistsError:  # another process made it first
             if new and each == path:
                 raise
         else:
@@ -82,9 +82,9 @@ def private_folder(path: Path, *, new: bool = False, tighten: bool = True) -> Pa
 
 
 def private_file(path: Path) -> Path:
-    """Make an empty file for its owner alone, or keep what is there: for what others write, such as SQLite, by name.
+    """Make an empty file for its owner only, or keep an existing one, before a library such as SQLite opens it by name.
 
-    SQLite gives the files that it makes beside a database that one's mode.
+    SQLite gives the files beside a database the database's mode.
 
     Raises:
         OSError: it cannot be made.
@@ -99,7 +99,7 @@ def private_file(path: Path) -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Take from others what they may do with a file or folder of this user's; somebody else's stays as it is."""
+    """Remove other users' permissions from this user's file or folder; another user's is left unchanged."""
     with contextlib.suppress(OSError):
         state = path.stat()
         if stat.S_IMODE(state.st_mode) & 0o077 and state.st_uid == getattr(os, "getuid", lambda: -1)():
@@ -116,7 +116,7 @@ def _hand_over(path: Path) -> None:
 
 
 def _permissions(path: Path) -> int | None:
-    """Those of the file that is replaced; None where there is none, and the user's mask decides."""
+    """Return the permissions of the file to be replaced; None if there is none, so that the umask decides."""
     try:
         return path.stat().st_mode & 0o777
     except OSError:
@@ -124,11 +124,11 @@ def _permissions(path: Path) -> int | None:
 
 
 def read_small(path: Path, largest_mib: int, why_not: str) -> bytes:
-    """All that a file holds.
+    """Read a whole file of limited size.
 
     Args:
-        largest_mib: the most it may hold, in MiB.
-        why_not: what is wrong with a larger one; stands behind "is larger than 1 MiB".
+        largest_mib: size limit in MiB.
+        why_not: the reason that follows "is larger than 1 MiB" in the message.
 
     Raises:
         UsageError: it cannot be read, or is larger.
@@ -152,18 +152,18 @@ _log = logging.getLogger("stepscope.kept")
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a file that `read_kept` compares with its checksum."""
+    """Add the checksum that `read_kept` verifies."""
     return {**content, _CHECKSUM: _checksum(content)}
 
 
 def read_kept(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
-    """The object in a file; where its checksum is another one, that is said. A file without one is taken as it is.
+    """Read the JSON object in a file; a wrong checksum is reported, and a missing one accepted.
 
     Args:
-        only_whole: refuse one that was changed, for what can be made anew.
+        only_whole: refuse a file that was changed, if it can be regenerated.
 
     Raises:
-        UsageError: it cannot be read, is larger than 64 MiB, or holds no JSON object.
+        UsageError: it cannot be read, is larger than 64 MiB, or does not contain a JSON object.
     """
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} cannot be read: it is no file")
@@ -182,7 +182,7 @@ def read_kept(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
 
 
 def readable(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
-    """The object in a file; empty where there is none, or none that can be read, which is said."""
+    """Read the JSON object in a file; empty if the file is missing or, after a message, unreadable."""
     try:
         return read_kept(path, only_whole=only_whole) if path.exists() else {}
     except (UsageError, OSError) as error:
@@ -191,12 +191,12 @@ def readable(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
 
 
 def say_passed_over(error: Exception) -> None:
-    """Say that a file is not read, and why."""
+    """Report that a file is ignored, and why."""
     _log.warning("passed over: %s", error)
 
 
 def say_changed(path: Path) -> None:
-    """Say that a file holds what stepscope did not write, and that the rest of it is read."""
+    """Report that a file contains something that stepscope did not write, and that the rest of it is used."""
     _log.warning("%s was changed since it was written: what it says may be wrong, and some of it is left out", path)
 
 

@@ -1,13 +1,13 @@
-"""The one guard between the user's process and stepscope: whatever fails in us, the program goes on as without us.
+"""The guard between the user's process and stepscope: an error in stepscope never changes the program.
 
-    @entry          a function of ours that the user's process calls: a hook, a thread, a callback, a public method
-    around          a function of the program's or of a library's with ours before and after it
-    put             ours in the place of an attribute of theirs, and how to give it back
-    attempt         a part of our work that may fail alone, such as one fact of many
-    on_failure      how to take off what was put on, should any entry fail
+    @entry          marks a function of ours that the user's process calls: a hook, thread, callback or public method
+    around          wraps a function of the program or a library with ours before and after it
+    put             replaces an attribute of theirs with ours, and returns how to restore it
+    attempt         runs a part of our work that may fail alone, such as one fact of many
+    on_failure      registers how to remove a patch if any entry fails
 
-An error in an entry takes everything of ours off and is said in one line, which names a report of it. What the user's
-own program raises passes, without our frames in its traceback. Imports only the standard library.
+An error in an entry removes everything of ours and is reported in one line, which names a fault report. Exceptions of
+the user's own program propagate, without our frames in the traceback. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _lock = threading.RLock()
 
 
 class _Held:
-    """Something of ours that the process has on it, and how it comes off."""
+    """Something installed in the process, and how to remove it."""
 
     __slots__ = ("process", "take_off", "thread", "what")
 
@@ -77,12 +77,12 @@ def entry(
     raises: type[BaseException] | tuple[type[BaseException], ...] = (),
     in_background: bool = False,
 ) -> Any:
-    """Make a function of a module or class an entry.
+    """Mark a function of a module or class as an entry.
 
     Args:
-        otherwise: what it returns when it fails, and after any entry has failed.
-        raises: errors that tell the caller of a mistake of theirs, and pass.
-        in_background: it is what a thread of ours runs, for as long as that lives.
+        otherwise: the return value on failure, and after any entry has failed.
+        raises: errors about the caller's own mistakes, which propagate.
+        in_background: the function runs on a thread of ours, for the thread's whole life.
     """
     if function is None:
         return lambda given: _entry(given, otherwise, raises, in_background)
@@ -137,13 +137,13 @@ def around(
     also_after_errors: bool = False,
     unless: Callable[[], bool] = lambda: False,
 ) -> Any:
-    """A function to put in the place of `original`, which it calls outside of the guard and whose errors it passes on.
+    """Make a replacement for `original`, which is called outside the guard and whose errors propagate.
 
     Args:
-        before: an entry, given the arguments of the call.
-        after: an entry, given what `before` returned, the result, and the arguments.
+        before: an entry that receives the arguments of the call.
+        after: an entry that receives the return value of `before`, the result, and the arguments.
         also_after_errors: whether `after` is called, with None for the result, when `original` raised.
-        unless: nothing but `original` runs while this says so, such as while torch.compile follows the code.
+        unless: while it returns True only `original` runs, for example while torch.compile is tracing.
     """
 
     @wraps(original)
@@ -166,7 +166,7 @@ def around(
 
 
 class _Call:
-    """A call of an original function that ours stands around: what came of it."""
+    """One call of a wrapped function and its result."""
 
     __slots__ = ("__wrapped__", "error", "result", "was_made")
 
@@ -187,13 +187,13 @@ class _Call:
 
 
 def replaced(original: Any, ours: Callable[..., Any], name: str, *, unless: Callable[[], bool] = lambda: False) -> Any:
-    """A function to put in the place of `original`: ours(original, *positional, **named), which may call it otherwise.
+    """Make a replacement for `original` that calls ours(original, *positional, **named).
 
-    Where ours fails, what the original gave stands, or it is called as the program called it.
+    If ours fails, the result of `original` is returned; if it was not yet called, it is called as the program did.
 
     Args:
-        name: the entry's.
-        unless: nothing but `original` runs while this says so.
+        name: the entry's name.
+        unless: while it returns True only `original` runs.
     """
 
     @wraps(original)
@@ -218,12 +218,12 @@ def replaced(original: Any, ours: Callable[..., Any], name: str, *, unless: Call
 
 
 def put(owner: Any, name: str, ours: Any) -> Callable[[], None]:
-    """Set an attribute of a module or class; returns what gives it back, unless somebody has replaced ours since."""
-    was_there, original = name in vars(owner), vars(owner).get(name)  # a method's descriptor, not what it gives
+    """Set an attribute of a module or class; return a function that restores it, unless it has been replaced since."""
+    was_there, original = name in vars(owner), vars(owner).get(name)  # the descriptor of a method, not the bound method
     setattr(owner, name, ours)
 
     def give_back() -> None:
-        if vars(owner).get(name) is not ours:  # somebody has wrapped it since, and goes on to need it
+        if vars(owner).get(name) is not ours:  # somebody has wrapped ours since, and still needs it
             return
         if was_there:
             setattr(owner, name, original)
@@ -234,10 +234,10 @@ def put(owner: Any, name: str, ours: Any) -> Callable[[], None]:
 
 
 class attempt:
-    """A block that may fail alone: what goes wrong in it is kept in `error`, and the code behind it runs.
+    """A block that may fail alone: its error is kept in `error`, and execution continues after the block.
 
     Attributes:
-        error: what was raised, without its traceback, which would keep the program's objects alive.
+        error: the exception without its traceback, which would keep the program's objects alive.
     """
 
     __slots__ = ("error",)
@@ -258,7 +258,9 @@ class attempt:
 
 
 def inline(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make a function an entry that is called too often for `entry`: listed in INLINE, and without its bookkeeping."""
+    """Mark a function as an entry that is called too often for `entry`: it is listed in INLINE and has no
+    bookkeeping.
+    """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @wraps(function)
@@ -275,7 +277,7 @@ def inline(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
 
 
 def caught(error: BaseException, name: str) -> Any:
-    """What an inline entry does with what it caught."""
+    """Handle an exception that an inline entry caught."""
     if is_users(error):
         hide(error)
         raise error
@@ -283,14 +285,16 @@ def caught(error: BaseException, name: str) -> Any:
 
 
 def attempted(reading: Callable[[], _R]) -> _R | None:
-    """What a function returns; None where it fails."""
+    """Return what a function returns; None if it fails."""
     with attempt():
         return reading()
     return None
 
 
 def tried(function: Callable[..., Any], *positional: Any, **named: Any) -> tuple[Any, Exception | None]:
-    """What foreign code returns, or what it raises, with its traceback, for who may have to raise it again."""
+    """Call foreign code; return its result, or its exception with the traceback, for a caller that may raise it
+    again.
+    """
     try:
         return function(*positional, **named), None
     except Exception as error:
@@ -298,12 +302,12 @@ def tried(function: Callable[..., Any], *positional: Any, **named: Any) -> tuple
 
 
 def on_failure(what: str, take_off: Callable[[], object], *, thread: int | None = None) -> object:
-    """Have something taken off when an entry fails; returns what `off` takes.
+    """Register a removal for when an entry fails; return the key for `off`.
 
     Args:
-        what: is lost then, for the line that says so, such as "the recording under way"; "" where nothing is.
-        take_off: leaves the program as it was; is called once, in this process only.
-        thread: the only one that may do it, by `threading.get_ident()`; it then waits for an entry on that thread.
+        what: what is lost then, for the message, such as "the recording under way"; "" for nothing.
+        take_off: restores the program; called once, in this process only.
+        thread: the only thread that may call it (`threading.get_ident()`); it then waits for an entry on that thread.
     """
     key = object()
     with _lock:
@@ -312,13 +316,13 @@ def on_failure(what: str, take_off: Callable[[], object], *, thread: int | None 
 
 
 def unhook(handle: Any) -> None:
-    """Remove a hook of torch's; after an error it stays, doing nothing, for torch may be going through its hooks."""
+    """Remove a hook of torch's; after an error leave it inert, since torch may be iterating over its hooks."""
     if _failed_in is None:
         handle.remove()
 
 
 def off(key: object) -> None:
-    """It was taken off in the ordinary way."""
+    """Drop a registered removal that has been done in the ordinary way."""
     with _lock:
         _held.pop(key, None)
 
@@ -328,7 +332,7 @@ def has_failed() -> bool:
 
 
 def failed(error: BaseException, where: str) -> None:
-    """Take everything of ours off this process, and say so in one line."""
+    """Remove everything of ours from this process, and report the error in one line."""
     global _failed_in
     with _lock:
         if _failed_in is not None:
@@ -348,7 +352,9 @@ def failed(error: BaseException, where: str) -> None:
 
 
 def _take_off() -> None:
-    """Take everything off, unless a thread is still inside an entry, or another one must do it: it then does."""
+    """Remove everything, unless a thread is still inside an entry or another thread must do it: that thread then
+    does.
+    """
     here, process = get_ident(), os.getpid()
     with _lock:
         if _inside.intersection(sys._current_frames()):
@@ -367,7 +373,7 @@ def _take_off() -> None:
 def _say(error: BaseException, where: str, lost: list[str]) -> None:
     what = f" and loses {', '.join(lost)}" if lost else ""
     why, details = sentence(error), ""
-    if not isinstance(error, StepscopeError):  # a fault of ours
+    if not isinstance(error, StepscopeError):  # an internal error
         from stepscope.fault_report import write_report
 
         kept = write_report(error, command=sys.argv, doing=where)
@@ -377,14 +383,14 @@ def _say(error: BaseException, where: str, lost: list[str]) -> None:
 
 
 def tell(sentence: str) -> None:
-    """Say something on standard error, as far as there is one."""
+    """Print a sentence on standard error, if there is one."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"stepscope: {sentence}\n" if not sentence.startswith("stepscope") else f"{sentence}\n")
         sys.stderr.flush()
 
 
 def sentence(error: BaseException | None) -> str:
-    """An error's first line, at most 300 characters of it, or its name where it says nothing."""
+    """Return an error's first line, at most 300 characters of it, or its class name if it has no message."""
     with attempt():  # the error may be of a class of the program's
         lines = "".join(each if each.isprintable() else "\n" for each in str(error)).strip().splitlines()
         return (lines or [type(error).__name__])[0][:_LONGEST_REASON]
@@ -392,10 +398,10 @@ def sentence(error: BaseException | None) -> str:
 
 
 def is_users(error: BaseException) -> bool:
-    """Whether an exception that passes through our code is the program's own: an interrupt, an end, a signal handler's.
+    """Whether an exception passing through our code is the program's own: an interrupt, an exit, or a signal handler's.
 
-    One that the program sets from another thread is known by its class, which is the program's, and by being raised
-    in our code itself.
+    An exception that the program sets from another thread is recognised because its class is the program's and it is
+    raised directly in our code.
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or hasattr(error, "_stepscope_passes"):
         return True
@@ -408,7 +414,7 @@ def is_users(error: BaseException) -> bool:
 
 
 def passing(function: Callable[_P, _R], *positional: _P.args, **named: _P.kwargs) -> _R:
-    """Call something of the program's from inside of ours: what it raises is the program's own."""
+    """Call a function of the program from our code; its exceptions are the program's own."""
     try:
         return function(*positional, **named)
     except BaseException as error:
@@ -417,9 +423,9 @@ def passing(function: Callable[_P, _R], *positional: _P.args, **named: _P.kwargs
 
 
 def hide(error: BaseException) -> None:
-    """Take our frames off the top of a traceback that is passed on; a bare `raise` behind it adds none (Python 3.11).
+    """Remove our frames from the top of a propagating traceback; a bare `raise` after it adds none (Python 3.11).
 
-    In Python 3.10 the frame that raises again is shown.
+    In Python 3.10 the frame that raises again is visible.
     """
     passed = error.__traceback__
     while passed is not None and passed.tb_frame.f_code.co_filename.startswith(_OURS):
@@ -428,7 +434,7 @@ def hide(error: BaseException) -> None:
 
 
 class _Hidden:
-    """A block whose errors pass without the frames of ours that they have come through."""
+    """A block that removes our frames from the traceback of passing errors."""
 
     __slots__ = ()
 

@@ -1,1 +1,1 @@
-"""Recording inside training frameworks; each module is imported by those who use that framework."""
+"""Recording inside training frameworks; import the module of the framework in use."""

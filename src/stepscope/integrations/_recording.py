@@ -1,4 +1,4 @@
-"""What the integrations share: a profile block that a framework's hooks begin, step and end."""
+"""Code shared by the integrations: a profile block that a framework's hooks begin, step and end."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ DEFAULT_SCHEDULE: Final = schedule(skip_first=5, warmup=2, active=5, repeat=1)
 
 
 class FrameworkRecording:
-    """A profile block for a framework's hooks: they may come out of order, and none of them raises.
+    """A profile block driven by a framework's hooks, which may be called in any order; none of them raises.
 
     Within `stepscope run`, which records by itself, only the steps are marked.
 
     Args:
         framework: its name, for messages.
-        out: as `stepscope.profile`'s.
+        out: as in `stepscope.profile`.
         when: schedule of the recorded steps; None for DEFAULT_SCHEDULE.
         options: further arguments of `stepscope.profile`.
 
     Raises:
-        UsageError: `out` has another suffix than a trace's.
+        UsageError: the suffix of `out` is not that of a trace.
     """
 
     def __init__(
@@ -51,17 +51,16 @@ class FrameworkRecording:
 
     @property
     def traces(self) -> tuple[Path, ...]:
-        """The files saved so far."""
         return self._block.traces
 
     @property
     def is_recording(self) -> bool:
-        """Whether the step that runs now is recorded."""
+        """Whether the current step is recorded."""
         return self._block.is_recording
 
     @guard.entry
     def begin(self, obstacle: str = "") -> None:
-        """The loop begins. With an `obstacle`, such as another profiler, nothing is recorded and that is said."""
+        """Begin the loop. With an `obstacle`, such as another profiler, nothing is recorded and that is reported."""
         self.end()
         if within_run():
             return
@@ -78,7 +77,7 @@ class FrameworkRecording:
 
     @guard.entry
     def step(self) -> None:
-        """A step has ended."""
+        """Mark the end of a step."""
         if self._is_open:
             self._steps += 1
             self._block.step()
@@ -87,7 +86,7 @@ class FrameworkRecording:
 
     @guard.entry
     def end(self) -> None:
-        """The loop has ended, or was broken off: what was recorded is saved."""
+        """Save the recording at the end of the loop, also when it was interrupted."""
         if not self._is_open or os.getpid() != self._process:
             return
         self._is_open = False
@@ -100,15 +99,15 @@ class FrameworkRecording:
             )
 
     def __reduce__(self) -> tuple[type[FrameworkRecording], tuple[Any, ...]]:
-        """Frameworks copy and send their callbacks: a copy begins anew, what is under way stays here."""
+        """Frameworks copy and pickle their callbacks: a copy starts without the recording in progress."""
         return FrameworkRecording, self._arguments
 
 
 class RecordingCallback:
-    """What the callbacks for several frameworks have in common.
+    """Base class of the callbacks for several frameworks.
 
     Args:
-        out, schedule, options: as `FrameworkRecording`'s out, when and options.
+        out, schedule, options: as out, when and options of `FrameworkRecording`.
     """
 
     _framework = ""
@@ -124,7 +123,7 @@ class RecordingCallback:
 
     @property
     def traces(self) -> tuple[Path, ...]:
-        """The files saved so far."""
+        """Paths of the files saved so far."""
         return self._recording.traces
 
 

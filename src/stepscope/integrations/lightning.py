@@ -1,4 +1,4 @@
-"""Recording a few steps of a Lightning training: as its profiler, or as a callback beside another profiler.
+"""Record a few steps of a Lightning training, as its profiler or as a callback beside another profiler.
 
 trainer = Trainer(profiler=StepscopeProfiler())     # steps, and Lightning's actions by name
 trainer = Trainer(callbacks=[StepscopeCallback()])  # steps only
@@ -23,7 +23,7 @@ __all__ = ["StepscopeCallback", "StepscopeProfiler"]
 
 
 def _lightning() -> str:
-    """The package that the program uses: both names of Lightning have classes of their own."""
+    """Return the Lightning package that the program uses, since the two packages have separate classes."""
     for name in ("lightning.pytorch", "pytorch_lightning"):
         if name in sys.modules:
             return name
@@ -56,12 +56,12 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
     """A profiler for Lightning's trainer that records a few steps, with Lightning's actions named in the trace.
 
     Args:
-        out: a trace file, a folder, or None for a run folder; as `stepscope.profile`'s.
-        schedule: `stepscope.schedule(...)`; None lets 5 steps pass and 2 warm up, and records 5.
+        out: a trace file, a folder, or None for a run folder; as in `stepscope.profile`.
+        schedule: `stepscope.schedule(...)`; None skips 5 steps, warms up for 2 and records 5.
         options: `diagnose`, `shapes`, `stacks`, `memory`, `lines`, `flops`, `modules`, `name` of `stepscope.profile`.
 
     Raises:
-        UsageError: `out` has another suffix than a trace's.
+        UsageError: the suffix of `out` is not that of a trace.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
 
     @property
     def traces(self) -> tuple[Path, ...]:
-        """The files saved so far."""
+        """Paths of the files saved so far."""
         return self._recording.traces
 
     @contextmanager
     def profile(self, action_name: str) -> Iterator[str]:
-        """An action of the trainer, from its beginning to its end; an error in a whole epoch ends the recording."""
+        """Name an action of the trainer in the trace; an error in a whole epoch ends the recording."""
         self.start(action_name)
         is_whole = False
         try:
@@ -96,7 +96,7 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
 
     @guard.entry
     def start(self, action_name: str) -> None:
-        """An action of the trainer begins."""
+        """Begin an action of the trainer."""
         if not self._begun and self._is_loop(action_name):
             self._begun = True
             self._recording.begin()
@@ -107,7 +107,7 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
 
     @guard.entry
     def stop(self, action_name: str) -> None:
-        """An action has ended; with that of a batch's end, the step."""
+        """End an action of the trainer; the end of a batch is the end of a step."""
         opened = self._actions.get(action_name)
         if opened:
             opened.pop().__exit__(None, None, None)
@@ -118,18 +118,20 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
 
     @guard.entry(otherwise="")
     def summary(self) -> str:
-        """Where the traces are, for the trainer's log."""
+        """Return the paths of the traces, for the trainer's log."""
         self._end()
         return "\n".join(f"stepscope diagnose {path}" for path in self.traces)
 
     def teardown(self, stage: str | None) -> None:
-        """The trainer has done what it was asked to do."""
+        """Save the recording at the end of the trainer's task."""
         if hasattr(self, "_recording"):  # Lightning calls this from __del__, too
             self._end()
         super().teardown(stage)
 
     def _is_loop(self, action_name: str) -> bool:
-        """Whether the steps begin with this action; Lightning checks the validation before it trains."""
+        """Whether the steps begin with this action; before training, Lightning runs a validation check, which does
+        not count.
+        """
         if self._stage == "fit":
             return action_name in _AROUND_STEPS
         return action_name.endswith("_next")  # the first batch is fetched
@@ -145,10 +147,10 @@ class StepscopeCallback(RecordingCallback, _Callback):  # type: ignore[misc]
     """A callback for Lightning's trainer that records a few steps beside any profiler but PyTorchProfiler.
 
     Args:
-        out, schedule, options: as of StepscopeProfiler.
+        out, schedule, options: as in `StepscopeProfiler`.
 
     Raises:
-        UsageError: `out` has another suffix than a trace's.
+        UsageError: the suffix of `out` is not that of a trace.
     """
 
     _framework = "Lightning"
@@ -171,32 +173,32 @@ class StepscopeCallback(RecordingCallback, _Callback):  # type: ignore[misc]
     on_exception = _end  # what was recorded is kept
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """A step of the training has ended."""
+        """Mark the end of a training step."""
         self._step(trainer, "fit")
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """A validation begins, by itself or within a training."""
+        """Begin a validation, standalone or within a training."""
         if _task_of(trainer) == "validate":
             self._begin(trainer)
 
     def on_validation_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """A step of the validation has ended."""
+        """Mark the end of a validation step."""
         self._step(trainer, "validate")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """The validation has ended."""
+        """End a validation."""
         if _task_of(trainer) == "validate":
             self._recording.end()
 
     def on_test_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """A step of the test has ended."""
+        """Mark the end of a test step."""
         self._step(trainer, "test")
 
     def on_predict_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """A step of the prediction has ended."""
+        """Mark the end of a prediction step."""
         self._step(trainer, "predict")
 
 
 def _task_of(trainer: Any) -> str:
-    """What the trainer was asked to do: fit, validate, test or predict."""
+    """Return the trainer's task: fit, validate, test or predict."""
     return str(getattr(trainer.state.fn, "value", trainer.state.fn))

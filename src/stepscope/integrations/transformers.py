@@ -1,4 +1,4 @@
-"""Recording a few steps of a training by Transformers' Trainer:
+"""Record a few steps of a training with Transformers' Trainer:
 
 trainer = Trainer(model, arguments, train_dataset=data, callbacks=[StepscopeCallback()])
 """
@@ -20,27 +20,28 @@ except ImportError as error:
 
 
 class StepscopeCallback(RecordingCallback, _TrainerCallback):  # type: ignore[misc]
-    """A callback for Transformers' Trainer that records a few steps; with gradient accumulation a step is an update.
+    """A callback for Transformers' Trainer that records a few steps; with gradient accumulation, a step is an optimizer
+    step.
 
     Args:
-        out: a trace file, a folder, or None for a run folder; as `stepscope.profile`'s.
-        schedule: `stepscope.schedule(...)`; None lets 5 steps pass and 2 warm up, and records 5.
+        out: a trace file, a folder, or None for a run folder; as in `stepscope.profile`.
+        schedule: `stepscope.schedule(...)`; None skips 5 steps, warms up for 2 and records 5.
         options: `diagnose`, `shapes`, `stacks`, `memory`, `lines`, `flops`, `modules`, `name` of `stepscope.profile`.
 
     Raises:
-        UsageError: `out` has another suffix than a trace's.
+        UsageError: the suffix of `out` is not that of a trace.
     """
 
     _framework = "the Trainer"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The training begins."""
+        """Begin the recording."""
         self._recording.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A step has ended."""
+        """Mark the end of a step."""
         self._recording.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The training has ended."""
+        """Save the recording."""
         self._recording.end()

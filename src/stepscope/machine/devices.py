@@ -1,6 +1,6 @@
-"""What accelerators can do: the shipped table and the user's own devices, found by what a trace or a user calls them.
+"""The performance figures of accelerators: the shipped table and the user's own devices, and lookup by name.
 
-The user's devices stand in TOML files, one table `[[device]]` for each.
+The user's devices are in TOML files, one table `[[device]]` each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ USUAL_BEST_SHARE: Final = 0.85
 
 
 class Described(Protocol):
-    """What a trace says about a device: as `stepscope.trace.metadata.Device`."""
+    """The description of a device in a trace: see `stepscope.trace.metadata.Device`."""
 
     @property
     def name(self) -> str | None: ...
@@ -44,30 +44,29 @@ class Described(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DevicePeaks:
-    """One accelerator; null where its maker does not say.
+    """One accelerator; null if the maker publishes no figure.
 
     Attributes:
-        matches: pattern of the names that drivers give it.
+        matches: pattern of its names in drivers.
         capability: compute capability, for AMD as PyTorch reports it.
         multiprocessors: or compute units.
-        bandwidth_bytes_s: of its memory, bytes per second.
+        bandwidth_bytes_s: memory bandwidth, bytes per second.
         cache_bytes: last-level cache of the whole device.
-        flops_s: operations per second by number type, one of NUMBER_TYPES.
-        power_w: what it may draw, watts.
-        best_bf16_flops_s: the most that anyone measured for a bf16 matrix product.
-        source: addresses of where the maker's figures stand, a space between them.
-        vendor: its maker.
-        architecture: the generation it belongs to, such as "Ampere"; devices of one are alike in how they work.
-        sustained_flops_s: operations per second that large matrix products reached where someone measured, by number
-            type.
-        sustained_bandwidth_bytes_s: bytes per second that large copies in its memory reached where someone measured.
-        launch_ns: the least time from one small kernel's start to the next one's, where someone measured.
-        idle_power_w: what it draws without work, where someone measured.
+        flops_s: peak operations per second by number type, one of NUMBER_TYPES.
+        power_w: power limit, watts.
+        best_bf16_flops_s: the highest published measurement of a bf16 matrix product.
+        source: addresses of the maker's figures, separated by spaces.
+        architecture: such as "Ampere"; devices of one architecture work alike.
+        sustained_flops_s: measured operations per second of large matrix products, by number type.
+        sustained_bandwidth_bytes_s: measured bytes per second of large copies in its memory.
+        launch_ns: measured minimum time from one small kernel's start to the next one's.
+        idle_power_w: measured power without work.
         host_link_bytes_s: between host and device, one direction, bytes per second.
-        peer_link_bytes_s: from one device of a machine to the others together, one direction, bytes per second; that of
-            `host_link_bytes_s` where there is no other link.
+        peer_link_bytes_s: from one device of a machine to the others together, one direction, bytes per second; equal
+            to
+            `host_link_bytes_s` if there is no other link.
         aliases: other names that users may type.
-        measured_source: addresses of where measured figures stand.
+        measured_source: addresses of the measured figures.
     """
 
     name: str
@@ -95,7 +94,7 @@ class DevicePeaks:
 
     @property
     def best_share(self) -> float:
-        """Share of the peak that the best matrix products really reach, 0 to 1."""
+        """The share of the peak that the best matrix products reach, 0 to 1."""
         peak = self.flops_s.get("bf16")
         if peak is None or self.best_bf16_flops_s is None:
             return USUAL_BEST_SHARE
@@ -103,7 +102,7 @@ class DevicePeaks:
 
 
 def plain(name: str) -> str:
-    """A name without case and punctuation, for comparing."""
+    """Lower a name's case and strip its punctuation, for comparisons."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -118,7 +117,7 @@ _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class DeviceTable(msgspec.Struct, forbid_unknown_fields=True):
-    """One table [[device]]; docs/devices.md says what each key means."""
+    """One table [[device]]; docs/devices.md documents the keys."""
 
     name: _Text = ""
     aliases: _Texts = []
@@ -173,7 +172,7 @@ _WHOLE_KEYS: Final = ("multiprocessors", "clock_mhz", "power_w")
 
 
 def _peaks(table: DeviceTable, *, matches: str, source: str) -> DevicePeaks:
-    """The table in base units; what was measured stands in for what no maker says."""
+    """Convert the table to base units; a measured value replaces a missing maker's figure."""
     values: dict[str, Any] = {}
     for key, (attribute, unit) in _UNITS.items():
         value = getattr(table, key)
@@ -201,16 +200,16 @@ def _peaks(table: DeviceTable, *, matches: str, source: str) -> DevicePeaks:
 
 
 def device_table() -> tuple[DevicePeaks, ...]:
-    """Every accelerator whose figures are known, the user's own first; one of these replaces a shipped one of its name.
+    """Return every known accelerator, the user's own first; these replace shipped ones of the same name.
 
     Raises:
-        UsageError: a file of the user's devices cannot be used.
+        UsageError: a file of the user's devices is invalid.
     """
     return _with(users_files())
 
 
 def forget_devices() -> None:
-    """Read the user's files anew when the table is next asked for: they have changed."""
+    """Clear the cached table after the user's files have changed."""
     _with.cache_clear()
 
 
@@ -218,9 +217,9 @@ def forget_devices() -> None:
 def _with(paths: tuple[Path, ...]) -> tuple[DevicePeaks, ...]:
     users: dict[str, DevicePeaks] = {}
     drivers = {plain(row.name): row.matches for row in _shipped()}
-    for path in paths:  # what is named for this run goes before what is kept
+    for path in paths:  # a file named for this run has priority over the kept one
         for row in read_devices(path):
-            # What replaces a shipped row is still what drivers call that.
+            # A row that replaces a shipped one keeps its driver names.
             matches = "|".join(filter(None, (row.matches, drivers.get(plain(row.name)))))
             users.setdefault(plain(row.name), replace(row, matches=matches))
     return (*users.values(), *(row for row in _shipped() if plain(row.name) not in users))
@@ -247,7 +246,7 @@ FOLDER_VARIABLE: Final = "STEPSCOPE_CONFIG_DIR"
 
 
 def kept_file() -> Path:
-    """Where `stepscope devices --add` keeps the user's devices; it need not be there."""
+    """Return the path where `stepscope devices --add` keeps the user's devices; the file need not exist."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         import platformdirs
@@ -257,25 +256,25 @@ def kept_file() -> Path:
 
 
 def users_files() -> tuple[Path, ...]:
-    """The files of the user's devices, what is named for this run before what is kept."""
+    """Return the files of the user's devices: the one named for this run, then the kept one."""
     named, kept = os.environ.get(FILE_VARIABLE), kept_file()
     return (*([Path(named)] if named else []), *([kept] if kept.exists() else []))
 
 
 def read_devices(path: Path) -> tuple[DevicePeaks, ...]:
-    """The devices of a TOML file.
+    """Read the devices of a TOML file.
 
     Raises:
-        UsageError: the file cannot be read or holds something else; the message names the key and what it should be.
+        UsageError: the file cannot be read or is invalid; the message names the key and the expected value.
     """
     return tuple(device for _, device in _read(path))
 
 
 def read_tables(path: Path) -> list[dict[str, Any]]:
-    """The same devices as the tables that stand in the file, none where it is not there.
+    """Read the devices of a TOML file as plain tables; empty if the file does not exist.
 
     Raises:
-        UsageError: as `read_devices`.
+        UsageError: as in `read_devices`.
     """
     return [table for table, _ in _read(path)] if path.exists() else []
 
@@ -344,7 +343,7 @@ def _device(content: Any, number: int, path: Path) -> DevicePeaks:
 
 
 def _what_is_wrong(message: str) -> str:
-    """msgspec's message with the key first and in words: "'idle_w' is wrong: expected a number, got text"."""
+    """Rewrite msgspec's message in words: "'idle_w' is wrong: expected a number, got text"."""
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
     if unknown:
         return f"{unknown[1]!r} is no key of a device; they are {', '.join(KEYS)}"
@@ -357,11 +356,11 @@ def _what_is_wrong(message: str) -> str:
 
 
 def devices_toml(tables: Iterable[Mapping[str, Any]], *, comments: Iterable[str] = ()) -> bytes:
-    """A TOML file with these devices, which `read_tables` reads back as they are.
+    """Format devices as a TOML file that `read_tables` reads back unchanged.
 
     Args:
-        tables: with keys out of KEYS.
-        comments: lines to stand at the beginning.
+        tables: with keys from KEYS.
+        comments: lines at the beginning.
     """
     lines = [f"# {' '.join(comment.split())}".rstrip() for comment in comments]
     for table in tables:
@@ -370,10 +369,10 @@ def devices_toml(tables: Iterable[Mapping[str, Any]], *, comments: Iterable[str]
 
 
 def _written(value: object) -> str:
-    """A value as TOML: strings, numbers, lists of strings, tables of numbers."""
+    """Format a value as TOML: strings, numbers, lists of strings, tables of numbers."""
     match value:
         case str():
-            return json.dumps(value)  # TOML's basic strings take JSON's escapes
+            return json.dumps(value)  # TOML's basic strings use JSON's escapes
         case dict():
             return "{ " + ", ".join(f"{key} = {_written(one)}" for key, one in value.items()) + " }"
         case list() | tuple():
@@ -382,7 +381,7 @@ def _written(value: object) -> str:
 
 
 def figures_of(row: DevicePeaks) -> dict[str, Any]:
-    """What a row says of a device as a table of a TOML file, without the names that drivers give it."""
+    """Convert a row to a table of a TOML file, without its driver names."""
     table: dict[str, Any] = {}
     for key in KEYS:
         attribute, unit = _UNITS.get(key, (key, None))
@@ -399,7 +398,7 @@ def figures_of(row: DevicePeaks) -> dict[str, Any]:
 
 
 def _over(value: float, unit: float) -> float:
-    """In a file's unit, to nine digits, which hides the rounding of binary numbers."""
+    """Convert to a file's unit with nine digits, which hides binary rounding."""
     number = float(f"{value / unit:.9g}")
     return int(number) if number.is_integer() else number
 
@@ -414,9 +413,9 @@ _ALIKE: Final = 0.5
 
 
 def find_device(device: Described) -> DevicePeaks | None:
-    """The row of a device that a trace describes: by its name, else by capability, units and memory together.
+    """Find the row for a device in a trace: by its name, else by capability, units and memory together.
 
-    None where nothing fits, or several rows that differ in what they can do.
+    Returns None if nothing matches, or if several rows with different figures match.
     """
     if device.name:
         for row in device_table():
@@ -427,12 +426,12 @@ def find_device(device: Described) -> DevicePeaks | None:
 
 
 def named_device(name: str) -> DevicePeaks:
-    """The row of this name, case and punctuation aside: "H100-SXM", "a100 sxm4 80gb", or as its driver calls it.
+    """Find the row of this name, ignoring case and punctuation: "H100-SXM", "a100 sxm4 80gb", or the driver's name.
 
-    A name that fits none wholly may be a part of one, or parts: "A100 80GB" is several devices.
+    A name without an exact match may be part of a longer one: "A100 80GB" matches several devices.
 
     Raises:
-        UsageError: no row has that name, or several could be meant; the message names those that come near.
+        UsageError: no row has that name, or several match; the message lists similar names.
     """
     rows, wanted = device_table(), plain(name[:_LONGEST_NAME])
     if not wanted:
@@ -454,12 +453,12 @@ def named_device(name: str) -> DevicePeaks:
 
 
 def _names(row: DevicePeaks) -> tuple[str, ...]:
-    """What a row may be called, "MI250" for "MI250 (one of two dies)" among them."""
+    """Return a row's names, including "MI250" for "MI250 (one of two dies)"."""
     return (row.name, re.sub(r" \(.*\)$", "", row.name), *row.aliases)
 
 
 def _near(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
-    """Names of rows that look like the wanted one, the likest first."""
+    """Return row names similar to the wanted one, the most similar first."""
     called = {plain(name): row.name for row in reversed(rows) for name in _names(row)}
     found = difflib.get_close_matches(wanted, list(called), n=_NAMED_AT_MOST, cutoff=_ALIKE)
     return list(dict.fromkeys(called[name] for name in found))[:3]

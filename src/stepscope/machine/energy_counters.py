@@ -1,8 +1,8 @@
-"""The counters of energy that this machine has, found through the package zeus, each read as joules since some moment.
+"""Energy counters of this machine, found through the package zeus and read as joules since an arbitrary start.
 
-zeus finds the devices and packages and reads the devices' counters. RAPL's files are read here: where zeus reads one
-itself it starts a process beside the program, which runs the program's main module once more. Imported only inside a
-program that is measured; nothing here waits for a device.
+zeus finds the devices and CPU packages and reads the devices' counters. RAPL's files are read here: where zeus reads
+them itself, it starts a process that runs the program's main module once more. Imported only inside a measured program;
+nothing here waits for a device.
 """
 
 from __future__ import annotations
@@ -36,41 +36,40 @@ _MOST_WATTS: Final = 1000.0
 
 
 class Source(Protocol):
-    """One counter."""
+    """One energy counter."""
 
     @property
     def counter(self) -> Counter: ...
     @property
     def longest_s(self) -> float:
-        """How long a window may be whose energy it tells."""
+        """The longest measurable window in seconds."""
 
     def joules(self) -> float:
-        """Since some moment; never less than before. Raises whatever its driver raises."""
+        """Return the energy since a fixed start, never decreasing. Raises whatever its driver raises."""
 
     def close(self) -> None: ...
 
 
 @dataclass(slots=True)
 class DeviceCounter:
-    """A device's own counter of energy."""
+    """The hardware energy counter of a device."""
 
     counter: Counter
     read_mj: Callable[[], float]
     longest_s: float = float("inf")
 
     def joules(self) -> float:
-        """Since the driver was loaded."""
+        """Return the energy since the driver was loaded."""
         return self.read_mj() / 1000
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
 
 class SampledPower:
-    """The energy of a device that tells only its power, sampled on a thread and integrated by the trapezoid rule.
+    """The energy of a device that reports only power, sampled on a thread and integrated by the trapezoid rule.
 
     Args:
-        read_w: the device's power now.
+        read_w: reads the device's current power.
     """
 
     longest_s = float("inf")
@@ -89,7 +88,6 @@ class SampledPower:
         self._thread.start()
 
     def sample(self) -> None:
-        """Take the power now."""
         with self._lock:
             now, watts = time.monotonic(), self._read_w()
             if self._last is not None:
@@ -97,20 +95,20 @@ class SampledPower:
             self._last = now, watts
 
     def joules(self) -> float:
-        """Since the sampling began."""
+        """Return the energy since sampling began."""
         if self._error is not None:
             raise self._error
         self.sample()
         return self._joules
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._ended.set()
 
     @guard.entry(in_background=True)
     def _run(self) -> None:
         while not self._ended.wait(self._interval_s):
-            with guard.attempt() as sampling:  # whatever a driver may raise
+            with guard.attempt() as sampling:  # drivers may raise anything
                 self.sample()
             if sampling.error is not None:
                 self._error = sampling.error
@@ -118,7 +116,7 @@ class SampledPower:
 
 
 class RaplZone:
-    """A counter of RAPL, which begins anew at zero when it is full."""
+    """A RAPL counter, which wraps to zero at its maximum."""
 
     def __init__(self, counter: Counter, file: Path, range_uj: float) -> None:
         self.counter = counter
@@ -129,24 +127,23 @@ class RaplZone:
         self._last_uj = self._read_uj()
 
     def joules(self) -> float:
-        """Since the machine started, give or take whole rounds of the counter."""
+        """Return the energy since boot, modulo the counter's range."""
         now = self._read_uj()
         self._rounds += now < self._last_uj
         self._last_uj = now
         return (now + self._rounds * self._range_uj) / 1e6
 
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
     def _read_uj(self) -> float:
         return float(self._file.read_text().strip())
 
 
 def open_counters(devices: Sequence[int], *, with_host: bool) -> tuple[list[Source], list[MissingCounter]]:
-    """Every counter of these devices, numbered as the process sees them, and of processors and memory.
+    """Return every energy counter of these devices, numbered as the process sees them, and of the host.
 
     Args:
-        with_host: also processors and memory, which one process of a machine measures for all.
+        with_host: include CPU packages and memory, which one process per machine measures for all.
     """
     try:
         with warnings.catch_warnings():
@@ -162,7 +159,7 @@ def open_counters(devices: Sequence[int], *, with_host: bool) -> tuple[list[Sour
 
 
 def machine_identity() -> str:
-    """The same for all processes of this machine until it starts anew, and tells nobody its name."""
+    """Return an anonymous identity of this machine, the same for all its processes until the next boot."""
     boot = ""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -170,7 +167,7 @@ def machine_identity() -> str:
 
 
 def _devices(get_gpus: Callable[[], Any], devices: Sequence[int]) -> Iterator[Source | MissingCounter]:
-    with guard.attempt() as finding:  # a library's own errors, and those of drivers
+    with guard.attempt() as finding:  # errors of the library and of drivers
         gpus = get_gpus()
     if finding.error is not None:
         none = str(finding.error).startswith("NVML and AMDSMI unavailable")
@@ -221,7 +218,7 @@ def _host(get_cpus: Callable[[], Any]) -> Iterator[Source | MissingCounter]:
 
 
 def _zone(kind: Kind, number: str, zone: Any, cpu: Any) -> Source:
-    """The counter of a package or its memory: RAPL's file, or what zeus's daemon reads of it.
+    """Return the counter of a CPU package or its memory: RAPL's file, or zeus's daemon, which reads it.
 
     Raises:
         LookupError: there is none.
@@ -241,13 +238,13 @@ def _zone(kind: Kind, number: str, zone: Any, cpu: Any) -> Source:
 
 
 def _is_package(cpu: Any) -> bool:
-    """Whether it is a processor package: RAPL may also count the whole platform, in which the packages are."""
+    """Whether this is a CPU package: RAPL may also count the whole platform, which includes the packages."""
     zone = getattr(cpu, "rapl_file", None)
     return zone is None or zone.name.startswith("package")
 
 
 def _identity(gpu: Any) -> str | None:
-    """The same for a device whatever number a process gives it, and tells nobody its serial number."""
+    """Return an anonymous identity of a device, independent of its number in a process."""
     with guard.attempt():
         return _digest(str(import_module("pynvml").nvmlDeviceGetUUID(gpu.handle)))
     with guard.attempt():

@@ -1,4 +1,4 @@
-"""What makes timings slow or noisy on this machine, and what to do about it."""
+"""Find what makes timings slow or noisy on this machine, and what to do about it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ORDER: Final = ("problem", "note", "fine", "unknown")
 
 
 def inspect_environment(machine: Machine) -> list[Observation]:
-    """What each check says of the machine and the process on it: problems first, then notes, fine and unknown."""
+    """Run every check on the machine and the process; problems come first, then notes, fine and unknown."""
     found: list[Observation] = []
     for check in CHECKS:
         said = check(machine)
@@ -50,5 +50,5 @@ def inspect_environment(machine: Machine) -> list[Observation]:
 
 
 def observations_json(observations: Sequence[Observation]) -> list[dict[str, Any]]:
-    """The observations as JSON values: keys check, verdict, title, read, why, change."""
+    """Convert observations to JSON values with keys check, verdict, title, read, why, change."""
     return [asdict(observation) for observation in observations]

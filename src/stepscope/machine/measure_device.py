@@ -1,8 +1,8 @@
-"""What a device really does: matrix products by number type, copies, and the time that a small kernel takes.
+"""Measure a device: matrix products by number type, copies, and the time of a small kernel.
 
-Measured with the torch of this process, on the device itself. Each figure is the median of several runs, and each run
-is long enough that starting it and waiting for the device (which is done at both its ends) do not count.
-docs/devices.md has the formulas.
+Measured with this process's torch, on the device itself. Each figure is the median of several runs, and each run is
+long enough to hide the launch and the synchronisation, which happens before and after each run. docs/devices.md has
+the formulas.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SMALL_KERNELS: Final = 500
 class Effort:
     """How long to measure: `runs` of at least `run_s` seconds each, after `warm_s` seconds of the same work."""
 
-    runs: int = 15  # two or more
+    runs: int = 15  # at least two
     run_s: float = 0.03
     warm_s: float = 0.5
 
@@ -47,9 +47,9 @@ QUICK: Final = Effort(runs=3, run_s=0.005, warm_s=0.05)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured figure: its median and the quartiles of the runs, in bytes or operations per second, or nanoseconds.
+    """A measured figure: median and quartiles of the runs, in bytes or operations per second, or nanoseconds.
 
-    `detail` says with what it was measured.
+    `detail` describes the workload.
     """
 
     median: float
@@ -59,24 +59,23 @@ class Figure:
 
     @property
     def spread(self) -> float:
-        """What lies between the quartiles as a share of the median."""
+        """The interquartile range as a share of the median."""
         return (self.high - self.low) / self.median
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMeasurements:
-    """A device as torch and the system describe it, and what was measured.
+    """A device as torch and the system describe it, and its measured figures.
 
     Attributes:
-        name: as the driver calls it; of a CPU its model and the number of threads that torch used.
-        is_cpu: whether it is the host's processor.
-        compute_capability: as PyTorch reports it; None where it has none.
-        multiprocessors: or compute units; of a CPU the threads.
+        name: the driver's name; for a CPU, its model and the number of torch threads.
+        is_cpu: whether it is the host's CPU.
+        compute_capability: as PyTorch reports it; None if it has none.
+        multiprocessors: or compute units; for a CPU, threads.
         rates: operations per second of large square matrix products, by number type.
-        copies: bytes per second, by COPIES; on the device itself, what is read and what is written count.
-        kernel_ns: from one small kernel's start to the next one's, by the device's graphs where it has them.
+        copies: bytes per second, by COPIES; within the device, bytes read and written both count.
+        kernel_ns: from one small kernel's start to the next one's, replayed from a device graph if supported.
         skipped: figures that could not be measured, with the reason.
-        torch_version: of the torch that measured.
     """
 
     name: str
@@ -96,14 +95,14 @@ class DeviceMeasurements:
 def measure_device(
     device: str | None = None, *, effort: Effort | None = None, progress: Callable[[str], None] | None = None
 ) -> DeviceMeasurements:
-    """Measure a device with the torch of this process.
+    """Measure a device with this process's torch.
 
     Args:
-        device: as torch names it, such as "cuda:0"; the first accelerator, else the CPU, by default.
-        progress: is called with what is measured next.
+        device: torch's name, such as "cuda:0"; by default the first accelerator, else the CPU.
+        progress: called with the name of the next measurement.
 
     Raises:
-        UsageError: torch cannot be imported, or there is no such device.
+        UsageError: torch cannot be imported, or the device does not exist.
     """
     bench = _Bench(_torch(), device, effort or Effort(), progress or (lambda _: None))
     with bench.full_precision():
@@ -127,11 +126,11 @@ def _torch() -> Any:
 
 
 class _Cannot(Exception):
-    """A figure that this device or this torch does not allow to measure; the message says why."""
+    """A figure that cannot be measured on this device or with this torch; the message gives the reason."""
 
 
 class _Bench:
-    """One device under measurement."""
+    """The measurements of one device."""
 
     def __init__(self, torch: Any, device: str | None, effort: Effort, progress: Callable[[str], None]) -> None:
         self.torch = torch
@@ -150,7 +149,7 @@ class _Bench:
         return bool(self.device.type == "cpu")
 
     def add(self, what: str, figures: dict[str, Figure], measure: Callable[[str], Figure]) -> None:
-        """Measure, or note why not: torch says with any kind of error that an operation is not there for a device."""
+        """Measure a figure or record why not: torch raises any kind of error for unsupported operations."""
         self.progress(what)
         try:
             figures[what] = measure(what)
@@ -161,7 +160,7 @@ class _Bench:
 
     @contextmanager
     def full_precision(self) -> Iterator[None]:
-        """FP32 products are FP32 products, and the setting of the program is as it was afterwards."""
+        """Compute FP32 products in full FP32 inside the block, and restore the setting afterwards."""
         before = self.torch.get_float32_matmul_precision()
         self.torch.set_float32_matmul_precision("highest")
         try:
@@ -171,7 +170,7 @@ class _Bench:
             self.torch.set_float32_matmul_precision(before)
 
     def matrix_product(self, kind: str) -> Figure:
-        """Operations per second of a square matrix product: 2 n^3 over its time."""
+        """Return operations per second of a square matrix product: 2 n^3 divided by its time."""
         if kind != "tf32":
             return self._product(kind)
         if self.device.type != "cuda" or self.torch.version.hip or int((self.capability or "0").split(".")[0]) < 8:
@@ -191,7 +190,7 @@ class _Bench:
         return self._figure(multiply, lambda seconds: 2 * side**3 / seconds, f"products of {side} x {side} matrices")
 
     def _is_long(self, work: Callable[[], object]) -> bool:
-        """Whether work lasts long enough, though interrupted once or not warm yet at first."""
+        """Whether the work lasts long enough, measured twice in case of an interruption or a cold start."""
         first = self._timed(work, 1)
         return first >= 20 * _LARGE_ENOUGH_S or min(self._timed(work, 1) for _ in range(3)) >= _LARGE_ENOUGH_S
 
@@ -216,7 +215,7 @@ class _Bench:
         return lambda: torch.mm(left, right, out=result)
 
     def copy(self, way: str) -> Figure:
-        """Bytes per second of a large copy; on the device itself, bytes read and bytes written count."""
+        """Return bytes per second of a large copy; within the device, bytes read and written both count."""
         torch = self.torch
         if self.is_cpu and way != "copy on the device":
             raise _Cannot("the CPU is the host")
@@ -233,7 +232,9 @@ class _Bench:
         return self._figure(lambda: target.copy_(source, non_blocking=True), lambda seconds: moved / seconds, detail)
 
     def small_kernels(self, _: str) -> Figure:
-        """Nanoseconds from one small kernel to the next: replayed from a graph, where the host does not hold it up."""
+        """Return nanoseconds from one small kernel to the next, replayed from a graph so that the host is not the
+        limit.
+        """
         number = self.torch.zeros(1, device=self.device)
 
         def work() -> None:
@@ -251,7 +252,7 @@ class _Bench:
         return self._figure(run, lambda seconds: seconds * 1e9 / _SMALL_KERNELS, detail)
 
     def _figure(self, work: Callable[[], object], value: Callable[[float], float], detail: str) -> Figure:
-        """Run until warm, then `runs` times as often as a run lasts long enough."""
+        """Run until warm, then measure `runs` times."""
         calls, warm = 1, time.perf_counter() + self.effort.warm_s
         seconds = self._timed(work, calls)
         while time.perf_counter() < warm or seconds < self.effort.run_s:
@@ -263,7 +264,7 @@ class _Bench:
         return Figure(median(values), low, high, detail)
 
     def _timed(self, work: Callable[[], object], calls: int) -> float:
-        """Seconds of that many calls, from an idle device until it is idle again."""
+        """Return the seconds for that many calls, from idle device to idle device."""
         self._wait()
         start = time.perf_counter()
         for _ in range(calls):
@@ -274,7 +275,7 @@ class _Bench:
     def _wait(self) -> None:
         if self.device.type in ("cuda", "xpu"):
             self.module.synchronize(self.device)
-        elif not self.is_cpu:  # of other accelerators, one is in use
+        elif not self.is_cpu:  # other accelerators are used one at a time
             self.module.synchronize()
 
     def _free(self) -> float:
@@ -283,7 +284,7 @@ class _Bench:
         return float(self.memory or 4 * _COPY_BYTES)
 
     def _described(self) -> tuple[int | None, int | None, str | None, int | None]:
-        """Memory, units, capability and cache."""
+        """Return memory, units, capability and cache."""
         if self.is_cpu:
             return memory_bytes(Machine()), self.torch.get_num_threads(), None, None
         read = getattr(self.module, "get_device_properties", None)
@@ -323,10 +324,10 @@ class _Bench:
 
 
 def _device(torch: Any, named: str | None) -> Any:
-    """The device of this name, after a first operation on it.
+    """Return the device of this name, after a first operation on it.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it does not exist.
     """
     if named is None:
         accelerator = getattr(torch, "accelerator", None)
@@ -346,7 +347,7 @@ def _device(torch: Any, named: str | None) -> Any:
 
 
 def _processor() -> str:
-    """What the processor calls itself."""
+    """Return the CPU's model name."""
     machine = Machine()
     lines = (machine.read("proc/cpuinfo") or "").splitlines()
     models = (line.partition(":")[2] for line in lines if line.startswith("model name"))
@@ -361,7 +362,7 @@ _UNSTEADY: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The device as a trace would describe it."""
+    """The device in the form that a trace describes it."""
 
     name: str | None
     memory_bytes: int | None
@@ -370,7 +371,7 @@ class _Seen:
 
 
 def known_device(measured: DeviceMeasurements) -> DevicePeaks | None:
-    """The row of the table that is about the measured device."""
+    """Return the measured device's row in the table, if any."""
     if measured.is_cpu:
         return None
     return find_device(
@@ -379,10 +380,10 @@ def known_device(measured: DeviceMeasurements) -> DevicePeaks | None:
 
 
 def measured_row(measured: DeviceMeasurements, name: str | None = None) -> dict[str, Any]:
-    """What was measured as a table of a TOML file, with the maker's figures where the device is in the table.
+    """Convert the measurements to a table of a TOML file, with the maker's figures if the device is in the table.
 
     Args:
-        name: of the row; by default that of the table's row, which the measured one then replaces.
+        name: the row's name; by default that of the table's row, which it then replaces.
     """
     known = known_device(measured)
     row: dict[str, Any] = figures_of(known) if known is not None else {"vendor": measured.vendor}
@@ -410,7 +411,7 @@ def measured_row(measured: DeviceMeasurements, name: str | None = None) -> dict[
 
 
 def measured_lines(measured: DeviceMeasurements) -> Iterator[str]:
-    """Sentences: each figure with the spread of its runs and with what it was measured, and what could not be."""
+    """Yield a sentence for each figure with its spread and workload, and for each that could not be measured."""
     yield f"Measured on {measured.name}, with torch {measured.torch_version}:"
     for kind, figure in measured.rates.items():
         yield _line(f"{kind} products", figure, 1e12, "TFLOP/s" if kind != "int8" else "TOP/s")

@@ -1,4 +1,4 @@
-"""What the checks of the environment look at: a machine's files below a root, one process on it, and its settings."""
+"""The inputs and results of environment checks: a machine's files below a root, one process, and its settings."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _PACKAGES: Final = ("torch",)
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One thing that can make timings slow or noisy, and how it stands here.
+    """One thing that can make timings slow or noisy, and its state on this machine.
 
     Attributes:
-        check: identifier of what was looked at, such as "cpu-governor".
+        check: identifier of the check, such as "cpu-governor".
         verdict: "problem" makes timings slow or noisy, "note" is worth knowing, "fine", or "unknown": not readable.
         title: one sentence.
         read: what was read, and where.
-        why: why it matters; empty where all is fine.
-        change: what to do; empty where there is nothing to do.
+        why: why it matters; empty if all is fine.
+        change: what to do; empty if there is nothing to do.
     """
 
     check: str
@@ -44,42 +44,42 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One of the things that are looked at, by its identifier; makes observations of each verdict."""
+    """One check by its identifier; makes observations of each verdict."""
 
     name: str
 
     def says(self, verdict: Verdict, title: str, read: str, why: str = "", change: str = "") -> Observation:
-        """An observation; the attributes are those of `Observation`."""
+        """Make an observation; see the attributes of `Observation`."""
         return Observation(self.name, verdict, title, read, why, change)
 
     def unknown(self, title: str, read: str) -> Observation:
-        """It cannot be read."""
+        """Report that it cannot be read."""
         return self.says("unknown", title, read)
 
     def fine(self, title: str, read: str) -> Observation:
-        """Nothing needs to be done."""
+        """Report that nothing needs to be done."""
         return self.says("fine", title, read)
 
     def note(self, title: str, read: str, why: str, change: str) -> Observation:
-        """It is worth knowing."""
+        """Report what is worth knowing."""
         return self.says("note", title, read, why, change)
 
     def problem(self, title: str, read: str, why: str, change: str) -> Observation:
-        """It makes timings slow or noisy."""
+        """Report what makes timings slow or noisy."""
         return self.says("problem", title, read, why, change)
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a Python process says of itself; None stands for what is not known.
+    """The state of a Python process, seen from inside; None for unknown values.
 
     Attributes:
         python: the interpreter's version.
-        versions: of the packages that `SLOW_VERSIONS` names, where installed; None for another process.
+        versions: of the packages in `SLOW_VERSIONS`, if installed; None for another process.
         torch_threads: threads that one operator of PyTorch uses on the CPU.
-        torch_why_not: why PyTorch could not be asked; empty where it was.
+        torch_why_not: why PyTorch could not be queried; empty if it was.
         collector: whether the garbage collector is on.
-        collector_thresholds: as `gc.get_threshold`.
+        collector_thresholds: as in `gc.get_threshold`.
         anomaly_mode: whether autograd looks for NaN and keeps a traceback for each operator.
         sync_debug_mode: of torch.cuda: 0 off, 1 warns, 2 raises.
         deterministic: whether only deterministic algorithms are allowed.
@@ -99,7 +99,7 @@ class Runtime:
 
     @classmethod
     def of_this_process(cls, *, torch: ModuleType | None = None, torch_why_not: str = "") -> Runtime:
-        """Of the calling process; `torch` is PyTorch where it is imported."""
+        """Read the calling process; `torch` is the module if it is imported."""
         runtime = cls(
             python=platform.python_version(),
             versions=_versions(),
@@ -121,15 +121,15 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine as its files tell it, and one process on it.
+    """A machine, read from its files, and one process on it.
 
     Attributes:
-        root: below which /proc, /sys and /dev lie; another one than "/" for tests.
-        process: the process to look at; None for the calling one.
-        environ: that process's environment variables; None where they may not be read.
-        runtime: what is known of that process from inside.
-        free_bytes: (size, free) of the file system at a path, in bytes; raises OSError.
-        sleep: waits for some seconds between two readings.
+        root: the folder that contains /proc, /sys and /dev; tests use another one than "/".
+        process: process number; None for the calling process.
+        environ: that process's environment variables; None if they may not be read.
+        runtime: the state of that process, seen from inside.
+        free_bytes: returns (size, free) of the file system at a path, in bytes; raises OSError.
+        sleep: waits between two readings, in seconds.
     """
 
     root: Path = Path("/")
@@ -144,23 +144,23 @@ class Machine:
 
     @classmethod
     def of_process(cls, process: int, root: Path = Path("/")) -> Machine:
-        """As another process on this machine sees it."""
+        """Make a machine for another process, seen from outside."""
         return cls(root=root, process=process, environ=_environ_of(root, process))
 
     @property
     def proc(self) -> str:
-        """The process's folder below the root."""
+        """The process's /proc folder below the root."""
         return f"proc/{self.process or 'self'}"
 
     def read(self, path: str) -> str | None:
-        """The text of a file below the root, stripped; None where it is missing or may not be read."""
+        """Read a file below the root, stripped; None if it is missing or may not be read."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
 
     def number(self, path: str) -> int | None:
-        """The whole number in a file; None where there is none."""
+        """Read the whole number in a file; None if there is none."""
         text = self.read(path)
         try:
             return int(text) if text is not None else None
@@ -168,33 +168,33 @@ class Machine:
             return None
 
     def fields(self, path: str) -> dict[str, str]:
-        """The lines "Name: value" or "name value" of a file; empty where it cannot be read."""
+        """Read the lines "Name: value" or "name value" of a file; empty if it cannot be read."""
         pairs = (line.replace(":", " ", 1).split(None, 1) for line in (self.read(path) or "").splitlines())
         return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
     def matching(self, folder: str, pattern: str) -> list[Path]:
-        """Paths below a folder that match a pattern, in order."""
+        """Return the sorted paths below a folder that match a pattern."""
         return sorted((self.root / folder).glob(pattern))
 
     def variable(self, name: str) -> str:
-        """An environment variable of the process; empty where it is not set or not readable."""
+        """Return an environment variable of the process; empty if it is not set or not readable."""
         return (self.environ or {}).get(name, "").strip()
 
     @cached_property
     def affinity(self) -> frozenset[int] | None:
-        """The logical cores that the process may run on; None where the machine does not say."""
+        """Return the logical cores that the process may run on; None if unknown."""
         cores = self.fields(f"{self.proc}/status").get("Cpus_allowed_list")
         return cpu_list(cores) if cores is not None else None
 
     @cached_property
     def online(self) -> frozenset[int] | None:
-        """The logical cores that are switched on."""
+        """Return the logical cores that are online; None if unknown."""
         text = self.read("sys/devices/system/cpu/online")
         return cpu_list(text) if text is not None else None
 
     @cached_property
     def siblings(self) -> dict[int, frozenset[int]]:
-        """For each logical core, the logical cores of the same physical core, itself among them."""
+        """Map each logical core to all logical cores of the same physical core, including itself."""
         return {
             core: cpu_list(self.read(f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") or str(core))
             for core in sorted((self.online or frozenset()) | (self.affinity or frozenset()))
@@ -202,20 +202,22 @@ class Machine:
 
     @cached_property
     def nodes(self) -> dict[int, frozenset[int]]:
-        """The NUMA nodes and their logical cores; empty where the machine does not say."""
+        """Map the NUMA nodes to their logical cores; empty if unknown."""
         folders = self.matching("sys/devices/system/node", "node[0-9]*")
         lists = {int(folder.name[4:]): self.read(f"{folder.relative_to(self.root)}/cpulist") for folder in folders}
         return {node: cpu_list(text) for node, text in sorted(lists.items()) if text}
 
     def cgroup_folders(self, controller: str) -> Iterator[str]:
-        """The process's control group for a controller such as "cpu", then each group around it, below the root."""
+        """Yield the process's control group for a controller such as "cpu", then its parents, as paths below the
+        root.
+        """
         for mount, inner in self._cgroups(controller):
             parts = [part for part in inner.split("/") if part]
             for length in range(len(parts), -1, -1):
                 yield "/".join([mount, *parts[:length]])
 
     def _cgroups(self, controller: str) -> Iterator[tuple[str, str]]:
-        """(mount point below the root, the process's folder inside it), in version 2 and in version 1."""
+        """Yield (mount point below the root, the process's folder inside it), for versions 2 and 1."""
         paths = {}
         for line in (self.read(f"{self.proc}/cgroup") or "").splitlines():
             hierarchy, _, rest = line.partition(":")
@@ -236,7 +238,7 @@ class Machine:
 
 
 def cpu_list(text: str) -> frozenset[int]:
-    """Cores from the kernel's notation, such as "0-3,8": {0, 1, 2, 3, 8}; what is no list is empty."""
+    """Parse the kernel's notation for cores: "0-3,8" is {0, 1, 2, 3, 8}; invalid text is empty."""
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
@@ -246,7 +248,7 @@ def cpu_list(text: str) -> frozenset[int]:
 
 
 def cpu_list_text(cores: frozenset[int] | tuple[int, ...]) -> str:
-    """Cores in the kernel's notation: "0-3,8"."""
+    """Format cores in the kernel's notation: "0-3,8"."""
     runs: list[list[int]] = []
     for core in sorted(cores):
         if runs and core == runs[-1][-1] + 1:
@@ -284,7 +286,7 @@ def _tracer() -> str:
 
 
 def _sync_debug_mode(torch: ModuleType) -> int | None:
-    # Asking a build without CUDA, or before the first use of CUDA, would initialise it.
+    # A query to a build without CUDA, or before the first use of CUDA, would initialise it.
     if not torch.cuda.is_initialized():
         return None
     return int(torch.cuda.get_sync_debug_mode())

@@ -1,4 +1,4 @@
-"""Settings of torch and figures of the process."""
+"""Torch settings and performance figures of the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST_MAPS: Final = 4 << 20
 
 
 def torch_settings() -> dict[str, Value]:
-    """Settings of torch that change how fast it is; starts no device."""
+    """Return torch settings that affect its speed; starts no device."""
     import torch
 
     readings: dict[str, Callable[[], Any]] = {
@@ -38,14 +38,14 @@ def torch_settings() -> dict[str, Value]:
         "anomaly_detection": torch.is_anomaly_enabled,
         "anomaly_checks_nan": torch.is_anomaly_check_nan_enabled,
         "default_dtype": lambda: str(torch.get_default_dtype()),
-        # Not loaded for this: it takes seconds, and a program that compiles has it.
+        # Not imported for this: the import takes seconds, and a program that compiles has already done it.
         "recompile_limit": lambda: sys.modules["torch._dynamo.config"].recompile_limit,
     }
     return _read(readings)
 
 
 def process_figures(machine: Machine | None = None) -> dict[str, Value]:
-    """Figures of the process and of the machine under it."""
+    """Return figures of the process and of its machine."""
     machine = machine or Machine()
     readings: dict[str, Callable[[], Any]] = {
         "processors": os.cpu_count,
@@ -70,7 +70,7 @@ def process_figures(machine: Machine | None = None) -> dict[str, Value]:
 
 
 def memory_bytes(machine: Machine) -> int | None:
-    """What the process can use at most: the machine's memory, or the tightest limit of its control groups."""
+    """Return the process's memory limit: the machine's memory, or the tightest limit of its control groups."""
     total = machine.fields("proc/meminfo").get("MemTotal", "").removesuffix("kB").strip()
     limits = [int(total) * 1024] if total.isdecimal() else []
     for group in machine.cgroup_folders("memory"):
@@ -80,7 +80,7 @@ def memory_bytes(machine: Machine) -> int | None:
 
 
 def _read(readings: dict[str, Callable[[], Any]]) -> dict[str, Value]:
-    """What could be read: a setting that this version of torch or this system does not have is left out."""
+    """Call each reading; leave out those that this torch version or system does not support."""
     found: dict[str, Value] = {}
     for name, reading in readings.items():
         with guard.attempt():
@@ -91,7 +91,7 @@ def _read(readings: dict[str, Callable[[], Any]]) -> dict[str, Value]:
 
 
 def _allocator(maps: Path) -> str | None:
-    """Which library the host's memory comes from, by the libraries the process has loaded."""
+    """Return the host's memory allocator, from the libraries that the process has loaded."""
     with maps.open("rb") as file:
         text = file.read(_LONGEST_MAPS).decode("utf-8", "replace")
     preloaded = next((name for name in _ALLOCATORS if f"lib{name}" in text), None)
@@ -101,7 +101,7 @@ def _allocator(maps: Path) -> str | None:
 
 
 def _numa_processors(machine: Machine) -> str | None:
-    """The processors of each NUMA node in the kernel's notation, such as "0-15;16-31"; None for a single node."""
+    """Return the cores of each NUMA node in the kernel's notation, such as "0-15;16-31"; None for a single node."""
     folders = machine.matching("sys/devices/system/node", "node[0-9]*")
     folders.sort(key=lambda folder: int(folder.name.removeprefix("node")))
     lists = [machine.read(str(folder.relative_to(machine.root) / "cpulist")) or "" for folder in folders]
@@ -109,7 +109,7 @@ def _numa_processors(machine: Machine) -> str | None:
 
 
 def _device_nodes(machine: Machine) -> str | None:
-    """NUMA nodes of the machine's graphics and accelerator cards, such as "0,1"; None where none tells one."""
+    """Return NUMA nodes of the machine's GPUs and accelerators, such as "0,1"; None if no card reports one."""
     nodes = set()
     for folder in machine.matching("sys/bus/pci/devices", "*"):
         place = folder.relative_to(machine.root)

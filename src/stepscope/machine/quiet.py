@@ -1,6 +1,6 @@
-"""A quiet process: kept to its cores, without garbage collection while steps are recorded, with fixed seeds if asked.
+"""Make a process quiet: pinned to its cores, no garbage collection while steps are recorded, fixed seeds on request.
 
-Nothing outside the process is changed, and all but the seeds is undone.
+Nothing outside the process is changed, and everything but the seeds is undone.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class CoreShare:
     """The cores for one rank.
 
     Attributes:
-        cores: logical cores to keep to; None to leave the process where it is.
-        threads: threads that one operator should use at most; None for no advice.
-        why: what was decided and on what grounds, as the end of a sentence.
-        possible: False where something is missing that pinning needs.
+        cores: logical cores to pin to; None to leave the process where it is.
+        threads: maximum threads of one operator; None for no advice.
+        why: the decision and its reasons, as the end of a sentence.
+        possible: False if something that pinning needs is missing.
     """
 
     cores: frozenset[int] | None
@@ -53,11 +53,13 @@ class CoreShare:
 
 
 def core_share(machine: Machine, rank: int, ranks: int) -> CoreShare:
-    """The cores that rank number `rank` of `ranks` on this machine should keep to.
+    """Choose the cores for rank number `rank` of `ranks` on this machine.
 
-    Hyperthreads of one core stay together. Ranks whose devices hang on the same NUMA node share its cores equally;
-    where that is not known, all cores are shared equally, in the order of nodes. A process that its launcher has
-    bound to some of the cores stays as it is.
+    Hyperthreads of one core stay together. Ranks whose devices are on the same NUMA node share its cores equally; if
+    the
+    nodes are unknown, all cores are shared equally, in the order of nodes. A process that its launcher has already
+    pinned
+    stays as it is.
     """
     allowed = machine.affinity
     if allowed is None:
@@ -81,7 +83,7 @@ def core_share(machine: Machine, rank: int, ranks: int) -> CoreShare:
 
 
 def device_nodes(machine: Machine) -> list[int | None] | None:
-    """The NUMA node of each device that the process sees, by the devices' numbers; None where that is not known."""
+    """Return the NUMA node of each visible device, in the order of the devices' numbers; None if unknown."""
     found = accelerators(machine) or []
     vendor = next((name for name in _VENDORS if any(device.vendor == name for device in found)), None)
     nodes = [device.node for device in found if device.vendor == vendor]
@@ -95,7 +97,7 @@ def device_nodes(machine: Machine) -> list[int | None] | None:
 
 
 def _equal_share(machine: Machine, allowed: frozenset[int], rank: int, ranks: int) -> CoreShare:
-    """A part of all cores, for ranks whose devices' nodes are not known."""
+    """Divide all cores among ranks whose devices' nodes are unknown."""
     cores = _physical(machine, allowed)
     if ranks == 1:
         alone = f"left on all its cores ({cpu_list_text(allowed)}): it is alone, and no node is known to be nearer"
@@ -115,32 +117,32 @@ def _pinned(cores: list[frozenset[int]], threads: int | None, why: str) -> CoreS
 
 
 def _quota_limit(machine: Machine, cores: frozenset[int]) -> int | None:
-    """Threads for an operator of a process that is left on its cores: only a quota calls for fewer than usual."""
+    """Return the thread limit of a process that is not pinned; only a CPU quota requires one."""
     if usable_cores(machine).quota is None:
         return None
     return _thread_limit(machine, len(_physical(machine, cores)), 1)
 
 
 def _thread_limit(machine: Machine, physical: int, ranks: int) -> int:
-    """Threads for an operator, by the physical cores and the rank's part of the quota."""
+    """Return the thread limit of an operator, from the physical cores and the rank's part of the quota."""
     quota = usable_cores(machine).quota
     return max(1, min(physical, int(quota / ranks) if quota is not None else physical))
 
 
 def _physical(machine: Machine, cores: frozenset[int]) -> list[frozenset[int]]:
-    """The cores as physical cores (sets of hyperthreads), in the order of NUMA nodes and numbers."""
+    """Group the cores by physical core (sets of hyperthreads), in the order of NUMA nodes and numbers."""
     groups = {machine.siblings.get(core, frozenset({core})) & cores for core in cores}
     node_of = {core: node for node, members in machine.nodes.items() for core in members}
     return sorted(groups, key=lambda group: (node_of.get(min(group), 0), min(group)))
 
 
 def _part(cores: list[frozenset[int]], number: int, parts: int) -> list[frozenset[int]]:
-    """Part `number` of `parts`, in one piece, as equal as they can be."""
+    """Return contiguous part `number` of `parts` nearly equal ones."""
     return cores[number * len(cores) // parts : (number + 1) * len(cores) // parts]
 
 
 def _granted(machine: Machine) -> frozenset[int]:
-    """The cores that the control group or the machine gives; the process may have been bound to fewer."""
+    """Return the cores of the control group or the machine; the process's own affinity may be narrower."""
     for group in machine.cgroup_folders("cpuset"):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
             text = machine.read(f"{group}/{name}")
@@ -156,9 +158,9 @@ _SEEDERS: Final[dict[str, Callable[[Any, int], object]]] = {
 
 
 class FixedSeeds:
-    """Seeds Python's, NumPy's and PyTorch's random numbers; the latter two when they are imported, if they are not yet.
+    """Seeds the random generators of Python, NumPy and PyTorch; the latter two at their import, if it is yet to come.
 
-    `stop()` forgets those that were never imported. Numbers that were drawn cannot be taken back.
+    `stop()` drops those that were never imported. Numbers that were already drawn are unaffected.
     """
 
     def __init__(self, seed: int) -> None:
@@ -181,13 +183,13 @@ class FixedSeeds:
         sys.meta_path.insert(0, self._finder)
 
     def stop(self) -> None:
-        """Take the hook out of Python's imports."""
+        """Remove the import hook."""
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
 
 
 class _SeedWhenImported(MetaPathFinder):
-    """Calls a package's seeder right after the package was imported for the first time."""
+    """Calls a package's seeder right after the package is first imported."""
 
     def __init__(self, pending: dict[str, Callable[[Any, int], object]], seed: int) -> None:
         self._pending = pending
@@ -198,7 +200,7 @@ class _SeedWhenImported(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where the package is, with a loader that seeds it; None for every other module."""
+        """Return the package's spec with a loader that seeds it; None for every other module."""
         if fullname not in self._pending or getattr(self._searching, "now", False):
             return None
         self._searching.now = True
@@ -230,7 +232,7 @@ class QuietReport:
     """What `prepare_quiet` did to this process.
 
     Attributes:
-        cores: the logical cores it was pinned to; empty where it was left as it was.
+        cores: the logical cores it was pinned to; empty if it was not pinned.
         done: what was done, a phrase each.
         refused: what could not be done and why, a phrase each.
     """
@@ -241,19 +243,19 @@ class QuietReport:
     _undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
 
     def sentences(self) -> list[str]:
-        """All of it for people, a sentence each."""
+        """Return the report as sentences."""
         return [f"Quiet machine: {phrase}." for phrase in self.done] + [
             f"Quiet machine, not done: {phrase}." for phrase in self.refused
         ]
 
     def undo(self) -> None:
-        """Give the process its cores and threads back; may be called again."""
+        """Restore the process's cores and threads; may be called again."""
         self._undo.close()
 
 
 @dataclass
 class QuietSteps:
-    """What `quiet_steps` did, a phrase each; `noise` is what the program itself does to its timings."""
+    """What `quiet_steps` did, a phrase each; `noise` lists debugging aids of the program that disturb its timings."""
 
     done: list[str] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
@@ -262,13 +264,13 @@ class QuietSteps:
 def prepare_quiet(
     rank: int, local_world_size: int, *, seed: int | None = None, machine: Machine | None = None
 ) -> QuietReport:
-    """Pin the process to its share of the cores and fix seeds, before the program begins; never raises for the system.
+    """Pin the process to its share of the cores and fix seeds, before the program begins; never raises OSError.
 
     Args:
-        rank: of the process, local or global: ranks are taken to be numbered machine by machine.
+        rank: local or global rank of the process; ranks are assumed to be numbered machine by machine.
         local_world_size: processes of the run on this machine.
-        seed: for Python's, NumPy's and PyTorch's random numbers; None leaves them alone.
-        machine: where to read the cores and devices from; this one by default.
+        seed: for the random generators of Python, NumPy and PyTorch; None leaves them alone.
+        machine: where to read the cores and devices from; this machine by default.
     """
     report = QuietReport()
     ranks = max(1, local_world_size)
@@ -291,10 +293,10 @@ def prepare_quiet(
 
 @contextlib.contextmanager
 def quiet_steps() -> Iterator[QuietSteps]:
-    """Hold garbage collection off inside the block and leave the collector exactly as it was found.
+    """Hold garbage collection off inside the block and restore the collector exactly as it was.
 
-    Everything alive is collected once and then frozen, so that the collection after the block has little to look
-    through. Blocks may be nested and may overlap in several threads: the last one to end restores.
+    All garbage is collected once and the live objects are frozen, so that the collection after the block has little to
+    scan. Blocks may be nested and may overlap in several threads: the last one to end restores.
     """
     report = QuietSteps(noise=_noise())
     report.done.append(_COLLECTOR.hold())
@@ -305,7 +307,7 @@ def quiet_steps() -> Iterator[QuietSteps]:
 
 
 class _HeldCollector:
-    """The garbage collector of the process, held off while anyone asks for it."""
+    """The garbage collector of the process, held off while at least one user needs it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -314,13 +316,14 @@ class _HeldCollector:
         self._froze = False
 
     def hold(self) -> str:
-        """Hold it off; returns what was done."""
+        """Hold it off; return what was done."""
         with self._lock:
             self._holders += 1
             if self._holders == 1:
                 self._was_on = gc.isenabled()
                 gc.collect()
-                # Objects the program itself froze could not be told from ours: unfreezing would free them too.
+                # Objects that the program froze cannot be distinguished from ours: unfreezing would
+                # free them too.
                 self._froze = gc.get_freeze_count() == 0
                 if self._froze:
                     gc.freeze()
@@ -343,7 +346,7 @@ class _HeldCollector:
 
     @guard.entry
     def forget(self) -> None:
-        """In a forked child, whose threads that held it are gone: restore it."""
+        """Restore it in a forked child, which does not have the threads that held it."""
         self._lock = threading.Lock()
         if self._holders:
             self._holders = 1
@@ -356,7 +359,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _pin(report: QuietReport, share: CoreShare) -> None:
-    """Keep every thread of the process to the share's cores."""
+    """Pin every thread of the process to the share's cores."""
     if not hasattr(os, "sched_setaffinity"):
         report.refused.append(f"the process is not pinned: {sys.platform} has no way to do so")
         return
@@ -378,14 +381,14 @@ def _pin(report: QuietReport, share: CoreShare) -> None:
 
 
 def _restore(before: dict[int, set[int]], own: set[int]) -> None:
-    """Give every thread the cores it had; those begun since get the main thread's."""
+    """Restore each thread's cores; threads begun since get the main thread's."""
     for thread in _threads():
         with contextlib.suppress(OSError):
             os.sched_setaffinity(thread, before.get(thread, own))
 
 
 def _threads() -> list[int]:
-    """Numbers of the process's threads, as the system counts them."""
+    """Return the system's ids of the process's threads."""
     try:
         return [int(path.name) for path in Path("/proc/self/task").iterdir()]
     except OSError:
@@ -393,7 +396,7 @@ def _threads() -> list[int]:
 
 
 def _limit_threads(report: QuietReport, limit: int) -> None:
-    """Let an operator use no more threads than there are cores for them."""
+    """Limit an operator's threads to the available cores."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         before = torch.get_num_threads()
@@ -408,7 +411,7 @@ def _limit_threads(report: QuietReport, limit: int) -> None:
 
 
 def _noise() -> list[str]:
-    """Debugging aids that the running program has switched on."""
+    """Return the debugging aids that the running program has switched on."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "is_anomaly_enabled"):
         return []

@@ -244,7 +244,6 @@ class Assembly:
     def _write_table(
         self, table: str, frame: pl.DataFrame, describe: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     ) -> None:
-        """Write rows whose text is still coded; `describe` adds columns to each part."""
         text_columns = [name for name, dtype in SCHEMAS[table].items() if dtype is pl.String]
         if frame.width and table in ("operators", "frames") and "parent" not in frame.columns:
             frame = frame.with_columns(parent=parent_rows(frame))
@@ -257,7 +256,6 @@ class Assembly:
             self._writer.write_part(table, self._named(table, conform(table, part)))
 
     def _named(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
-        """Fill in missing names, and missing devices of device work, which happen in damaged files."""
         fillings = {"name": "unnamed", **({"device": "unknown"} if table == "device_work" else {})}
         missing = [name for name in fillings if name in part.columns and part[name].null_count()]
         return part.with_columns(pl.col(name).fill_null(fillings[name]) for name in missing) if missing else part

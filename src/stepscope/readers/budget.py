@@ -46,9 +46,7 @@ def _bytes(amount: float) -> str:
 
 
 def memory_limit() -> float:
-    """Return the bytes this process may use: a share of the machine's or the control group's memory, whichever
-    is less.
-    """
+    """Return the bytes this process may use: a share of the machine's or, if less, of the control group's memory."""
     found = [float(2**50)]
     with contextlib.suppress(AttributeError, ValueError, OSError):  # not available on every system
         found.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
@@ -71,7 +69,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "names": Limit("names in the tables of an XLA profile", lambda: 4e6, _plain),
     "lines": Limit(
         "lines of events in an XLA profile", lambda: 50_000, _plain
-    ),  # one per thread and stream: usually some hundreds
+    ),  # one per thread and stream: usually a few hundred
     "depth": Limit("levels of nesting", lambda: 1000, _plain),
     "idle": Limit("seconds of reading in which nothing came of it", lambda: 60, _plain),
     "memory": Limit("of memory", memory_limit, _bytes),
@@ -180,7 +178,7 @@ def _written(amount: float) -> str:
 
 
 def _resident_bytes() -> float:
-    """0 if the system does not report it."""
+    """Returns 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return float(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))

@@ -32,7 +32,7 @@ _LAUNCHES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
 
 
 class Frame(NamedTuple):
-    """The parts of a Python frame's name; what the name lacks is None."""
+    """The parts of a Python frame's name; None for missing parts."""
 
     file: str | None
     line: int | None

@@ -108,8 +108,10 @@ class Gathering:
         return kept
 
     def add_flows(self, frame: pl.DataFrame) -> None:
-        """Add flow ends: flow (text), category, end ("source" or "target"), and lane and start_ns of the slice
-        at that end.
+        """Add flow ends.
+
+        Args:
+            frame: flow (text), category, end ("source" or "target"), and lane and start_ns of the slice at that end.
         """
         text = [self.pool.codes(frame[name].to_list()).alias(name) for name in ("end", "category", "flow")]
         self._spill.add(

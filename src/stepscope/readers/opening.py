@@ -255,7 +255,7 @@ def _can_be_kept(path: str | Path) -> bool:
 
 
 def _renamed(trace: Trace, path: str) -> Trace:
-    """The trace with the path that the user gave, since equal files share a cache entry."""
+    """Equal files share a cache entry, so the cached path may not be the one that the user gave."""
     return trace if trace.metadata.path == path else replace(trace, metadata=replace(trace.metadata, path=path))
 
 

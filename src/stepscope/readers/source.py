@@ -211,8 +211,6 @@ class ByteSource:
 
 
 class _CountingReader(io.RawIOBase):
-    """The file with its first bytes put back; counts the bytes read."""
-
     def __init__(self, first: bytes, rest: BinaryIO) -> None:
         self._first = first
         self._rest = rest

@@ -51,7 +51,6 @@ def module_table(
 
 
 def _calls(thread: ThreadLines, origin_ns: int, end_ns: int) -> tuple[Rows, Rows, Rows]:
-    """Module, start and end of each call of a thread, in order of start."""
     times = np.frombuffer(thread.module_times, "<i8").astype(np.int64) - origin_ns
     noted = np.frombuffer(thread.modules, "<i4").astype(np.int64)
     ends = np.full(len(times), end_ns, np.int64)
@@ -135,9 +134,7 @@ def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tu
 def _line_table(
     records: LineRecords, notes: dict[int, _Notes], period: tuple[int, int], metadata: Metadata
 ) -> pl.DataFrame:
-    """Build the table `lines`: each line of the user's code lasts until the thread's next; equal successive
-    lines are merged.
-    """
+    """Build the table `lines`: a line lasts until the thread's next one; equal successive lines are merged."""
     begin, end = max(period[0], 0), max(period[1], 0)
     if metadata.window is not None:
         begin, end = max(begin, metadata.window.start_ns), min(end, metadata.window.end_ns)
@@ -157,7 +154,6 @@ def _line_table(
 
 
 def _columns(records: LineRecords, found: Rows, first: int, count: int) -> list[pl.Series]:
-    """Source columns of `count` operators from row `first` on."""
     locations = pl.DataFrame(
         [(place.file, place.line, place.function) for place in records.locations],
         schema={"source_file": pl.String, "source_line": pl.Int32, "source_function": pl.String},

@@ -78,8 +78,6 @@ class Codes(dict[Any, int]):
 
 
 class _RawCodes(dict[bytes, "int | None"]):
-    """Codes of JSON texts in a pool of strings."""
-
     def __init__(self, codes: Codes) -> None:
         super().__init__({b"null": None})
         self._codes = codes

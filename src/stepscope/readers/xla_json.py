@@ -181,7 +181,7 @@ def _value(name: str, value: Any) -> int | float | str | None:
 
 
 def _picoseconds(microseconds: Any) -> int | None:
-    """0 for a missing time, None for an impossible one."""
+    """Returns 0 for a missing time, None for an impossible one."""
     if microseconds is None:
         return 0
     try:
@@ -212,8 +212,6 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 
 class _Profile:
-    """A source of the converted profile's bytes."""
-
     def __init__(self, source: ByteSource) -> None:
         self._source = source
         self.name = source.name

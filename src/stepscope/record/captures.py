@@ -1,4 +1,4 @@
-"""One capture: what was asked for, how far it is, and how it ended. Imports only the standard library."""
+"""One capture: its request, its progress and its result. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S: Final = 60.0
 
 
 class RecorderState(Enum):
-    """How far a recorder is; it goes through these in order, and STOPPED at once where something fails."""
+    """State of a recorder; it passes through these in order, and goes straight to STOPPED if something fails."""
 
     NEW = auto()
     PREPARED = auto()
@@ -29,7 +29,7 @@ class RecorderState(Enum):
 
 
 class Recording(Protocol):
-    """What the controller needs of a recorder."""
+    """The recorder interface that the controller uses."""
 
     notice: str | None
 
@@ -43,13 +43,13 @@ class Recording(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """What to record. With neither steps nor seconds it lasts until it is finished.
+    """What to record; with neither steps nor seconds, it lasts until it is finished.
 
     Attributes:
-        seconds: the step that runs then is recorded whole.
-        first_step: None for the next that can be. One that has passed means the next.
-        out: the trace file to write; None for the controller's choice.
-        timeout_s: seconds without the end of a step after which the capture is given up, and what it has is kept.
+        seconds: duration, extended to the end of the step that is then running.
+        first_step: None for the next possible step; a number that has passed means the same.
+        out: the trace file to write; None lets the controller choose.
+        timeout_s: after this many seconds without the end of a step, the capture ends and keeps what it has.
     """
 
     steps: int | None = None
@@ -73,9 +73,9 @@ class CaptureResult:
     """How a capture ended.
 
     Attributes:
-        path: the trace file; None where nothing was kept.
-        steps: how many were recorded to their end.
-        problem: one sentence, where it is not what was asked for.
+        path: the trace file; None if nothing was kept.
+        steps: number of complete steps recorded.
+        problem: one sentence, if the result is not what was requested.
         gave_way: whether it ended because the program started a profiler of its own.
     """
 
@@ -88,15 +88,16 @@ class CaptureResult:
 
 
 class ProfilerRecording:
-    """The part of a recorder that is the same for torch and XLA.
+    """The part of a recorder that torch and XLA share.
 
-    Only `save` raises: whatever else goes wrong is said on stderr once, kept in `problem`, and leaves the program as it
-    was. Calls out of order do nothing, so that each may be repeated.
+    Only `save` raises: every other error is reported on stderr once, kept in `problem`, and leaves the program
+    unchanged.
+    Calls out of order do nothing, so that each may be repeated.
 
     Attributes:
-        problem: what went wrong, in a sentence; None as long as nothing did.
-        notice: what is not recorded although it was asked for, in a sentence; None for nothing.
-        step_number: number of the step that is recorded now, or next.
+        problem: what went wrong, in a sentence; None if nothing did.
+        notice: what was requested but is not recorded, in a sentence; None for nothing.
+        step_number: number of the current step, or of the next one.
     """
 
     def __init__(self, options: RecordOptions, first_step: int) -> None:
@@ -116,7 +117,7 @@ class ProfilerRecording:
 
     @contextlib.contextmanager
     def _guarded(self, what: str) -> Iterator[None]:
-        """Keep an error out of the training loop, and say it once."""
+        """Keep an error out of the training loop, and report it once."""
         with guard.attempt() as doing:
             yield
         if doing.error is None:
@@ -139,7 +140,7 @@ class ProfilerRecording:
 
 
 class CaptureHandle:
-    """A capture that was asked for. Every method may be called from any thread."""
+    """A requested capture. Every method may be called from any thread."""
 
     def __init__(self, request: CaptureRequest, end: Callable[[CaptureHandle, bool], None]) -> None:
         self.request = request
@@ -157,21 +158,21 @@ class CaptureHandle:
         return self._result
 
     def wait(self, timeout: float | None = None) -> CaptureResult:
-        """Wait for its end.
+        """Wait for the capture to end.
 
         Raises:
-            TimeoutError: it has not ended by then; it goes on.
+            TimeoutError: it has not ended by then; it continues.
         """
         if not self._done.wait(timeout) or self._result is None:
             raise TimeoutError(f"the capture has not ended after {timeout} s")
         return self._result
 
     def finish(self) -> None:
-        """End it at the end of the current step, and keep what was recorded."""
+        """End the capture at the end of the current step, and keep what was recorded."""
         self._end(self, True)
 
     def cancel(self) -> None:
-        """End it now, and keep nothing."""
+        """End the capture now and discard the recording."""
         self._end(self, False)
 
     def settle(self, result: CaptureResult) -> None:
@@ -180,7 +181,7 @@ class CaptureHandle:
 
 
 class Capture:
-    """The capture that is under way: its handle, its recorder, and how far it is."""
+    """The current capture: its handle, its recorder and its progress."""
 
     def __init__(self, handle: CaptureHandle, first_step: int) -> None:
         self.handle = handle
@@ -192,7 +193,7 @@ class Capture:
         self.is_abandoned = False
 
     def is_over(self, now_s: float) -> bool:
-        """Whether, at the end of a step, everything that was asked for is recorded."""
+        """Whether, at the end of a step, everything requested is recorded."""
         request = self.handle.request
         if self.asked_to_finish:
             return True
@@ -221,7 +222,7 @@ _XLA: Final = {"start_trace": True, "stop_trace": False, "stop_and_get_fdo_profi
 _FUNCTIONS: Final = {
     "torch.autograd.profiler": {"_prepare_profiler": True, "_enable_profiler": True, "_disable_profiler": False},
     "jax.profiler": _XLA,
-    "jax._src.profiler": _XLA,  # which jax.profiler.trace calls
+    "jax._src.profiler": _XLA,  # called by jax.profiler.trace
     "torch_xla.debug.profiler": _XLA,
 }
 """Functions by module, and whether a profiler is in use after they were called."""
@@ -232,14 +233,14 @@ _originals: dict[tuple[str, str], Any] = {}
 
 
 class OtherProfilers:
-    """Sees profilers of torch and XLA that are not stepscope's.
+    """Detects profilers of torch and XLA that are not stepscope's.
 
     Args:
         give_way: called when one is about to begin while stepscope records.
 
     Attributes:
         seen: whether there ever was one.
-        name: what the program calls it.
+        name: the program's name for it.
     """
 
     def __init__(self, give_way: Callable[[], None]) -> None:
@@ -251,7 +252,7 @@ class OtherProfilers:
         self._recording = False
 
     def watch(self) -> None:
-        """Look out for them from now on, in the modules that are imported; may be called again when there are more."""
+        """Watch the imported modules; call it again after further imports."""
         modules = {name: sys.modules[name] for name in _FUNCTIONS if name in sys.modules}
         for name, module in modules.items():
             _wrap(name, module)
@@ -260,7 +261,7 @@ class OtherProfilers:
             _watchers.append(self)
 
     def unwatch(self) -> None:
-        """Look out no more; after the last, the modules are as they were."""
+        """Stop watching; the last call restores the modules."""
         if self in _watchers:
             _watchers.remove(self)
             if not _watchers:
@@ -271,7 +272,7 @@ class OtherProfilers:
 
     @contextlib.contextmanager
     def ours(self) -> Iterator[None]:
-        """What is called inside is stepscope's."""
+        """Treat profiler calls inside the block as stepscope's own."""
         self._our_own = True
         try:
             yield
@@ -279,7 +280,9 @@ class OtherProfilers:
             self._our_own = False
 
     def guard(self, recording: bool) -> None:
-        """Whether to give way to the next one, because stepscope has the profiler."""
+        """Set whether the next foreign profiler must wait for stepscope to give way, because stepscope is using the
+        profiler.
+        """
         self._recording = recording
 
     def _called(self, module: str, in_use: bool) -> None:
@@ -291,7 +294,7 @@ class OtherProfilers:
 
 
 def _is_in_use() -> bool:
-    """Whether a profiler was started before anybody looked."""
+    """Whether a profiler was started before the watch began."""
     if getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False):
         return True
     states = (

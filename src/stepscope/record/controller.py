@@ -1,7 +1,8 @@
-"""Captures of the running program: which are asked for, and when they begin and end.
+"""Captures of the running program: pending requests, and when each begins and ends.
 
-One controller a process. It hears of every step's end, and between two steps it has the recorder prepared, started
-or stopped. Imports only the standard library; the recorder, which needs torch, comes when the first capture does.
+Each process has one controller. It is notified of the end of every step, and between two steps it has the recorder
+prepared, started or stopped. Imports only the standard library; the recorder, which needs torch, is imported for the
+first capture.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _GAVE_WAY: Final = "the program started {} itself, so the recording was ended"
 
 
 class StepSource(IntEnum):
-    """What shows where a step ends, from the least certain to the most."""
+    """What marks the end of a step, from the least reliable source to the most."""
 
     NONE = 0
     JITTED = 1
@@ -59,7 +60,7 @@ class StepSource(IntEnum):
 
     @property
     def marks_steps(self) -> bool:
-        """Whether the steps stand in XLA's profile already, because the program marks them itself."""
+        """Whether the program marks its steps itself, so that XLA's profile already contains them."""
         return self >= StepSource.ANNOTATION
 
 
@@ -67,30 +68,30 @@ MakeRecording = Callable[[RecordOptions, int], Recording]
 
 
 class StepListener(Protocol):
-    """Hears of steps, on the thread that takes them."""
+    """Is notified of steps, on the thread that runs them."""
 
     def step_ended(self, step: int) -> None:
-        """A step has ended, and `step` is about to begin; captures that begin with it may still be asked for."""
+        """A step has ended and `step` is about to begin; captures that begin with it may still be requested."""
 
     def step_begins(self, step: int) -> None:
-        """Everything that was due between the steps is done; may end the program by SystemExit."""
+        """All work between the steps is done; may end the program by SystemExit."""
 
 
 class StepController:
-    """Counts the steps of this process and records those that are asked for.
+    """Counts the steps of this process and records the requested ones.
 
     Args:
-        new_path: gives the file for a trace; None for a temporary folder.
+        new_path: returns the path of the next trace; None for a temporary folder.
         make_recording: makes a recorder for the options and the number of the first step.
 
     Attributes:
-        source: what marks the steps: the best that was seen so far.
-        on_source: called when a better source was seen.
+        source: the best step source seen so far.
+        on_source: called when a better source is seen.
         others: the profilers that the program starts itself.
-        keeps_watch: whether to look out for these also while nothing is asked for. One that was prepared unseen, and
-            is started when stepscope records, takes the program down.
-        stays: whether captures may be asked for at any time, as by an agent, so that steps are counted to the end.
-        uses_jax: whether a sign of steps came from JAX.
+        keeps_watch: whether to watch for these even without a request. A profiler that was prepared unseen and is
+            started while stepscope records crashes the program.
+        stays: whether captures may be requested at any time, as by an agent, so that steps are counted to the end.
+        uses_jax: whether a step was detected through JAX.
     """
 
     def __init__(
@@ -124,14 +125,14 @@ class StepController:
         return self._busy
 
     def current_step(self) -> int:
-        """The number of the step that runs now: how many ended before it."""
+        """The number of the current step: how many have ended before it."""
         return self._step
 
     @guard.entry
     def step_boundary(self, source: StepSource = StepSource.EXPLICIT) -> None:
-        """A step has ended, as `source` shows; what a better source contradicts is passed over.
+        """Report the end of a step, as seen by `source`; it is ignored if a better source is known.
 
-        An entry of the guard's: raises nothing but the SystemExit by which a listener ends the program.
+        This is a guard entry: it raises only the SystemExit by which a listener ends the program.
         """
         if source is not self.source:
             if source < self.source:
@@ -152,7 +153,7 @@ class StepController:
             listener.step_begins(self._step)
 
     def request(self, request: CaptureRequest) -> CaptureHandle:
-        """Ask for a capture; it begins between two steps, after those that were asked for earlier."""
+        """Request a capture; it begins between two steps, after all earlier requests."""
         handle = CaptureHandle(request, self._end)
         with self._lock:
             if not self._busy:
@@ -167,7 +168,7 @@ class StepController:
         return handle
 
     def finish(self, problem: str) -> None:
-        """End everything, such as because the program ends; what was recorded is kept."""
+        """End every capture, for example at the program's end; what was recorded is kept."""
         with self._lock:
             self._settle_capture(problem)
             if self._capture is not None:
@@ -177,7 +178,7 @@ class StepController:
             self._rest()
 
     def abandon(self) -> None:
-        """After an error of ours: keep nothing, and cost nothing more."""
+        """After an internal error, discard every capture and stop all work."""
         self.listener = self.on_source = None
         self.stays = self.keeps_watch = False
         with guard.attempt():
@@ -189,7 +190,7 @@ class StepController:
             self.others.unwatch()
 
     def forget(self) -> None:
-        """In a process that was forked: drop what belongs to the other one, without touching its profiler."""
+        """In a forked process, drop the parent's captures without touching its profiler."""
         self._lock, self._wake, self._watched = threading.RLock(), threading.Event(), False
         self._capture, self._busy = None, False
         self._waiting.clear()
@@ -206,12 +207,12 @@ class StepController:
         capture.complete_steps += 1
         if capture.is_over(time.monotonic()):
             self._settle_capture(None)
-            self._advance()  # the one that was asked for next may begin with this very step
+            self._advance()  # the next request may begin with this very step
         else:
             capture.recorder.step()
 
     def _next_capture(self) -> Capture | None:
-        """Take up the next request; its first step comes, at the earliest, after one in which the profiler warms up."""
+        """Start on the next request; its first step comes at the earliest after one warm-up step."""
         if not self._waiting:
             self._rest()
             return None
@@ -222,7 +223,7 @@ class StepController:
         return self._capture
 
     def _prepare_or_start(self, capture: Capture) -> None:
-        if self.others.active():  # the program's own profiler goes first
+        if self.others.active():  # the program's own profiler has priority
             capture.first_step = max(capture.first_step, self._step + 2)
             return
         if self._step < capture.first_step - 1:
@@ -238,7 +239,7 @@ class StepController:
         self.others.guard(True)
 
     def _settle_capture(self, problem: str | None) -> None:
-        """End the capture under way, keep what it recorded, and tell whoever waits."""
+        """End the current capture, keep its recording, and notify the waiting threads."""
         capture = self._capture
         if capture is None or capture.is_abandoned:
             return
@@ -255,8 +256,9 @@ class StepController:
         self._rest()
 
     def _abandon(self, capture: Capture, result: CaptureResult) -> None:
-        """Keep nothing of it. What torch records can take the program down when another thread ends it, so that is
-        left to the thread that takes the steps."""
+        """Discard a capture. Ending torch's profiler on another thread can crash the program, so the thread that
+        runs the steps does it.
+        """
         capture.handle.settle(result)
         if capture.recorder is None or self._thread == threading.get_ident():
             self._drop(capture)
@@ -271,7 +273,7 @@ class StepController:
         self._rest()
 
     def _rest(self) -> None:
-        """Cost nothing any more where nothing is asked for."""
+        """Drop all per-step work while nothing is requested."""
         self._busy = self._capture is not None or bool(self._waiting)
         if not self._busy:
             if not self.keeps_watch:
@@ -296,7 +298,7 @@ class StepController:
 
     @guard.entry
     def _give_way(self) -> None:
-        """The program starts a profiler of its own: keep the whole steps there are, if any."""
+        """Give way to a profiler that the program starts: keep the complete steps, if any."""
         with self._lock:
             capture = self._capture
             if capture is not None and capture.is_abandoned:
@@ -312,7 +314,7 @@ class StepController:
 
     @guard.entry(in_background=True)
     def _watch_captures(self) -> None:
-        """On a thread of its own: end the captures that no step comes by for."""
+        """End captures that no longer see any step end; runs on its own thread."""
         while True:
             with self._lock:
                 if not self._busy:
@@ -323,7 +325,7 @@ class StepController:
             self._wake.wait(max(left_s, _AT_LEAST_S))
 
     def _give_up_late_ones(self) -> float:
-        """End what no step has come by for too long; returns in how many seconds that may next be so."""
+        """End captures without a step for too long; return the seconds until the next deadline."""
         waited_s = time.monotonic() - self._last_boundary_s
         left_s = [PATIENCE_S]
         capture = self._capture
@@ -365,11 +367,11 @@ def _no_step(timeout_s: float, *, recording: bool) -> str:
 
 
 def new_recording(options: RecordOptions, first_step: int, source: StepSource, *, uses_jax: bool) -> Recording:
-    """A recording that has not begun.
+    """Make a recording that has not begun.
 
     Args:
-        source: what shows where steps end.
-        uses_jax: whether JAX showed any; a program may import it and do its steps in torch.
+        source: what marks the steps.
+        uses_jax: whether steps were detected through JAX; a program may import JAX and train in torch.
     """
     if _torch_xla_runs():
         from stepscope.record.xla import TorchXlaProfiler, XlaRecorder
@@ -386,7 +388,7 @@ def new_recording(options: RecordOptions, first_step: int, source: StepSource, *
 
 
 def _torch_xla_runs() -> bool:
-    """Whether PyTorch/XLA has a device in use, and is not merely imported."""
+    """Whether PyTorch/XLA uses a device, and is not merely imported."""
     module: Any = sys.modules.get("torch_xla")
     is_initialized = getattr(getattr(module, "_XLAC", None), "_xla_runtime_is_initialized", None)
     return bool(is_initialized is not None and is_initialized())

@@ -1,6 +1,6 @@
-"""What the operating system and Python's garbage collector count while steps are recorded.
+"""Counters of the operating system and of Python's garbage collector while steps are recorded.
 
-A reading takes some tens of microseconds, between two steps; what a machine does not tell is left out.
+A reading takes some tens of microseconds between two steps; counters that the machine does not have are left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DEEPEST: Final = 64
 
 
 class Reading(NamedTuple):
-    """The counters at one moment; None where the machine does not tell one."""
+    """The counters at one moment; None for a counter that the machine does not have."""
 
     time_ns: int
     thread_processor_ns: int
@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 
 
 class Counters:
-    """Reads the counters of the thread that calls it, and leaves out what turned out slow or unreadable."""
+    """Reads the counters of the calling thread, and drops those that are slow or unreadable."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = str(root).rstrip("/")
@@ -72,7 +72,7 @@ class Counters:
         )
 
     def _text(self, path: str, key: str) -> str | None:
-        """A small file's text; a kind of file that cannot be read, or only slowly, is not tried again."""
+        """Read a small file; a kind of file that is unreadable or slow is not tried again."""
         if key in self._unreadable:
             return None
         begun = time.perf_counter_ns()
@@ -125,7 +125,7 @@ class StepCounters:
         self.steps: list[StepFacts] = []
 
     def follow(self, collector_ns: Callable[[], int]) -> None:
-        """Take the garbage collector's time from this function: nanoseconds so far on the calling thread."""
+        """Use this function as the source of garbage-collection time: nanoseconds so far on the calling thread."""
         self._collector_ns = collector_ns
 
     def border(self, ended: int | None) -> None:
@@ -157,16 +157,16 @@ def _difference(index: int, before: Reading, now: Reading, collector_ns: int) ->
 
 
 class WarmUp:
-    """Page faults of the process from the making of this until `figures`: in steps that the profiler does not record.
+    """Page faults of the process from construction until `figures`, in steps that the profiler does not record.
 
-    What it records it keeps, for which the process needs memory that the program alone would not.
+    Recorded steps would not do: the profiler keeps its records in memory, which causes page faults of its own.
     """
 
     def __init__(self) -> None:
         self._begun_ns, self._faults = time.perf_counter_ns(), _usage().faults
 
     def figures(self) -> dict[str, int]:
-        """{"warm_up_ns", "warm_up_faults"} up to now; empty where the machine does not tell."""
+        """Return {"warm_up_ns", "warm_up_faults"} so far; empty if the machine does not count them."""
         faults = _usage().faults
         if faults is None or self._faults is None:
             return {}
@@ -174,11 +174,12 @@ class WarmUp:
 
 
 class PauseWatch:
-    """Notes what Python's garbage collector does from `start` to `stop`; only in the process that started it.
+    """Records the runs of Python's garbage collector from `start` to `stop`, in the process that started it only.
 
     Attributes:
-        total_ns: time in the collector, of all threads; the threads wait for each other, so it is the process's.
-        runs: how often it ran.
+        total_ns: time in the collector, over all threads; threads wait for each other's collections, so it is the
+            time lost by the process.
+        runs: number of collections.
     """
 
     def __init__(self) -> None:
@@ -196,7 +197,7 @@ class PauseWatch:
             gc.callbacks.remove(self._collector_runs)
 
     def pauses(self) -> tuple[PauseFacts, ...]:
-        """The long pauses, in order of time."""
+        """Return the long pauses, in order of time."""
         return tuple(PauseFacts(**note, **_place(where)) for note, where in self._notes)
 
     @guard.entry
@@ -219,7 +220,7 @@ class PauseWatch:
                 "thread": threading.get_native_id(),
                 "collected": info["collected"],
             }
-            # outside of the guard's frame; None where a thread ends
+            # outside the guard's frame; None when a thread ends
             self._notes.append((note, _user_line(sys._getframe(1).f_back)))
 
 
@@ -246,7 +247,7 @@ def _place(where: tuple[str, int, str] | None) -> dict[str, Any]:
 
 
 class _Usage(NamedTuple):
-    """What the operating system accounts: of the thread, and page faults of the process."""
+    """Resource usage of the thread, and page faults of the process."""
 
     system_ns: int | None = None
     switches: int | None = None
@@ -268,7 +269,7 @@ def _usage() -> _Usage:
 
 
 def _core_reader() -> Callable[[], int | None]:
-    """What says on which core the calling thread is."""
+    """Return a function that reads the core of the calling thread."""
     if not sys.platform.startswith("linux"):
         return lambda: None
     import ctypes
@@ -286,7 +287,7 @@ def _core_reader() -> Callable[[], int | None]:
 
 
 def _cgroup_of(root: str) -> str | None:
-    """Folder of the process's own control group (version 2); None without one."""
+    """Return the folder of the process's own control group (version 2), or None."""
     try:
         text = Path(f"{root}/proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,8 +1,8 @@
-"""Measures the energy of a program's steps in windows, while no profiler runs.
+"""Measure the energy of a program's steps in windows, while no profiler runs.
 
-A window lasts some seconds of whole steps, and the next one begins where it ends: counters are read at its borders,
-when the devices that the process uses have done what they were given. Imports only the standard library; zeus comes
-with the first window.
+A window is some seconds of whole steps, and the next one begins where it ends: counters are read at its ends, after
+the devices of the process have finished their work. Imports only the standard library; zeus is imported with the
+first window.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Border:
 
 
 class EnergyMeter:
-    """Measures steps of one thread between calls of `begins` and `ended`. Never raises.
+    """Measures the energy of one thread's steps between calls of `begins` and `ended`; never raises.
 
     Args:
         uses_jax: whether the program's devices are JAX's.
@@ -82,7 +82,7 @@ class EnergyMeter:
         self._over = False
 
     def begins(self, step: int) -> None:
-        """A step of this number begins, which is to be measured; the first one waits for the counters to be found."""
+        """Begin to measure a step; the first call waits until the counters have been found."""
         if self._over:
             return
         if self._sources is None:
@@ -98,11 +98,11 @@ class EnergyMeter:
                 self._close_window()
 
     def wants_more(self, past_s: float) -> bool:
-        """Whether the program should be measured for longer, so long after the recording."""
+        """Whether to measure the program for longer, `past_s` seconds after the recording."""
         return not self._over and self._sources != [] and past_s < MEASURED_S
 
     def pauses(self) -> None:
-        """Forget a window that is open: what comes is not to be measured."""
+        """Drop the current window: the next steps are not measured."""
         self._begun = None
 
     def clear(self) -> None:
@@ -110,7 +110,7 @@ class EnergyMeter:
         self.record.windows.clear()
 
     def finish(self) -> None:
-        """Measure no more; a window that is not full is forgotten, and what has no number is named."""
+        """Stop measuring; drop an incomplete window, and list the counters without a value."""
         if self._over:
             return
         self._over, self._begun = True, None
@@ -125,7 +125,7 @@ class EnergyMeter:
     def _open(self) -> None:
         sources: list[Source] = []
         missing: list[MissingCounter] = []
-        with guard.attempt() as opening:  # whatever a driver or a library may raise
+        with guard.attempt() as opening:  # drivers and libraries may raise anything
             self._devices = devices_in_use(self._uses_jax())
             sources, missing = self._opens(self._devices, with_host=is_first_of_its_machine())
         if opening.error is not None:
@@ -135,7 +135,7 @@ class EnergyMeter:
         self.record.missing += missing
 
     def _border(self) -> _Border:
-        """Wait for the devices, and read every counter; where they cannot be waited for, only those of the host."""
+        """Wait for the devices and read every counter; read only the host's if the devices cannot be waited for."""
         with guard.attempt() as waiting:
             synchronise(self._devices, self._uses_jax())
         border = _Border(self._clock_ns(), {})
@@ -174,7 +174,7 @@ class EnergyMeter:
 
 
 def _why_nothing(joules: float, seconds: float, source: Source) -> str | None:
-    """Why a difference of a counter says nothing; None where it does."""
+    """Return why the difference of a counter is unusable; None if it is usable."""
     if joules <= 0:
         return f"its counter did not move in {seconds:.3g} s"
     if seconds > source.longest_s:
@@ -183,18 +183,20 @@ def _why_nothing(joules: float, seconds: float, source: Source) -> str | None:
 
 
 def is_first_of_its_machine() -> bool:
-    """Whether this process is the one of its machine that measures what all share."""
+    """Whether this process measures the counters that all processes of its machine share."""
     return next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0") == "0"
 
 
 def _torch_on_cuda() -> Any:
-    """Torch, where it has begun to use CUDA; None elsewhere."""
+    """Return torch if it has begun to use CUDA, else None."""
     torch: Any = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 def devices_in_use(uses_jax: bool) -> list[int]:
-    """The GPUs on which this process has anything, as it numbers them; asks only libraries that are at work."""
+    """Return the GPUs that this process uses, as it numbers them; queries only libraries that are already
+    initialised.
+    """
     torch = _torch_on_cuda()
     if torch is not None:
         numbers = range(torch.cuda.device_count())
@@ -214,7 +216,7 @@ def synchronise(devices: Sequence[int], uses_jax: bool) -> None:
             torch.cuda.synchronize(device)
     elif uses_jax:
         jax: Any = sys.modules["jax"]
-        # A queue is done when a value that is put into it now has arrived.
+        # A stream is finished when a value enqueued now has arrived.
         jax.block_until_ready([jax.device_put(0.0, each) + 0 for each in jax.local_devices() if each.platform == "gpu"])
 
 
@@ -223,13 +225,13 @@ NAME: Final = "power-limits.json"
 
 @dataclass(frozen=True, slots=True)
 class LimitRun:
-    """The program at one power limit.
+    """One run of the program at a power limit.
 
     Attributes:
-        limit_w: of each device.
-        step_ns: the mean measured step of the rank whose steps are the longest; None where none was measured.
-        joules: of all devices, a step; None where they were not measured.
-        windows: how many the energy was measured in.
+        limit_w: limit of each device in watts.
+        step_ns: mean measured step time of the slowest rank; None if none was measured.
+        joules: energy of all devices per step; None if it was not measured.
+        windows: number of energy windows.
     """
 
     limit_w: float
@@ -241,21 +243,21 @@ class LimitRun:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A power limit as the user gives it: watts, or a share of the most that the device allows, 0 to 1."""
+    """A power limit as the user gives it: watts, or a share of the device's maximum, 0 to 1."""
 
     value: float
     is_share: bool = False
 
 
 class DeviceLimits:
-    """The power limits of the devices that a program would see, as zeus finds them (milliwatts)."""
+    """The power limits of the devices visible to a program, through zeus (milliwatts)."""
 
     def __init__(self, gpus: Any) -> None:
         self._gpus = gpus.gpus
         self._before = [gpu.get_power_management_limit() for gpu in self._gpus]
 
     def watts(self, limit: Limit) -> float:
-        """What a limit means for these devices.
+        """Convert a limit to watts for these devices.
 
         Raises:
             UsageError: a device does not allow it.
@@ -271,22 +273,22 @@ class DeviceLimits:
         """Limit every device.
 
         Raises:
-            UsageError: that is not allowed.
+            UsageError: the limit is not allowed.
         """
         with guard.attempt() as setting, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # zeus warns of what the error says
+            warnings.simplefilter("ignore")  # zeus warns about what the error already reports
             for gpu in self._gpus:
                 gpu.set_power_management_limit(round(watts * 1000))
-        if setting.error is not None:  # of drivers and the library
+        if setting.error is not None:  # errors of drivers and of the library
             raise UsageError(
                 f"the power limit cannot be changed: {sentence(setting.error)}; that needs root, or zeusd to do it"
             ) from setting.error
 
     def restore(self) -> None:
-        """Put every device's limit back to what it was.
+        """Restore every device's original limit.
 
         Raises:
-            UsageError: one cannot be put back; the message says how to.
+            UsageError: a limit cannot be restored; the message says how to do it by hand.
         """
         lost = []
         for number, (gpu, limit) in enumerate(zip(self._gpus, self._before, strict=True)):
@@ -302,10 +304,10 @@ class DeviceLimits:
 
 
 def device_limits() -> DeviceLimits:
-    """The power limits of this machine's devices.
+    """Return the power limits of this machine's devices.
 
     Raises:
-        UsageError: no device has a limit that can be read, or zeus is not installed.
+        UsageError: no device has a readable limit, or zeus is not installed.
     """
     gpus: Any = ()
     with guard.attempt() as finding, warnings.catch_warnings():
@@ -330,14 +332,14 @@ def measure_limits(
     run_program: Callable[[], int],
     say: Callable[[str], None],
 ) -> list[LimitRun]:
-    """Run the program once at each limit (watts); at the end, also after errors, the devices have their own again.
+    """Run the program once at each limit (watts); always restore the original limits at the end.
 
     Args:
-        run_program: runs it, measuring energy into the folder, and returns its exit code.
-        say: called with what is about to happen.
+        run_program: runs the program, measuring energy into the folder; returns its exit code.
+        say: called with a progress message.
 
     Raises:
-        UsageError: a limit cannot be set, or the devices' own not be put back.
+        UsageError: a limit cannot be set or restored.
     """
     runs: list[LimitRun] = []
     with _ended_by_signals(), contextlib.ExitStack() as stack:
@@ -364,7 +366,7 @@ def _run(watts: float, code: int, left: Sequence[dict[str, Any]]) -> LimitRun:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Have a signal that would end this process at once end it as an exception does, so that limits are put back."""
+    """Turn signals that would end this process at once into exceptions, so that the limits are restored."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

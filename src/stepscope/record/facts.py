@@ -1,7 +1,7 @@
-"""The facts of the program that a recording keeps in its trace: see `stepscope.trace.program_facts`.
+"""Collect the facts about the program that a recording keeps in its trace: see `stepscope.trace.program_facts`.
 
-Collected by the recorder: a few counters at each border of steps, everything else after the last. Whatever cannot be
-collected is left out, and the recording goes on without it.
+The recorder reads a few counters at each step boundary and everything else after the last step. Facts that cannot be
+collected are left out, and the recording continues.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _LONGEST_REASON: Final = 2_000
 
 
 def compilations() -> tuple[CompilationFacts, ...]:
-    """The latest compilations of this process, the earliest first; torch keeps 64. Empty where nothing was compiled."""
+    """Return the latest compilations of this process, oldest first; torch keeps 64. Empty if nothing was compiled."""
     module = sys.modules.get("torch._dynamo.utils")
     kept = getattr(module, "get_compilation_metrics", None)
     found = []
     for metrics in kept() if kept is not None else ():
         with guard.attempt():
-            if metrics.co_name:  # a backward pass that is compiled later has none
+            if metrics.co_name:  # absent for a backward pass that is compiled later
                 found.append(_compilation(metrics))
     return tuple(found)
 
@@ -68,7 +68,7 @@ _DISTRIBUTED: Final = "torch.nn.parallel.distributed", "DistributedDataParallel"
 
 
 class LiveObjects:
-    """Live objects of some of torch's classes, except those that `gc.freeze` hid."""
+    """Live objects of some torch classes, except those hidden by `gc.freeze`."""
 
     def __init__(self) -> None:
         import torch
@@ -88,7 +88,7 @@ class LiveObjects:
             self._found[name] = [each for each in everything if type(each) in wanted] if wanted else []
 
     def optimizers(self) -> tuple[OptimizerFacts, ...]:
-        """Those that are not wrapped by others, once each."""
+        """Return the optimizers that are not wrapped by others, once each."""
         inner = {id(vars(each).get("optimizer")) for each in self._found["optimizers"]}
         wrapping = [each for each in self._found["optimizers"] if "optimizer" in vars(each)]
         shown = [each for each in self._found["optimizers"] if each not in wrapping or not inner]
@@ -112,7 +112,7 @@ class LiveObjects:
         return tuple(found)
 
     def model(self) -> ModelFacts | None:
-        """All parameters, and what the optimizers and modules hold besides; None without any parameter."""
+        """Return sizes of all parameters, optimizer state and module buffers; None without parameters."""
         parameters = self._found["parameters"]
         if not parameters:
             return None
@@ -157,7 +157,7 @@ def _setting(groups: Sequence[dict[str, Any]], name: str) -> bool | None:
 
 
 def _implementation(group: dict[str, Any], tensors: list[Any]) -> str | None:
-    """What the optimizer's step runs: as set, else by torch's own default; None for one that knows no such choice."""
+    """Return the optimizer's implementation, as set or by torch's default; None if it has no such choice."""
     if "foreach" not in group and "fused" not in group:
         return None
     if group.get("fused"):
@@ -191,7 +191,7 @@ def _distributed(module: Any) -> DataParallelFacts:
         find_unused_parameters=bool(getattr(module, "find_unused_parameters", False)),
         gradient_as_bucket_view=bool(getattr(module, "gradient_as_bucket_view", False)),
         static_graph=bool(getattr(module, "static_graph", False)),
-        unused_parameters=without if without < len(trained) else None,  # after zero_grad nothing is known
+        unused_parameters=without if without < len(trained) else None,  # after zero_grad the gradients are gone
     )
 
 
@@ -207,10 +207,10 @@ _TAIL_BYTES: Final = 64
 
 
 class FactsRecording:
-    """What is counted from `start` to `finish`; raises nothing.
+    """The counters and facts from `start` to `finish`; raises nothing.
 
     Args:
-        warm_up: what was counted before, as {"warm_up_ns", "warm_up_faults"}.
+        warm_up: counters from before, as {"warm_up_ns", "warm_up_faults"}.
     """
 
     def __init__(self, watch: InputWatch | None = None, warm_up: dict[str, int] | None = None) -> None:
@@ -241,7 +241,7 @@ class FactsRecording:
                 self._steps.border(number)
 
     def finish(self) -> ProgramFacts | None:
-        """Count no more; returns None if nothing was started."""
+        """Stop counting; return None if it was not started."""
         if not self._is_on:
             return None
         self._is_on = False
@@ -285,10 +285,10 @@ class FactsRecording:
 
 
 def add_to_trace(path: Path, facts: ProgramFacts | None) -> None:
-    """Put the facts behind the events of a Chrome-trace file that has just been written.
+    """Append the facts to a Chrome trace file that has just been written.
 
     Raises:
-        OSError: the file cannot be changed. One that does not end as such a file does is left as it is.
+        OSError: the file cannot be changed. A file with an unexpected ending is left unchanged.
     """
     if facts is None:
         return
@@ -319,7 +319,7 @@ _TIMES: Final = 16
 
 
 class PaddingSamples:
-    """Looks at the batches that loaders give, from `start` to `stop`."""
+    """Measures the padding of batches from the loaders, from `start` to `stop`."""
 
     def __init__(self) -> None:
         self._tensors: dict[str, _Sequences] = {}
@@ -337,7 +337,7 @@ class PaddingSamples:
         ]
 
     def stop(self) -> tuple[PaddingFacts, ...]:
-        """Leave the loaders as they were; returns what was seen, the most padded first."""
+        """Restore the loaders; return the findings, the most padded first."""
         self.give_back()
         self._look_around()
         found = [sequences.facts(name) for name, sequences in self._tensors.items()]
@@ -350,12 +350,12 @@ class PaddingSamples:
 
     @guard.entry
     def seen(self, _: None, batch: Any, iterator: Any) -> None:
-        """A batch that cannot be looked at is left out."""
+        """Measure a batch; one that cannot be inspected is skipped."""
         with guard.attempt():
             self.add(batch)
 
     def add(self, batch: Any) -> None:
-        """Look at one batch: a tensor, or lists, tuples and dictionaries of them."""
+        """Measure one batch: a tensor, or nested lists, tuples and dictionaries of tensors."""
         if self._batches >= _MOST_BATCHES:
             return
         self._batches += 1
@@ -365,10 +365,12 @@ class PaddingSamples:
     def _add(self, name: str, tensor: Any) -> None:
         if not 0 < tensor.numel() <= _MOST_POSITIONS:
             return
-        self._tensors.setdefault(name, _Sequences()).add(tensor.numpy())  # whose operators no profiler records
+        self._tensors.setdefault(name, _Sequences()).add(
+            tensor.numpy()
+        )  # these operators are not recorded by any profiler
 
     def _look_around(self) -> None:
-        """Integer tensors that are alive now, for what no loader gave: labels made in the step, own batches."""
+        """Measure live integer tensors that did not come from a loader, such as labels made in the step."""
         import torch
 
         found = []
@@ -422,7 +424,9 @@ class _Sequences:
         )
 
     def _sorted(self) -> Iterator[tuple[int, list[int]]]:
-        """The same rows in batches of the same sizes, by length; the whole data set has such rows many times over."""
+        """Yield the same rows sorted by length into batches of the same sizes, which estimates sorting the whole
+        data set.
+        """
         rows = iter(length for length in sorted(self._rows) for _ in range(_TIMES))
         for size in self._sizes * _TIMES:
             batch = list(islice(rows, size))
@@ -431,9 +435,9 @@ class _Sequences:
 
 
 def _lengths(rows: Any) -> list[int]:
-    """For each row, how long it is without the run of the padding number at its end.
+    """Return each row's length without the padding number at its end.
 
-    The padding is the number that most rows end in a run of.
+    The padding number is the one that most rows repeat at their end.
     """
     import numpy as np
 

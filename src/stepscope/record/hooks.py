@@ -1,19 +1,19 @@
-"""Seeing where the steps of a program end, without a change in the program.
+"""Detect the steps of a program without changing it.
 
-What marks a step, the best that is seen counts. In PyTorch:
+Of several step sources, the best one seen counts. In PyTorch:
 
 1. the end of an optimizer's step; with several optimizers, of the one that marks the outermost repetition
 2. the beginning of an iteration over a DataLoader
 3. the beginning of a forward call of the outermost module
 
-Forward calls are not seen by hooks of torch.nn, which would have torch.compile compile anew when they go: a thread
-looks now and then at what is being called, and the class of the module that it finds is wrapped. Nothing stays in
-torch when the hooks are removed. In a program of XLA:
+Forward calls are not detected by hooks of torch.nn, whose removal would make torch.compile recompile: a thread
+samples what is being called and wraps the class of the module that it finds. Nothing stays in torch when the hooks
+are removed. In XLA programs:
 
 1. the end of a jax.profiler.StepTraceAnnotation, or of a torch_xla.debug.profiler.StepTrace
-2. the beginning of a call of a function that `jax.jit` or `jax.pmap` made; of several, of the one that marks the
-   outermost repetition. Functions that were made while this looks are wrapped, and stay so; a call through the wrapper
-   costs a fraction of a microsecond when nobody looks any more.
+2. the beginning of a call of a function made by `jax.jit` or `jax.pmap`; of several, of the one that marks the
+   outermost repetition. Functions made while the hooks are installed stay wrapped; afterwards a call through the
+   wrapper costs a fraction of a microsecond.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FORWARD_PATIENCE_S: Final = 3.0
 
 
 class Marker:
-    """Which of several things that repeat marks the steps: the first, or one around it that comes less often."""
+    """Chooses which of several repeating events marks the steps: the first, or a rarer one around it."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -50,7 +50,7 @@ class Marker:
         self._marker: int | None = None
 
     def hit(self, key: int) -> bool:
-        """Whether the thing of that key, which has come again, marks the end of a step."""
+        """Whether this repetition of event `key` is the end of a step."""
         self._counts[key] = count = self._counts.get(key, 0) + 1
         if self._marker is None:
             self._marker = key
@@ -65,14 +65,14 @@ class Marker:
 
 
 class _Hooks:
-    """Hooks in one framework; the steps they see go to the process's controller."""
+    """Hooks in one framework; they report steps to the process's controller."""
 
     def __init__(self, controller: StepController) -> None:
         self._controller = controller
         self._removals: dict[StepSource, Callable[[], None]] = {}
 
     def install(self) -> None:
-        """Look out for steps, and for profilers of the program's own; the framework is imported already."""
+        """Watch for steps and for the program's own profilers; the framework must be imported."""
         self._controller.keeps_watch = True
         self._controller.others.watch()
 
@@ -131,7 +131,7 @@ class StepHooks(_Hooks):
 
 
 class AllHooks:
-    """The hooks of a process in everything that it has imported so far."""
+    """The hooks of a process in every framework imported so far."""
 
     def __init__(self, controller: StepController) -> None:
         self._controller = controller
@@ -139,7 +139,7 @@ class AllHooks:
         self._kept = StepSource.NONE
 
     def install_in(self, module: str) -> None:
-        """Look out for steps in torch, jax or torch_xla.debug.profiler, which was imported just now."""
+        """Install hooks in torch, jax or torch_xla.debug.profiler, which has just been imported."""
         hooks: StepHooks | XlaHooks
         if module == "torch":
             hooks = StepHooks(self._controller)
@@ -162,7 +162,7 @@ class AllHooks:
 
 
 def watch_steps() -> StepController:
-    """This process's controller, made with hooks that call it where it has none yet; torch or jax is imported."""
+    """Return this process's controller, creating it with its hooks if needed; torch or jax must be imported."""
     found = controller()
     if found is None:
         found = StepController()
@@ -177,7 +177,7 @@ def watch_steps() -> StepController:
 
 
 def _watch_input(user: object, watch: bool) -> None:
-    """Have the loaders that are iterated from now on measured, or no more; steps are seen whether that works or not."""
+    """Start or stop measuring new DataLoader iterators; step detection does not depend on it."""
     with guard.attempt():
         from stepscope.record.input_stages import input_watch
 
@@ -190,7 +190,7 @@ def _is_loader_worker() -> bool:
 
 
 def _compiling() -> Callable[[], bool]:
-    """A function that says whether torch.compile follows the code, which is not to see ours."""
+    """Return a function that says whether torch.compile is tracing; the hooks must be invisible to it."""
     found: Callable[[], bool] = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", lambda: False)
     return found
 
@@ -210,7 +210,7 @@ def _optimizer_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
     def remove() -> None:
         nonlocal steps
         steps = None
-        if "torch._dynamo" not in sys.modules:  # a compiled optimizer would be compiled anew without the hook
+        if "torch._dynamo" not in sys.modules:  # without the exclusion, a compiled optimizer would be recompiled
             guard.unhook(handle)
 
     return remove
@@ -236,7 +236,7 @@ class _LoaderSteps:
     @guard.entry
     def begins(self, iterator: object) -> None:
         if self._marker.hit(id(getattr(iterator, "_dataset", None))):
-            if self._begun:  # the first one begins a step, and ends none
+            if self._begun:  # the first one only begins a step
                 self._seen(StepSource.LOADER)
             self._begun = True
 
@@ -250,7 +250,7 @@ def _loader_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
 
 
 class _ForwardCalls:
-    """Finds the outermost module that is called again and again, and then sees each of its calls."""
+    """Finds the outermost module that is called repeatedly, and then detects each of its calls."""
 
     def __init__(self, seen: Callable[[StepSource], None]) -> None:
         self._seen = seen
@@ -258,7 +258,7 @@ class _ForwardCalls:
         self._calls = 0
         self._found: Callable[[], Any] = lambda: None
         self._restore: Callable[[], None] = lambda: None
-        _thread.start_new_thread(self._look, ())  # not listed among the program's own threads
+        _thread.start_new_thread(self._look, ())  # hidden from the program's list of threads
 
     def remove(self) -> None:
         self._removed = True
@@ -279,7 +279,7 @@ class _ForwardCalls:
                     return
 
     def _follow(self, module: Any) -> None:
-        """Wrap the class of a module, so that the module's own calls are seen."""
+        """Wrap the class of a module to detect the module's own calls."""
         kind: Any = type(module)
         self._found = weakref.ref(module)
         called = guard.around(kind.__call__, before=self._called, unless=_compiling())
@@ -294,7 +294,7 @@ class _ForwardCalls:
             self._seen(StepSource.FORWARD)
 
     def _repeats(self) -> bool:
-        """Whether the module is called again; where it is not, its class is left as it was."""
+        """Whether the module is called again; if not, restore its class."""
         until = time.monotonic() + _FORWARD_PATIENCE_S
         while time.monotonic() < until and not self._removed:
             if self._calls >= 2:
@@ -306,7 +306,7 @@ class _ForwardCalls:
 
 
 def _module_being_called() -> Any:
-    """The outermost torch.nn.Module that a thread is calling now, or None."""
+    """Return the outermost torch.nn.Module that any thread is calling, or None."""
     calls = _codes_of_module_calls()
     own = _thread.get_ident()
     for thread, frame in sys._current_frames().items():
@@ -331,7 +331,7 @@ _MAKERS: Final = ("jit", "pmap")
 
 
 class XlaHooks(_Hooks):
-    """Hooks in JAX, or `of_torch` in PyTorch/XLA."""
+    """Hooks in JAX, or with `of_torch` in PyTorch/XLA."""
 
     def __init__(self, controller: StepController, *, of_torch: bool = False) -> None:
         super().__init__(controller)
@@ -348,7 +348,7 @@ class XlaHooks(_Hooks):
         self._removals[StepSource.ANNOTATION] = guard.put(annotation, "__exit__", left)
 
     def _is_decided(self, lower: StepSource, source: StepSource) -> bool:
-        """Calls are looked out for until it is known whether steps that a DataLoader shows are done in JAX."""
+        """Whether it is known that steps marked by a DataLoader run in JAX; until then, calls are watched too."""
         return lower is not StepSource.JITTED or source >= StepSource.OPTIMIZER or self._controller.uses_jax
 
     @guard.entry
@@ -362,7 +362,7 @@ class XlaHooks(_Hooks):
 
 
 class _Calls:
-    """Which calls of jitted functions mark steps: none that another one makes."""
+    """Chooses which calls of jitted functions mark steps; nested calls do not."""
 
     def __init__(self, seen: Callable[[StepSource], None]) -> None:
         self.seen: Callable[[StepSource], None] | None = seen
@@ -371,7 +371,7 @@ class _Calls:
         self._begun: set[int] = set()
 
     def call(self, key: int, function: Any, positional: Any, named: Any) -> Any:
-        if getattr(self._inside, "yes", False):  # while the outer one is traced
+        if getattr(self._inside, "yes", False):  # during tracing of the outer function
             return function(*positional, **named)
         self._begins(key)
         self._inside.yes = True
@@ -384,13 +384,13 @@ class _Calls:
     @guard.entry
     def _begins(self, key: int) -> None:
         if self._marker.hit(key) and self.seen is not None:
-            if key in self._begun:  # a function's first call begins a step, and ends none
+            if key in self._begun:  # the first call of a function only begins a step
                 self.seen(StepSource.JITTED)
             self._begun.add(key)
 
 
 class _Jitted:
-    """A function made by jax.jit whose calls are seen; everything else is the function's own."""
+    """A function made by jax.jit whose calls are detected; all other attributes are the function's own."""
 
     def __init__(self, function: Any, calls: _Calls) -> None:
         functools.update_wrapper(self, function)
@@ -411,7 +411,7 @@ class _Jitted:
         return self if instance is None else functools.partial(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_stepscope":  # of a copy that is not built yet
+        if name == "_stepscope":  # on a copy under construction
             raise AttributeError(name)
         return getattr(self._stepscope[0], name)
 
@@ -433,7 +433,7 @@ def _same(function: Any) -> Any:
 
 
 def _key(function: Any) -> int:
-    """The same for functions of the same code: a program may make one anew in every step."""
+    """Return the same key for functions with the same code: a program may create one in every step."""
     code = getattr(getattr(function, "__wrapped__", None), "__code__", None)
     return id(code if code is not None else function)
 
@@ -453,7 +453,7 @@ def _jitted_calls(seen: Callable[[StepSource], None]) -> Callable[[], None]:
 
 
 def _maker(original: Any, calls: _Calls) -> Any:
-    """jax.jit, whose functions are seen; also where it is called first with options and then with the function."""
+    """Wrap jax.jit so that its functions are detected, including the form that takes only options first."""
 
     @functools.wraps(original)
     def make(*positional: Any, **named: Any) -> Any:

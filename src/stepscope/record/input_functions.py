@@ -1,4 +1,4 @@
-"""The functions that a loader's pipeline consists of, and where they are defined."""
+"""The functions that make up a loader's pipeline, and where they are defined."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StageFunction:
 
     Attributes:
         stage: as in `InputStageFacts`.
-        holder: what holds the function, where it can be exchanged: an object or a list.
+        holder: the object or list that holds the function, if it can be replaced there.
         place: the attribute's name or the list's index.
     """
 
@@ -41,7 +41,7 @@ def loader_facts(loader: Any) -> LoaderFacts:
     workers = loader.num_workers
     try:
         batches = len(loader)
-    except (TypeError, NotImplementedError):  # a stream, or a sampler without a length
+    except (TypeError, NotImplementedError):  # an iterable dataset, or a sampler without a length
         batches = None
     return LoaderFacts(
         dataset=type(_innermost(loader.dataset)).__name__,
@@ -65,9 +65,9 @@ def start_method(loader: Any) -> str:
 
 
 def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
-    """The pipeline's item and collate functions, and after them the transforms that the dataset holds.
+    """Return the pipeline's item and collate functions, followed by the dataset's transforms.
 
-    The same for the same objects in every process, so that an index into it means the same stage everywhere.
+    The order is the same in every process, so that an index refers to the same stage everywhere.
     """
     inner = _innermost(dataset)
     method = _method_of(type(inner))
@@ -81,7 +81,7 @@ def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
 
 
 def _method_of(kind: type) -> str:
-    """What torch calls of a dataset of that class to have its items."""
+    """Return the method that torch calls on such a dataset to get items."""
     is_stream = any(base.__name__ == "IterableDataset" for base in kind.__mro__)
     names = ("__iter__",) if is_stream else ("__getitems__", "__getitem__")
     return next((name for name in names if callable(getattr(kind, name, None))), "__getitem__")
@@ -108,9 +108,9 @@ def _described(stage: str, function: Any, name: str) -> StageFunction:
 
 
 def _code_of(function: Any) -> Any:
-    """The code that runs when it is called; None for what is not written in Python."""
+    """Return the code object that runs on a call; None for a function not written in Python."""
     for _ in range(_DEEPEST):
-        inner = getattr(function, "func", None)  # of a functools.partial
+        inner = getattr(function, "func", None)
         if not callable(inner):
             break
         function = inner
@@ -127,7 +127,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _innermost(dataset: Any) -> Any:
-    """The dataset inside torch's own Subset and the like."""
+    """Return the dataset inside torch's own wrappers, such as Subset."""
     for _ in range(_DEEPEST):
         if not type(dataset).__module__.startswith("torch.utils.data"):
             break
@@ -142,7 +142,7 @@ def _innermost(dataset: Any) -> Any:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """An attribute that the object itself has; properties of the user's are not run."""
+    """Return an attribute stored on the object itself, without running the user's properties."""
     try:
         return vars(owner).get(name)
     except TypeError:
@@ -157,13 +157,13 @@ _ITEM_BYTES: Final = 8
 
 
 class StageCounters:
-    """Counters of the stages in each worker process, in shared memory; of this process where it has none.
+    """Counters of the stages in each worker process, in shared memory; without workers, in this process.
 
     Args:
-        by_name: whether workers must open the memory by a name, because they are not forked.
+        by_name: whether workers must open the memory by name, because they are not forked.
 
     Attributes:
-        handle: what a worker needs for `attach`.
+        handle: what a worker passes to `attach`.
     """
 
     def __init__(self, workers: int, stages: int, *, by_name: bool = False) -> None:
@@ -190,21 +190,21 @@ class StageCounters:
         return _row(self._view, worker, self._stages)
 
     def totals(self) -> list[tuple[int, int, int]]:
-        """For each stage (calls, nanoseconds, processor nanoseconds), of all processes together."""
+        """Return (calls, nanoseconds, CPU nanoseconds) for each stage, summed over all processes."""
         values = self._view.tolist()
         width = self._stages * STRIDE
         sums = [sum(values[place::width]) for place in range(width)]
         return [(sums[place], sums[place + 1], sums[place + 2]) for place in range(0, width, STRIDE)]
 
     def close(self) -> None:
-        """Remove the memory's name; the counters can still be read."""
+        """Unlink the shared memory; the counters stay readable."""
         path, self._path = self._path, None
         if path is not None and self._process == os.getpid() and os.path.exists(path):
             os.unlink(path)
 
 
 def _reserve(descriptor: int, length: int) -> None:
-    """Have the disk give the room now: a full one would end the process at the first write into mapped memory."""
+    """Reserve the disk space now: on a full disk, the first write into mapped memory would kill the process."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, length)
     else:
@@ -212,7 +212,7 @@ def _reserve(descriptor: int, length: int) -> None:
 
 
 def attach(handle: Any, worker: int, stages: int) -> memoryview:
-    """The counters of a worker process, inside it."""
+    """Map the counters of a worker process, from inside the worker."""
     if isinstance(handle, str):
         descriptor = os.open(handle, os.O_RDWR)
         try:
@@ -230,10 +230,10 @@ def _row(view: memoryview, worker: int, stages: int) -> memoryview:
 
 
 class Timed:
-    """A transform or collate function that counts its calls and otherwise is what it stands for.
+    """Wraps a transform or collate function and counts its calls.
 
     Args:
-        processor: whether to count its time on a processor too, which may take microseconds to read.
+        processor: whether to count CPU time too, which may take microseconds to read.
     """
 
     def __init__(self, function: Callable[..., Any], row: memoryview, stage: int, *, processor: bool = False) -> None:
@@ -294,14 +294,14 @@ _Begun = tuple[int, int, int, int]
 
 @guard.entry
 def fetch_begins(row: memoryview) -> _Begun | None:
-    """The clocks, and what the collate function has taken so far."""
+    """Return the clocks and the collate function's time so far."""
     collate = STRIDE * COLLATE
     return row[collate + 1], row[collate + 2], time.perf_counter_ns(), time.thread_time_ns()
 
 
 @guard.entry
 def fetch_ended(row: memoryview, begun: _Begun | None, items: Sequence[Any]) -> None:
-    """Count a batch's items: the time since then, without the collate function's."""
+    """Count a batch's items, with the time since `begun` minus the collate function's."""
     if begun is None:
         return
     collate, collate_processor, begun_ns, processor_ns = begun

@@ -1,8 +1,8 @@
-"""How long the stages of the program's input pipelines take: items, transforms, collate function, pinning.
+"""Measure the stages of the program's input pipelines: items, transforms, collate function, pinning.
 
 While a recording is prepared or `stepscope run` watches, new iterators of DataLoaders count the time of each batch's
-items and of its collate function, and the calls of the transforms that a dataset holds; in workers too. The dataset's
-own class is not touched, and iterators that began before are not measured.
+items and of its collate function, and the calls of the dataset's transforms, also in workers. The dataset's own class
+is not touched, and iterators that began earlier are not measured.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _Sums = dict[_Key, list[int]]
 
 
 class _Loader:
-    """One loader: its settings, how many iterations over it began, and how many iterators are alive."""
+    """One loader: its settings, the number of iterations started, and the number of live iterators."""
 
     def __init__(self, facts: LoaderFacts) -> None:
         self.facts = facts
@@ -52,7 +52,7 @@ class _Loader:
 
 
 class _Pipeline:
-    """The counters of one iterator over a loader."""
+    """The counters of one loader iterator."""
 
     def __init__(self, loader: Any) -> None:
         self.functions = stage_functions(loader.dataset, loader.collate_fn)
@@ -69,7 +69,7 @@ class _Pipeline:
                 total[place] += value
 
     def give_transforms_back(self) -> None:
-        """Put the transforms of a dataset that this process itself read from back in their places."""
+        """Restore the transforms of a dataset that this process itself read from."""
         while self.measured:
             function = self.measured.pop()
             with guard.attempt():
@@ -79,7 +79,7 @@ class _Pipeline:
 
 
 class InputWatch:
-    """Sees the loaders of this process as long as someone wants it. One a process: `input_watch`."""
+    """Observes the loaders of this process while at least one user needs it. Each process has one: `input_watch`."""
 
     def __init__(self) -> None:
         self._users: set[int] = set()
@@ -98,7 +98,7 @@ class InputWatch:
                 self._restore = _patched(self)
 
     def uninstall(self, user: object) -> None:
-        """See no more, when nobody else wants it; torch and the loaders are as they were."""
+        """Remove one user; after the last, restore torch and the loaders."""
         with self._lock:
             self._users.discard(id(user))
             while self._restore and not self._users:
@@ -107,13 +107,13 @@ class InputWatch:
                 pipeline.give_transforms_back()
 
     def begin(self) -> None:
-        """Count from now on, for `loaders` and `stages`."""
+        """Start counting for `loaders` and `stages`."""
         self._before = self._now()
         for loader in self._loaders.values():
             loader.before = loader.begun
 
     def loaders(self) -> tuple[LoaderFacts, ...]:
-        """The loaders that were iterated since `begin`, or are still."""
+        """Return the loaders iterated since `begin`, including iterations still running."""
         return tuple(
             msgspec.structs.replace(loader.facts, iterators=loader.begun - loader.before)
             for loader in list(self._loaders.values())
@@ -121,7 +121,7 @@ class InputWatch:
         )
 
     def stages(self) -> tuple[InputStageFacts, ...]:
-        """What the stages did since `begin`, the longest first."""
+        """Return the stages measured since `begin`, the longest first."""
         found = []
         for key, now in self._now().items():
             before = self._before.get(key, [0, 0, 0])
@@ -141,7 +141,7 @@ class InputWatch:
 
     @guard.entry
     def iteration_begins(self, loader: Any) -> None:
-        """An iteration over a loader begins; one unlike torch's own is passed over."""
+        """Register an iteration over a loader; one that differs from torch's own is ignored."""
         key = id(loader)
         with guard.attempt():
             if key not in self._loaders:
@@ -189,9 +189,9 @@ def input_watch() -> InputWatch:
 
 
 def _patched(watch: InputWatch) -> list[Callable[[], None]]:
-    """Put the measuring into torch's loaders; returns what takes it out again.
+    """Patch torch's loaders to measure; return the functions that undo it.
 
-    A loader works as before whatever goes wrong here, and where this version of torch has other names.
+    Loaders keep working if anything fails here or if this torch version uses other names.
     """
     from torch.utils.data import _utils, dataloader
 
@@ -219,7 +219,7 @@ _starting: Final = threading.RLock()
 
 
 class _Making:
-    """An iterator that is being made, which counts for a pipeline: here, or in the workers that it starts."""
+    """The construction of an iterator that counts for a pipeline: in this process, or in the workers it starts."""
 
     def __init__(self, watch: InputWatch, loader: Any) -> None:
         self.watch = watch
@@ -257,7 +257,7 @@ class _Making:
 
 @guard.entry
 def _iterator_is_made(watch: InputWatch, loader: Any) -> _Making | None:
-    with guard.attempt():  # a loader unlike torch's own is not measured
+    with guard.attempt():  # a loader that differs from torch's own is not measured
         return _Making(watch, loader)
     return None
 
@@ -276,12 +276,12 @@ def _iterator_was_made(making: _Making | None, iterator: Any, loader: Any) -> No
 
 
 def _can_be_imported() -> bool:
-    """Whether a process that is not forked finds this package: `stepscope run` loads it from outside the path."""
+    """Whether a process that is not forked can import this package: `stepscope run` loads it from outside the path."""
     return PathFinder.find_spec("stepscope") is not None
 
 
 def measured_worker(handle: Any, original: Any, *positional: Any, **named: Any) -> None:
-    """The loop of a worker process, measured; runs in that process."""
+    """The worker loop, measured; runs in the worker process."""
     from torch.utils.data import _utils
 
     _measure_this_worker(handle, positional[10] if len(positional) > 10 else named.get("worker_id", 0))
@@ -295,7 +295,7 @@ def _measure_this_worker(handle: Any, worker_id: int) -> None:
 
     fetchers: Any = dataloader._DatasetKind
     create = vars(fetchers)["create_fetcher"].__func__
-    create = getattr(create, "__wrapped__", create)  # of a forked process, whose parent measures too
+    create = getattr(create, "__wrapped__", create)  # a forked process, whose parent measures too
     measured = guard.around(create, after=functools.partial(_measure_in_worker, handle, worker_id))
     fetchers.create_fetcher = staticmethod(measured)
 
@@ -304,7 +304,7 @@ def _measure_this_worker(handle: Any, worker_id: int) -> None:
 def _measure_in_worker(
     handle: Any, worker_id: int, _: None, fetcher: Any, kind: Any, dataset: Any, auto: Any, collate: Any, drop_last: Any
 ) -> None:
-    with guard.attempt():  # a fetcher unlike torch's own is not measured
+    with guard.attempt():  # a fetcher that differs from torch's own is not measured
         functions = stage_functions(dataset, collate)
         measure_fetcher(fetcher, functions, attach(handle, worker_id, len(functions)))
 
@@ -313,12 +313,12 @@ def _measure_in_worker(
 def _fetcher_was_made(watch: InputWatch, _: None, fetcher: Any, *__: Any, **___: Any) -> None:
     pipeline = getattr(watch.local, "pipeline", None)
     if pipeline is not None:
-        with guard.attempt():  # as above
+        with guard.attempt():
             pipeline.measured = measure_fetcher(fetcher, pipeline.functions, pipeline.counters.row(0))
 
 
 def measure_fetcher(fetcher: Any, functions: list[StageFunction], row: memoryview) -> list[StageFunction]:
-    """Have a fetcher, and the transforms of its dataset, count in this row; returns the transforms."""
+    """Make a fetcher and its dataset's transforms count in this row; return the transforms."""
     kind: Any = type(fetcher)
     if not hasattr(fetcher, "collate_fn") or is_timed(fetcher.collate_fn):
         return []
@@ -335,7 +335,7 @@ def measure_fetcher(fetcher: Any, functions: list[StageFunction], row: memoryvie
 
 @functools.cache
 def _measured_kind(kind: Any) -> Any:
-    """The fetcher's class, with the time of each batch counted."""
+    """Return a subclass of the fetcher's class that counts the time of each batch."""
 
     class Measured(kind):  # type: ignore[misc]
         def fetch(self, index: Any) -> Any:
@@ -354,7 +354,9 @@ def _measured_kind(kind: Any) -> Any:
 
 @guard.entry
 def _pinning_begins(watch: InputWatch, *_: Any, **__: Any) -> tuple[int, int] | None:
-    if getattr(watch.local, "pinning", False):  # the function calls itself for each part of a batch
+    if getattr(
+        watch.local, "pinning", False
+    ):  # default_convert and default_collate call themselves for each part of a batch
         return None
     watch.local.pinning = True
     return time.perf_counter_ns(), time.thread_time_ns()

@@ -1,7 +1,7 @@
-"""Running the user's program as a child that records itself, and otherwise as if it had been started without stepscope.
+"""Run the user's program as a child process that records itself.
 
-The child has the same terminal, working directory and arguments. Its environment has three variables more: where the
-run folder is, what to record, and a folder in PYTHONPATH by which its Python processes find the way here.
+The child has the same terminal, working directory and arguments. Its environment has three more variables: the run
+folder, the recording options, and a folder in PYTHONPATH through which its Python processes load stepscope.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT", "SIGHUP")
 
 
 def command_of(program: Sequence[str]) -> list[str]:
-    """The command to start: a script or `-m module` with this Python, anything else as it stands.
+    """Return the command to start: a script or `-m module` with this Python, anything else unchanged.
 
     Raises:
-        UsageError: there is no such script or program.
+        UsageError: the script or program does not exist.
     """
     if not program:
         raise UsageError("say what to run: stepscope run train.py, or stepscope run torchrun train.py")
@@ -54,10 +54,10 @@ def command_of(program: Sequence[str]) -> list[str]:
 
 
 def environment_of(folder: RunFolder, options: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a program that is to record itself into that folder.
+    """Return the environment for a program that records itself into that folder.
 
     Raises:
-        UsageError: something that is to be applied must be there before the program starts, and is not.
+        UsageError: a remedy needs something before the program starts that is missing.
     """
     if options.apply:
         from stepscope.record import apply
@@ -67,14 +67,14 @@ def environment_of(folder: RunFolder, options: RunOptions, environment: Mapping[
     return {
         **environment,
         "PYTHONPATH": os.pathsep.join(paths),
-        "KINETO_LOG_LEVEL": environment.get("KINETO_LOG_LEVEL", _SILENT),  # else the profiler writes on stderr
+        "KINETO_LOG_LEVEL": environment.get("KINETO_LOG_LEVEL", _SILENT),  # otherwise the profiler writes to stderr
         RUN: str(folder.path),
         RUN_OPTIONS: json.dumps(options.to_json()),
     }
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run the program to its end, handing on signals; returns its exit code, 128 + N where signal N ended it.
+    """Run the program to its end, forwarding signals; return its exit code, 128 + N if signal N ended it.
 
     Raises:
         UsageError: it cannot be started.
@@ -92,7 +92,7 @@ def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _ended(child: subprocess.Popen[bytes]) -> int:
-    """Its exit code; a signal that comes just before the wait begins is handed on a moment later, not after the end."""
+    """Wait for the exit code; a signal just before the wait is forwarded during it, not after the end."""
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(timeout=_LONGEST_WAIT_S)
@@ -100,7 +100,7 @@ def _ended(child: subprocess.Popen[bytes]) -> int:
 
 @contextlib.contextmanager
 def _signals_to_hand_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Hand the signals that come meanwhile on to the child that is adopted; early ones wait for it."""
+    """Forward signals to the adopted child; signals that arrive before the adoption are sent then."""
     children: list[subprocess.Popen[bytes]] = []
     early: list[int] = []
 
@@ -111,7 +111,7 @@ def _signals_to_hand_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         if signal.Signals(number).name in _FROM_TERMINAL and _is_foreground():
-            return  # typed at the terminal, which sent it to the child too
+            return  # typed at the terminal, which has sent it to the child too
         if not children:
             early.append(number)
         for child in children:
@@ -120,7 +120,7 @@ def _signals_to_hand_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]
     numbers = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
     before = {}
     for number in numbers:
-        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # as under nohup: ignored by the child too
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # ignored, as under nohup; the child ignores it too
             before[number] = signal.signal(number, hand_on)
     try:
         yield adopt
@@ -130,7 +130,7 @@ def _signals_to_hand_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]
 
 
 def _is_foreground() -> bool:
-    """Whether a terminal sends what is typed at it to this process and the child alike."""
+    """Whether the terminal sends Ctrl-C to this process as well as to the child."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
     except OSError:
@@ -149,7 +149,7 @@ INTERRUPTED: Final = 130
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """One size: how the program ended, and what it recorded, as paths below the run's folder."""
+    """A run at one batch size: how the program ended, and its traces as paths below the run's folder."""
 
     batch_size: int
     exit_code: int
@@ -157,13 +157,13 @@ class BatchRun:
 
     @property
     def first_ranks_last(self) -> str:
-        """The trace that counts: of the first rank the last, whose steps were not only guessed."""
+        """Return the trace that counts: the first rank's last one, whose steps are the least likely to be guessed."""
         rank = self.traces[0].split("/")[0]
         return [trace for trace in self.traces if trace.split("/")[0] == rank][-1]
 
 
 def with_batch_size(command: Sequence[str], flag: str, batch_size: int) -> list[str]:
-    """The command with the batch size behind it: "--flag 8", or "flag=8" where the flag ends in "="."""
+    """Append the batch size to the command: "--flag 8", or "flag=8" if the flag ends in "="."""
     if flag.endswith("="):
         return [*command, f"{flag}{batch_size}"]
     option = flag if flag.startswith("-") else f"--{flag}"
@@ -179,11 +179,11 @@ def record_sizes(
     run_program: Callable[[Sequence[str], Mapping[str, str]], int],
     say: Callable[[str], None],
 ) -> list[BatchRun]:
-    """Run the program once for each size, keeping what was recorded whatever becomes of the others.
+    """Run the program once for each size; a failed size does not lose the others.
 
     Args:
         run_program: runs a command to its end and returns its exit code.
-        say: called with what is about to happen, and with what went wrong.
+        say: called with progress messages and errors.
     """
     runs: list[BatchRun] = []
     for batch_size in sizes:
@@ -204,7 +204,7 @@ def record_sizes(
 
 
 def read_runs(folder: Path) -> list[BatchRun]:
-    """What `record_sizes` wrote into a run's folder; empty where it did not.
+    """Read what `record_sizes` wrote into a run's folder; empty without such a file.
 
     Raises:
         UsageError: the file is damaged.

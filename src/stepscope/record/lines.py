@@ -1,9 +1,10 @@
-"""At which line of the user's code each thread is, noted while steps are recorded.
+"""Record which line of the user's code each thread is executing, while steps are recorded.
 
-Python itself says when a line of the user's code begins: `sys.monitoring` from 3.12 on, `sys.settrace` before. Only
-the user's own functions are watched; code of frameworks runs as it is. What a framework does belongs to the user's
-line that called it, so an operator's line is the one its thread was at when it began. Nothing is put between the
-program and the framework, as a TorchFunctionMode would be, for which torch.compile compiles everything again.
+Python reports when a line of the user's code begins: through `sys.monitoring` from 3.12 on, `sys.settrace` before.
+Only the user's own functions are watched; framework code runs unchanged. Framework work belongs to the user's line
+that called it, so an operator's line is the one its thread had reached when the operator began. Nothing is inserted
+between the program and the framework, such as a TorchFunctionMode, which would make torch.compile recompile
+everything.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _COMPILED: Final = "_orig_mod"
 
 
 def call_code() -> CodeType | None:
-    """The code that every call of a module runs; None where torch is not imported or has none such."""
+    """Return the code object that every module call runs; None if torch is not imported or has none."""
     module = sys.modules.get("torch.nn.modules.module")
     function = getattr(getattr(module, "Module", None), "_call_impl", None)
     return getattr(function, "__code__", None)
 
 
 def named_calls(threads: Sequence[CallNotes]) -> tuple[list[str], list[tuple[array[int], array[int]]]]:
-    """The modules' names, and for each thread times and numbers of modules, MODULE_LEFT for the end of a call.
+    """Return the modules' names, and for each thread times and module numbers, MODULE_LEFT for the end of a call.
 
-    A module is called by its qualified name in the outermost module that is called, behind that one's class; where
-    several of one class are, they are numbered.
+    A module is named by the class of the outermost called module followed by its qualified name in that module; several
+    outermost modules of one class are numbered.
     """
     names = _names_in_roots(_roots(threads))
     numbers: dict[str, int] = {}
@@ -64,7 +65,7 @@ def named_calls(threads: Sequence[CallNotes]) -> tuple[list[str], list[tuple[arr
 
 
 def _roots(threads: Iterable[CallNotes]) -> list[Any]:
-    """The different modules that were called outside of all others, in order of their first call."""
+    """Return the distinct modules called outside all others, in order of their first call."""
     found: dict[int, Any] = {}
     for notes in threads:
         depth = 0
@@ -76,7 +77,7 @@ def _roots(threads: Iterable[CallNotes]) -> list[Any]:
 
 
 def _names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
-    """The name of every module inside these; of roots inside each other the outer one names."""
+    """Map the id of every module inside these roots to its name; for nested roots, the outer one names it."""
     inside = [(root, dict(root.named_modules())) for root in roots]
     names: dict[int, str] = {}
     of_class: dict[str, int] = {}
@@ -109,11 +110,11 @@ Notes = list[Any]
 
 
 class Watch(Protocol):
-    """One way to hear of lines.
+    """A mechanism that reports lines.
 
     Attributes:
-        threads: each thread's number, its notes, and those of calls of modules.
-        gave_up_unix_ns: when there were too many notes, after which there are none; 0 if that was never so.
+        threads: each thread's number, its line notes and its module-call notes.
+        gave_up_unix_ns: when recording stopped because there were too many notes; 0 if it did not.
     """
 
     threads: list[tuple[int, Notes, CallNotes]]
@@ -124,7 +125,7 @@ class Watch(Protocol):
 
 
 class _UserFiles(dict[str, bool]):
-    """Whether a code's file is the user's, as the environment says, worked out once for each."""
+    """Whether a code object's file is the user's, cached for each file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +146,7 @@ _CALLER: Final = 2
 
 
 def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
-    """Code and line of the innermost frame of the user's, from `frame` outwards."""
+    """Return code and line of the user's innermost frame, from `frame` outwards."""
     while frame is not None:
         code = frame.f_code
         if _is_user[code.co_filename]:
@@ -155,14 +156,14 @@ def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
 
 
 def _hide_from_compiler(*functions: Callable[..., Any]) -> None:
-    """Keep torch.compile from compiling what runs at every line, where it is in use; what is called inside as well."""
+    """Keep torch.compile, if it is used, from compiling these functions and what they call, which run at every line."""
     evaluation: Any = sys.modules.get("torch._dynamo.eval_frame")
     types: Any = sys.modules.get("torch._dynamo.types")
     if evaluation is None:
         return
     inner = (function.__wrapped__ for function in functions if hasattr(function, "__wrapped__"))
     for function in (*functions, *inner):
-        with guard.attempt():  # a version of torch that has it under another name
+        with guard.attempt():  # this torch version uses another name
             code = getattr(function, "__func__", function).__code__
             if hasattr(types, "FrameExecStrategy"):
                 skip = types.FrameAction.SKIP
@@ -172,14 +173,15 @@ def _hide_from_compiler(*functions: Callable[..., Any]) -> None:
 
 
 class _BusyFunctions(dict[CodeType, int]):
-    """Functions in which noting every line would take much of the time, such as a loop over the pixels of an image.
+    """Functions in which recording every line would dominate the run time, such as a loop over pixels.
 
-    A function that is found busy is from then on noted as a whole, by the line of its definition, when it is called; if
-    it is found again, because it is called so often, it is not noted, and its time belongs to the line that calls it.
+    A function found busy is from then on recorded only at its call, by the line of its definition. If it is found
+    again,
+    because it is called so often, it is not recorded at all, and its time belongs to the calling line.
     """
 
     def review(self, notes: Notes) -> list[CodeType]:
-        """Look at a thread's last notes; returns the functions that are busy in them."""
+        """Return the functions that are busy in a thread's latest notes."""
         recent = notes[-_REVIEW_EVERY * STRIDE :]
         if recent[-STRIDE] - recent[0] > _BUSY_NS:
             return []
@@ -191,7 +193,7 @@ class _BusyFunctions(dict[CodeType, int]):
 
 
 class Tracing:
-    """By `sys.settrace`: the thread that starts it, and threads that begin later."""
+    """Uses `sys.settrace`: covers the thread that starts it, and threads that begin later."""
 
     def __init__(self) -> None:
         self.threads: list[tuple[int, Notes, CallNotes]] = []
@@ -207,7 +209,7 @@ class Tracing:
             return "source lines were not recorded: a debugger or a coverage tool traces the program"
         self._before = threading.gettrace()
         self._on_call, on_line = self._functions(frame)
-        while frame is not None:  # functions that run already are traced only through their frames
+        while frame is not None:  # running functions can be traced only through their frames
             if _is_user[frame.f_code.co_filename] and frame.f_trace is None:
                 frame.f_trace = on_line
                 self._marked.append(frame)
@@ -217,7 +219,7 @@ class Tracing:
         return None
 
     def stop(self) -> None:
-        self._is_on = False  # other threads end theirs at their next call
+        self._is_on = False  # other threads stop at their next call
         if self._on_call is None:
             return
         threading.settrace(self._before)
@@ -242,7 +244,7 @@ class Tracing:
         return on_call(frame, event, argument)
 
     def _functions(self, frame: FrameType | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """What this thread calls when a function begins, and at each line of the user's functions."""
+        """Return this thread's trace functions: one for calls, one for lines of the user's functions."""
         notes: Notes = [time.time_ns(), *_line_of(frame)]
         calls: CallNotes = []
         self.threads.append((threading.get_native_id(), notes, calls))
@@ -275,7 +277,7 @@ class Tracing:
                 if event == "return":
                     note((now(), *_line_of(frame.f_back)))
                 return on_line
-            except BaseException as error:  # inline, as it is called at every line
+            except BaseException as error:  # inlined, since it runs at every line
                 return guard.caught(error, _TRACE)
 
         def on_call(frame: FrameType, event: str, argument: object) -> Any:
@@ -293,7 +295,7 @@ class Tracing:
                 if code in busy:
                     note((now(), code, code.co_firstlineno))
                     frame.f_trace_lines = False
-                elif code.co_flags & _RESUMABLE:  # goes on in the middle of a line
+                elif code.co_flags & _RESUMABLE:  # resumes in the middle of a line
                     note((now(), code, frame.f_lineno))
                 return on_line
             except BaseException as error:
@@ -315,7 +317,7 @@ class _ThreadNotes(threading.local):
 
 
 class Monitoring:
-    """By `sys.monitoring` (Python 3.12): all threads."""
+    """Uses `sys.monitoring` (Python 3.12): covers all threads."""
 
     def __init__(self) -> None:
         self.threads: list[tuple[int, Notes, CallNotes]] = []
@@ -424,7 +426,7 @@ class Monitoring:
             self._api.set_local_events(self._tool, code, wanted)
 
     def _watch_less(self, code: CodeType) -> None:
-        """Note only the calls of a busy function, or nothing of it any more."""
+        """Record only the calls of a busy function, or stop recording it."""
         if self._tool is not None:
             events = self._api.events
             is_new = self._busy[code] == 1
@@ -432,7 +434,7 @@ class Monitoring:
             self._api.restart_events()
 
     def _watch_running(self) -> None:
-        """Functions that run already, on every thread; they do not start any more."""
+        """Register functions that are already running on any thread, since they produce no start event."""
         for running in sys._current_frames().values():
             frame: FrameType | None = running
             while frame is not None:
@@ -442,10 +444,10 @@ class Monitoring:
 
 
 class LineTracker:
-    """Notes lines from `start` to `stop`; never raises, since it runs inside the user's program.
+    """Records lines from `start` to `stop`; never raises, since it runs inside the user's program.
 
     Attributes:
-        problem: what kept lines from being noted, or from being noted to the end; None as long as nothing did.
+        problem: why lines were not recorded, or not to the end; None if they were.
     """
 
     def __init__(self) -> None:
@@ -455,7 +457,7 @@ class LineTracker:
         self._end_unix_ns = 0
 
     def start(self) -> None:
-        """Begin to note lines, of threads that run now (Python 3.12 and later) or begin later."""
+        """Start recording lines of threads that begin later and, from Python 3.12 on, of running threads."""
         self._start_unix_ns = time.time_ns()
         _stop_in_forked_children()
         watch = self._watch = _new_watch()
@@ -476,7 +478,7 @@ class LineTracker:
                 self.problem = self.problem or f"recording source lines could not be ended: {why}"
 
     def records(self) -> LineRecords | None:
-        """What was noted, and forget it; None if nothing was started."""
+        """Return and clear the recorded lines; None if it was not started."""
         watch, self._watch = self._watch, None
         if watch is None:
             return None
@@ -522,7 +524,7 @@ _stops_in_children = False
 
 
 def _stop_in_forked_children() -> None:
-    """A worker that the program forks is not recorded, so it needs no lines."""
+    """Stop recording lines in a forked worker, which is not part of the recording."""
     global _stops_in_children
     if not _stops_in_children and hasattr(os, "register_at_fork"):
         _stops_in_children = True
@@ -536,14 +538,14 @@ def _stop_all() -> None:
 
 
 class _Places:
-    """The different lines that were noted, each once."""
+    """The distinct recorded lines."""
 
     def __init__(self) -> None:
         self.locations: list[Location] = []
         self._numbers: dict[tuple[int, int], int] = {}
 
     def index(self, code: CodeType | None, line: int | None) -> int:
-        """The line's number; -1 for no line."""
+        """Return the line's number; -1 for no line."""
         if code is None or line is None:
             return -1
         number = self._numbers.get((id(code), line))

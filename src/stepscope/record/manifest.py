@@ -1,7 +1,7 @@
-"""`run.json`: what was run, with what, where and how it ended.
+"""`run.json`: what was run, with which versions and settings, where, and how it ended.
 
-The environment is kept by an allow list of variables that matter to speed; among these, and in the command, what may
-be a secret is left out. Imports only the standard library.
+Only environment variables on an allow list of performance-related names are kept; possible secrets in these and in
+the command are masked. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -60,22 +60,23 @@ _LARGEST: Final = 2**31
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """What `run.json` holds. What is not known is None or empty.
+    """The content of `run.json`; unknown values are None or empty.
 
     Attributes:
         command: the program and its arguments, without secrets.
-        folder: the working directory; None where it is to be hidden.
-        host: the machine's name; None where it is to be hidden.
+        folder: the working directory; None if redacted.
+        host: the machine's name; None if redacted.
         started_unix_s, ended_unix_s: wall-clock times.
-        exit_code: 128 + N where signal N ended the program.
-        git: {"commit", "dirty"} of the repository the program lies in, and "changes" to it; see `git_state`.
-        versions: of stepscope, python and, once the program has imported them, torch, numpy, cuda and others.
-        devices: names of the accelerators, by the numbers the program gives them.
-        environment: variables that matter to speed.
-        options: of the recording.
-        recordings: how the recording of each process went.
-        applied: what became of remedies: {"flag", "sentence", "applied", "ranks"} each, without ranks where all agree.
-        schema: of this file.
+        exit_code: 128 + N if signal N ended the program.
+        git: state of the program's repository, as from `git_state`.
+        versions: of stepscope, python, and of torch, numpy, cuda and others if the program has imported them.
+        devices: names of the accelerators, indexed by the program's device numbers.
+        environment: variables that affect performance.
+        options: recording options.
+        recordings: outcome of each process's recording.
+        applied: outcomes of remedies, {"flag", "sentence", "applied", "ranks"} each; "ranks" is absent if all ranks
+            agree.
+        schema: version of this file's format.
     """
 
     command: tuple[str, ...]
@@ -98,7 +99,7 @@ class RunManifest:
     def begin(
         cls, command: Sequence[str], started_unix_s: float, *, options: Mapping[str, Any], redact: bool
     ) -> RunManifest:
-        """What is known when a program is started; with `redact`, without names of machine and folders."""
+        """Make the manifest of a program that is about to start; with `redact`, without machine and folder names."""
         from stepscope import __version__
 
         shown = without_secrets(command)
@@ -121,7 +122,7 @@ class RunManifest:
         recordings: Sequence[Mapping[str, Any]],
         applied: Sequence[dict[str, Any]] = (),
     ) -> RunManifest:
-        """With how it ended; versions, devices and environment as the first of its processes found them."""
+        """Add how the program ended, and the versions, devices and environment reported by its first process."""
         found: Mapping[str, Any] = next((one["facts"] for one in recordings if one.get("facts")), {})
         return replace(
             self,
@@ -135,7 +136,7 @@ class RunManifest:
         )
 
     def suggested_name(self) -> str:
-        """A name made of the program's and of the time it started."""
+        """Return a name made of the program's name and the start time."""
         program = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(_program_of(self.command)).stem).strip("-.") or "run"
         begun = datetime.fromtimestamp(self.started_unix_s, timezone.utc).astimezone()
         return f"{program[:60]}-{begun:%Y%m%d-%H%M%S}"
@@ -149,10 +150,10 @@ class RunManifest:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> tuple[RunManifest, bool]:
-        """Read `run.json`, and whether all of it could be; keys of later versions are passed over.
+        """Read `run.json`; return also whether all of it could be read. Keys of later versions are ignored.
 
         Raises:
-            ValueError: it does not say which command was run.
+            ValueError: the command is missing.
         """
         if not isinstance(content.get("command"), list) or not _fits(content["command"], list[str]):
             raise ValueError("it does not say which command was run")
@@ -162,7 +163,7 @@ class RunManifest:
             value = content.get(name)
             if value is None:
                 continue
-            if isinstance(value, list) and name in ("recordings", "applied"):  # each is looked at by itself
+            if isinstance(value, list) and name in ("recordings", "applied"):  # validate each key separately
                 kept = [one for one in value if isinstance(one, dict)]
                 whole &= len(kept) == len(value)
                 values[name] = tuple(map(of_recording if name == "recordings" else dict, kept))
@@ -174,13 +175,13 @@ class RunManifest:
 
 
 def of_recording(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What a process left of its recording, without values that none of them writes."""
+    """Return a process's recording report without invalid values."""
     kinds = _types_of_recording()
     return {name: value for name, value in content.items() if value is None or _fits(value, kinds.get(name, Any))}
 
 
 def _fits(value: object, kind: Any) -> bool:
-    import msgspec  # not in the user's program, which only writes
+    import msgspec  # not imported in the user's program, which only writes
 
     try:
         msgspec.convert(value, kind)
@@ -191,7 +192,6 @@ def _fits(value: object, kind: Any) -> bool:
 
 @cache
 def _kept_types() -> dict[str, Any]:
-    """The types of a manifest's values."""
     from msgspec import Meta
 
     time_s = Annotated[float, Meta(ge=0, lt=_LATEST_S)]
@@ -221,7 +221,7 @@ def _types_of_recording() -> dict[str, Any]:
 
 
 def speed_environment(environment: Mapping[str, str], *, redact: bool = False) -> dict[str, str]:
-    """The variables that matter to speed, by an allow list; never a secret, and with `redact` no folder."""
+    """Return the variables on the allow list, without secrets; with `redact`, without folders."""
     return {
         name: value[:_LONGEST_VALUE]
         for name, value in sorted(environment.items())
@@ -233,7 +233,7 @@ def speed_environment(environment: Mapping[str, str], *, redact: bool = False) -
 
 
 def without_secrets(command: Sequence[str]) -> list[str]:
-    """The command, with *** in place of what follows an option or stands in a word that names a secret."""
+    """Return the command with *** for the value of each option or assignment whose name suggests a secret."""
     shown: list[str] = []
     hide = False
     for word in command:
@@ -252,11 +252,11 @@ def without_secrets(command: Sequence[str]) -> list[str]:
 
 
 def git_state(folder: Path, *, redact: bool = False) -> dict[str, Any] | None:
-    """Of the repository that a folder lies in; None without one.
+    """Return the state of the repository around a folder; None without one.
 
     Returns:
-        {"commit": hash, "dirty": whether tracked files were changed} and, where they were, "changes": which files by
-        how many lines, or with `redact` only how many of both.
+        {"commit": hash, "dirty": whether tracked files were changed} and, if dirty, "changes": changed lines per file,
+        or with `redact` only the totals.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
@@ -270,7 +270,7 @@ def git_state(folder: Path, *, redact: bool = False) -> dict[str, Any] | None:
 
 
 def git_difference(folder: Path, before: str, after: str) -> str | None:
-    """How much two commits of a folder's repository differ: files and lines; None where it does not know them."""
+    """Summarise the difference between two commits in files and lines; None if the repository does not have them."""
     if not (_COMMIT.fullmatch(before) and _COMMIT.fullmatch(after)):
         return None
     stat = _git(folder, "diff", "--no-ext-diff", "--shortstat", before, after, "--")
@@ -283,7 +283,9 @@ def _in_one_line(stat: str) -> str:
 
 
 def process_facts(*, redact: bool = False) -> dict[str, Any]:
-    """What only the program's own process knows: versions, devices, environment. Imports nothing, starts no device."""
+    """Return what only the program's process knows: versions, devices, environment. Imports nothing, starts no
+    device.
+    """
     from stepscope.remedies.compile_caches.entries import hit_counts
 
     versions = {"python": platform.python_version()}
@@ -305,7 +307,9 @@ def process_facts(*, redact: bool = False) -> dict[str, Any]:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Of this process: as torch.distributed or jax.distributed says, else the launcher's variables, else (0, 1)."""
+    """Return rank and world size from torch.distributed or jax.distributed, else from the launcher's variables, else
+    (0, 1).
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -332,7 +336,7 @@ def _devices(torch: Any) -> list[str]:
 
 
 def _jax_devices() -> list[str]:
-    """Names of the accelerators that JAX uses in this process; starts no device. Where jax has them is not promised."""
+    """Return names of the accelerators that JAX uses, through a private attribute of jax; starts no device."""
     bridge: Any = sys.modules.get("jax._src.xla_bridge")
     if bridge is None or not bridge.backends_are_initialized():
         return []
@@ -356,7 +360,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _program_of(command: Sequence[str]) -> str:
-    """The word that names a command best: its script, its module, else the program itself."""
+    """Return the most descriptive word of a command: its script or module, else the program itself."""
     script = next((word for word in command if word.endswith(".py")), None)
     if script is not None:
         return script
@@ -366,7 +370,7 @@ def _program_of(command: Sequence[str]) -> str:
 
 
 def _place_of(command: Sequence[str]) -> Path:
-    """The folder of the script, or else the working directory."""
+    """Return the folder of the script, or else the working directory."""
     script = _program_of(command)
     parent = Path(script).parent
     return parent if script.endswith(".py") and parent.is_dir() else Path()

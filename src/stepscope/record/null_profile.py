@@ -1,8 +1,8 @@
-"""The profile block that records nothing. Cheap to import: it is in programs that do not record, too."""
+"""The profile block that records nothing. Cheap to import, since programs that do not record import it too."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing's, which this module is too cheap to import
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING; typing is too slow to import here
 if TYPE_CHECKING:
     from os import PathLike
     from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class NullProfile:
-    """What `profile(enabled=False)` gives: the interface of a profile block, and nothing behind it."""
+    """The result of `profile(enabled=False)`: the interface of a profile block without any effect."""
 
     __slots__ = ()
 

@@ -1,10 +1,10 @@
-"""`stepscope.profile`: recording a block of code. Cheap to import: it stands in programs that do not record, too."""
+"""`stepscope.profile`: record a block of code. Cheap to import, since programs that do not record import it too."""
 
 from __future__ import annotations
 
 from stepscope.record.null_profile import NullProfile
 
-TYPE_CHECKING = False  # as typing's, which this module is too cheap to import
+TYPE_CHECKING = False  # like typing.TYPE_CHECKING; typing is too slow to import here
 if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
@@ -39,22 +39,22 @@ def profile(
                 train(batch)
                 profile.step()
 
-    What was recorded is saved at the end of each cycle of the schedule and at the end of the block, also when the
-    block raises; the exception passes on unchanged.
+    A trace is saved at the end of each cycle of the schedule and at the end of the block, also when the block raises;
+    the exception propagates unchanged.
 
     Args:
-        out: a file (`.json` or `.json.gz`; several cycles are numbered), or a folder for files; None for a run
-            folder, the one of `stepscope run` where there is one.
+        out: a file (`.json` or `.json.gz`; several cycles are numbered) or a folder; None for a run folder, under
+            `stepscope run` that run's.
         schedule: which steps are recorded, `stepscope.schedule(...)` or torch.profiler.schedule's; None for all.
-        enabled: False records nothing and costs nothing: an object with the same interface is returned.
+        enabled: False returns an object with the same interface that records nothing and costs nothing.
         diagnose: print the diagnosis of the last trace at the end of the block (on rank 0).
         shapes, stacks, memory, lines, flops, modules: see `stepscope.record.schedule.RecordOptions`.
-        on_trace_ready: called with the block after each trace was saved; torch.profiler's handlers will do.
-        name: of the run folder that is made where `out` is None.
+        on_trace_ready: called with the block after each trace is saved; torch.profiler's handlers work too.
+        name: name of the run folder that is made if `out` is None.
 
     Raises:
-        UsageError: when the block begins: PyTorch is not installed, `out` has another suffix, or another recording
-            runs in this process.
+        UsageError: at the start of the block, if PyTorch is not installed, `out` has another suffix, or another
+            recording runs in this process.
     """
     if not enabled:
         return _NOTHING

@@ -1,4 +1,4 @@
-"""The block of code that `stepscope.profile` records."""
+"""The block of code recorded by `stepscope.profile`."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ProfileBlock:
                 _one_block.release()
 
     def step(self) -> None:
-        """Say that a step has ended; the next begins."""
+        """Mark the end of a step and the beginning of the next."""
         if self._is_open:
             self.step_number += 1
             self._goes_on(schedules.action_of(self._schedule(self.step_number)))
@@ -134,17 +134,17 @@ class ProfileBlock:
         self._end(failed=False)
 
     def _abandon(self) -> None:
-        """After an error of ours: the block is over."""
+        """After an internal error, end the block."""
         self._is_open, self._recorder = False, None
         self.problem = self.problem or "stepscope failed, and the program went on without it"
         guard.attempted(lambda: input_watch().uninstall(self))
         _one_block.release()
 
     def diagnosis(self) -> Diagnosis | None:
-        """Why the steps of the last trace are slow; None if no trace was saved.
+        """Diagnose why the steps of the last trace are slow; None if no trace was saved.
 
         Raises:
-            TraceError: the file cannot be read any more.
+            TraceError: the file can no longer be read.
         """
         if not self._traces:
             return None
@@ -153,13 +153,13 @@ class ProfileBlock:
         return stepscope.diagnose(stepscope.open_trace(self._traces[-1]))
 
     def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
-        """Copy the last trace to another file, packed or not by its name; what torch.profiler's handlers call.
+        """Copy the last trace to another file, compressed or not by its name; called by torch.profiler's handlers.
 
         Args:
-            use_python_export: torch's handlers pass it; nothing depends on it.
+            use_python_export: passed by torch's handlers and ignored.
 
         Raises:
-            UsageError: there is no trace. A file that cannot be written is reported on stderr and ends no program.
+            UsageError: there is no trace. A file that cannot be written is reported on stderr and not raised.
         """
         if not self._traces:
             raise UsageError("profile: no trace was saved yet")
@@ -178,7 +178,9 @@ class ProfileBlock:
             self._recorder.start()
 
     def _leave(self, before: str, now: str) -> None:
-        """End what does not go on: a cycle is saved, and a warm-up that nothing follows is thrown away."""
+        """End the current phase if it does not continue: save a finished cycle, discard a warm-up without a
+        recording.
+        """
         if before in (schedules.RECORD, schedules.RECORD_AND_SAVE):
             self._save()
         elif before == schedules.WARM_UP and now == schedules.NOTHING and self._recorder is not None:
@@ -204,7 +206,7 @@ class ProfileBlock:
         _one_block.release()
 
     def _hand_over(self, *, failed: bool) -> None:
-        """Show a trace that was just saved to the program's handler, whose errors are the program's own."""
+        """Pass a saved trace to the program's handler, whose errors are the program's own."""
         is_new, self._is_new = self._is_new, False
         if not is_new or self._on_trace_ready is None:
             return
@@ -216,7 +218,7 @@ class ProfileBlock:
 
     @guard.entry
     def _wind_up(self, failed: bool) -> None:
-        with contextlib.suppress(StepscopeError, OSError):  # the list of runs is not what this program is for
+        with contextlib.suppress(StepscopeError, OSError):  # an error in the list of runs must not end the program
             self._places.ended(failed=failed)
         if self._diagnose and self._traces and rank_and_world_size()[0] == 0:
             with self._reported("the trace could not be diagnosed", OSError):
@@ -229,7 +231,7 @@ class ProfileBlock:
         first = recorder.first_step
         recorder.stop()
         self.problem = self.problem or recorder.problem
-        if recorder.problem is not None:  # which the recorder has reported
+        if recorder.problem is not None:  # already reported by the recorder
             recorder.discard()
             return
         with self._reported("the trace was not saved", StepscopeError, OSError):
@@ -258,15 +260,15 @@ def open_block(
     on_trace_ready: Callable[[ProfileBlock], Any] | None,
     name: str | None,
 ) -> ProfileBlock | NullProfile:
-    """The block of `stepscope.profile`, which says what the arguments mean."""
+    """Make the block of `stepscope.profile`, which documents the arguments."""
     return ProfileBlock(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)
 
 
 class TracePlaces:
-    """Where the traces of a block go, one after the other: a trace file, a folder, or a run folder.
+    """The paths of a block's traces, one after the other: a trace file, a folder, or a run folder.
 
     Raises:
-        UsageError: a file's name with another suffix.
+        UsageError: a file's name has another suffix.
     """
 
     def __init__(self, out: str | os.PathLike[str] | None, name: str | None) -> None:
@@ -281,7 +283,7 @@ class TracePlaces:
             )
 
     def next(self) -> Path:
-        """The path of the next trace, which no other rank is given."""
+        """Return the path of the next trace, which no other rank gets."""
         rank, world_size = rank_and_world_size()
         self._number += 1
         if self._out is None:
@@ -296,7 +298,7 @@ class TracePlaces:
         return self._out.with_name(stem + self._suffix)
 
     def ended(self, *, failed: bool) -> None:
-        """Note in a run folder that the block made itself that it has ended, and in the list of runs what it holds."""
+        """Record the end in a run folder that the block created, and update the list of runs."""
         if self._folder is None or os.environ.get("STEPSCOPE_RUN") or rank_and_world_size()[0] != 0:
             return
         import time
@@ -309,7 +311,7 @@ class TracePlaces:
 
 
 def _run_folder(name: str | None, world_size: int) -> RunFolder:
-    """The run folder of `stepscope run`, or a new one; ranks that one launcher started share it."""
+    """Return the run folder of `stepscope run`, or a new one; ranks of one launcher share it."""
     running = os.environ.get("STEPSCOPE_RUN")
     if running:
         return RunFolder.open(running)
@@ -324,16 +326,18 @@ def _run_folder(name: str | None, world_size: int) -> RunFolder:
         place = default_root() / (name or "")
         if world_size == 1 or not is_run_folder(place):
             raise
-        return RunFolder.open(place)  # another rank was first
+        return RunFolder.open(place)  # another rank made it first
     from stepscope.record.runs import RunIndex
 
-    with contextlib.suppress(StepscopeError, OSError):  # the list of runs is not what this program is for
+    with contextlib.suppress(StepscopeError, OSError):  # an error in the list of runs must not end the program
         RunIndex().add(folder)
     return folder
 
 
 def _diagnosis_text(path: Path) -> str:
-    """What `stepscope diagnose` says, from a process of its own: the program's memory and threads stay as they are."""
+    """Return the output of `stepscope diagnose`, run in a separate process so that the program's memory is
+    unaffected.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE_RUN")}
     places = [_PACKAGE_FOLDER, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))

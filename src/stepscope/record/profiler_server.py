@@ -1,8 +1,9 @@
-"""Captures of programs that run the profiler server of XLA: JAX, PyTorch/XLA, TensorFlow.
+"""Capture programs that run XLA's profiler server: JAX, PyTorch/XLA, TensorFlow.
 
 `jax.profiler.start_server(9012)` and `torch_xla.debug.profiler.start_server(9012)` answer gRPC
-`tensorflow.ProfilerService`. The client is that of the `xprof` package; each capture runs in a process of its own, all
-hosts at the same time, under a time limit.
+`tensorflow.ProfilerService`. The client is that of the `xprof` package; each host is captured in a separate process,
+all
+at the same time, under a time limit.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _CHILD: Final = (
 )
 _REASONS: Final = (
     ("ALREADY_EXISTS", "another profile of the program is being recorded; only one can be at a time"),
-    ("Connection refused", "the connection broke off: the program has ended"),  # it was there a moment before
+    ("Connection refused", "the connection broke off: the program has ended"),  # the package existed a moment ago
     ("UNIMPLEMENTED", "it answers gRPC, but is no profiler server"),
     ("DEADLINE_EXCEEDED", "it did not answer in time"),
     ("Socket closed", "the connection broke off: the program has ended"),
@@ -54,12 +55,12 @@ _LOG_TAIL_BYTES: Final = 65536
 
 @dataclass(frozen=True, slots=True)
 class ProfilerOrder:
-    """What a profiler server is asked for.
+    """A request to a profiler server.
 
     Attributes:
-        host_level: of the host's own events: 0 none, 1 the program's annotations, 2 important ones, 3 all.
+        host_level: detail of host events: 0 none, 1 the program's annotations, 2 important ones, 3 all.
         python_frames: record every Python frame.
-        timeout_s: how much longer than `seconds` an answer may take.
+        timeout_s: how long a reply may take beyond `seconds`.
     """
 
     seconds: float = 2.0
@@ -70,7 +71,7 @@ class ProfilerOrder:
 
 @dataclass(frozen=True, slots=True)
 class HostProfile:
-    """What came of the capture of one host ("host:port"): an `.xplane.pb` file, or a sentence that says why not."""
+    """The capture of one host ("host:port"): an `.xplane.pb` file, or the reason why there is none."""
 
     address: str
     path: Path | None
@@ -78,7 +79,7 @@ class HostProfile:
 
 
 def check_client() -> None:
-    """Make sure that the client is installed, before anything is waited for.
+    """Check early that the client package is installed.
 
     Raises:
         AgentError: it is not; the message says how to install it.
@@ -91,18 +92,18 @@ def check_client() -> None:
 
 
 def capture_hosts(addresses: Sequence[str], order: ProfilerOrder, folder: Path) -> list[HostProfile]:
-    """Record the same stretch of time on every host.
+    """Record the same time interval on every host.
 
     Args:
         addresses: "host:port" of each profiler server.
         folder: profiles go to `plugins/profile/<time>/<host>_<port>.xplane.pb` in it, where `tensorboard --logdir`
-            finds them; what the client writes goes to `LOG`.
+            finds them; the client's output goes to `LOG`.
 
     Returns:
-        One for each address, in that order, also where it failed.
+        One for each address, in that order, including failures.
 
     Raises:
-        AgentError: nothing can be written to the folder.
+        AgentError: the folder cannot be written.
     """
     children: list[_Child] = []
     try:
@@ -124,10 +125,10 @@ def capture_hosts(addresses: Sequence[str], order: ProfilerOrder, folder: Path) 
 
 
 def record_one_host(order: dict[str, Any]) -> None:
-    """Carry out one order, in a process that holds nothing else: xprof's client may crash, hang or write anywhere.
+    """Capture one host in a dedicated process, since xprof's client may crash, hang or write to stdout.
 
-    Its standard output has one JSON object a line: {"ready": true} once xprof is there, then, when a line came in,
-    {"done": true} or {"problem": sentence}. What the client writes itself goes to standard error, a log file.
+    Standard output has one JSON object per line: {"ready": true} once xprof is imported, then, after a line of input,
+    {"done": true} or {"problem": sentence}. The client's own output goes to standard error, a log file.
 
     Args:
         order: `address` of the server, `folder` for the profile, `milliseconds`, and the client's `options`.
@@ -139,15 +140,15 @@ def record_one_host(order: dict[str, Any]) -> None:
         answers.write(json.dumps(content) + "\n")
         answers.flush()
 
-    with guard.attempt() as loading:  # whatever is wrong with the package
+    with guard.attempt() as loading:  # the package may be broken in any way
         trace: Any = importlib.import_module("xprof.convert._pywrap_profiler_plugin").trace
     if loading.error is not None:
         answer(problem=f"the xprof package cannot be used: {type(loading.error).__name__}: {loading.error}")
         return
     answer(ready=True)
-    if not sys.stdin.readline():  # nobody waits any more
+    if not sys.stdin.readline():  # the parent is gone
         return
-    with guard.attempt() as tracing:  # of C++, by whatever type
+    with guard.attempt() as tracing:  # raised in C++, with any type
         trace(order["address"], order["folder"], "", True, order["milliseconds"], 1, order["options"])
     answer(**({"done": True} if tracing.error is None else {"problem": str(tracing.error)}))
 
@@ -166,7 +167,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C is for the command, which ends its children itself
+            start_new_session=True,  # Ctrl-C goes to the command, which ends its children itself
         )
         self._send(
             path=sys.path,
@@ -193,7 +194,7 @@ class _Child:
             self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._log):
-            with contextlib.suppress(OSError):  # what was sent to a process that is gone
+            with contextlib.suppress(OSError):  # written to a process that has ended
                 if pipe is not None:
                     pipe.close()
 
@@ -203,7 +204,7 @@ class _Child:
         return b""
 
     def profile(self, place: Path) -> HostProfile:
-        """What came of it; the profile is moved to its place."""
+        """Wait for the profile and move it to its place."""
         found = sorted((self._folder / _PROFILES).glob("*/*.xplane.pb"))
         if not found:
             problem = self.problem or "the server sent no profile"
@@ -215,20 +216,20 @@ class _Child:
         return HostProfile(self.address, path)
 
     def _reason(self, problem: str) -> str:
-        """The client's message in a sentence: the cause stands in its log, if anywhere."""
+        """Shorten the client's message to a sentence; the cause is in its log, if anywhere."""
         said = problem + self.log()[-_LOG_TAIL_BYTES:].decode(errors="replace")
         known = next((sentence for sign, sentence in _REASONS if sign in said), None)
         return known or " ".join(problem.split())
 
     def _send(self, **content: Any) -> None:
         pipe = self._process.stdin
-        with contextlib.suppress(OSError):  # it has ended; its answer says why
+        with contextlib.suppress(OSError):  # it has ended; its output says why
             if pipe is not None:
                 pipe.write(json.dumps(content).encode() + b"\n")
                 pipe.flush()
 
     def _take_answer(self, limit_s: float, too_late: str) -> None:
-        """Wait for its next line; a process that is not done after so long is ended."""
+        """Wait for the next line of output; kill a process that exceeds the limit."""
         late = threading.Event()
 
         def give_up() -> None:
@@ -281,7 +282,7 @@ def file_name(address: str) -> str:
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
-    """The same file under a second name, or its copy where the file system has no links.
+    """Hard-link the file, or copy it if the file system has no links.
 
     Raises:
         AgentError: neither is possible.

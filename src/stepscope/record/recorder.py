@@ -1,4 +1,4 @@
-"""One recording of the user's torch.profiler, from its warm-up to a trace file."""
+"""One recording with torch.profiler in the user's process, from warm-up to trace file."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _COPY_BYTES: Final = 1 << 20
 
 
 def write_trace(path: Path, export: Callable[[str], None], *, private: bool = True) -> None:
-    """Let `export` write a plain file beside `path`, pack it if the name ends in `.gz`, and rename it.
+    """Let `export` write a plain file beside `path`, compress it if the name ends in `.gz`, and rename it.
 
     Args:
-        private: for its owner alone; else as the user's mask has it.
+        private: readable for the owner only; otherwise the user's umask applies.
 
     Raises:
         UsageError: the file cannot be written.
@@ -48,17 +48,17 @@ def write_trace(path: Path, export: Callable[[str], None], *, private: bool = Tr
                 _pack(plain, packed)
             written = packed if path.name.endswith(".gz") else plain
             if private:
-                make_private(written)  # the profiler may have put a file of its own there
+                make_private(written)  # the profiler may have written a file there
             os.replace(written, path)
     except (OSError, RuntimeError) as error:
         raise UsageError(f"the trace cannot be written to {path}: {error}") from error
 
 
 def copy_trace(source: Path, target: Path) -> None:
-    """Copy a trace with the lines beside it, packing or unpacking it as the names say.
+    """Copy a trace and its line records, compressing or decompressing by file name.
 
     Raises:
-        UsageError: one cannot be read or the other not be written.
+        UsageError: a file cannot be read or written.
     """
 
     def export(plain: str) -> None:
@@ -72,7 +72,7 @@ def copy_trace(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _partial(path: Path, what: str, *, private: bool) -> Iterator[Path]:
-    """A name beside `path` that nobody takes for a trace; the file is gone afterwards."""
+    """Yield a temporary name beside `path` that does not look like a trace; the file is removed afterwards."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{what}.partial")
     try:
         if private:
@@ -105,12 +105,12 @@ _only_one = threading.Lock()
 
 
 class Recorder(ProfilerRecording):
-    """Records operators, device work and steps of this process.
+    """Records operators, kernels and steps of this process.
 
     Operators of all threads are recorded; with allocations (`memory`) only those of the thread that calls `start` and
-    of the autograd threads that work for it, since torch's profiler cannot do both.
+    of its autograd threads, since torch's profiler cannot do both.
 
-    `stop` may come from any thread; where torch allows only the recorded thread to end a recording, it ends at that
+    `stop` may be called from any thread; if torch allows only the recorded thread to end a recording, it ends at that
     thread's next call.
 
     Attributes:
@@ -134,10 +134,10 @@ class Recorder(ProfilerRecording):
         self._saved: Path | None = None
 
     def prepare(self) -> None:
-        """Warm the profiler up; nothing of what happens until `start` is kept."""
+        """Warm the profiler up; nothing before `start` is kept."""
         with self._lock, self._guarded("the profiler could not be prepared"):
             if self._state is RecorderState.NEW:
-                self._state = RecorderState.STOPPED  # unless what follows succeeds
+                self._state = RecorderState.STOPPED  # unless the calls below succeed
                 self._choose_threads()
                 self._held = guard.on_failure("the recording under way", self._abandon, thread=self._thread)
                 self._take_profiler()
@@ -147,7 +147,7 @@ class Recorder(ProfilerRecording):
                 self._state = RecorderState.PREPARED
 
     def start(self) -> None:
-        """Begin to record, with the step `step_number`."""
+        """Begin recording with step `step_number`."""
         self.prepare()
         with self._lock, self._guarded("the recording could not be started"):
             if self._state is RecorderState.PREPARED:
@@ -178,7 +178,7 @@ class Recorder(ProfilerRecording):
                     self._open_step()
 
     def stop(self) -> None:
-        """End the recording; what was recorded can be saved."""
+        """End the recording, which can then be saved."""
         with self._lock:
             recording, prepared = self._state is RecorderState.RECORDING, self._state is RecorderState.PREPARED
             if not recording and not prepared:
@@ -206,7 +206,7 @@ class Recorder(ProfilerRecording):
                 self._profiler = self._lines = None
 
     def save(self, path: Path) -> Path:
-        """Write the trace, complete or not at all, packed if the name of `path` ends in `.gz`.
+        """Write the trace, complete or not at all, compressed if the name of `path` ends in `.gz`.
 
         Raises:
             UsageError: nothing was recorded, it was saved before, or the file cannot be written.
@@ -248,7 +248,7 @@ class Recorder(ProfilerRecording):
                 self._profiler = self._lines = None
 
     def _choose_threads(self) -> None:
-        """Allocations are recorded of one thread, and torch (2.13) crashes when it ends: only the main one lives on."""
+        """Record allocations on the main thread only: torch (2.13) crashes when the recorded thread ends earlier."""
         if not self.options.memory:
             return
         if threading.current_thread() is threading.main_thread():
@@ -258,7 +258,7 @@ class Recorder(ProfilerRecording):
             self.notice = "allocations were not recorded, because the steps run on another thread than the main one"
 
     def _abandon(self) -> None:
-        """After an error of ours: stop the profiler by the shortest way, and keep nothing."""
+        """After an internal error, stop the profiler the shortest way and discard the recording."""
         was_prepared, self._state = self._state is RecorderState.PREPARED, RecorderState.STOPPED
         lines, facts, profiler = self._lines, self._facts_recording, self._profiler
         self._profiler = self._lines = self._facts_recording = None
@@ -319,7 +319,7 @@ def _new_profiler(options: RecordOptions) -> Any:
 
 
 def _activities() -> list[Any]:
-    """The CPU, and every accelerator that is there and that this build of torch can record."""
+    """Return the CPU and every present accelerator that this torch build can record."""
     import torch.profiler
 
     profiler: Any = torch.profiler
@@ -334,7 +334,7 @@ def _activities() -> list[Any]:
 
 
 def _experimental_config(options: RecordOptions) -> Any:
-    """All threads, and no Python objects for events that are only written; as far as this version of torch can.
+    """Enable all threads and disable Python objects for events, as far as this torch version supports it.
 
     A profiler of all threads records no allocations (torch 2.13 and older).
     """
@@ -343,13 +343,13 @@ def _experimental_config(options: RecordOptions) -> Any:
     config: Any = _ExperimentalConfig
     threads = {"profile_all_threads": not options.memory}
     for wanted in ({**threads, "trace_only": not options.stacks}, threads):
-        with contextlib.suppress(TypeError):  # an argument that an older torch does not have
+        with contextlib.suppress(TypeError):  # an older torch does not have this argument
             return config(**wanted)
     return None
 
 
 def _add_rank(profiler: Any) -> None:
-    """Rank and world size as the launcher gives them, where torch.distributed does not know them (yet)."""
+    """Add the launcher's rank and world size if torch.distributed does not know them yet."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return

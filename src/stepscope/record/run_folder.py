@@ -1,12 +1,12 @@
-"""The folder of a run: everything that was recorded of one start of a program.
+"""The folder of a run: everything recorded from one start of a program.
 
-    <root>/<name>/run.json                    what ran, where and how it ended (`stepscope.record.manifest`)
-    <root>/<name>/rank<R>/trace-<K>.json.gz   traces of the process of rank R, numbered from 1; .xplane.pb where the
-                                              profiler of XLA recorded it
+    <root>/<name>/run.json                    what ran, where, and how it ended (`stepscope.record.manifest`)
+    <root>/<name>/rank<R>/trace-<K>.json.gz   traces of the process of rank R, numbered from 1; .xplane.pb if
+                                              XLA's profiler recorded it
     <root>/<name>/rank<R>/recording-<P>.json  how the recording of process P went
-    <root>/<name>/rank<R>/telemetry.*         values that were logged or sampled
-    <root>/<name>/requests/                   files that ask for a capture
-    <root>/<name>/agents/rank<R>.json         how to reach the agent of a process
+    <root>/<name>/rank<R>/telemetry.*         logged and sampled values
+    <root>/<name>/requests/                   capture requests as files
+    <root>/<name>/agents/rank<R>.json         address and token of a process's agent
 
 Imports only the standard library: the processes of the program use it too.
 """
@@ -34,7 +34,7 @@ LEFT: Final = "left"
 
 
 class RunFolder:
-    """A run's folder; every path below it comes from here."""
+    """A run's folder and all paths below it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,15 +43,15 @@ class RunFolder:
     def create(
         cls, root: Path | None, name: str | None, manifest: RunManifest, *, suggestion: str | None = None
     ) -> RunFolder:
-        """Make a new run's folder, with its `run.json`.
+        """Make a new run's folder with its `run.json`.
 
         Args:
-            root: the folder it is made in; None for `default_root()`.
+            root: the parent folder; None for `default_root()`.
             name: None for one made of the program's name and the time.
-            suggestion: in place of the program's name and the time, and with a number behind it where it is taken.
+            suggestion: replaces the program's name and the time; gets a number if it is taken.
 
         Raises:
-            UsageError: the name cannot be one of a run or is taken.
+            UsageError: the name is invalid or taken.
             RunFolderError: the folder cannot be made.
         """
         root = default_root() if root is None else Path(os.path.abspath(root))
@@ -93,12 +93,12 @@ class RunFolder:
         return private_folder(self.path / f"rank{rank}")
 
     def ranks(self) -> list[int]:
-        """The ranks that left anything, ascending."""
+        """Return the ranks with any file, ascending."""
         matches = (_RANK.fullmatch(name) for name in _names_in(self.path))
         return sorted(int(match[1]) for match in matches if match)
 
     def new_trace_path(self, rank: int) -> Path:
-        """A name for the rank's next trace, which no other process is given too."""
+        """Reserve a name for the rank's next trace, which no other process gets."""
         folder = self.rank_folder(rank)
         number = max([0, *(int(match[1]) for match in map(_TRACE.fullmatch, _names_in(folder)) if match)])
         while True:
@@ -110,21 +110,25 @@ class RunFolder:
                     return path
 
     def traces(self) -> list[Path]:
-        """Every trace file of the run, by rank and number."""
+        """Return every trace file of the run, by rank and number."""
         return [trace for rank in self.ranks() for trace in self.traces_of(rank)]
 
     def traces_of(self, rank: int) -> list[Path]:
-        """The trace files of a rank, by number."""
+        """Return the trace files of a rank, by number."""
         folder = self.path / f"rank{rank}"
         found = [(int(match[1]), folder / match[0]) for match in map(_TRACE.fullmatch, _names_in(folder)) if match]
         return [path for _, path in sorted(found)]
 
     def latest_traces(self) -> list[Path]:
-        """The last trace file of each rank that has any."""
+        """Return the last trace file of each rank that has any."""
         return [traces[-1] for rank in self.ranks() if (traces := self.traces_of(rank))]
 
     def manifest(self) -> RunManifest:
-        """Raises UsageError where `run.json` cannot be read."""
+        """Read `run.json`.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
         path = self.path / MANIFEST
         try:
             manifest, whole = RunManifest.from_json(read_kept(path))
@@ -138,11 +142,11 @@ class RunFolder:
         write_json(self.path / MANIFEST, with_checksum(manifest.to_json()))
 
     def write_recording(self, rank: int, content: dict[str, Any]) -> None:
-        """Leave word, for this process, of how its recording went."""
+        """Write this process's recording report."""
         write_json(self.rank_folder(rank) / f"recording-{os.getpid()}.json", with_checksum(content))
 
     def recordings(self) -> list[dict[str, Any]]:
-        """What the processes left by `write_recording`, by rank."""
+        """Return the processes' reports from `write_recording`, by rank."""
         found = []
         for rank in self.ranks():
             for path in sorted((self.path / f"rank{rank}").glob("recording-*.json")):
@@ -151,7 +155,7 @@ class RunFolder:
         return found
 
     def sign(self, what: str) -> None:
-        """Leave a sign that something was seen, such as a process that imported torch."""
+        """Leave a marker file that an event happened, such as a process importing torch."""
         with contextlib.suppress(OSError):
             private_file(private_folder(self.path / _SEEN) / what)
 
@@ -160,7 +164,7 @@ class RunFolder:
 
 
 def xplane_name(trace: Path) -> Path:
-    """The name of a trace, given for one of torch, for one that XLA's profiler recorded."""
+    """Return the name of an XLA profile for the name of a torch trace."""
     return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + ".xplane.pb")
 
 
@@ -169,10 +173,10 @@ def is_run_folder(path: str | Path) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Refuse what cannot be the name of a run on every file system.
+    """Check that a run name is valid on every file system.
 
     Raises:
-        UsageError: the name cannot be one.
+        UsageError: it is not.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
@@ -181,7 +185,7 @@ def check_name(name: str) -> None:
 
 
 def data_folder() -> Path:
-    """Where stepscope keeps runs and their index: STEPSCOPE_DATA_DIR, or the user's data folder."""
+    """Return the folder of runs and their index: STEPSCOPE_DATA_DIR, or the user's data folder."""
     chosen = os.environ.get("STEPSCOPE_DATA_DIR")
     if chosen:
         return Path(os.path.abspath(chosen))
@@ -191,12 +195,12 @@ def data_folder() -> Path:
 
 
 def default_root() -> Path:
-    """The folder that runs are recorded into where no other is chosen."""
+    """Return the default parent folder of runs."""
     return data_folder() / "runs"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file so that nobody ever sees half of it, readable for its owner alone from the first moment.
+    """Write a JSON file atomically, readable for its owner only from the start.
 
     Raises:
         RunFolderError: it cannot be written.
@@ -209,7 +213,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def new_folder(root: Path, suggestion: str) -> Path:
-    """Make a folder of the suggested name, or with a number behind it, for its owner alone."""
+    """Make a folder for its owner only, of the suggested name or with a number appended."""
     number = 1
     while True:
         place = root / (suggestion if number == 1 else f"{suggestion}-{number}")

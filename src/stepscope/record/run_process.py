@@ -1,4 +1,4 @@
-"""What a process of `stepscope run`, `bench` or `sweep` was told to do, and what it starts beside its steps."""
+"""The options that `stepscope run`, `bench` or `sweep` passes to a process, and the helpers that it starts."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ OPTIMIZER_PATIENCE_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What `stepscope run` was told, for the processes of the program.
+    """The options of `stepscope run` for the processes of the program.
 
     Attributes:
-        steps: how many to record.
-        warmup: how many steps to let pass before; None for the defaults of `FirstRecording`.
-        exit_after: end the program when they are recorded.
-        redact: leave names of folders and of the machine out of what is kept beside the traces.
-        serve: start an agent, through which more can be recorded at any time.
-        telemetry: keep what the program logs and how busy the machine is.
-        quiet: pin the process, and collect no garbage while steps are recorded.
+        steps: number of steps to record.
+        warmup: steps to wait for before; None for the defaults of `FirstRecording`.
+        exit_after: end the program after the recording.
+        redact: omit folder and machine names from the files beside the traces.
+        serve: start an agent, through which more steps can be recorded at any time.
+        telemetry: keep logged values and the machine's load.
+        quiet: pin the process, and stop garbage collection while steps are recorded.
         seed: for the random generators of a quiet machine; None leaves them alone.
         energy: measure the energy of the steps after the recording.
-        record: what is recorded besides times.
-        measure: only note when steps end, and record nothing (`stepscope bench`); `steps` are timed, and then the
-            program is ended.
-        apply: remedies to apply to the program as it starts, such as "fuse-optimizer" or "workers=4".
-        losses: with `measure`, also keep the value that each backward pass begins with.
-        trackers: record nothing, and keep what the program hands to W&B and TensorBoard (`stepscope sweep`).
+        record: optional parts of the recording.
+        measure: only time steps and record nothing (`stepscope bench`); the program ends after `steps`.
+        apply: remedies to apply as the program starts, such as "fuse-optimizer" or "workers=4".
+        losses: with `measure`, also keep the first value of each backward pass.
+        trackers: record nothing, but keep what the program logs to W&B and TensorBoard (`stepscope sweep`).
     """
 
     steps: int = 5
@@ -66,7 +65,7 @@ class RunOptions:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunOptions:
-        """The reverse of `to_json`; unknown names are passed over."""
+        """Read the form written by `to_json`; unknown names are ignored."""
         values = {item.name: content[item.name] for item in fields(cls) if item.name in content}
         known = {item.name for item in fields(RecordOptions)}
         record = {name: bool(value) for name, value in (values.pop("record", None) or {}).items() if name in known}
@@ -79,7 +78,7 @@ class RunOptions:
 
 
 class BackgroundHelpers:
-    """Telemetry and a quiet machine, from a rank's first step on, when its rank is known.
+    """Telemetry and the quiet machine, started at a rank's first step, when its rank is known.
 
     Attributes:
         said: sentences for the end of the run, about what was done and what could not be.
@@ -94,7 +93,7 @@ class BackgroundHelpers:
         self._undo = contextlib.ExitStack()
 
     def begin(self) -> None:
-        """Start telemetry and pin the process; only the first call does anything."""
+        """Start telemetry and pin the process; only the first call has an effect."""
         if self._begun:
             return
         self._begun = True
@@ -113,7 +112,7 @@ class BackgroundHelpers:
             self.said.extend(report.sentences())
 
     def recording_begins(self) -> None:
-        """Stop garbage collection for the steps that are recorded."""
+        """Stop garbage collection for the recorded steps."""
         if self._options.quiet and self._begun:
             from stepscope.machine.quiet import quiet_steps
 
@@ -125,7 +124,7 @@ class BackgroundHelpers:
 
 
 def is_helper() -> bool:
-    """Whether this is a process that another one of the program started by multiprocessing, and no rank of its own."""
+    """Whether multiprocessing started this process as a helper rather than as a rank."""
     process = sys.modules.get("multiprocessing.process")
     return process is not None and process.parent_process() is not None and not is_distributed()
 
@@ -137,7 +136,7 @@ def is_distributed() -> bool:
 
 
 def end_program() -> None:
-    """End the program as if it had called sys.exit(0); on another thread than the main one, that one too."""
+    """End the program as sys.exit(0) would; from another thread, end the main thread too."""
     if threading.current_thread() is not threading.main_thread():
         main = ctypes.c_ulong(threading.main_thread().ident or 0)
         ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(SystemExit))

@@ -1,7 +1,7 @@
-"""The index of runs: a SQLite file that finds them by name.
+"""The index of runs: a SQLite file that finds run folders by name.
 
-The run folders hold everything; the index only remembers where they are. It can be lost, and is made again from the
-folders: also a row whose checksum is wrong. Any number of processes may use it at once.
+It holds nothing that the run folders do not, and is rebuilt from them if it is lost or a row's checksum is wrong. Any
+number of processes may use it at once.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _log = logging.getLogger("stepscope.kept")
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as the index remembers it.
+    """One run in the index.
 
     Attributes:
-        command: the program and its arguments, as a shell takes them.
-        started_unix_s, ended_unix_s: wall-clock times; no end as long as the program runs, or if it was cut off.
-        traces: how many were recorded.
+        command: the program and its arguments, quoted for a shell.
+        started_unix_s, ended_unix_s: wall-clock times; no end while the program runs, or if it was killed.
+        traces: number of traces.
     """
 
     path: Path
@@ -75,24 +75,24 @@ class RunIndex:
         return record
 
     def add_all(self, root: Path) -> list[RunRecord]:
-        """Remember every run folder at or directly in a folder; what cannot be read is passed over."""
+        """Add a run folder, or every run folder directly below it; unreadable ones are skipped."""
         places = [root] if is_run_folder(root) else sorted(root.iterdir()) if root.is_dir() else []
         records = list(_records(places))
         self._using(lambda database: _put(database, records))
         return records
 
     def all(self) -> list[RunRecord]:
-        """The latest first."""
+        """Return all runs, the latest first."""
         records = self._using(self._whole_rows)
         return sorted(records, key=lambda record: (-record.started_unix_s, record.path))
 
     def find(self, name: str) -> RunRecord | None:
-        """The latest run of that name, one whose folder is there before one that is gone."""
+        """Return the latest run of that name, preferring one whose folder still exists."""
         named = [record for record in self.all() if record.name == name]
         return next((record for record in named if not record.is_gone), named[0] if named else None)
 
     def remove(self, record: RunRecord) -> None:
-        """Remove a run's folder, with everything in it, and forget the run.
+        """Delete a run's folder with all its content, and remove the run from the index.
 
         Raises:
             UsageError: the folder cannot be removed.
@@ -108,8 +108,8 @@ class RunIndex:
         self._using(lambda database: database.execute("delete from runs where path = ?", (os.fspath(record.path),)))
 
     def _using(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Do something with the database, in a transaction; a new one, and one in place of a damaged file, is filled
-        from the folders first.
+        """Run an action on the database in a transaction. A new database, or one that replaces a damaged file, is
+        filled from the folders first.
 
         Raises:
             UsageError: it cannot be read or written.
@@ -119,7 +119,7 @@ class RunIndex:
             try:
                 return self._tried(action)
             except sqlite3.OperationalError:
-                raise  # locked, no space, no permission: not the file's fault
+                raise  # locked, no space, no permission: the file itself is intact
             except sqlite3.DatabaseError as error:
                 self._set_aside(error)
                 return self._tried(action)
@@ -135,7 +135,7 @@ class RunIndex:
             database.close()
 
     def _whole_rows(self, database: sqlite3.Connection) -> list[RunRecord]:
-        """The runs; where rows are damaged, those of the folders take their place."""
+        """Return the runs; if rows are damaged, read the folders instead."""
         rows = database.execute(f"select {', '.join(_COLUMNS)}, checksum from runs").fetchall()
         whole = [RunRecord(Path(row[0]), *row[1:-1]) for row in rows if _is_whole(row)]
         if len(whole) == len(rows):
@@ -160,7 +160,7 @@ class RunIndex:
             is_new = not database.execute("pragma table_info(runs)").fetchall()
             database.execute(_TABLE)
             columns = [row[1] for row in database.execute("pragma table_info(runs)")]
-            if columns == _COLUMNS:  # of the first version
+            if columns == _COLUMNS:  # a row of the first version
                 database.execute("alter table runs add column checksum integer")
             elif columns != [*_COLUMNS, "checksum"]:
                 raise sqlite3.DatabaseError("this is not an index of runs")
@@ -171,7 +171,7 @@ class RunIndex:
         return database
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        """Keep a damaged file under another name; the folders have everything that was in it."""
+        """Rename a damaged file; the folders have all its data."""
         os.replace(self.path, self.path.with_name(f"{self.path.name}.damaged"))
         _log.warning("the index of runs, %s, is damaged (%s) and is made anew from the run folders", self.path, error)
         for suffix in ("-wal", "-shm"):
@@ -179,10 +179,10 @@ class RunIndex:
 
 
 def run_named(name: str) -> RunFolder | None:
-    """The folder of the run of that name; None if there is none.
+    """Return the folder of the run of that name; None if there is none.
 
     Raises:
-        UsageError: there was one, and its folder is gone.
+        UsageError: the run is known, but its folder is gone.
     """
     index = RunIndex()
     if not index.path.exists() and not default_root().is_dir():
@@ -226,7 +226,9 @@ def _put(database: sqlite3.Connection, records: Iterable[RunRecord]) -> None:
 
 
 def _is_whole(row: tuple[object, ...]) -> bool:
-    """Whether a row is as it was written; one of the first version, which has no checksum, as far as its types go."""
+    """Whether a row matches its checksum; for rows of the first version, which have none, whether the types are
+    right.
+    """
     *values, checksum = row
     fits = all(isinstance(value, kind) for value, kind in zip(values, _TYPES, strict=True))
     return fits and checksum in (None, _checksum(values))

@@ -1,4 +1,4 @@
-"""When steps are recorded: `schedule`, with the meaning that torch.profiler gives it."""
+"""Which steps are recorded: `schedule`, with the meaning that torch.profiler gives it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Schedule = Callable[[int], Any]
 def schedule(
     *, wait: int = 0, warmup: int = 1, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Schedule:
-    """Which steps are recorded: a cycle of `wait`, `warmup` and `active` steps, after `skip_first` steps.
+    """Make a schedule: a cycle of `wait`, `warmup` and `active` steps, after `skip_first` steps.
 
     Args:
         wait: steps at the beginning of a cycle in which nothing is done.
-        warmup: steps in which the profiler runs and what it sees is thrown away: its first steps are slow.
+        warmup: steps that are recorded and discarded, since the profiler's first steps are slow.
         active: steps that are recorded; the trace is saved after the last.
         repeat: number of cycles, 0 for as many as there are.
         skip_first: steps before the first cycle.
-        skip_first_wait: anything but 0 leaves out the first cycle's `wait`.
+        skip_first_wait: anything but 0 skips the first cycle's `wait`.
 
     Returns:
-        A function from a step's number, from 0, to one of ACTIONS.
+        A function from a step number, from 0, to one of ACTIONS.
 
     Raises:
-        UsageError: a number is negative or no whole number, or `active` is 0.
+        UsageError: a number is negative or not a whole number, or `active` is 0.
     """
     given = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first}
     given["skip_first_wait"] = skip_first_wait
@@ -63,12 +63,12 @@ def schedule(
 
 
 def every_step(_: int) -> str:
-    """The schedule of a block without one: everything is recorded, and saved at its end."""
+    """The default schedule: record every step, and save at the end of the block."""
     return RECORD
 
 
 def action_of(found: object) -> str:
-    """The action that a schedule named, by a word or by torch's ProfilerAction.
+    """Convert a schedule's result, a word or torch's ProfilerAction, to an action.
 
     Raises:
         UsageError: it is neither.
@@ -81,7 +81,7 @@ def action_of(found: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """Optional parts of a recording; each costs the program some time while it is recorded.
+    """Optional parts of a recording; each slows the recorded steps down.
 
     Attributes:
         shapes: input shapes and types of operators.

@@ -1,4 +1,4 @@
-"""How long steps took while no profiler ran, and the losses of their backward passes."""
+"""Step times while no profiler ran, and the losses of their backward passes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST_STEPS: Final = 10_000
 
 @dataclass(slots=True)
 class Stretch:
-    """Steps that followed each other.
+    """Consecutive steps.
 
     Attributes:
-        durations_ns: of each, from the end of what stepscope did before it to its own end.
+        durations_ns: of each step, excluding stepscope's own work before it.
         recorded: whether the profiler ran.
     """
 
@@ -34,7 +34,7 @@ class Stretch:
 
     @classmethod
     def from_json(cls, content: object) -> Stretch | None:
-        """The reverse of `to_json`; None where the content is something else."""
+        """Read the form written by `to_json`; None for anything else."""
         if not isinstance(content, Mapping):
             return None
         first, durations = content.get("first_step"), content.get("ns")
@@ -44,7 +44,7 @@ class Stretch:
 
 
 def are_durations(content: object) -> TypeGuard[list[int]]:
-    """Whether a kept value is a list of step times in nanoseconds."""
+    """Whether a stored value is a list of step times in nanoseconds."""
     return isinstance(content, list) and all(type(each) is int and 0 <= each < 2**63 for each in content)
 
 
@@ -59,7 +59,7 @@ class StepTimes:
         self._count = 0
 
     def begins(self, step: int, recorded: bool | None) -> None:
-        """A step of this number begins; `recorded` None for one whose time says nothing."""
+        """Begin a step; `recorded` None excludes it from the times."""
         if recorded is None or self._count >= _MOST_STEPS:
             self._begun_ns = self._now = None
             return
@@ -79,7 +79,7 @@ class StepTimes:
             self.stretches.append(now)
 
     def clear(self) -> None:
-        """Forget what was timed, such as when the steps turn out to be others."""
+        """Drop all times, for example when a better step source is found."""
         self.stretches.clear()
         self._begun_ns, self._now, self._count = None, None, 0
 
@@ -91,12 +91,12 @@ _marks: dict[str, int] = {}
 
 
 def mark(name: str) -> None:
-    """Note that something happened for the first time; later calls do nothing."""
+    """Record the time of an event's first occurrence; later calls do nothing."""
     _marks.setdefault(name, time.time_ns())
 
 
 def start_times() -> dict[str, int]:
-    """Nanoseconds from the start of the process to each mark, by "<mark>_ns"; empty where the start is not known."""
+    """Return nanoseconds from process start to each mark, as "<mark>_ns"; empty if the process start is unknown."""
     started = _process_start_unix_ns()
     if started is None:
         return {}

@@ -1,6 +1,6 @@
-"""The profilers of XLA in this process, that of JAX and that of PyTorch/XLA, and a recording by one of them.
+"""XLA's profilers in this process, JAX's and PyTorch/XLA's, and a recording with one of them.
 
-Both write an `.xplane.pb` file and record the device as well as the host. Imports nothing but what the program has.
+Both write an `.xplane.pb` file and record the device as well as the host. Imports only what the program has imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEP_NAME: Final = "step"
 
 class XlaProfiler(Protocol):
     def start(self, folder: Path, options: RecordOptions) -> None:
-        """Begin to record; the profile will be written below a folder."""
+        """Begin recording; the profile will be written below the folder."""
 
     def stop(self) -> None: ...
 
@@ -38,9 +38,9 @@ class XlaProfiler(Protocol):
 
 class JaxProfiler:
     def start(self, folder: Path, options: RecordOptions) -> None:
-        """Begin to record; Python frames only where stacks are asked for, since they are many."""
+        """Begin recording; Python frames only with `stacks`, since they are many."""
         profiler: Any = sys.modules["jax"].profiler
-        if not hasattr(profiler, "ProfileOptions"):  # jax before 0.5 has none
+        if not hasattr(profiler, "ProfileOptions"):  # absent before jax 0.5
             profiler.start_trace(str(folder))
             return
         chosen = profiler.ProfileOptions()
@@ -57,10 +57,10 @@ class JaxProfiler:
         return mark
 
     def wait(self) -> None:
-        """Wait for every array that is alive, and so for what computes it."""
+        """Wait for every live array, and so for the work that computes it."""
         jax: Any = sys.modules["jax"]
         for array in jax.live_arrays():
-            with guard.attempt():  # given away to a later call, or of a computation that failed
+            with guard.attempt():  # donated to a later call, or the result of a failed computation
                 array.block_until_ready()
 
 
@@ -72,7 +72,7 @@ class TorchXlaProfiler:
         import_module("torch_xla.debug.profiler").stop_trace()
 
     def step(self, number: int) -> AbstractContextManager[Any]:
-        """The event of a StepTrace, without the synchronisation that a StepTrace ends with."""
+        """Return a StepTrace's event without the synchronisation at its end."""
         return torch_xla_event(STEP_NAME, _r=1, step_num=number)
 
     def wait(self) -> None:
@@ -80,8 +80,9 @@ class TorchXlaProfiler:
 
 
 def torch_xla_event(name: str, **stats: Any) -> AbstractContextManager[Any]:
-    """An event in the profile, and nothing else: the annotations of PyTorch/XLA also open a scope, inside which the
-    program may not call torch_xla.sync()."""
+    """Return a plain profile event: PyTorch/XLA's own annotations also open a scope, inside which the program may
+    not call torch_xla.sync().
+    """
     annotation: Any = import_module("torch_xla.debug.profiler").Trace
     event: AbstractContextManager[Any] = annotation.__bases__[0](name, **stats)
     return event
@@ -91,11 +92,11 @@ _COPY_BYTES: Final = 1 << 20
 
 
 class XlaRecorder(ProfilerRecording):
-    """Records what XLA's profiler sees: the host's events and the devices'. Any call may come from any thread.
+    """Records XLA's profile, host events and devices. Every method may be called from any thread.
 
     Args:
-        options: only `stacks` means anything here.
-        marks_steps: mark the steps; not where the program does so itself.
+        options: only `stacks` has an effect.
+        marks_steps: mark the steps; False if the program does so itself.
     """
 
     def __init__(
@@ -107,16 +108,16 @@ class XlaRecorder(ProfilerRecording):
         self._folder: Path | None = None
 
     def prepare(self) -> None:
-        """Start the profiler once and stop it, since its first start takes longest; nothing of that is kept."""
+        """Start and stop the profiler once, since its first start is slow; nothing is kept."""
         with self._lock, self._guarded("the profiler could not be prepared"):
             if self._state is RecorderState.NEW:
-                self._state = RecorderState.STOPPED  # unless what follows succeeds
+                self._state = RecorderState.STOPPED  # unless the calls below succeed
                 self._begin()
                 self._end()
                 self._state = RecorderState.PREPARED
 
     def start(self) -> None:
-        """Begin to record, with the step `step_number`."""
+        """Begin recording with step `step_number`."""
         self.prepare()
         with self._lock, self._guarded("the recording could not be started"):
             if self._state is RecorderState.PREPARED:
@@ -133,7 +134,7 @@ class XlaRecorder(ProfilerRecording):
                 self._open_step()
 
     def stop(self) -> None:
-        """End the recording when the devices have done the recorded work; what was recorded can be saved."""
+        """End the recording after the devices have finished the recorded work; it can then be saved."""
         with self._lock:
             if self._state is RecorderState.RECORDING:
                 self._state = RecorderState.STOPPED
@@ -145,7 +146,7 @@ class XlaRecorder(ProfilerRecording):
                     self._profiler.stop()
 
     def save(self, path: Path) -> Path:
-        """Write the profile, complete or not at all, beside `path` with the ending .xplane.pb; returns where it is.
+        """Write the profile, complete or not at all, beside `path` with suffix .xplane.pb; return its path.
 
         Raises:
             UsageError: nothing was recorded, it was saved before, or the file cannot be written.
@@ -186,7 +187,7 @@ class XlaRecorder(ProfilerRecording):
             self._remove_folder()
 
     def _abandon(self) -> None:
-        """After an error of ours: stop the profiler by the shortest way, and keep nothing."""
+        """After an internal error, stop the profiler the shortest way and discard the recording."""
         was_on, self._state = self._state is RecorderState.RECORDING, RecorderState.STOPPED
         guard.attempted(self._close_step)
         if was_on:

@@ -1,9 +1,9 @@
-"""What findings prescribe, ready to import into training code; needs the user's torch and nothing else of stepscope.
+"""The fixes that findings recommend, ready to import into training code; they need torch and nothing else of stepscope.
 
     from stepscope.remedies import attention, fuse_optimizer, prefetch_to_device
 
-Importing the package is cheap: what a name needs is imported when the name is first used. No module bears the name of
-something public, so that importing one never hides the other.
+Importing the package is cheap: a submodule is imported when one of its names is first used. No submodule has the name
+of a public function, so importing a submodule never hides one.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _PUBLIC: Final = {
     "rewrites": "rewrites_of unified_diff",
     "tied_weights": "LoopConstants check_tied keeps_ties tie_again tied_parameters",
 }
-"""Module of this folder -> the public names that it has."""
+"""Module of this folder -> its public names."""
 _HOMES: Final = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)

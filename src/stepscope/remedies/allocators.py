@@ -1,4 +1,4 @@
-"""Another allocator for the host's memory: jemalloc or tcmalloc, found on the system and loaded before the C library's.
+"""Replace the host's memory allocator: find jemalloc or tcmalloc on the system and preload it.
 
     stepscope run --allocator jemalloc train.py
 
@@ -6,8 +6,8 @@
     from stepscope.remedies import allocator_environment
     subprocess.run([sys.executable, "train.py"], env={**os.environ, **allocator_environment("jemalloc", os.environ)})
 
-The C library gives large blocks back to the operating system when they are freed, and takes them anew, page by page,
-at the next tensor of that size. These keep them. Nothing here needs torch.
+The C library returns large blocks to the operating system when they are freed, and page-faults them in again for the
+next tensor of that size. These allocators keep them. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Final
 ALLOCATORS: Final = ("jemalloc", "tcmalloc")
 _FILES: Final = {
     "jemalloc": ("libjemalloc.so.2", "libjemalloc.so.1", "libjemalloc.so"),
-    # The minimal one lacks the heap profiler, and so needs no library to walk stacks.
+    # The minimal build lacks the heap profiler and so needs no stack-walking library.
     "tcmalloc": ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libtcmalloc_minimal.so", "libtcmalloc.so"),
 }
 _MAC_FILES: Final = {
@@ -36,7 +36,7 @@ _MAC_FILES: Final = {
     "tcmalloc": ("libtcmalloc_minimal.4.dylib", "libtcmalloc_minimal.dylib", "libtcmalloc.dylib"),
 }
 _SETTINGS: Final[dict[str, dict[str, str]]] = {
-    # As it comes, jemalloc gives blocks from 8 MiB on back at once (oversize_threshold), and others after 10 seconds:
+    # By default, jemalloc returns blocks of 8 MiB and more at once (oversize_threshold), and others after 10 seconds:
     # for the tensors of a step that is no better than the C library.
     "jemalloc": {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"},
     "tcmalloc": {},
@@ -50,7 +50,7 @@ _PACKAGES: Final = {
     "brew": ("brew install", "jemalloc", "gperftools"),
     "conda": ("conda install -c conda-forge", "jemalloc", "gperftools"),
 }
-"""Package manager -> its command, and what it calls jemalloc and tcmalloc."""
+"""Package manager -> (its command, its package of jemalloc, its package of tcmalloc)."""
 _USUAL: Final = ("apt-get", "dnf", "conda", "brew")
 _OTHERS: Final = re.compile(r"lib(?:jemalloc|tcmalloc|mimalloc|snmalloc|rpmalloc|hoard|scudo)", re.ASCII)
 """Libraries that replace malloc; two of them in one process contend for it."""
@@ -60,7 +60,7 @@ _PROBE_S: Final = 30.0
 
 
 def find_allocator(name: str, folders: Iterable[str | os.PathLike[str]] | None = None) -> Path | None:
-    """The library of an allocator, as something that this Python's programs can load; None where there is none.
+    """Find an allocator's library in a form that programs of this Python can load; None if there is none.
 
     Args:
         name: "jemalloc" or "tcmalloc".
@@ -79,19 +79,19 @@ def find_allocator(name: str, folders: Iterable[str | os.PathLike[str]] | None =
 
 
 def allocator_environment(name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set so that a program gets its memory from that allocator.
+    """Return the environment variables that make a program use the allocator.
 
-    Another allocator in LD_PRELOAD is taken out, and what else stands there stays. Settings that the user made
-    (MALLOC_CONF) stay.
+    Another allocator in LD_PRELOAD is removed; other libraries there stay, and so do the user's own settings
+    (MALLOC_CONF).
 
     Args:
         name: "jemalloc" or "tcmalloc".
-        environ: the environment that the program would have without it.
+        environ: the environment that the program would have without the allocator.
 
     Raises:
         ValueError: for another name.
-        RuntimeError: it is not on the system, which the message tells how to change, or the system has no way to load
-            it into a program.
+        RuntimeError: the library is not installed (the message says how to install it), or the system cannot preload
+            libraries.
     """
     _check(name)
     if os.name != "posix":
@@ -100,7 +100,7 @@ def allocator_environment(name: str, environ: Mapping[str, str]) -> dict[str, st
     if library is None:
         raise RuntimeError(f"{name} was not found on this system; {how_to_install(name)}")
     variable = "DYLD_INSERT_LIBRARIES" if sys.platform == "darwin" else "LD_PRELOAD"
-    # The loader of Linux takes spaces for separators, too; that of macOS only colons.
+    # The Linux loader accepts spaces as separators, too; that of macOS only colons.
     before = re.split(r":" if sys.platform == "darwin" else r"[:\s]", environ.get(variable, ""))
     kept = [entry for entry in before if entry and not _OTHERS.match(os.path.basename(entry))]
     settings = {key: value for key, value in _SETTINGS[name].items() if key not in environ}
@@ -108,7 +108,7 @@ def allocator_environment(name: str, environ: Mapping[str, str]) -> dict[str, st
 
 
 def how_to_install(name: str) -> str:
-    """How to install an allocator's library: by the package managers that are there, or else by the usual ones.
+    """Say how to install an allocator's library, with the package managers present or else the usual ones.
 
     Raises ValueError for another name than "jemalloc" and "tcmalloc".
     """
@@ -120,10 +120,10 @@ def how_to_install(name: str) -> str:
 
 
 def loaded_allocator(process: int | str = "self") -> str | None:
-    """Which of the allocators a process really has loaded: "jemalloc", "tcmalloc", or None.
+    """Which allocator a process has actually loaded: "jemalloc", "tcmalloc", or None.
 
     Args:
-        process: its number; by default this one.
+        process: its process id; by default this process.
 
     Raises:
         OSError: its memory map cannot be read: it is another user's, has ended, or the system has no /proc.
@@ -134,10 +134,10 @@ def loaded_allocator(process: int | str = "self") -> str | None:
 
 
 def preload_obstacle(program: str | os.PathLike[str]) -> str | None:
-    """Why a program would start without a preloaded library and not say so: a sentence, or None where nothing is seen.
+    """Why a program would silently start without a preloaded library: a sentence, or None if no reason was found.
 
     Args:
-        program: the path of what is started. A script counts as what interprets it, which is not looked at.
+        program: the path of the executable. For a script, pass its interpreter: the script's first line is not read.
     """
     path = Path(program)
     try:
@@ -156,13 +156,13 @@ def preload_obstacle(program: str | os.PathLike[str]) -> str | None:
 
 
 def loading_problem(name: str, variables: Mapping[str, str]) -> str | None:
-    """Why this Python does not load the allocator with these variables; None where it does, or where it cannot be seen.
+    """Why this Python does not load the allocator with these variables; None if it does, or if that is unknown.
 
-    Starts a Python for a moment that reads its own memory map.
+    Briefly starts a Python that reads its own memory map.
 
     Args:
         name: "jemalloc" or "tcmalloc".
-        variables: of `allocator_environment`.
+        variables: the result of `allocator_environment`.
     """
     if not os.path.exists("/proc/self/maps"):
         return None
@@ -211,7 +211,7 @@ def _check(name: str) -> None:
 
 
 def _folders() -> Iterator[Path]:
-    """Where libraries are kept, the nearest to this Python first."""
+    """Library folders, those of this Python first."""
     for entry in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         if entry:
             yield Path(entry)
@@ -228,7 +228,6 @@ def _folders() -> Iterator[Path]:
 
 
 def _known_to_system(name: str, files: tuple[str, ...]) -> Iterator[Path]:
-    """Where the system's loader would find it, where that can be asked."""
     if sys.platform == "darwin":
         found = ctypes.util.find_library(name)
         if found:
@@ -247,7 +246,7 @@ def _known_to_system(name: str, files: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _loadable(path: Path) -> bool:
-    """Whether it is a library for this Python's kind of processor, at a path that LD_PRELOAD can hold."""
+    """Whether it is a library for this Python's architecture, at a path that LD_PRELOAD can hold."""
     if re.search(r"[:\s]", str(path)):
         return False
     try:
@@ -260,7 +259,7 @@ def _loadable(path: Path) -> bool:
 
 
 def _kind(path: Path) -> tuple[int, int, bytes] | None:
-    """Width, byte order and processor of an ELF file; None for any other file."""
+    """Width, byte order and architecture of an ELF file; None for any other file."""
     with path.open("rb") as file:
         head = file.read(20)
     return (head[4], head[5], head[18:20]) if head[:4] == _ELF and len(head) == 20 else None

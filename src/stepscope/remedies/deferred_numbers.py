@@ -1,4 +1,4 @@
-"""A number that a device computes, read when it is used.
+"""A number that a device computes and the host reads only when it is used.
 
 history = []
 for batch in loader:
@@ -20,7 +20,7 @@ import torch
 from stepscope.remedies.host_settings import host_memory, streams_of
 
 _DEEPEST: Final = 64
-"""Sums of sums that are put off: a host that is further ahead than this waits."""
+"""Deepest chain of deferred sums: a host further ahead waits."""
 
 
 def _plain(value: Any) -> Any:
@@ -31,7 +31,7 @@ _Binary: TypeAlias = Callable[[Any, Any], Any]
 
 
 def _put_off(compute: _Binary) -> tuple[_Binary, _Binary]:
-    """A method whose result is deferred as well, and its reflected form."""
+    """A method with a deferred result, and its reflected form."""
     return (lambda self, other: self._of(compute, self, other)), (lambda self, other: self._of(compute, other, self))
 
 
@@ -45,20 +45,21 @@ def _of_value(compute: Any) -> Callable[[Any], Any]:
 
 
 class DeferredNumber:
-    """A number in a tensor of one element, whose copy to the host begins now and is waited for when it is used.
+    """A number in a one-element tensor, whose copy to the host starts now and is waited for when it is used.
 
-    Use it where a number can be used: `float()`, formatting, comparison, arithmetic, `math`, numpy and pickle read it.
-    Sums, differences and products with numbers are deferred too, and are what Python computes, in 64 bits. It is no
-    `float`, though: `isinstance(value, float)` and `json.dumps` want `float(value)`.
+    It works wherever a number does: `float()`, formatting, comparison, arithmetic, `math`, numpy and pickle read it.
+    Sums, differences and products with numbers are deferred too, with the results that Python computes in 64 bits. It
+    is not a `float`, though: `isinstance(value, float)` is False, and `json.dumps` needs `float(value)`.
 
-    On CUDA and XPU the copy goes in the device's stream into pinned memory. On other accelerators the number is copied
-    on the device, and reading it waits for what was launched by then. On the CPU there is nothing to put off.
+    On CUDA and XPU the copy runs on the device's stream into pinned memory. On other accelerators the number is copied
+    on the device, and reading it waits for everything launched until then. On the CPU nothing is deferred.
 
     Args:
-        tensor: floating point, one element, on any device; later changes of it do not count. A number stays a number.
+        tensor: floating point, one element, on any device; later in-place changes have no effect. A plain number is
+            kept as it is.
 
     Raises:
-        TypeError: it is neither a tensor of floating point numbers nor a number.
+        TypeError: it is neither a floating-point tensor nor a number.
         ValueError: it does not have exactly one element.
     """
 
@@ -93,7 +94,7 @@ class DeferredNumber:
 
     @property
     def is_there(self) -> bool:
-        """Whether using the number would not wait."""
+        """Whether the number can be used without waiting."""
         if self._value is not None:
             return True
         if self._parts is not None:
@@ -102,9 +103,9 @@ class DeferredNumber:
 
     @property
     def value(self) -> float:
-        """The number; waits for it where it is not there yet."""
+        """The number; waits for it if necessary."""
         todo = [self]
-        while todo:  # sums of sums go deeper than Python's calls may
+        while todo:  # chains of sums exceed Python's recursion limit
             number = todo[-1]
             if number._value is not None:
                 todo.pop()
@@ -129,7 +130,7 @@ class DeferredNumber:
         self._copy = self._event = None
 
     def _settle_below(self, levels: int) -> int:
-        """Wait for what lies so many sums below this one, which is the oldest, and return how deep it is then."""
+        """Wait for the operand `levels` sums below this one, the oldest, and return the depth that remains."""
         number = self
         for level in range(levels):
             parts = number._parts[1:] if number._parts is not None else ()
@@ -142,7 +143,7 @@ class DeferredNumber:
 
     @classmethod
     def _of(cls, compute: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-        """What is computed of two numbers: at once where both are there, or where one is no number of Python."""
+        """Compute from two numbers, at once if both have arrived or if one is not a Python number."""
         for each in (left, right):
             if not isinstance(each, DeferredNumber | float | int):
                 return compute(_plain(left), _plain(right))
@@ -161,7 +162,7 @@ class DeferredNumber:
     __add__, __radd__ = _put_off(operator.add)
     __sub__, __rsub__ = _put_off(operator.sub)
     __mul__, __rmul__ = _put_off(operator.mul)
-    __truediv__, __rtruediv__ = _read_now(operator.truediv)  # a mean is most often taken to be shown
+    __truediv__, __rtruediv__ = _read_now(operator.truediv)  # a mean is mostly computed to be printed
     __floordiv__, __rfloordiv__ = _read_now(operator.floordiv)
     __mod__, __rmod__ = _read_now(operator.mod)
     __divmod__, __rdivmod__ = _read_now(divmod)
@@ -194,7 +195,7 @@ class DeferredNumber:
         return numpy.array(self.value, dtype=dtype)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what is not above is no number's, such as a buffer or an index
+        if name.startswith("__"):  # other attributes belong to no number, such as a buffer's or an index's
             raise AttributeError(f"a deferred number has no {name}")
         return getattr(self.value, name)
 

@@ -1,4 +1,4 @@
-"""Logging what the device computed without waiting for it.
+"""Log scalars that a device computes without waiting for the device.
 
 with DeferredScalars(writer) as scalars:            # a SummaryWriter, wandb, or any write(step, name, value)
     for step, batch in enumerate(loader):
@@ -25,14 +25,14 @@ from stepscope.remedies.host_settings import check_whole, host_memory, streams_o
 
 Write = Callable[[int, str, float], object]
 _MOST_UNREAD: Final = 4
-"""Groups of values whose copies to the host may be under way; then the oldest is waited for."""
+"""Most groups of values being copied to the host; beyond that, the oldest is waited for."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Values of consecutive steps, whose copies to the host begin together.
+    """Values of consecutive steps that are copied to the host together.
 
-    Each entry is (step, name, value), the value a number, or where it stands: its device and type, and a position.
+    Each entry is (step, name, value); value is a number, or a reference: ((device, dtype), position).
     """
 
     entries: list[tuple[int, str, float | tuple[Any, int]]] = field(default_factory=list)
@@ -42,12 +42,12 @@ class _Group:
     given: int = 0
 
     def begin_copying(self) -> None:
-        """One copy for each device and type: into pinned memory, without waiting, where the device has streams."""
+        """Start one copy per device and dtype, into pinned memory without waiting if the device has streams."""
         for key, values in self.on_device.items():
             together = torch.stack(values)
             streams = streams_of(together.device)
             if streams is None:
-                self.copies[key] = together  # read when it is asked for
+                self.copies[key] = together  # read when it is needed
                 continue
             copy = host_memory(together)
             copy.copy_(together, non_blocking=True)
@@ -58,7 +58,7 @@ class _Group:
         self.on_device.clear()
 
     def give(self, write: Write, latest: dict[str, tuple[int, float]]) -> None:
-        """Hand the values on in order; after an exception of `write`, from the one that it had not taken."""
+        """Pass the values on in order; after an exception in `write`, resume with the value that it did not take."""
         for event in self.events:
             event.synchronize()
         numbers = {key: copy.tolist() for key, copy in self.copies.items()}
@@ -71,23 +71,23 @@ class _Group:
 
 
 class DeferredScalars:
-    """Collects scalars that may still be computed on a device, and hands them on once they are there.
+    """Collect scalars that may still be computed on a device, and write them once they have arrived.
 
     `add` copies each value on its device and reads nothing. Every `every` calls the collected values are copied to the
-    host together: on CUDA and XPU in the stream, handed on at a later `add`, so that the host waits only where it is
-    five copies ahead; on other accelerators reading waits, once every `every` calls. Everything is handed on as
-    `float(value)`, in the order in which it was added; numbers and tensors on the CPU at once, where nothing is before
-    them. Use it from one thread, in a `with` statement or with `close()`, which hands on what is left, also after an
-    exception; else that happens when the interpreter ends.
+    host together. On CUDA and XPU the copy runs on the stream and is written at a later `add`, so that the host waits
+    only when it is five copies ahead; on other accelerators the host waits once every `every` calls. Every value is
+    written as `float(value)`, in the order in which it was added; numbers and CPU tensors at once if nothing is queued
+    before them. Use it from one thread, in a `with` statement or with `close()`, which writes the rest, also after an
+    exception; otherwise the rest is written when the interpreter exits.
 
     Args:
         write: `write(step, name, value)`, such as `print`; or an object with `add_scalar` (TensorBoard's
             SummaryWriter), or with `log` (wandb, or a run of it), which gets all values of a step in one call.
-        every: after how many calls of `add` values are copied to the host.
-        most: the most values to collect before they are copied, if that is sooner.
+        every: number of `add` calls between copies to the host.
+        most: copy earlier once this many values are collected.
 
     Attributes:
-        latest: for each name the step and value handed on last, for progress bars.
+        latest: by name, the step and value written last, for progress bars.
 
     Raises:
         TypeError, ValueError: an argument cannot be used.
@@ -109,12 +109,12 @@ class DeferredScalars:
         """Collect the values of a step: tensors with one element on any device, or numbers.
 
         Raises:
-            ValueError: a tensor has not one element, or this is closed.
-            TypeError: a value is no number.
+            ValueError: a tensor does not have exactly one element, or this is closed.
+            TypeError: a value is not a number.
         """
         if self._closed:
             raise ValueError("these scalars are closed: add values before close(), or inside the with statement")
-        # Everything is looked at before anything is kept.
+        # Check every value before keeping any.
         entries = [(name, _scalar(name, value)) for name, value in {**(values or {}), **more}.items()]
         for name, value in entries:
             if isinstance(value, torch.Tensor):
@@ -125,21 +125,21 @@ class DeferredScalars:
             else:
                 self._collected.entries.append((step, name, value))
         self._calls += 1
-        # Where nothing comes from a device, there is nothing to wait for.
+        # Without values from a device there is nothing to wait for.
         only_numbers = not self._under_way and not self._collected.on_device
         if only_numbers or self._calls >= self._every or len(self._collected.entries) >= self._most:
             self._begin_copying()
         self._give_what_is_there()
 
     def flush(self) -> None:
-        """Wait for everything that was added, and hand it on."""
+        """Wait for everything that was added, and write it."""
         self._begin_copying()
         while self._under_way:
             self._give_oldest()
         self._flush_written()
 
     def close(self) -> None:
-        """Hand everything on; nothing can be added afterwards."""
+        """Write everything; nothing can be added afterwards."""
         if self._closed:
             return
         self.flush()
@@ -155,11 +155,11 @@ class DeferredScalars:
             return
         try:
             self.close()
-        except Exception as second:  # must not hide what went wrong first: a device that failed cannot be read
+        except Exception as second:  # must not hide the first error: a failed device cannot be read
             warnings.warn(f"the last scalars could not be read: {second}", RuntimeWarning, stacklevel=2)
 
     def _close_at_exit(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter ends, and with it a writer or a device
+        with contextlib.suppress(Exception):  # the interpreter exits, and a writer or device may be gone
             self.close()
 
     def _begin_copying(self) -> None:
@@ -200,7 +200,7 @@ def _is_on_host(tensor: torch.Tensor) -> bool:
 
 
 def _writer(write: Any) -> tuple[Write, Callable[[], object]]:
-    """As write(step, name, value), and what is called at the end of a flush."""
+    """Return (`write(step, name, value)`, the function to call at the end of a flush)."""
     if hasattr(write, "add_scalar"):
         return (lambda step, name, value: write.add_scalar(name, value, step)), lambda: None
     if not callable(write) and hasattr(write, "log"):
@@ -215,7 +215,7 @@ def _writer(write: Any) -> tuple[Write, Callable[[], object]]:
 
 
 class _WholeSteps:
-    """Values for a `log(values, step=step)` that takes a step only once."""
+    """Values for a `log(values, step=step)` that accepts each step only once."""
 
     def __init__(self, log: Callable[..., object]) -> None:
         self._log = log
@@ -235,12 +235,12 @@ class _WholeSteps:
 
 
 def every(steps: int | None = None, *, seconds: float | None = None) -> Every:
-    """Something that says when it is time: every so many steps (from 1 on), or every so many seconds.
+    """Limit how often something is done: every so many steps (from 1 on), or every so many seconds.
 
-    Called with a step it says whether this is the first one, or another multiple of `steps` has been reached since;
-    asked twice about the same step it says the same. Called with nothing it counts the calls: the first, and each
-    `steps`-th after it. Called with a function it returns one that calls it only when it is time; called with a
-    progress bar (something with `update`), one that draws only when it is time.
+    Called with a step, the result says whether this is the first one, or whether another multiple of `steps` has been
+    reached since; asked twice about the same step it gives the same answer. Called without arguments it counts the
+    calls: True for the first, and for each `steps`-th after it. Called with a function it returns one that calls it
+    only when due; called with a progress bar (an object with `update`), one that draws only when due.
 
     Raises:
         ValueError: both, neither, or a number that is too small.
@@ -255,7 +255,7 @@ def every(steps: int | None = None, *, seconds: float | None = None) -> Every:
 
 
 class Every:
-    """What `every` returns; each object keeps its own count."""
+    """The result of `every`; each object keeps its own count."""
 
     def __init__(self, steps: int | None, seconds: float | None) -> None:
         self._steps, self._seconds = steps, seconds
@@ -269,7 +269,7 @@ class Every:
     @overload
     def __call__(self, what: Any) -> Any: ...
     def __call__(self, what: Any = None) -> Any:
-        """Whether it is time at this step, or at this call; or `what` done only when it is time."""
+        """Return whether this step or call is due, or wrap `what` so that it acts only when due."""
         if what is None:
             self._calls += 1
             return self._is_time(self._calls - 1)
@@ -290,7 +290,7 @@ class Every:
             due = self._last_turn is None or now - self._last_turn >= self._seconds
         else:
             now = step // (self._steps or 1)
-            due = now != self._last_turn  # smaller, too: a new epoch
+            due = now != self._last_turn  # a smaller step, too: a new epoch
         if due:
             self._last_turn = now
         return due
@@ -303,7 +303,7 @@ class SparseBar:
     """A progress bar that is drawn every so often: it passes everything on, but collects `update` and `set_postfix`.
 
     Tensors given to `set_postfix` are read only when the bar is drawn, so that the steps between do not wait for the
-    device. `close`, the end of the iteration and the end of a `with` statement draw what is left.
+    device. `close`, the end of the iteration and the end of a `with` statement draw the rest.
     """
 
     def __init__(self, bar: Any, is_time: Every, is_time_for_postfix: Every) -> None:
@@ -325,7 +325,7 @@ class SparseBar:
             if items is None:
                 yield from self._bar
             else:
-                # tqdm's own iteration would draw when it thinks it is time.
+                # tqdm's own iteration would draw on its own schedule.
                 for item in items:
                     yield item
                     self.update()
@@ -343,19 +343,19 @@ class SparseBar:
         return self._bar.__exit__(*error)
 
     def update(self, n: float = 1) -> None:
-        """Advance the bar, when it is time by all that was collected."""
+        """Count the progress; when due, advance the bar by all that was counted."""
         self._advance += n
         if self._is_time():
             self._advance_bar()
 
     def set_postfix(self, ordered_dict: Any = None, refresh: bool = True, **values: Any) -> None:
-        """Show these values, when it is time; the last ones before it are shown."""
+        """Keep these values; when due, show the latest ones."""
         self._postfix = {**(ordered_dict or {}), **values}, refresh
         if self._is_time_for_postfix():
             self._show_postfix()
 
     def close(self) -> None:
-        """Draw what is left, and close the bar."""
+        """Draw the rest, and close the bar."""
         self._draw()
         self._bar.close()
 

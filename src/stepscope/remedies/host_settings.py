@@ -1,4 +1,4 @@
-"""As many threads as there are processors for this rank, and no more.
+"""Use as many threads as this rank has processors, and no more.
 
 counts = set_thread_counts(workers=4)          # at the top of the script, before torch computes anything
 """
@@ -20,11 +20,11 @@ from typing import Any, Final
 import torch
 
 _LONGEST: Final = 64 * 1024
-"""Bytes read of a file of the kernel."""
+"""Bytes to read of a kernel file."""
 
 
 def allowed_processors() -> set[int]:
-    """The numbers of the processors that this process may run on."""
+    """The numbers of the processors in this process's affinity."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
@@ -36,7 +36,10 @@ def usable_processors(root: Path = Path("/")) -> int:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """The same in cores: processors that share one count once, where the system tells which do; at least 1."""
+    """Cores that this process may keep busy, 1 or more.
+
+    Hardware threads of a core count once, if the system shows which belong together.
+    """
     siblings = set()
     for processor in allowed_processors():
         shared = _text(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
@@ -45,9 +48,9 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def quota(root: Path = Path("/")) -> float | None:
-    """Processors' worth of time that the control groups allow, such as 1.5; None where nothing limits it.
+    """CPU quota of the control groups in processors, such as 1.5; None without a limit.
 
-    Reads `cpu.max` (version 2) or `cpu.cfs_quota_us` (version 1) of the process's group and of all around it.
+    Reads `cpu.max` (version 2) or `cpu.cfs_quota_us` (version 1) of the process's group and its ancestors.
     """
     limits = []
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
@@ -59,7 +62,7 @@ def quota(root: Path = Path("/")) -> float | None:
             mounts = [f"sys/fs/cgroup/{controllers}", "sys/fs/cgroup/cpu"]
         else:
             continue
-        # Inside a container the group's own path may lie above what is mounted: its root is asked, too.
+        # Inside a container the group's own path may be above the mounted one: check the root, too.
         group = Path(path.lstrip("/"))
         for mount in mounts:
             limits += [_limit(root / mount / each) for each in (group, *group.parents)]
@@ -94,16 +97,16 @@ _VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 @dataclass(frozen=True, slots=True)
 class ThreadCounts:
-    """Threads of a rank, and what they follow from.
+    """Threads of a rank, and what they are computed from.
 
     Attributes:
         processors: hardware threads that this process may use, by its affinity and its control group's quota.
         cores: the same in cores.
-        ranks: processes that share them.
+        ranks: processes that share the processors.
         workers: DataLoader processes of this rank, each of which needs a processor.
         intra_op: threads that one operator may use.
-        inter_op: operators that torch may run side by side.
-        not_set: what could not be changed any more, and why, in sentences.
+        inter_op: operators that torch may run in parallel.
+        not_set: which settings could no longer be changed, and why, in sentences.
     """
 
     processors: int
@@ -116,7 +119,7 @@ class ThreadCounts:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables for a process that is started with these counts."""
+        """The variables for a process to be started with these counts."""
         return dict.fromkeys(_VARIABLES, str(self.intra_op))
 
 
@@ -128,18 +131,18 @@ def thread_counts(
     environ: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> ThreadCounts:
-    """How many threads this rank should use; changes nothing.
+    """Compute how many threads this rank should use; change nothing.
 
     One operator gets the cores of this rank, less the processors that its DataLoader's workers need beyond the second
-    hardware threads of these cores; at least one. Operators are not run side by side: they would contend for the same
-    cores. A rank that was given its own processors by its launcher keeps them all; others divide what they share.
+    hardware threads of these cores; at least one. Operators do not run in parallel: they would contend for the same
+    cores. A rank whose launcher gave it its own processors uses them all; others divide the shared ones.
 
     Args:
         workers: num_workers of this rank's DataLoader.
         ranks: processes that share this machine's processors; by default LOCAL_WORLD_SIZE, or 1.
-        intra_op: this many threads, in place of what follows from the rest.
+        intra_op: this many threads, instead of the computed number.
         environ: where variables are read; by default this process's.
-        root: where /proc and /sys are.
+        root: the folder that holds /proc and /sys.
 
     Raises:
         ValueError: a number is below 1 (below 0 for workers).
@@ -159,14 +162,14 @@ def thread_counts(
 def set_thread_counts(
     *, workers: int = 0, ranks: int | None = None, intra_op: int | None = None, inter_op: int = 1
 ) -> ThreadCounts:
-    """Set torch's threads to what `thread_counts` finds, and the variables of OpenMP and MKL for processes to come.
+    """Set torch's threads to the result of `thread_counts`, and the variables of OpenMP and MKL for child processes.
 
-    Call it early: torch sets the number of operators side by side only before the first ones run. It overrides what
+    Call it early: torch can set the number of parallel operators only before the first ones run. It overrides what
     launchers set: torchrun gives every rank OMP_NUM_THREADS=1.
 
     Args:
-        workers, ranks, intra_op: as of `thread_counts`.
-        inter_op: operators that torch may run side by side.
+        workers, ranks, intra_op: see `thread_counts`.
+        inter_op: operators that torch may run in parallel.
 
     Raises:
         ValueError: a number is below 1 (below 0 for workers).
@@ -194,7 +197,7 @@ def _local_world_size(environ: Mapping[str, str]) -> int:
 
 
 def _has_its_own_processors() -> bool:
-    """Whether this process may use only a part of what its parent may: its launcher gave it that part."""
+    """Whether this process may use only a part of what its parent may: its launcher assigned that part."""
     if not hasattr(os, "sched_getaffinity"):
         return False
     try:
@@ -208,21 +211,21 @@ _OLDEST: Final = 2
 
 
 def collect_garbage_at_steps(every: int = 50, *, generation: int = _OLDEST, freeze: bool = True) -> GarbageAtSteps:
-    """Keep Python's collector from running within steps; collect at every so many borders of steps instead.
+    """Keep Python's garbage collector from running within steps; collect between steps, every so many, instead.
 
-    It begins with the `with` statement, with `start()`, or with the first `step()`: then everything is collected, what
-    is alive (modules, model, optimizer) is frozen, so that later collections need not look at it, and the automatic
-    collector is turned off. Begin after the model is made. At the end everything is as it was before. Worker processes
-    that are forked meanwhile keep their automatic collector.
+    It begins with the `with` statement, with `start()`, or with the first `step()`: everything is collected, live
+    objects (modules, model, optimizer) are frozen, so that later collections skip them, and the automatic collector is
+    turned off. Begin after the model is made. At the end everything is as it was before. Worker processes that are
+    forked meanwhile keep their automatic collector.
 
-    Memory that only cycles hold is freed at the next collection: a model that makes cycles with large tensors in every
-    step needs a small `every`.
+    Memory that only reference cycles hold is freed at the next collection: a model that makes cycles with large tensors
+    in every step needs a small `every`.
 
     Args:
         every: steps between collections, from 1 on.
         generation: the oldest generation that is collected: 0, 1 or 2 (all).
-        freeze: False leaves what is alive to every collection. Nothing is frozen either where the program has frozen
-            objects itself, because the two could not be distinguished at the end.
+        freeze: False leaves live objects to every collection. If the program has frozen objects itself, nothing is
+            frozen either, because the two could not be told apart at the end.
 
     Raises:
         ValueError: an argument cannot be used.
@@ -234,11 +237,11 @@ def collect_garbage_at_steps(every: int = 50, *, generation: int = _OLDEST, free
 
 
 class GarbageAtSteps:
-    """What `collect_garbage_at_steps` returns.
+    """The result of `collect_garbage_at_steps`.
 
     Attributes:
-        collections: how often it has collected at a step's border.
-        collected_ns: how long that took, all together.
+        collections: number of collections between steps so far.
+        collected_ns: their total duration.
     """
 
     def __init__(self, every: int, generation: int, freeze: bool) -> None:
@@ -248,7 +251,7 @@ class GarbageAtSteps:
         self.collections = self.collected_ns = 0
 
     def start(self) -> None:
-        """Collect, freeze, and turn the automatic collector off; nothing where that has been done."""
+        """Collect, freeze, and turn the automatic collector off; nothing if already started."""
         if self._started:
             return
         gc.collect()
@@ -262,7 +265,7 @@ class GarbageAtSteps:
         _register_for_forks()
 
     def step(self) -> int:
-        """Say that a step has ended; collects when it is time. Returns how many objects it freed."""
+        """Mark the end of a step; collect when due. Returns the number of objects freed."""
         self.start()
         self._steps += 1
         if self._steps % self._every:
@@ -274,7 +277,7 @@ class GarbageAtSteps:
         return freed
 
     def close(self) -> None:
-        """Put the collector back as it was; can be started again."""
+        """Restore the collector; it can be started again."""
         if not self._started:
             return
         self._started = False
@@ -296,7 +299,7 @@ _ACTIVE: Final[weakref.WeakSet[GarbageAtSteps]] = weakref.WeakSet()
 
 @cache
 def _register_for_forks() -> None:
-    """Have forked processes collect by themselves, since nobody calls `step` there; it cannot be taken back."""
+    """Let forked processes collect automatically, since nobody calls `step` there; it cannot be undone."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
 
@@ -307,13 +310,13 @@ def _after_fork() -> None:
 
 
 def check_whole(name: str, number: object, least: int = 1) -> None:
-    """Raise ValueError where an argument is not a whole number from `least` on."""
+    """Raise ValueError if an argument is not a whole number from `least` on."""
     if not isinstance(number, int) or isinstance(number, bool) or number < least:
         raise ValueError(f"{name} is {number!r}; it takes a whole number from {least} on")
 
 
 def autocast_type(kind: str) -> torch.dtype | None:
-    """What autocast computes products in on a kind of device, such as "cuda"; None where it is off."""
+    """The dtype of autocast on a device type, such as "cuda"; None while autocast is off."""
     if hasattr(torch, "get_autocast_dtype"):  # torch 2.4 and later
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     if kind == "cpu":
@@ -322,7 +325,7 @@ def autocast_type(kind: str) -> torch.dtype | None:
 
 
 def default_device() -> torch.device:
-    """The accelerator that torch has chosen, XLA's where torch_xla is imported, or else the CPU."""
+    """torch's current accelerator, XLA's if torch_xla is imported, or else the CPU."""
     current = getattr(getattr(torch, "accelerator", None), "current_accelerator", None)  # torch 2.6
     if current is not None and torch.accelerator.is_available():
         kind = current()
@@ -339,7 +342,7 @@ def default_device() -> torch.device:
 
 
 def host_memory(like: torch.Tensor) -> torch.Tensor:
-    """Memory of the host for a copy of a tensor: pinned, where this torch can do that for the device."""
+    """Allocate host memory for a copy of a tensor: pinned, if this torch supports that for the device."""
     try:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
     except (RuntimeError, NotImplementedError):
@@ -347,7 +350,7 @@ def host_memory(like: torch.Tensor) -> torch.Tensor:
 
 
 def streams_of(device: torch.device) -> Any | None:
-    """torch's module of the device, such as `torch.cuda`, where it has streams and events; None elsewhere."""
+    """torch's module of the device, such as `torch.cuda`, if it has streams and events; None otherwise."""
     module = getattr(torch, device.type, None)
     needed = ("Stream", "Event", "current_stream", "stream")
     # torch.cpu has them too, but without effect.

@@ -1,4 +1,4 @@
-"""Cross entropy in blocks of positions, so that no second tensor is as large as all scores; without the scores, too."""
+"""Cross entropy in blocks of positions: no second tensor as large as the scores, or no scores held at all."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """What a loss is made of.
+    """Settings of a cross-entropy loss.
 
     Attributes:
-        classes: how many there are; scores beyond them are padding.
-        class_weight: of shape (classes,), in the type the loss is computed in.
+        classes: number of classes; scores beyond them are padding.
+        class_weight: of shape (classes,), in the dtype the loss is computed in.
     """
 
     classes: int
@@ -32,14 +32,14 @@ class LossSettings:
     class_weight: Tensor | None
 
     def weights_of(self, target: Tensor, dtype: torch.dtype) -> Tensor:
-        """Each position's weight, 0 where it is ignored; also what a mean is divided by the sum of."""
+        """Each position's weight, 0 if it is ignored; a mean is divided by their sum."""
         counted = target != self.ignore_index
         if self.class_weight is None:
             return counted.to(dtype)
         return torch.where(counted, self.class_weight[self._places(target)], 0.0)
 
     def losses(self, scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses and l, both of shape (positions,), of scores of shape (positions, classes)."""
+        """Losses and log-sum-exp, both of shape (positions,), of scores of shape (positions, classes)."""
         logarithm = torch.logsumexp(scores, -1)
         weights = self.weights_of(target, scores.dtype)
         chosen = scores.gather(-1, self._places(target).unsqueeze(-1)).squeeze(-1)
@@ -52,7 +52,7 @@ class LossSettings:
         return torch.where(target != self.ignore_index, losses, 0.0), logarithm
 
     def gradient_(self, scores: Tensor, target: Tensor, logarithm: Tensor, scale: Tensor) -> Tensor:
-        """Write the gradient, times `scale` (positions,), which is 0 where one is ignored, over the scores."""
+        """Overwrite the scores with the gradient times `scale` (positions,), which is 0 at ignored positions."""
         hard = (1 - self.label_smoothing) * self.weights_of(target, scores.dtype)
         factor = hard
         smooth = self.label_smoothing / self.classes
@@ -66,7 +66,7 @@ class LossSettings:
         elif smooth:
             scores.sub_((smooth * scale).unsqueeze(-1))
         places = self._places(target).unsqueeze(-1)
-        # Not scatter_add_, which torch refuses on a GPU where algorithms have to be deterministic.
+        # Not scatter_add_, which torch refuses on a GPU under deterministic algorithms.
         return scores.scatter_(-1, places, scores.gather(-1, places) - (hard * scale).unsqueeze(-1))
 
     def _weight_sum(self) -> Tensor | int:
@@ -77,18 +77,18 @@ class LossSettings:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """FP32, or the scores' own type where that is wider."""
+    """FP32, or the scores' own dtype if that is wider."""
     return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 def applied(function: Any, *arguments: Any) -> Tensor:
-    """What an autograd function gives; torch's stubs leave its types open."""
+    """Call an autograd function; torch's stubs leave its types open."""
     result: Tensor = function.apply(*arguments)
     return result
 
 
 _FEWEST_ROWS: Final = 128
-"""Positions in a block at least, for a matrix product of fewer mostly reads the weight."""
+"""Fewest positions in a block: a smaller matrix product spends its time reading the weight."""
 
 
 def linear_loss(
@@ -99,12 +99,12 @@ def linear_loss(
     settings: LossSettings,
     rows: int | None,
 ) -> Tensor:
-    """The loss of scores `hidden @ weight.T + bias`.
+    """Compute the loss of scores `hidden @ weight.T + bias`.
 
     Args:
         hidden: of shape (positions, width).
-        target: class numbers of any shape with as many numbers; "none" gives losses of that shape.
-        rows: positions in a block; None for so many that its scores are as large as hidden.
+        target: class numbers, of any shape with `positions` elements; "none" gives losses of that shape.
+        rows: positions in a block; None makes a block's scores as large as hidden.
     """
     flat = target.reshape(-1)
     if rows is None:
@@ -119,7 +119,7 @@ def linear_loss(
 
 
 class _Block(NamedTuple):
-    """`scores` are of all rows of the weight, in the type the loss is computed in."""
+    """`scores` cover all rows of the weight, in the dtype the loss is computed in."""
 
     place: slice
     hidden: Tensor
@@ -135,7 +135,7 @@ def _blocks(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor,
 
 
 class _Gradients:
-    """Those of hidden, weight and bias that are wanted, added to block by block."""
+    """The required gradients of hidden, weight and bias, accumulated block by block."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, wanted: tuple[bool, ...]) -> None:
         wide = computed_in(hidden.dtype)
@@ -145,7 +145,7 @@ class _Gradients:
         self.bias = torch.zeros_like(bias, dtype=wide) if bias is not None and wanted[2] else None
 
     def add(self, block: _Block, gradient: Tensor) -> None:
-        """Add what a block gives, by the gradient of its scores in the type they are computed in."""
+        """Add a block's gradients, given the gradient of its scores in the dtype they are computed in."""
         narrow = gradient.to(block.hidden.dtype)
         if self.bias is not None:
             self.bias += gradient.sum(0)
@@ -162,14 +162,14 @@ class _Gradients:
 
 
 def _gradient_of(block: _Block, logarithm: Tensor, scale: Tensor, settings: LossSettings) -> Tensor:
-    """Written over the block's scores; 0 in those that are padding."""
+    """Overwrites the block's scores; 0 at those that are padding."""
     block.scores[:, settings.classes :] = 0
     settings.gradient_(block.scores[:, : settings.classes], block.target, logarithm, scale)
     return block.scores
 
 
 class _LinearLoss(torch.autograd.Function):
-    """A mean or sum, whose gradients are made in the forward pass."""
+    """A mean or sum, whose gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -212,7 +212,7 @@ class _LinearLoss(torch.autograd.Function):
 
 
 class _LinearLosses(torch.autograd.Function):
-    """Each position's loss; the backward pass makes the scores again."""
+    """Each position's loss; the backward pass recomputes the scores."""
 
     @staticmethod
     def forward(
@@ -262,32 +262,32 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Cross entropy whose backward pass writes the gradient over the logits, block by block.
 
-    `torch.nn.functional.cross_entropy` holds the logarithms of all probabilities from the forward to the backward pass,
-    then their gradient: two more tensors of the logits' size, and a third in FP32 where the logits are narrower. This
-    holds only the logits. **After `backward()` the logits hold their gradient**: read predictions from them before, or
-    pass `keep_logits=True`, which costs a tensor of their size. Something else that needs them for its own backward
-    pass makes torch raise an error.
+    `torch.nn.functional.cross_entropy` holds the log probabilities from the forward to the backward pass, then their
+    gradient: two more tensors of the logits' size, and a third in FP32 if the logits are narrower. This holds only the
+    logits. **After `backward()` the logits hold their gradient**: read predictions from them before, or pass
+    `keep_logits=True`, which costs a tensor of their size. If another operator needs them for its own backward pass,
+    torch raises an error.
 
     Computed in FP32 (float64 for float64). In FP32 the loss is torch's to 1e-6 and gradients to 1e-5; in bf16 and fp16
     they are those of FP32, rounded once.
 
     Args:
-        logits: of shape (..., classes): the classes are the last dimension.
+        logits: of shape (..., classes).
         target: class numbers, of shape (...).
         weight: of shape (classes,): each class's weight.
         ignore_index: positions with this target count neither in the loss nor in its mean.
         reduction: "mean" (divided by the weights of the positions that count), "sum" or "none".
         label_smoothing: 0 to 1.
-        z_loss: this, times the square of log sum exp of a position's logits, is added to its loss.
+        z_loss: coefficient of the squared log-sum-exp that is added to each position's loss.
         chunk_size: positions in a block; by default as many as keep the device busy.
-        classes: logits that are classes; later ones, with which they were padded, are left out of the loss.
+        classes: number of logits that are classes; later ones are padding and left out of the loss.
         keep_logits: leave the logits as they are in the backward pass.
 
     Returns:
         The loss, in FP32 or wider; of target's shape for "none".
 
     Raises:
-        TypeError: for targets that are no class numbers; probabilities are not taken.
+        TypeError: for targets that are not class numbers, such as probabilities.
         ValueError: for shapes that do not fit, or options outside of their range.
     """
     target = _checked_target(target, logits.shape[:-1], "logits")
@@ -316,15 +316,15 @@ def linear_cross_entropy(
     chunk_size: int | None = None,
     classes: int | None = None,
 ) -> Tensor:
-    """`cross_entropy(linear(hidden, weight, bias), target)` that never holds the scores of all positions.
+    """Compute `cross_entropy(linear(hidden, weight, bias), target)` without holding the scores of all positions.
 
-    Scores are made for a block of positions, turned into their gradient at once, and forgotten: with "mean" and "sum"
-    the gradients of `hidden`, `weight` and `bias` are made in the forward pass, with as many matrix products as usual;
-    with "none", or for a second backward pass, the scores are made twice. Gradients of the weight are summed in FP32.
-    Such a loss has one backward pass ("none": any number), and no second derivative.
+    Scores are computed for a block of positions, turned into their gradient at once, and freed: with "mean" and "sum"
+    the gradients of `hidden`, `weight` and `bias` are computed in the forward pass, with the usual number of matrix
+    products; with "none", or for a second backward pass, the scores are computed twice. Gradients of the weight are
+    summed in FP32. Such a loss has one backward pass ("none": any number), and no second derivative.
 
     In FP32 the loss is torch's to 1e-5 and gradients to 1e-4; in bf16 and fp16, scores are rounded as `linear` rounds
-    them, everything after is FP32. Under autocast `hidden` and `weight` are converted as `linear` would convert them.
+    them, and everything after is FP32. Under autocast `hidden` and `weight` are cast as `linear` would cast them.
 
     Args:
         hidden: of shape (..., width).
@@ -332,16 +332,16 @@ def linear_cross_entropy(
         target: class numbers, of shape (...).
         bias: of shape (classes,).
         class_weight: of shape (classes,): each class's weight in the loss.
-        classes: rows of `weight` that are classes; later ones, with which it was padded, are left out of the loss.
-        chunk_size: positions in a block; by default so many that a block's scores are as large as `hidden`, 128 at
+        classes: rows of `weight` that are classes; later ones are padding and left out of the loss.
+        chunk_size: positions in a block; by default a block's scores are as large as `hidden`, with 128 positions at
             least.
-        ignore_index, reduction, label_smoothing, z_loss: as of `chunked_cross_entropy`.
+        ignore_index, reduction, label_smoothing, z_loss: see `chunked_cross_entropy`.
 
     Returns:
         The loss, in FP32 or wider; of target's shape for "none".
 
     Raises:
-        TypeError: for targets that are no class numbers; probabilities are not taken.
+        TypeError: for targets that are not class numbers, such as probabilities.
         ValueError: for shapes or types that do not fit, or options outside of their range.
     """
     target = _checked_target(target, hidden.shape[:-1], "hidden")
@@ -405,7 +405,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _losses_blocks(rows: int, first: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of at most so many positions of all tensors, which have the leading dimensions of the first; no copies."""
+    """Views of at most `rows` positions of all tensors, which have the leading dimensions of the first; no copies."""
     leading = first.dim() - 1
     if leading == 0:
         yield tuple(tensor.unsqueeze(0) for tensor in (first, *others))
@@ -418,7 +418,7 @@ def _losses_blocks(rows: int, first: Tensor, *others: Tensor) -> Iterator[tuple[
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether numbers share a place in memory: an expanded dimension, or fewer places than numbers."""
+    """Whether elements share memory: an expanded dimension, or less memory than elements."""
     dimensions = list(zip(tensor.shape, tensor.stride(), strict=True))
     places = 1 + sum((size - 1) * stride for size, stride in dimensions)
     return places < tensor.numel() or any(size > 1 and not stride for size, stride in dimensions)
@@ -435,7 +435,7 @@ def _reduced(losses: Tensor, target: Tensor, settings: LossSettings) -> Tensor:
 
 
 class _Mean(torch.autograd.Function):
-    """A sum over its divisor; where that is 0 the mean is no number and its gradient 0, as in torch."""
+    """A sum over its divisor; if that is 0 the mean is NaN and its gradient 0, as in torch."""
 
     @staticmethod
     def forward(ctx: Any, total: Tensor, divisor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Mixed precision for a training loop, with a guard that holds the first losses against full precision."""
+"""Mixed precision for a training loop, with a guard that compares the first losses with full precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 class RandomState:
-    """The random numbers of Python, NumPy where it is loaded, torch, and of the device."""
+    """Saved random states of Python, NumPy if it is loaded, torch, and the device."""
 
     def __init__(self, device: str) -> None:
         self._python = random.getstate()
@@ -30,7 +30,7 @@ class RandomState:
         self._device = getattr(module, f"get_rng_state{every}")() if self._set_on_device is not None else None
 
     def restore(self) -> None:
-        """Let the same numbers be drawn again; may be called any number of times."""
+        """Restore the random states; may be called any number of times."""
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
@@ -40,14 +40,14 @@ class RandomState:
 
 
 class ModelState:
-    """The buffers of all modules that are called inside the block, as they were before.
+    """Saves the buffers of every module called inside the block, as they were before the call.
 
         with ModelState() as state:
             model(batch)
             state.restore()
 
-    Only buffers that were changed are written, and without torch counting it as a change: what is saved of them for an
-    earlier backward pass stays valid. (Batch normalisation changes its buffers without counting, too.)
+    Only changed buffers are restored, and without raising torch's version counter: tensors saved for an earlier
+    backward pass stay valid. (Batch normalisation does not raise it either.)
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,9 @@ class ModelState:
     def _keep(self, module: torch.nn.Module, inputs: Any) -> None:
         if id(module) in self._kept:
             return
-        for each in module.modules():  # all inside, for a compiled module's parts are not called one by one
+        for (
+            each
+        ) in module.modules():  # including submodules, because a compiled module's parts are not called one by one
             if id(each) not in self._kept:
                 buffers = {name: buffer for name, buffer in each._buffers.items() if buffer is not None}
                 copies = {name: (buffer, buffer.detach().clone()) for name, buffer in buffers.items()}
@@ -89,12 +91,12 @@ _TYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class PrecisionDrift:
-    """How far losses in low precision are from those of the same batches, weights and random numbers in full precision.
+    """Losses in low precision beside those of the same batches, weights and random numbers in full precision.
 
     Attributes:
         dtype: "bf16" or "fp16".
-        tolerance: relative difference up to which a loss is taken.
-        full, low: the losses compared, in the order of the steps.
+        tolerance: largest accepted relative difference of a loss.
+        full, low: the losses, in the order of the steps.
     """
 
     dtype: str
@@ -104,7 +106,7 @@ class PrecisionDrift:
 
     @property
     def differences(self) -> tuple[float, ...]:
-        """Of each step, |low - full| / |full|; infinite where only one of them is a finite number."""
+        """|low - full| / |full| of each step; infinite if only one of them is finite."""
         return tuple(_relative(low, full) for low, full in zip(self.low, self.full, strict=True))
 
     @property
@@ -127,10 +129,10 @@ class PrecisionDrift:
 
 
 class MixedPrecision:
-    """What `mixed_precision` returns; see there.
+    """The result of `mixed_precision`; see there.
 
     Attributes:
-        enabled: whether autocast is on; False once the guard went back to full precision.
+        enabled: whether autocast is on; False once the guard fell back to full precision.
         scaler: the gradient scaler of fp16, None for bf16.
         drift: what the guard found so far.
     """
@@ -157,14 +159,14 @@ class MixedPrecision:
     def loss(
         self, function: Callable[Parameters, Result], *arguments: Parameters.args, **named: Parameters.kwargs
     ) -> Result:
-        """What `function(*arguments, **named)` returns, computed in mixed precision.
+        """Return `function(*arguments, **named)`, computed in mixed precision.
 
-        In the first steps it is called in full precision first, without gradients, with the same random numbers and
-        with buffers (of batch normalisation, for example) put back afterwards. Other state that it changes itself, such
-        as an iterator that it takes its batch from, is changed twice then: take the batch outside.
+        In the first steps the function is first called in full precision, without gradients, with the same random
+        numbers; buffers (of batch normalisation, for example) are restored afterwards. Other state that it changes
+        itself, such as an iterator that it takes its batch from, is then changed twice: take the batch outside.
 
         Args:
-            function: returns a loss without dimensions, a tuple that begins with one, or something with a `loss`.
+            function: returns a scalar loss, a tuple that begins with one, or an object with a `loss`.
         """
         if not self.enabled:
             return function(*arguments, **named)
@@ -179,12 +181,12 @@ class MixedPrecision:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring fp16's gradients to their true size, before they are clipped; for bf16 they have it."""
+        """Unscale fp16's gradients before they are clipped; a no-op for bf16."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """`optimizer.step()`; in fp16 it is left out where a gradient has overflowed, and the scale is adapted."""
+        """`optimizer.step()`; in fp16 it is skipped if a gradient has overflowed, and the scale is adapted."""
         if self.scaler is None:
             optimizer.step()
             return
@@ -224,7 +226,7 @@ class MixedPrecision:
             return function()
 
     def _agreed(self, exceeded: bool) -> bool:
-        """Whether any rank's loss is too far off, so that all of them do the same."""
+        """Whether any rank's loss is too far off, so that all ranks do the same."""
         distributed = torch.distributed
         if not (self._across_ranks and distributed.is_available() and distributed.is_initialized()):
             return exceeded
@@ -252,7 +254,7 @@ def mixed_precision(
     on_drift: Literal["warn", "error"] = "warn",
     across_ranks: bool = True,
 ) -> MixedPrecision:
-    """Autocast for a training loop, with a guard: its first losses are held against full precision.
+    """Autocast for a training loop, with a guard that compares its first losses with full precision.
 
         precision = mixed_precision("bf16")
         for batch, target in loader:
@@ -262,24 +264,23 @@ def mixed_precision(
             optimizer.zero_grad()
         print(precision.drift)
 
-    The guard computes the first losses both ways from the same weights, batch and random numbers, and leaves weights,
-    gradients, buffers and the random numbers of later steps as they are without it. Where a loss is off by more than
-    the tolerance it warns, and goes back to full precision with this very step. It reads the losses, so that the host
-    waits for the device in these steps and in no other. Losses alone are compared: gradients may underflow while they
-    agree, against which fp16 has its scaler. `with precision:` is autocast without the guard.
+    The guard computes the first losses both ways from the same weights, batch and random numbers, without any effect on
+    weights, gradients, buffers and the random numbers of later steps. If a loss differs by more than the tolerance, it
+    warns and falls back to full precision from this very step. It reads the losses, so that the host waits for the
+    device in these steps and in no other. Only losses are compared: gradients may underflow while the losses agree,
+    which fp16's scaler prevents. `with precision:` is autocast without the guard.
 
     Args:
         dtype: "bf16" (torch.bfloat16), or "fp16" (torch.float16), whose gradients a scaler keeps from underflowing.
-        device: the device's type, such as "cuda"; by default the accelerator that is there, else the CPU. For XLA say
-            "xla".
+        device: the device's type, such as "cuda"; by default the current accelerator, else the CPU. For XLA pass "xla".
         check_steps: losses to compare; 0 for none.
-        tolerance: relative difference that is taken. Where dropout draws other numbers for other types, or a loss is
-            nearly 0, it has to be wider.
+        tolerance: largest accepted relative difference. It must be wider if dropout draws other numbers for other
+            dtypes, or a loss is nearly 0.
         on_drift: "warn", or "error" for a RuntimeError instead of full precision.
-        across_ranks: with torch.distributed, go back on all ranks where one has to. All of them have to call `loss`.
+        across_ranks: with torch.distributed, fall back on all ranks if one has to. All of them have to call `loss`.
 
     Raises:
-        ValueError: for another type, a device that lacks bf16, or numbers out of range.
+        ValueError: for another dtype, a device that lacks bf16, or numbers out of range.
     """
     named = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, dtype) if not isinstance(dtype, str) else dtype
     if not isinstance(named, str) or named not in _TYPES:
@@ -311,7 +312,7 @@ def _device_type(device: str | torch.device | None) -> str:
 def _has_bf16() -> bool:
     try:
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    except TypeError:  # torch before 2.5 counts no emulation
+    except TypeError:  # torch before 2.5 does not report emulated bf16
         return bool(torch.cuda.is_bf16_supported())
 
 
@@ -347,7 +348,7 @@ def _relative(low: float, full: float) -> float:
 
 
 class Tf32Setting:
-    """What `allow_tf32` set; at the end of a `with` block the settings are again as they were before."""
+    """The result of `allow_tf32`; the end of a `with` block restores the settings."""
 
     def __init__(self, enabled: bool) -> None:
         self._before = _settings()
@@ -367,18 +368,18 @@ class Tf32Setting:
 
 
 def allow_tf32(enabled: bool = True) -> Tf32Setting:
-    """Let matrix products and convolutions of FP32 numbers run in TF32 (NVIDIA Ampere and later), or forbid it.
+    """Let FP32 matrix products and convolutions run in TF32 (NVIDIA Ampere and later), or forbid it.
 
-    It takes effect at once, for the process; `with allow_tf32():` ends with the block. Inputs keep 10 of FP32's 23 bits
-    of mantissa, sums are in FP32: products are exact to about 1e-3. Elsewhere it changes nothing on a GPU without TF32.
-    Both of torch's ways to ask for the setting (`allow_tf32`, and `fp32_precision` of torch 2.9 and later) say the same
-    afterwards; setting only the newer one makes programs fail that read the older one.
+    It takes effect at once, for the process; `with allow_tf32():` ends with the block. Inputs keep 10 of FP32's 23
+    mantissa bits, sums are in FP32: products are accurate to about 1e-3. It changes nothing on hardware without TF32.
+    Both of torch's settings (`allow_tf32`, and `fp32_precision` of torch 2.9 and later) agree afterwards; setting only
+    the newer one makes programs fail that read the older one.
 
     Args:
-        enabled: False for FP32 throughout, also in convolutions, where torch allows TF32 by itself.
+        enabled: False for FP32 throughout, also in convolutions, for which torch allows TF32 by default.
 
     Returns:
-        A context manager, with `restore()` for those who do not need a block.
+        A context manager, with `restore()` for use without a block.
     """
     if not isinstance(enabled, bool):
         raise TypeError(f"allow_tf32 takes True or False, not {enabled!r}")
@@ -387,20 +388,20 @@ def allow_tf32(enabled: bool = True) -> Tf32Setting:
 
 def _allow(products: bool, convolutions: bool) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.9 calls this way old; it is the one that sets both
+        warnings.simplefilter("ignore")  # the way that torch 2.9 calls old sets both
         torch.backends.cuda.matmul.allow_tf32 = products
         torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _holders() -> list[Any]:
-    """What has torch's newer setting; none before torch 2.9."""
+    """The objects with torch's newer setting; empty before torch 2.9."""
     backends: Any = torch.backends
     places = (backends.cuda.matmul, getattr(backends.cudnn, "conv", None), getattr(backends.cudnn, "rnn", None))
     return [place for place in places if isinstance(getattr(place, "fp32_precision", None), str)]
 
 
 def _settings() -> tuple[bool, bool, list[tuple[Any, str]]]:
-    """Of products, of convolutions, and of the newer settings, none of which is changed by asking."""
+    """Settings for products, convolutions, and the newer settings; reading them changes none."""
     holders = _holders()
     if not holders:
         return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, []

@@ -23,16 +23,16 @@ _LARGEST_MB: Final = 1 << 20
 
 @dataclass(frozen=True)
 class DataParallelSettings:
-    """Settings of DistributedDataParallel; None leaves one to torch.
+    """Settings of DistributedDataParallel; None keeps torch's default.
 
     `stepscope data-parallel TRACE --json FILE` computes them from a recording of the ranks.
 
         model = DataParallelSettings.load("data_parallel.json").ddp(model)
 
     Attributes:
-        bucket_cap_mb: size in MiB at which a bucket of gradients is sent. Torch's own is 25, and 1 for the first; newer
-            versions take a size that is given for the first, too.
-        gradient_as_bucket_view: whether gradients are views of the buckets, which spares a copy of them; code must not
+        bucket_cap_mb: size in MiB at which a bucket of gradients is sent. Torch's default is 25, and 1 for the first;
+            newer versions apply a given size to the first, too.
+        gradient_as_bucket_view: whether gradients are views of the buckets, which saves a copy of them; code must not
             call `detach_()` on them.
         static_graph: whether the same parameters are used in the same order in every step.
         find_unused_parameters: whether each step looks for parameters that got no gradient.
@@ -56,35 +56,35 @@ class DataParallelSettings:
                 raise TypeError(f"{name} is True, False or None, not {value!r}")
 
     def arguments(self) -> dict[str, Any]:
-        """The settings that are given, as arguments of DistributedDataParallel."""
+        """The settings that are not None, as arguments of DistributedDataParallel."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def ddp(self, model: torch.nn.Module, **others: Any) -> DistributedDataParallel:
-        """The model in DistributedDataParallel with these settings and other arguments of it.
+        """Wrap the model in DistributedDataParallel with these settings and other arguments of it.
 
-        Raises ValueError where an argument that these settings give, too.
+        Raises ValueError for an argument that these settings also have.
         """
         from torch.nn.parallel import DistributedDataParallel
 
         return DistributedDataParallel(model, **self._with(others))
 
     def lightning_strategy(self, **others: Any) -> Any:
-        """Lightning's strategy with these settings, for `Trainer(strategy=...)`.
+        """Return Lightning's strategy with these settings, for `Trainer(strategy=...)`.
 
-        On Gaudi, where lightning_habana is installed and a device is there, its HPUDDPStrategy or HPUParallelStrategy;
-        else DDPStrategy of lightning or pytorch_lightning, whichever is there.
+        On Gaudi, with lightning_habana and a device, this is its HPUDDPStrategy or HPUParallelStrategy; otherwise
+        DDPStrategy of lightning or pytorch_lightning, whichever is installed.
 
         Args:
-            others: of the strategy.
+            others: arguments of the strategy.
 
         Raises:
             RuntimeError: none of these packages is installed.
-            ValueError: an argument that these settings give, too.
+            ValueError: an argument that these settings also have.
         """
         arguments = self._with(others)
         if find_spec("lightning_habana") and import_module("lightning_habana").HPU_AVAILABLE:
             strategies = import_module("lightning_habana.pytorch.strategies")
-            # HPUParallelStrategy was the strategy itself before there was HPUDDPStrategy.
+            # Before HPUDDPStrategy existed, HPUParallelStrategy was the strategy itself.
             strategy = getattr(strategies, "HPUDDPStrategy", None) or strategies.HPUParallelStrategy
             return strategy(**arguments)
         for package in ("lightning", "pytorch_lightning"):
@@ -94,18 +94,17 @@ class DataParallelSettings:
         raise RuntimeError("neither lightning nor pytorch_lightning is installed: pip install lightning, or use ddp()")
 
     def accelerate_arguments(self) -> dict[str, Any]:
-        """The settings that are given, for `accelerate.DistributedDataParallelKwargs(**...)`."""
+        """The settings that are not None, for `accelerate.DistributedDataParallelKwargs(**...)`."""
         return self.arguments()
 
     def to_json(self) -> str:
-        """The settings as JSON, which `from_json` reads."""
         return json.dumps({"schema": SCHEMA, "settings": asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> DataParallelSettings:
-        """The settings in the JSON of `to_json` or `stepscope data-parallel --json`; what else is in it does not count.
+        """Read the JSON of `to_json` or `stepscope data-parallel --json`; other keys are ignored.
 
-        Raises ValueError where it is something else; the message says what was found.
+        Raises ValueError for anything else; the message says what was found.
         """
         try:
             found = json.loads(text)
@@ -127,11 +126,11 @@ class DataParallelSettings:
 
     @classmethod
     def load(cls, path: str | Path) -> DataParallelSettings:
-        """The settings in a file, as of `from_json`.
+        """Read the settings from a file; see `from_json`.
 
         Raises:
             OSError: it cannot be read.
-            ValueError: it holds something else.
+            ValueError: its content is something else.
         """
         with Path(path).open("rb") as file:
             content = file.read(_LONGEST_FILE + 1)

@@ -1,6 +1,6 @@
-"""Weights that several modules share: which they are, whether they still are shared, and sharing them again.
+"""Weights that several modules share: find them, check whether they still are shared, and tie them again.
 
-Sharing is lost where parameters are made anew one by one: by `.to()` onto a device whose tensors are of another kind
+Sharing is lost when parameters are replaced one by one: by `.to()` onto a device whose tensors are of another kind
 (XLA, some accelerators), by `to_empty()` from the meta device, by `load_state_dict(assign=True)`. The copies then train
 apart, and take their memory twice.
 """
@@ -19,23 +19,23 @@ __all__ = ["LoopConstants"]
 
 
 Ties: TypeAlias = tuple[tuple[str, ...], ...]
-"""Groups of the names of parameters that are one, in the model's order."""
+"""Groups of names of the same parameter, in the model's order."""
 
 _WRAPPERS: Final = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts of names that wrappers put in: data parallel, torch.compile, FSDP, activation checkpointing."""
+"""Parts of names that wrappers add: data parallel, torch.compile, FSDP, activation checkpointing."""
 
 
 def tied_parameters(model: torch.nn.Module) -> Ties:
-    """Names of parameters that are one and the same, or lie at the same place in memory.
+    """Names of parameters that are the same object, or are at the same place in memory.
 
-    Keep what it returns and hand it to `check_tied` and `tie_again` after the model was moved, wrapped or loaded. It
-    works on the meta device and with parametrized modules, whose names are those of `model.named_parameters()`.
+    Keep the result and pass it to `check_tied` and `tie_again` after the model was moved, wrapped or loaded. It works
+    on the meta device and with parametrized modules, whose names are those of `model.named_parameters()`.
 
     Returns:
-        A tuple of groups of two or more names; empty where nothing is shared.
+        A tuple of groups of two or more names; empty if nothing is shared.
 
     Raises:
-        TypeError: for something that is no module.
+        TypeError: for an object that is not a module.
     """
     groups: dict[tuple[int, int], list[str]] = {}
     for name, parameter in _parameters(model).items():
@@ -44,35 +44,35 @@ def tied_parameters(model: torch.nn.Module) -> Ties:
 
 
 def check_tied(model: torch.nn.Module, before: Iterable[Iterable[str]]) -> Ties:
-    """Which groups of `before` are no longer one parameter; empty where all are.
+    """Return the groups of `before` that are no longer one parameter; empty if all are.
 
     Args:
-        before: what `tied_parameters` returned, or groups of names of your own. Names may lack or have the prefixes
-            that data parallel, torch.compile, FSDP and checkpointing put in.
+        before: the result of `tied_parameters`, or groups of names of your own. Names may lack or have the prefixes
+            that data parallel, torch.compile, FSDP and checkpointing add.
 
     Raises:
-        ValueError: where the model has no parameter of such a name.
-        TypeError: for something that is no module.
+        ValueError: the model has no parameter of such a name.
+        TypeError: for an object that is not a module.
     """
     found = _Named(model)
     return tuple(group for group in _groups(before) if len({_place(found.parameter(name)) for name in group}) > 1)
 
 
 def tie_again(model: torch.nn.Module, before: Iterable[Iterable[str]]) -> Ties:
-    """Let the names of each group of `before` be one parameter again: that of the group's first name.
+    """Make the names of each group of `before` one parameter again: that of the group's first name.
 
-    Call it before the optimizer is made, for an optimizer keeps the parameters that it was given. Where the values have
-    become different a warning says so; the first name's are kept.
+    Call it before the optimizer is made, because an optimizer keeps the parameters that it was given. If the values
+    have become different a warning says so; the first name's are kept.
 
     Args:
-        before: as `check_tied` takes it.
+        before: see `check_tied`.
 
     Returns:
         The groups that had come apart.
 
     Raises:
-        ValueError: where the model has no parameter of such a name, or those of a group have different shapes.
-        TypeError: for something that is no module.
+        ValueError: the model has no parameter of such a name, or those of a group have different shapes.
+        TypeError: for an object that is not a module.
     """
     found = _Named(model)
     apart = check_tied(model, before)
@@ -94,12 +94,12 @@ def tie_again(model: torch.nn.Module, before: Iterable[Iterable[str]]) -> Ties:
 
 @contextmanager
 def keeps_ties(model: torch.nn.Module) -> Iterator[Ties]:
-    """What is shared before the block is shared after it.
+    """Tie weights after the block that were tied before it.
 
         with keeps_ties(model):
             model.to_empty(device="cuda")
 
-    Gives the groups that are kept. Where the block raises, nothing is done.
+    Yields the groups. If the block raises, nothing is done.
     """
     before = tied_parameters(model)
     yield before
@@ -113,7 +113,7 @@ def _parameters(model: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _place(parameter: Tensor) -> tuple[int, int]:
-    """Equal for parameters that are one, or begin at the same number of the same memory."""
+    """Equal for parameters that are the same, or start at the same element of the same memory."""
     try:
         storage = parameter.untyped_storage()
         if not parameter.numel() or type(parameter) not in (Tensor, torch.nn.Parameter):
@@ -139,12 +139,12 @@ def _groups(before: Iterable[Iterable[str]]) -> Iterator[tuple[str, ...]]:
 
 
 def _plain(name: str) -> str:
-    """A name without what wrappers put in."""
+    """A name without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 class _Named:
-    """A model's parameters by name, found also where a wrapper has changed the names."""
+    """A model's parameters by name, found also if a wrapper has changed the names."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
@@ -169,9 +169,9 @@ class _Named:
 
 
 _LAZY = ("xla", "hpu")
-"""Devices whose graphs differ by the place that is read."""
+"""Devices on which reading another index makes another graph."""
 _ALIGNMENT_BYTES = 16
-"""Compiled code copies inputs that begin elsewhere before it uses them."""
+"""Compiled code copies inputs with another alignment before it uses them."""
 
 
 class LoopConstants:
@@ -189,8 +189,8 @@ class LoopConstants:
         values: numbers, or a tensor of shape (iterations, ...) whose rows are the values. It is copied.
         device: where the values are needed; by default a tensor's own, else torch's default device.
         dtype: by default a tensor's own, else what torch.tensor gives the numbers.
-        rolled: whether every iteration reads the first element of a rolled tensor, which needs a small operator for
-            each, or a view of its own, which needs none; by default rolled on XLA and HPU.
+        rolled: True reads the first element of a rolled tensor in every iteration, which needs a small operator for
+            each; False gives each iteration its own view, which needs none; by default True on XLA and HPU.
 
     Raises:
         TypeError: values are neither numbers nor a tensor.
@@ -233,9 +233,9 @@ class LoopConstants:
             yield now
 
     def windows(self, size: int) -> Iterator[tuple[Tensor, ...]]:
-        """Each value with the `size - 1` that follow it; as often as all of them exist.
+        """Yield each value with the `size - 1` values that follow it.
 
-        Raises ValueError where the size is not 1 or more.
+        Raises ValueError if the size is not 1 or more.
         """
         if size < 1:
             raise ValueError(f"a window has one value or more, not {size}")
@@ -253,7 +253,7 @@ class LoopConstants:
 
 
 def _aligned(values: Tensor) -> tuple[Tensor, ...]:
-    """The rows, each beginning where compiled code takes it without a copy."""
+    """The rows, each aligned so that compiled code takes it without a copy."""
     length = values.shape[1:].numel()
     step = max(_ALIGNMENT_BYTES // values.element_size(), 1)
     wide = values.new_zeros(values.shape[0], -(-max(length, 1) // step) * step)

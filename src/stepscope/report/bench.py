@@ -146,7 +146,6 @@ def verdicts(bench: Bench) -> Iterator[str]:
 
 
 def _in_names(caveat: str, names: dict[str, str]) -> str:
-    """Replace "before" and "after" in a caveat by the commands' labels."""
     return re.sub(r"\b(before|after)\b", lambda word: f"of {names[word[1]]}", caveat)
 
 

@@ -288,7 +288,6 @@ def _match() -> pl.Expr:
 
 
 def _without_empty(table: pl.DataFrame) -> pl.DataFrame:
-    """Drop text and byte columns that are empty throughout."""
     empty = [
         name
         for name in table.columns[4:]

@@ -420,7 +420,6 @@ def _trace_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _summary_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Times of devices and host, and the utilisation ratios derived from them."""
     devices = [{**fields(use), **fields(use, *_RATIOS)} for use in diagnosis.device_uses]
     engines = {"engines": diagnosis.engine_uses} if diagnosis.engine_uses else {}
     return {"devices": devices, "host": diagnosis.host_use, **engines}

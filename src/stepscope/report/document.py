@@ -128,7 +128,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A stretch of the trace that shows a finding; `drawn` if it lies inside the picture of the step."""
+    """A stretch of the trace that shows a finding; `drawn` if it overlaps the picture of the step."""
 
     start_ns: int
     duration_ns: int

@@ -84,7 +84,6 @@ def _series(series: RunSeries, key: str) -> Iterator[Block]:
 
 
 def _change(series: RunSeries, change: Change) -> Section:
-    """When the step changed, by how much, and what differs between the runs."""
     frame = pl.DataFrame(
         [(name, before or "not there", after or "not there") for name, before, after in change.differences],
         schema={"what differs there": pl.String, "run before": pl.String, "first run after": pl.String},
@@ -107,7 +106,6 @@ def _run_table(series: RunSeries) -> pl.DataFrame:
 
 
 def _left_out(runs: Sequence[LeftOut]) -> tuple[Section, ...]:
-    """Each reason once, with the runs it applies to."""
     by_reason: dict[str, list[str]] = {}
     for run in runs:
         by_reason.setdefault(run.why, []).append(run.name)

@@ -115,7 +115,6 @@ def plan_frame(plan: Plan) -> pl.DataFrame:
 
 
 def _band(text: str) -> str:
-    """The part in parentheses of a time or a cost."""
     return text.partition(" (")[2].removesuffix(")")
 
 

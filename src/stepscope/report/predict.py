@@ -81,7 +81,6 @@ def _idle(shares: list[float], answer: PredictedSteps) -> str:
 
 
 def _what_helps(prediction: StepPrediction) -> str:
-    """What limits the steps, and where to read on."""
     match prediction.limit:
         case "host":
             most = f", most of it {prediction.limit_cause}" if prediction.limit_cause else ""

@@ -205,7 +205,6 @@ def _may_hold_text(series: pl.Series) -> bool:
 
 
 def _paths_in(value: Any, name: str = "") -> Iterator[str]:
-    """Every path of a diagnosis: the trace's and those of places in code."""
     if isinstance(value, str):
         if name in ("path", "file"):
             yield value

@@ -87,7 +87,6 @@ def heading(column_name: str, among: Sequence[str] = ()) -> str:
 
 
 def _sideways(columns: Sequence[_Column], width: int) -> list[str]:
-    """A single row written from top to bottom, one line per column."""
     names = max(cell_len(column.cells[0]) for column in columns)
     room = max(width - names - _GAP, 2)
     lines = []

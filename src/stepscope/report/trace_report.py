@@ -122,9 +122,7 @@ def _telemetry(trace: Trace) -> TelemetryPicture | None:
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
     path = Path(trace.metadata.path)
-    files = [
-        file for file in telemetry_files(path) if file != path
-    ]  # an export of Nsight Systems has the same suffix as telemetry
+    files = [file for file in telemetry_files(path) if file != path]  # Nsight Systems exports share the suffix
     try:
         telemetry = read_telemetry(files)
     except UsageError as error:

@@ -172,7 +172,6 @@ def _saved(step_ns: float, rank: RankProspect) -> float:
 
 
 def _limits(answer: Answer) -> Iterator[Section]:
-    """The critical path's parts before and after, and what limits the step."""
     measured = answer.measured
     per_step = ", per step" if measured.stepped else ""
     title = f"What {whole(measured)} waits for: the critical path{per_step}"
@@ -237,7 +236,6 @@ def _causes(answer: Answer) -> Iterator[Section]:
 
 
 def _named(table: pl.DataFrame) -> pl.DataFrame:
-    """Critical path rows with the resource's name instead of its kind and cause."""
     names = [resource_name(kind, cause) for kind, cause in table.select("kind", "cause").iter_rows()]
     return table.drop("kind", "cause").insert_column(0, pl.Series("resource", names, pl.String))
 

@@ -83,8 +83,9 @@ def content_key(path: str | Path, variant: str = "") -> str:
 
 
 def temporary_store(build: Build) -> Trace:
-    """Return the trace that `build` writes to a temporary folder, which is removed with the trace. Raises
-    CacheError.
+    """Return the trace that `build` writes to a temporary folder, which is removed with the trace.
+
+    Raises CacheError.
     """
     try:
         _sweep_temporary()
@@ -147,10 +148,10 @@ class TraceCache:
         self._limit_bytes = limit_bytes
 
     def lookup(self, key: str) -> Trace | None:
-        """Return the stored trace or None; its store is not removed while the trace lives. A damaged store is removed
-        with a warning.
+        """Return the stored trace or None; its store is not removed while the trace lives.
 
-        The metadata have the path that was read first, which may differ from the path of the same content now.
+        A damaged store is removed with a warning. The metadata have the path that was read first, which may differ from
+        the path of the same content now.
         """
         directory = self._directory(key)
         if not directory.exists():
@@ -265,7 +266,6 @@ class TraceCache:
         return open_unsealed(directory, _Temporary(directory, hold))
 
     def _evict(self) -> None:
-        """Remove the least recently used stores that are not open until the limit is met."""
         entries = self.entries()
         excess = sum(entry.bytes for entry in entries) - self.limit()
         for entry in reversed(entries):
@@ -292,7 +292,6 @@ class TraceCache:
         return True
 
     def _sweep(self, older_than_s: float) -> None:
-        """Remove leftovers of killed processes."""
         with contextlib.suppress(OSError):
             for leftover in list(self.root.glob(f"{_PARTIAL}*")):
                 with contextlib.suppress(OSError):

@@ -154,11 +154,10 @@ def records_of(recordings: Sequence[object]) -> list[tuple[int | None, EnergyRec
 
 
 def step_energies(runs: Sequence[Sequence[object]]) -> dict[str, list[list[float]]]:
-    """Return joules per step of each window by "gpu", "cpu" and "dram", summed over all ranks, for several runs of a
-    program.
+    """Return joules per step of each window by "gpu", "cpu" and "dram", for several runs of a program.
 
-    Every device counts once. If ranks have different numbers of windows, only windows that all ranks have count. A run
-    in which a counter has no number has no windows.
+    Energy is summed over all ranks, and every device counts once. If ranks have different numbers of windows, only
+    windows that all ranks have count. A run in which a counter has no number has no windows.
     """
     return {kind: [_windows(run, kind) for run in runs] for kind in KINDS}
 

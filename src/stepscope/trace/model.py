@@ -21,8 +21,6 @@ TableLoader = Callable[[str], pl.LazyFrame]
 
 
 class _Table:
-    """A descriptor that returns the trace's table of the attribute's name."""
-
     def __set_name__(self, owner: type[Trace], name: str) -> None:
         self._name = name
 

@@ -17,9 +17,9 @@ from stepscope.trace.window import Times
 Rows = npt.NDArray[np.int64]
 
 _MOST_EFFORT: Final = 64
-"""Average number of steps per slice to the slices around it; deeper nesting is solved with a stack."""
+"""Maximum steps per slice, on average, to find the slices around it; deeper nesting is solved with a stack."""
 _ROUND_COSTS: Final = 500
-"""Cost of one round over all slices, in steps."""
+"""Fixed cost of one round, in steps."""
 _ROUNDS: Final = 64
 """Rounds for all slices at once; the few slices left after that are solved one by one."""
 
@@ -176,7 +176,7 @@ def open_after(rows: Rows, starts: Times, ends: Times, parent: Rows) -> tuple[Ti
     if ((around >= 0) & (ends[order] > ends[np.maximum(around, 0)])).any():
         # If slices partly overlap, one may outlive its parent: search from the last one that began.
         times = np.sort(times)
-        times = times[np.append(True, times[1:] != times[:-1])]  # ten times as fast as np.unique
+        times = times[np.append(True, times[1:] != times[:-1])]  # np.unique takes ten times as long at this size
         candidates = order[np.searchsorted(starts[order], times, side="right") - 1]
     else:
         candidates = np.concatenate([around, order])

@@ -27,8 +27,6 @@ def varint(number: int) -> bytes:
 
 
 class _Keys(dict[int, bytes]):
-    """Encoded tags by field number and wire type."""
-
     def __missing__(self, key: int) -> bytes:
         found = self[key] = varint(key)
         return found

@@ -54,8 +54,10 @@ class CodePlace:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """What made the framework compile or execute a graph: the log's text, the Python stack (innermost first)
-    and a count.
+    """What made the framework compile or execute a graph: the log's text, the Python stack and a count.
+
+    Attributes:
+        frames: innermost first.
     """
 
     cause: str

@@ -110,7 +110,7 @@ def _compare(directory: Path, contents: Contents, names: Iterable[str]) -> None:
 
 
 def _trace(directory: Path, manifest: Manifest, owner: object, unchecked: Contents | None) -> Trace:
-    """The trace of a store; with `unchecked`, checksums are verified when a table is first loaded."""
+    """With `unchecked`, a table's checksums are verified when it is first loaded."""
     checked: set[str] = set()
 
     def load(table: str) -> pl.LazyFrame:

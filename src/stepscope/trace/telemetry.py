@@ -135,7 +135,6 @@ def _read_file(file: Path) -> tuple[pl.DataFrame, pl.DataFrame, bool]:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file for reading, while its process may continue to write."""
     with contextlib.ExitStack() as stack:
         try:
             connection = _connection(file)

@@ -135,7 +135,6 @@ def _with_applications(commands: Sequence[BenchCommand], texts: Sequence[str]) -
 
 
 def _new_folder(chosen: str | None, words: Sequence[str]) -> Path:
-    """A new folder for the runs, named after the first program and the time."""
     from stepscope.record.manifest import RunManifest
     from stepscope.record.run_folder import data_folder, new_folder
 
@@ -196,7 +195,6 @@ def _write(arguments: argparse.Namespace, bench: Bench, comparisons: Sequence[Co
 
 
 def _show_failure(failure: BenchFailure) -> None:
-    """Print the last lines of the failed program's output."""
     from stepscope.compare.bench_programs import last_lines
 
     for line in last_lines(failure.log) if failure.log is not None else ():

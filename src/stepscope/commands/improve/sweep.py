@@ -119,7 +119,6 @@ def _shown_folder(arguments: argparse.Namespace) -> Path:
 
 
 def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The command line's settings by the keys of a sweep file."""
     names = ("trials", "method", "goal", "budget", "seed", "jobs", "name", "metric")
     return {name: getattr(arguments, name) for name in names}
 

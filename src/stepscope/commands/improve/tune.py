@@ -118,7 +118,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _folder(arguments: argparse.Namespace, words: list[str]) -> Path:
-    """The study's folder, which has the study's name."""
     from stepscope.record.manifest import RunManifest
     from stepscope.record.run_folder import check_name, data_folder, new_folder
 
@@ -201,7 +200,6 @@ def _names(text: str | None) -> tuple[str, ...] | None:
 
 
 def _lock() -> Path:
-    """Lock file that keeps two processes of this machine from measuring at the same time."""
     import platform
 
     from stepscope.record.run_folder import data_folder
@@ -241,7 +239,6 @@ def _search(
 
 
 def _write(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> None:
-    """Print the result, and write it to the study's folder and to the requested files."""
     from stepscope.report.json import json_bytes
     from stepscope.report.markdown import markdown_of
     from stepscope.report.text import text_of

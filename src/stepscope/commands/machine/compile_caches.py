@@ -89,7 +89,6 @@ def _blocks(held: Sequence[tuple[CompileCache, list[Entry]]], hits: Sequence[Hit
 
 
 def _use(entries: Sequence[Entry]) -> Iterator[str]:
-    """The age of the entries, and how many were read again."""
     if not entries:
         yield "no entries"
         return
@@ -215,7 +214,6 @@ def _hits() -> list[Hits]:
 
 
 def _counts_of(folder: RunFolder) -> dict[str, Counter[str]]:
-    """Hits and misses by cache, over all recorded processes of a run."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for recording in folder.recordings():
         facts = recording.get("facts")

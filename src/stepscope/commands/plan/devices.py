@@ -137,7 +137,6 @@ def _remove(name: str) -> None:
 
 
 def _keep(tables: list[dict[str, object]]) -> None:
-    """Rewrite the file of kept devices."""
     from stepscope.machine.devices import devices_toml, forget_devices, kept_file
 
     kept = kept_file()

@@ -136,9 +136,7 @@ def _sampled_memory(experiment: Experiment) -> int | None:
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
     place = Path(experiment.trace.metadata.path)
-    files = [
-        file for file in telemetry_files(place) if file != place
-    ]  # Nsight Systems' exports have the same suffix as telemetry
+    files = [file for file in telemetry_files(place) if file != place]  # Nsight Systems exports share the suffix
     try:
         return sampled_memory(read_telemetry(files), experiment.device) if files else None
     except UsageError:

@@ -178,7 +178,6 @@ def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -
 
 
 def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tuple[Finding, ...]:
-    """Findings across the ranks' traces, limited to the requested rules."""
     from stepscope.diagnosis.ranks import across_ranks
 
     found = across_ranks(records)

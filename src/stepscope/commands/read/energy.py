@@ -113,7 +113,6 @@ def _energy(arguments: argparse.Namespace, trace: Trace) -> TraceEnergy:
 
 
 def _sampled(view: View) -> tuple[SampledEnergy, ...]:
-    """The devices' energy, from the power samples in the telemetry beside the trace."""
     from stepscope.predict.cost.energy import sampled_energy
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 

@@ -82,7 +82,6 @@ def _write(history: History, arguments: argparse.Namespace, *, only_files: bool)
 
 
 def _chosen(records: Sequence[RunRecord], arguments: argparse.Namespace) -> list[RunRecord]:
-    """The runs selected by the names and the command."""
     from stepscope.compare.run_times import series_of
 
     patterns = arguments.names

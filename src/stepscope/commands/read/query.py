@@ -150,7 +150,6 @@ def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
 
 
 def _listing(tables: pl.DataFrame, width: int) -> Iterator[str]:
-    """The tables as text, with all their columns."""
     for name, rows, columns in tables.iter_rows():
         size = "made when a query names it" if rows is None else output.counted(rows, "row")
         yield f"{name}: {size}"
@@ -167,9 +166,7 @@ def _tables(trace: Trace) -> pl.DataFrame:
     rows = [
         (name, trace.scan(name).select(pl.len()).collect().item(), ["row", *schema]) for name, schema in SCHEMAS.items()
     ]
-    rows += [
-        (name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()
-    ]  # computed when a query names them
+    rows += [(name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()]  # computed when named
     return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")
 
 

@@ -188,7 +188,6 @@ def _named_changes(arguments: argparse.Namespace, view: View) -> Iterator[tuple[
 
 
 def _without(name: str, view: View) -> Change:
-    """The steps without a cause, or with all findings of a rule fixed."""
     from stepscope.analysis.host import CAUSES
     from stepscope.diagnosis.rules import RULES
     from stepscope.whatif.changes import without_cause
@@ -205,7 +204,6 @@ def _without(name: str, view: View) -> Change:
 
 
 def _fixed(name: str, view: View) -> Change:
-    """The steps with all findings of the rule fixed."""
     from stepscope.whatif.changes import together
 
     result = rule_named(name).ask(view)

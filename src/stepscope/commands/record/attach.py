@@ -88,7 +88,6 @@ def _prepare_attach(parser: CommandParser) -> None:
 
 
 def _attach(arguments: argparse.Namespace) -> int:
-    """Start the capture, wait, fetch, diagnose."""
     targets: Sequence[str] = arguments.targets
     if not arguments.through_files:
         found = find_targets(targets)
@@ -150,7 +149,6 @@ def _agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[Agent
 
 
 def _run_at(target: str) -> RunFolder | None:
-    """The run with this name or path, or None."""
     from stepscope.record.run_folder import RunFolder, is_run_folder
     from stepscope.record.runs import run_named
 
@@ -207,7 +205,6 @@ def _described(state: CaptureState) -> str:
 
 
 def _fetch(output: Path | None, done: Started) -> list[Path]:
-    """Fetch the traces and say where they are."""
     traces = _fetched(output, done)
     for trace in traces:
         say(f"the trace is {trace}")
@@ -236,7 +233,6 @@ def _fetched(output: Path | None, done: Started) -> list[Path]:
 
 
 def _is_trace_name(path: Path) -> bool:
-    """Whether a path names a trace file rather than a folder."""
     return path.name.endswith(_TRACE_SUFFIXES)
 
 
@@ -263,7 +259,6 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 
 def _diagnose(arguments: argparse.Namespace, traces: Sequence[Path]) -> int:
-    """Diagnose the traces unless the user declined, and return the exit code."""
     return 0 if arguments.no_diagnose else diagnose.COMMAND.run_with([str(trace.absolute()) for trace in traces])
 
 

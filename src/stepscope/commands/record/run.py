@@ -262,7 +262,6 @@ def _run_limits(arguments: argparse.Namespace, command: Sequence[str], environ: 
 
 
 def _show_flags() -> int:
-    """Print every flag that `--apply` takes, and what it does."""
     from stepscope.record.apply import all_flags
 
     indent = 2 + max(len(flag.shown) for flag in all_flags() if len(flag.shown) < _WIDEST_FLAG)

@@ -135,7 +135,6 @@ def _end(manifest: RunManifest) -> str:
 
 
 def _open(folder: RunFolder) -> None:
-    """Write the report into the run's folder and open it."""
     page = folder.path / "report.html"
     diagnose.COMMAND.run_with([str(folder.path), "--html", str(page)])
     if not webbrowser.open(page.as_uri()):

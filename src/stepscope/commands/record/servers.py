@@ -130,7 +130,6 @@ class _ServerRecording:
         self._traces: list[Path] = []
 
     def failed(self, address: str, problem: str) -> None:
-        """Report that a host was not recorded."""
         say(problem)
         self._hosts[address]["problem"] = problem
 
@@ -168,14 +167,12 @@ class _ServerRecording:
         return path
 
     def say_where(self) -> None:
-        """Say where the profiles are, and how to see what changed between them."""
         say(f"the profiles are in {self.folder}, for tensorboard --logdir too")
         if len(self._traces) > 1:
             first, last = shlex.quote(str(self._traces[0])), shlex.quote(str(self._traces[-1]))
             say(f"to see whether the steps changed meanwhile: stepscope compare {first} {last}")
 
     def end(self) -> None:
-        """Write how the recording ended, for `stepscope runs`."""
         if self._run is not None:
             code = 0 if any(host["captures"] for host in self._hosts.values()) else 2
             self._run.write_manifest(self._run.manifest().ended(time.time(), code, list(self._hosts.values())))
@@ -217,9 +214,7 @@ def _new_run(arguments: argparse.Namespace, servers: Sequence[str]) -> RunFolder
     words = ["stepscope", "attach", ",".join(servers), "--seconds", f"{arguments.seconds or _SECONDS:g}"]
     options = {"profiler_server": True, "host_tracer_level": arguments.host_tracer_level, "repeat": arguments.repeat}
     manifest = RunManifest.begin(words, time.time(), options=options, redact=False)
-    manifest = replace(
-        manifest, git=None, environment={}
-    )  # these would describe this command, not the recorded program
+    manifest = replace(manifest, git=None, environment={})  # both would be this command's, not the program's
     moment = time.strftime("%Y%m%d-%H%M%S")
     folder = RunFolder.create(None, None, manifest, suggestion=f"attach-{file_name(servers[0])[:60]}-{moment}")
     _remember(folder)

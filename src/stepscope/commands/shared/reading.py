@@ -223,7 +223,6 @@ class Progress:
         self._drawn = 0.0
 
     def __call__(self, done: int, total: int | None) -> None:
-        """Show that `done` of `total` bytes were read."""
         now = time.monotonic()
         if not self._is_seen or now - self._begun < _QUIET_S or now - self._drawn < _REDRAW_S:
             return

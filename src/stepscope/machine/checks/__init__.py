@@ -1,1 +1,1 @@
-"""Checks of one part of the machine each."""
+"""Checks of the machine, one module for each of its parts."""

@@ -1,4 +1,4 @@
-"""Checks of accelerators: which NUMA node they hang on, who else uses them, what slows their clocks."""
+"""Checks of accelerators: their NUMA node, other processes that use them, and what lowers their clocks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ class Accelerator:
 
     Attributes:
         address: such as "0000:17:00.0".
-        vendor: its maker's name.
-        node: the NUMA node it hangs on; None where the machine does not say.
+        node: its NUMA node; None if the machine does not report it.
     """
 
     address: str
@@ -45,11 +44,11 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What a driver says of a device now; None for what it does not say.
+    """The current state of a device as its driver reports it; None for unknown values.
 
     Attributes:
-        utilization: share of the last sample period in which it worked, 0 to 1.
-        others: processes that use it besides ours: (process, bytes or None).
+        utilization: busy share of the driver's last sample period, 0 to 1.
+        others: processes other than ours that use it: (process, bytes or None).
         slowdowns: why its clock is lowered, in words.
         persistence: whether the driver keeps it initialised between processes.
         power_limit_w, default_power_limit_w: in watts.
@@ -66,7 +65,7 @@ class DeviceState:
 
 
 def accelerators(machine: Machine) -> list[Accelerator] | None:
-    """The accelerators on the PCI bus, by address; None where the bus cannot be read."""
+    """Return the accelerators on the PCI bus, by address; None if the bus cannot be read."""
     if not (machine.root / "sys/bus/pci/devices").is_dir():
         return None
     found = []
@@ -80,7 +79,7 @@ def accelerators(machine: Machine) -> list[Accelerator] | None:
 
 
 def numa_affinity(machine: Machine) -> Observation:
-    """Whether the process may run far from its device."""
+    """Check whether the process may run on another NUMA node than its device."""
     check, found = Check("device-affinity"), accelerators(machine)
     if found is None or not machine.nodes or machine.affinity is None:
         missing = (
@@ -120,7 +119,7 @@ def numa_affinity(machine: Machine) -> Observation:
 
 
 def numa_balancing(machine: Machine) -> Observation:
-    """Whether the kernel moves memory between nodes while programs run."""
+    """Check whether the kernel moves memory between NUMA nodes while programs run."""
     check, path = Check("numa-balancing"), "proc/sys/kernel/numa_balancing"
     value = machine.number(path)
     if len(machine.nodes) == 1:
@@ -138,7 +137,7 @@ def numa_balancing(machine: Machine) -> Observation:
 
 
 def device_state(machine: Machine) -> list[Observation]:
-    """Who else uses the devices, and what slows them."""
+    """Check who else uses the devices, and what lowers their clocks."""
     try:
         return [observation for state in nvidia_states(machine.process) for observation in judged(state)]
     except (ImportError, OSError) as error:
@@ -153,17 +152,17 @@ def device_state(machine: Machine) -> list[Observation]:
 
 
 def judged(state: DeviceState) -> list[Observation]:
-    """What a device's state means for timings."""
+    """Return the observations that a device's state leads to."""
     name = f"device {state.index} ({state.name})"
     return [_load(state, name), _clocks(state, name), *_settings(state, name)]
 
 
 def nvidia_states(process: int | None = None) -> list[DeviceState]:
-    """The state of every NVIDIA device, through nvidia-ml-py.
+    """Return the state of every NVIDIA device, through nvidia-ml-py.
 
     Raises:
         ImportError: nvidia-ml-py is not installed.
-        OSError: there is no driver to ask.
+        OSError: there is no working driver.
     """
     try:
         pynvml: Any = import_module("pynvml")
@@ -183,7 +182,7 @@ def _nvidia_state(nvml: Any, index: int, process: int | None) -> DeviceState:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def asked(question: str) -> Any:
-        """What NVML says, None where this device does not support the question."""
+        """Query NVML; None if the device does not support the query."""
         try:
             return getattr(nvml, question)(handle)
         except nvml.NVMLError:

@@ -15,7 +15,7 @@ _ALLOCATORS: Final = ("jemalloc", "tcmalloc", "mimalloc")
 
 
 def memory_limit(machine: Machine) -> Observation:
-    """How near the process's control groups are to their limit of memory."""
+    """Check how close the process's control groups are to their memory limit."""
     check = Check("memory-limit")
     if machine.read(f"{machine.proc}/cgroup") is None:
         return check.unknown("A memory limit cannot be read", f"/{machine.proc}/cgroup is not there")
@@ -42,7 +42,7 @@ def memory_limit(machine: Machine) -> Observation:
 
 
 def shared_memory(machine: Machine) -> Observation:
-    """Room for the batches that loader workers hand over."""
+    """Check the shared memory through which loader workers pass batches."""
     check, path = Check("shared-memory"), machine.root / "dev/shm"
     try:
         total, free = machine.free_bytes(path)
@@ -62,7 +62,7 @@ def shared_memory(machine: Machine) -> Observation:
 
 
 def swap(machine: Machine) -> Observation:
-    """Whether memory has been moved to disk."""
+    """Check whether memory has been swapped to disk."""
     check, total = Check("swap"), _kib(machine.fields("proc/meminfo").get("SwapTotal"))
     if total is None:
         return check.unknown("Swap cannot be read", "/proc/meminfo is not there")
@@ -83,7 +83,7 @@ def swap(machine: Machine) -> Observation:
 
 
 def memory_pressure(machine: Machine) -> Observation:
-    """Whether processes have waited for memory during the last seconds."""
+    """Check whether processes have recently waited for memory."""
     check, text = Check("memory-pressure"), machine.read("proc/pressure/memory") or ""
     found = re.search(r"^some avg10=([\d.]+)", text, re.MULTILINE)
     if found is None:
@@ -101,7 +101,7 @@ def memory_pressure(machine: Machine) -> Observation:
 
 
 def huge_pages(machine: Machine) -> Observation:
-    """Whether large allocations get large pages, and at what price."""
+    """Check whether large allocations get huge pages, and at what cost."""
     check, folder = Check("huge-pages"), "sys/kernel/mm/transparent_hugepage"
     enabled, defrag = _chosen(machine.read(f"{folder}/enabled")), _chosen(machine.read(f"{folder}/defrag"))
     if not enabled:
@@ -125,12 +125,12 @@ def huge_pages(machine: Machine) -> Observation:
 
 
 def allocator(machine: Machine) -> list[Observation]:
-    """What hands out memory on the host and on the device."""
+    """Check the memory allocators of the host and of the device."""
     return [_host_allocator(machine), _device_allocator(machine)]
 
 
 def gib(byte_count: float) -> str:
-    """Bytes for people: "1.5 GiB", "64 MiB"."""
+    """Format a size: "1.5 GiB", "64 MiB"."""
     return f"{byte_count / (1 << 30):.1f} GiB" if byte_count >= 1 << 30 else f"{byte_count / (1 << 20):.0f} MiB"
 
 
@@ -186,12 +186,12 @@ def _device_allocator(machine: Machine) -> Observation:
 
 
 def _chosen(text: str | None) -> str:
-    """The word in brackets of "always [madvise] never"."""
+    """Return the word in brackets of "always [madvise] never"."""
     found = re.search(r"\[([\w+]+)\]", text or "")
     return found[1] if found else ""
 
 
 def _kib(text: str | None) -> int | None:
-    """Bytes of a value such as "1024 kB"."""
+    """Convert a value such as "1024 kB" to bytes."""
     words = (text or "").split()
     return int(words[0]) * 1024 if words and words[0].isdecimal() else None

@@ -1,4 +1,4 @@
-"""Checks of the processor: clock, cores against threads, quota, other load."""
+"""Checks of the CPU: clock, cores and threads, quota, other load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTICEABLE_SHARE: Final = 0.01
 
 
 def governor(machine: Machine) -> Observation:
-    """Who decides the cores' clock."""
+    """Check the CPU frequency governor."""
     check, where = Check("cpu-governor"), f"/{_CPU}/cpu*/cpufreq/scaling_governor"
     paths = machine.matching(_CPU, "cpu[0-9]*/cpufreq/scaling_governor")
     found = Counter(filter(None, (machine.read(str(path.relative_to(machine.root))) for path in paths)))
@@ -45,7 +45,7 @@ def governor(machine: Machine) -> Observation:
 
 
 def turbo(machine: Machine) -> Observation:
-    """Whether the clock may rise above its base."""
+    """Check whether the clock may exceed its base frequency."""
     check = Check("cpu-turbo")
     intel, other = machine.number(f"{_CPU}/intel_pstate/no_turbo"), machine.number(f"{_CPU}/cpufreq/boost")
     if intel is None and other is None:
@@ -66,7 +66,7 @@ def turbo(machine: Machine) -> Observation:
 
 
 def thermal_throttling(machine: Machine) -> Observation:
-    """Whether the processor has slowed down because it was too hot."""
+    """Check whether the CPU has throttled because of heat."""
     check, where = Check("cpu-throttling"), f"/{_CPU}/cpu*/thermal_throttle/core_throttle_count"
     paths = machine.matching(_CPU, "cpu[0-9]*/thermal_throttle/core_throttle_count")
     counts = [machine.number(str(path.relative_to(machine.root))) for path in paths]
@@ -85,12 +85,12 @@ def thermal_throttling(machine: Machine) -> Observation:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Logical cores that a process can use.
+    """The logical cores that a process can use.
 
     Attributes:
-        allowed: cores it may run on; None where unknown.
-        quota: cores' worth of time that its control groups grant; None for no limit.
-        throttled: (periods in which the quota ran out, periods in all); None where unknown or without a quota.
+        allowed: the CPU affinity; None if unknown.
+        quota: CPU quota of its control groups, in cores; None for no limit.
+        throttled: (periods in which the quota ran out, all periods); None if unknown or without a quota.
         read: where that was read.
     """
 
@@ -101,14 +101,14 @@ class Cores:
 
     @property
     def usable(self) -> int | None:
-        """Whole cores that can be kept busy."""
+        """The number of whole cores that the process can keep busy; None if unknown."""
         if self.allowed is None:
             return None
         return max(1, min(self.allowed, int(self.quota) if self.quota is not None else self.allowed))
 
 
 def usable_cores(machine: Machine) -> Cores:
-    """How many cores the process can keep busy, by its affinity and its control groups' quota."""
+    """Return the cores of the process, from its affinity and the quota of its control groups."""
     quota, folder = None, ""
     for group in machine.cgroup_folders("cpu"):
         granted = _quota(machine, group)
@@ -128,7 +128,7 @@ def usable_cores(machine: Machine) -> Cores:
 
 
 def cpu_quota(machine: Machine) -> Observation:
-    """Whether a container's quota stops the process now and then."""
+    """Check whether a container's CPU quota throttles the process."""
     check, cores = Check("cpu-quota"), usable_cores(machine)
     if machine.read(f"{machine.proc}/cgroup") is None:
         return check.unknown("A CPU quota cannot be read", f"/{machine.proc}/cgroup is not there")
@@ -147,7 +147,7 @@ def cpu_quota(machine: Machine) -> Observation:
 
 
 def threads(machine: Machine) -> Observation:
-    """Threads that one operator uses, against the cores there are for them."""
+    """Compare the threads of one operator with the available cores."""
     check, cores = Check("threads"), usable_cores(machine)
     count, source = _threads(machine)
     ranks = max(1, _whole(machine.variable("LOCAL_WORLD_SIZE")) or 1)
@@ -177,7 +177,7 @@ def threads(machine: Machine) -> Observation:
 
 
 def other_load(machine: Machine) -> list[Observation]:
-    """How busy others keep the cores, and how much a hypervisor takes; read twice, half a second apart."""
+    """Check the load of other processes and the time taken by the hypervisor, from two readings half a second apart."""
     missing, before = "/proc/stat is not there", _Sample.read(machine)
     if before is not None:
         machine.sleep(_SAMPLE_S)
@@ -250,10 +250,10 @@ def _stolen(before: _Sample, after: _Sample) -> Observation:
 
 
 def _processes(machine: Machine) -> dict[int, tuple[str, int]]:
-    """Name and clock ticks of every process that can be seen."""
+    """Return name and clock ticks of every visible process."""
     found = {}
     for path in machine.matching("proc", "[0-9]*/stat"):
-        text = machine.read(str(path.relative_to(machine.root))) or ""  # a process may have ended meanwhile
+        text = machine.read(str(path.relative_to(machine.root))) or ""  # a process may have ended in the meantime
         before, _, after = text.rpartition(")")
         number, _, name = before.partition(" (")
         words = after.split()
@@ -263,7 +263,7 @@ def _processes(machine: Machine) -> dict[int, tuple[str, int]]:
 
 
 def _quota(machine: Machine, group: str) -> float | None:
-    """Cores' worth of time that one control group grants; None for no limit."""
+    """Return the CPU quota of one control group in cores; None for no limit."""
     words = (machine.read(f"{group}/cpu.max") or "").split()
     if not words:
         words = [machine.read(f"{group}/cpu.cfs_{name}_us") or "" for name in ("quota", "period")]

@@ -1,4 +1,4 @@
-"""Checks of settings: debugging aids left on, the garbage collector, versions known to be slow, power supply."""
+"""Checks of settings: debugging aids left on, the garbage collector, slow versions, power supply."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ class Setting:
     """An environment variable that costs speed.
 
     Attributes:
-        name: of the variable.
-        why: what it does to timings.
-        values: values (lower case) that do so; empty for any that does not say off.
-        problem: whether it makes steps slow; otherwise it is worth knowing.
+        why: its effect on timings.
+        values: values (lower case) with that effect; empty for any value that does not mean "off".
+        problem: whether it makes steps slow; otherwise it is only worth knowing.
     """
 
     name: str
@@ -27,7 +26,7 @@ class Setting:
     problem: bool = True
 
     def is_on(self, value: str) -> bool:
-        """Whether the variable's value does so."""
+        """Whether this value of the variable has the effect."""
         value = value.strip().lower()
         return value in self.values if self.values else value not in _OFF
 
@@ -61,7 +60,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class SlowVersions:
-    """A range of versions that is known to be slow.
+    """A version range of a package that is known to be slow.
 
     Attributes:
         package: its name on PyPI, or "python".
@@ -69,7 +68,7 @@ class SlowVersions:
         end: the first version after the range.
         what: what is slow.
         change: what to do.
-        source: where that is said.
+        source: address of the source.
     """
 
     package: str
@@ -118,7 +117,7 @@ SLOW_VERSIONS: Final[tuple[SlowVersions, ...]] = (
 
 
 def debug_settings(machine: Machine) -> list[Observation]:
-    """Debugging aids in the environment."""
+    """Check the environment for debugging aids."""
     check = Check("debug-settings")
     if machine.environ is None:
         where = f"/{machine.proc}/environ cannot be read"
@@ -139,7 +138,7 @@ def debug_settings(machine: Machine) -> list[Observation]:
 
 
 def program_settings(machine: Machine) -> list[Observation]:
-    """Debugging aids that a program switches on itself; only it can tell."""
+    """Check for debugging aids that the program itself switched on; only visible from inside the process."""
     check, runtime = Check("program-settings"), machine.runtime
     if runtime.anomaly_mode is None:
         return [
@@ -164,7 +163,7 @@ def program_settings(machine: Machine) -> list[Observation]:
 
 
 def garbage_collector(machine: Machine) -> Observation:
-    """Whether Python may stop to look for garbage within a step."""
+    """Check whether Python's garbage collector may run within a step."""
     check, runtime = Check("garbage-collector"), machine.runtime
     if runtime.collector is None:
         return check.unknown("The garbage collector is not known", "only the process itself can tell")
@@ -182,7 +181,7 @@ def garbage_collector(machine: Machine) -> Observation:
 
 
 def versions(machine: Machine) -> list[Observation]:
-    """Versions that are known to be slow."""
+    """Check for versions that are known to be slow."""
     check, runtime = Check("versions"), machine.runtime
     if runtime.python is None or runtime.versions is None:
         return [check.unknown("The process's versions are not known", "it may use another Python")]
@@ -197,7 +196,7 @@ def versions(machine: Machine) -> list[Observation]:
 
 
 def power_supply(machine: Machine) -> Observation:
-    """Whether a laptop runs on its battery."""
+    """Check whether a laptop runs on its battery."""
     check, folder = Check("power-supply"), "sys/class/power_supply"
     if not (machine.root / folder).is_dir():
         return check.unknown("The power supply cannot be read", f"/{folder} is not there")
@@ -216,7 +215,7 @@ def power_supply(machine: Machine) -> Observation:
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The numbers of a version: "2.9.0+cu128" is (2, 9, 0)."""
+    """Return the numbers of a version: "2.9.0+cu128" is (2, 9, 0)."""
     numbers = []
     for part in version.split("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]

@@ -223,9 +223,7 @@ class Sorting:
         return work.join(rows_frame(facts, schema), on="lane", how="left", maintain_order="left")
 
     def _measured(self, work: pl.DataFrame) -> pl.DataFrame:
-        """Drop hardware events that mark only a part of the work that another event of the same engine measures
-        in full.
-        """
+        """Drop hardware events that mark only a part of work that another event of the engine measures in full."""
         known = self._strings.to_frame("word").with_row_index("code").filter(pl.col("word").is_in(list(names.MEASURED)))
         measured = pl.col("event").is_in(known["code"].implode())
         measures = work.group_by("home").agg(some=measured.fill_null(False).any())
@@ -348,7 +346,6 @@ class Sorting:
         )
 
     def _add(self, table: str, frame: pl.DataFrame) -> None:
-        """Add rows to those from torch's own events."""
         if frame.is_empty():
             return
         torch = self._spill.take(table)
@@ -402,8 +399,9 @@ def recognises(head: bytes) -> bool:
 
 
 def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
-    """Read the events of PyTorch and of Intel's bridge into the tables of `writer`; raises the errors of
-    `kineto.read`.
+    """Read the events of PyTorch and of Intel's bridge into the tables of `writer`.
+
+    Raises the errors of `kineto.read`.
     """
     stream = EventStream(source)
     columns = GaudiColumns(stream.damage)  # no window here: matching calls to work needs all events

@@ -136,7 +136,7 @@ def call_kind(name: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def number_type(data_type: str) -> str | None:
-    """Normalise a number type to bf16, fp32 and so on; None if there is none."""
+    """Normalise a number type to bf16, fp32 and so on; None for an empty or invalid type."""
     word = data_type.strip().lower()
     if word.startswith(("fp8", "float8", "hf8")):
         return "fp8"

@@ -189,9 +189,7 @@ def device_work_kind(category: str, name: str, direction: str | None) -> str:
 
 
 def external_ids(args: Sequence[Launch] | Sequence[DeviceWork]) -> pl.Series:
-    """Return the number of the operator around each call or piece of work (Int64), from the new key or else the
-    old one.
-    """
+    """Return the number of the operator around each row (Int64), from the new key or else the old one."""
     return integers([a.old_external_id if a.external_id is None else a.external_id for a in args])
 
 

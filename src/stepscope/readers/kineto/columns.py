@@ -160,7 +160,6 @@ class Columns:
         return batch
 
     def _category_without(self, event: Event) -> str:
-        """Choose a category by process in the oldest files, otherwise by name."""
         category = arguments.LEGACY_CATEGORIES.get(event.pid)
         if category is None:
             category = arguments.CATEGORY_OF_TABLE.get(host_slice_table(event.name) or "", "user_annotation")

@@ -27,8 +27,10 @@ _MOST_DIGITS: Final = 19
 
 
 def nanoseconds(microseconds: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Convert microseconds (int, Decimal, or float below DOUBLE_LIMIT) to exact int64 nanoseconds and a mask of
-    which fit.
+    """Convert microseconds to exact int64 nanoseconds; also return a mask of those that fit.
+
+    Args:
+        microseconds: int, Decimal, or float below DOUBLE_LIMIT.
     """
     if not microseconds:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
@@ -143,8 +145,10 @@ def _boundary_near_middle(text: bytes) -> int | None:
 
 
 def end_of_array(error: Exception, text: bytes, *, is_last: bool) -> int | None:
-    """Return the position of the bracket that ends the array in text that `decode_events` rejected with `error`,
-    or None.
+    """Return the position of the bracket that ends the array in text that `decode_events` rejected, or None.
+
+    Args:
+        error: the error of `decode_events`, which contains the position.
     """
     found = _TRAILING.search(str(error))
     if found is None:
@@ -154,7 +158,6 @@ def end_of_array(error: Exception, text: bytes, *, is_last: bool) -> int | None:
 
 
 def _ends_array(text: bytes, position: int, *, is_last: bool) -> bool:
-    """Whether the text after the bracket shows that it ends the array."""
     return _AFTER_ARRAY.match(text, position) is not None or (is_last and not text[position + 1 :].strip(_ENDING))
 
 
@@ -352,9 +355,7 @@ def _needs_decimals(events: list[Event]) -> bool:
 
 
 def _cut(parts: list[bytes], searched: int) -> tuple[bytes, bytes] | None:
-    """Split the parts at the last event boundary, dropping the comma; None if no event begins after `searched`
-    parts.
-    """
+    """Split at the last event boundary, dropping the comma; None if no event begins after `searched` parts."""
     for index in range(len(parts) - 1, searched - 1, -1):
         following = b"".join(parts[index + 1 :])
         part = parts[index] + following[:_OVERLAP_BYTES] if following else parts[index]

@@ -91,7 +91,6 @@ class _Reading:
         self._others = others.Others(*parts)
 
     def tables(self) -> Iterator[None]:
-        """Gather every table, yielding now and then so that progress can be shown."""
         yield from chain(self._activities.read(), self._ranges.read(), self._others.read())
 
     def finish(self, window: Window | None, steps: StepRange | None) -> tuple[Metadata, tuple[TraceWarning, ...]]:
@@ -119,15 +118,13 @@ class _Reading:
         return metadata, warnings(gathering.damage, EXPLANATIONS)
 
     def _end(self) -> int:
-        """Return the end of the recording on the file's clock, where open ranges are closed."""
+        """On the file's clock; open ranges are closed there."""
         details = self._database.whole("ANALYSIS_DETAILS", {"stopTime": pl.Int64}, 100)
         stops = [stop for stop in details["stopTime"] if stop is not None]
         return max(stops, default=self._database.extreme("max", dict.fromkeys(_EVENT_TABLES, "end")) or 0)
 
     def _origin_unix_ns(self) -> int | None:
-        """Return the wall clock at the start of the trace; the file counts from the start of capture or by the
-        machine's clock.
-        """
+        """The file counts from the start of capture, or by the machine's clock."""
         columns = {"utcEpochNs": pl.Int64, "systemClockNs": pl.Int64}
         rows = self._database.whole("TARGET_INFO_SESSION_START_TIME", columns, 100)
         if rows.height != 1 or rows["utcEpochNs"][0] is None or self._gathering.origin_ns is None:

@@ -86,9 +86,6 @@ class Activities(TableReader):
         yield
 
     def _work(self, table: str, columns: _Types) -> Iterator[pl.DataFrame]:
-        """Yield rows of work on a stream with their place and correlation; rows without a time are counted and
-        dropped.
-        """
         where, parameters = self._selection.of_work(table)
         wanted = {**_ON_STREAM, **columns}
         for batch in self._database.batches(table, wanted, where=where, parameters=parameters):
@@ -200,7 +197,7 @@ _KERNEL_COLUMNS: Final[_Types] = dict.fromkeys(
 
 
 def _copy(kind: int | None, source: int | None, target: int | None) -> list[str]:
-    """Return the kind and name of a copy; an unknown direction is derived from source and target."""
+    """An unknown direction is derived from source and target."""
     names_of = [_MEMORY_KINDS.get(-1 if side is None else side, "Unknown") for side in (source, target)]
     found = _COPIES.get(-1 if kind is None else kind)
     if found is None:

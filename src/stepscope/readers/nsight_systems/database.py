@@ -176,7 +176,7 @@ class Database:
             self._damage[f"damaged_table:{table} ({error})"] += 1
 
     def whole(self, table: str, columns: Mapping[str, type[pl.DataType]], most: int) -> pl.DataFrame:
-        """Read a small table at once; a table with more than about `most` rows is cut off there."""
+        """Read a small table as one frame; a table with more than about `most` rows is cut off there."""
         frames, height = [pl.DataFrame(schema=dict(columns))], 0
         for batch in self.batches(table, columns):
             frames.append(batch)

@@ -315,7 +315,7 @@ class Selection:
         return where, parameters
 
     def complete(self, table: str, frame: pl.DataFrame, *needed: str) -> pl.DataFrame:
-        """Keep rows with times, a lane and the `needed` columns, and replace start and end by `start_ns` and
+        """Keep rows with times, a lane and the `needed` columns; convert start and end to `start_ns` and
         `duration_ns`.
         """
         whole = frame.drop_nulls(["start", "end", "lane", *needed])

@@ -129,9 +129,7 @@ class Ranges(TableReader):
     has_shapes: bool = False
 
     def read(self) -> Iterator[None]:
-        """Gather all ranges except those that may mark steps, yielding now and then so that the caller can show
-        progress.
-        """
+        """Gather all ranges except those that may mark steps, yielding now and then to let the caller show progress."""
         where, parameters = self._selection.of_ranges(NVTX)
         for batch in self._database.batches(NVTX, _COLUMNS, where=where, parameters=parameters):
             batch = self._with_times(batch)
@@ -154,7 +152,6 @@ class Ranges(TableReader):
         self._add_annotations(self._marks.numbered())
 
     def _with_times(self, batch: pl.DataFrame) -> pl.DataFrame:
-        """Keep only ranges and instants; other rows only name things."""
         kind = pl.col("eventType")
         if batch["eventType"].null_count() == batch.height:  # some exports lack the column
             return batch

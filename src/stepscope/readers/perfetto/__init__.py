@@ -143,7 +143,6 @@ class _Content:
         return len(self._clocks.unknown) > 1 or (bool(self._clocks.unknown) and self._clocks.unix_offset_ns is not None)
 
     def origin_unix_ns(self) -> int | None:
-        """The wall clock at the start of the trace; None if unknown."""
         origin_ns = self._gathering.origin_ns or 0
         if self._clocks.unix_offset_ns is not None:
             origin_ns += self._clocks.unix_offset_ns
@@ -151,7 +150,6 @@ class _Content:
 
 
 def _nothing(name: str, damage: Counter[str]) -> str:
-    """The message for a file without a complete slice."""
     other = sorted({key.partition(":")[2] for key in damage if key.startswith("unused_packet:")})
     if other:
         return f"{name} is a Perfetto trace without a single complete slice of a track; it holds {', '.join(other)}"

@@ -264,8 +264,9 @@ class Ends:
         self._numbers.append(number)
 
     def durations(self) -> npt.NDArray[np.int64]:
-        """Return each slice's duration in ns, by number; UNKNOWN_NS without an end. Events at equal times keep the
-        file's order.
+        """Return each slice's duration in ns by number, UNKNOWN_NS without an end.
+
+        Events at equal times keep the file's order.
         """
         times = np.frombuffer(self._times, np.int64)
         numbers = np.frombuffer(self._numbers, np.int64)
@@ -507,7 +508,6 @@ class Events:
         return rows.drop("slice", "track", *absent)
 
     def _with_queues(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Fill in missing devices and queues of device work from its track."""
         codes = rows["track"].unique().to_list()
         places = [self._tracks.queue(code) for code in codes]
         pool = self._gathering.pool
@@ -525,7 +525,7 @@ class Events:
         ).drop("device_of_track", "queue_of_track")
 
     def _add_flows(self, starts: npt.NDArray[np.int64], lanes: npt.NDArray[np.int64]) -> None:
-        """Flows between operators lead to the backward operator, others from a call to its device work."""
+        """A flow between operators leads to the backward operator, any other from a call to its device work."""
         if not len(self._flows[0]):
             return
         flows, slices, ends = (pl.Series(each) for each in self._flows)

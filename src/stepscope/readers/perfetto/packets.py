@@ -42,7 +42,7 @@ def _unusable() -> tuple[type[Exception], ...]:
 
 
 LARGEST_PACKET_BYTES: Final = 4 * 2**20
-"""Packets take hundreds of bytes; one of this size made only of empty messages takes some hundred MB when decoded."""
+"""Packets take hundreds of bytes; decoding one of this size made only of empty messages takes several hundred MB."""
 LARGEST_UNPACKED_BYTES: Final = 64 * 2**20
 """Limit for one compressed packet."""
 _TOGETHER_BYTES: Final = 2**18
@@ -120,7 +120,6 @@ class Packets:
                             yield each
 
     def _framed(self) -> Iterator[bytes]:
-        """Yield whole packets with their tags and lengths, several at a time."""
         rest, skip = b"", 0
         for block in self._source.blocks():
             if skip >= len(block):

@@ -245,7 +245,6 @@ class Process:
         self._gathering.add(table, pl.DataFrame(series))
 
     def _operation(self, record: Record) -> str:
-        """The name of the called function or the copy."""
         if 0 <= record.kind < len(self._operations):
             kind = self._operations[record.kind]
             if 0 <= record.operation < len(kind.operations):
@@ -321,7 +320,6 @@ def _int64(value: int | None) -> int | None:
 
 
 def _field(text: bytes, key: str, kind: type[Any]) -> Any:
-    """A field of a JSON object; None if it is missing or has another type."""
     try:
         values = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         return msgspec.json.decode(values[key], type=kind)

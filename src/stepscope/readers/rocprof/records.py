@@ -51,8 +51,6 @@ class _Marks(NamedTuple):
 
 
 class _Structure:
-    """Finds the marks of successive blocks."""
-
     def __init__(self) -> None:
         self._inside_string = False
         self._escaped = False
@@ -73,7 +71,6 @@ class _Structure:
         return _Marks(places, classes, after + (classes == _CLOSING))
 
     def _quotes(self, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """Positions of quotation marks that are not escaped."""
         quotes = np.flatnonzero(data == _QUOTE)
         backslashes = np.flatnonzero(data == _BACKSLASH)
         if self._escaped and len(quotes) and quotes[0] == 0:
@@ -164,7 +161,6 @@ class Document:
             self.closed = not self._in_list
 
     def _take(self, block: bytes, begin: int, marks: _Marks) -> Iterator[Part]:
-        """Keep the block's part of the value being taken."""
         if self._taken == "skip":
             return
         if self._taken == "pieces" and (self._size + len(block) - begin >= PIECE_BYTES or self._too_long):

@@ -167,8 +167,6 @@ _MOST_FRAMES: Final = 100
 
 @dataclass(slots=True)
 class _Open:
-    """A block whose end was not seen yet."""
-
     expects: str = ""
     cause: str = ""
     frames: list[CodePlace] = field(default_factory=list)

@@ -69,8 +69,6 @@ def load(data: bytes, name: str) -> Plain:
 
 
 class _Pieces(io.RawIOBase):
-    """Bytes read in pieces, with a call of `each` before every piece."""
-
     def __init__(self, data: bytes, each: Callable[[], None]) -> None:
         self._rest = memoryview(data)
         self._each = each

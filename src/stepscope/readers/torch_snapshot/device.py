@@ -29,9 +29,7 @@ _MOST_STACK_BYTES: Final = 256 << 20
 
 
 class SnapshotEvent(NamedTuple):
-    """One event; `stack` is an index into `Stacks` or -1, and `free_bytes` is the device memory that the driver
-    had free.
-    """
+    """One event; `stack` is an index into `Stacks` or -1, and `free_bytes` is what the driver had left."""
 
     time_us: int
     action: str
@@ -243,8 +241,10 @@ _EVENT_SCHEMA: Final = {
 def write_tables(
     writer: StoreWriter, devices: list[DeviceEvents], stacks: Stacks, origin_us: int, window: Window | None
 ) -> None:
-    """Write lanes, memory, launches, annotations and counters, with times relative to `origin_us`, that of the
-    first event.
+    """Write lanes, memory, launches, annotations and counters, with times relative to `origin_us`.
+
+    Args:
+        origin_us: the time of the first event of any device.
     """
     lanes = [
         {

@@ -123,10 +123,9 @@ def varints(data: Bytes, words: Values, at: Positions) -> tuple[Values, Position
 
 
 def numbers_of(data: Bytes, words: Values, at: Positions, ends: Positions, tag: int) -> tuple[Values, Positions, Mask]:
-    """Decode the field with this one-byte tag at each position: number, length in bytes, and whether the field is
-    there.
+    """Decode the field with this one-byte tag at each position.
 
-    Number and length are 0 if the field is not there.
+    Returns number, length in bytes, and whether the field is there; number and length are 0 if it is not.
 
     Args:
         ends: the ends of the messages that contain the positions.

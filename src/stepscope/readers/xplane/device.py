@@ -176,7 +176,6 @@ class DeviceReader:
         return _Rows(mine, row, start, duration, lane)
 
     def _describe(self, state: _Plane, line: str, batch: Batch, rows: _Rows) -> None:
-        """Add rows of a line that describes the work, as annotations of the device."""
         mine = rows.mine[batch.lasts[rows.mine]]
         row = rows.row[mine]
         if line == names.MODULES_LINE:
@@ -276,8 +275,6 @@ _KERNEL_COLUMNS: Final = {
 
 @dataclass(slots=True)
 class _Plane:
-    """The state for reading the lines of one plane."""
-
     name: str
     device: str
     part: str
@@ -367,7 +364,6 @@ def _numbers(values: Sequence[int | None]) -> Positions:
 def _operation(
     name: EventName, programs: Programs
 ) -> tuple[names.DeviceOperation, tuple[str | None, str | None, int | None]]:
-    """The parsed operation, and its call stack, scope and bytes."""
     category = name.stats.get("hlo_category")
     meaning = names.device_operation(name.name, category if isinstance(category, str) else "")
     program = name.stats.get("program_id")

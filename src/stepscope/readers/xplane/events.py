@@ -111,7 +111,7 @@ def _block_starts(data: Bytes, behind: Values, size: int) -> Positions:
 
 
 def _follow(behind: Values, starts: Positions, limits: Positions, size: int) -> Positions | None:
-    """Positions reached from the starts by hops, each up to its limit; None if a limit is missed.
+    """Positions reached from the starts by hops, each up to its limit; None if a limit is missed or too far.
 
     Args:
         behind: the two bytes after each position.

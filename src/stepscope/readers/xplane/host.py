@@ -227,8 +227,6 @@ class HostReader:
 
 @dataclass(slots=True)
 class _Line:
-    """The state for reading the events of one line."""
-
     rows: NameRows
     meanings: HostMeanings
     words: Words

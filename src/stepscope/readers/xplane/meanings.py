@@ -187,7 +187,6 @@ def _group(name: str) -> tuple[str | None, int | None]:
 
 
 def _message(name: str) -> tuple[int | None, str | None]:
-    """Number and type of the elements of a collective's result."""
     match = _SHAPE.search(name)
     if match is None:
         return None, None

@@ -226,7 +226,6 @@ class Programs:
         return self._read[key].get(name, NOTHING_KNOWN)
 
     def _operations(self, proto: bytes) -> dict[str, Operation]:
-        """All operations of a program, up to MOST_OPERATIONS in total."""
         found: dict[str, Operation] = {}
         try:
             stacks = _Stacks(next((value for number, value in _parts(proto) if number == 17), b""))
@@ -296,8 +295,6 @@ def stack_of_text(written: str) -> str | None:
 
 
 class _Stacks:
-    """The call stacks and files in a program's table of source lines."""
-
     def __init__(self, index: bytes) -> None:
         self.files: list[str] = []
         functions: list[str] = []

@@ -1,6 +1,6 @@
-"""Telemetry for other tools: each function returns the files or folders that it made.
+"""Export telemetry to other tools; each function returns the files or folders that it made.
 
-What could not be had is left out where the format has no word for it; NaN and infinities stay.
+Missing values are left out if the format cannot express them; NaN and infinities are kept.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OLDEST_WANDB: Final = (0, 19, 10)
 
 
 def export_csv(telemetry: Telemetry, folder: Path, *, raw: bool = False) -> list[Path]:
-    """Write every sample to `samples.csv` and what could not be had to `missing.csv`.
+    """Write every sample to `samples.csv` and the missing series to `missing.csv`.
 
     Null is empty, NaN is "NaN", infinities are "inf" and "-inf".
 
     Args:
-        raw: keep text that a spreadsheet takes for a formula, as `csv_text` does.
+        raw: keep text that a spreadsheet would read as a formula, as in `csv_text`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -42,7 +42,7 @@ def export_csv(telemetry: Telemetry, folder: Path, *, raw: bool = False) -> list
 def export_tensorboard(telemetry: Telemetry, folder: Path) -> list[Path]:
     """Write event files, one folder `rank<R>/` for each rank; view them with `tensorboard --logdir FOLDER`.
 
-    A sample without a step takes its number in its series.
+    A sample without a step gets its index in its series.
 
     Raises:
         UsageError: the package tensorboard is not installed.
@@ -70,9 +70,9 @@ def export_tensorboard(telemetry: Telemetry, folder: Path) -> list[Path]:
 
 
 def export_wandb(telemetry: Telemetry, folder: Path, *, project: str = "stepscope") -> list[Path]:
-    """Write an offline run of Weights & Biases for each rank; nothing is sent before `wandb sync` is called.
+    """Write an offline run of Weights & Biases for each rank; nothing is uploaded before `wandb sync` is called.
 
-    Series with steps are drawn over `step`, others over `seconds`.
+    Series with steps are plotted over `step`, others over `seconds`.
 
     Raises:
         UsageError: the package wandb is not installed.
@@ -107,13 +107,13 @@ def export_wandb(telemetry: Telemetry, folder: Path, *, project: str = "stepscop
 
 
 def _log_to_wandb(run: Any, samples: pl.DataFrame) -> None:
-    """Log together what has the same moment and step."""
+    """Log samples of the same moment and step together."""
     kept = samples.filter(pl.col("value").is_not_null())
     for hidden in (_STEP, _SECONDS):
         run.define_metric(hidden, hidden=True)
     for row in kept.unique(["source", "name", "device"], maintain_order=True).iter_rows(named=True):
-        if "*" not in row["name"]:  # which a definition takes for a pattern
-            # A dot in a metric's definition stands for nesting, a backslash before it for itself.
+        if "*" not in row["name"]:  # a metric definition treats these as a pattern
+            # A dot in a metric's definition means nesting; a backslash before it escapes it.
             escaped = _full_name(row).replace("\\", "\\\\").replace(".", "\\.")
             run.define_metric(escaped, step_metric=_SECONDS if row["step"] is None else _STEP)
     begun_ns = kept["unix_ns"][0] if kept.height else 0
@@ -128,7 +128,7 @@ def _log_to_wandb(run: Any, samples: pl.DataFrame) -> None:
 
 
 def _full_name(row: dict[str, Any]) -> str:
-    """What was logged keeps its name; of the rest, who measured it and on which device: "device0/power_w"."""
+    """Return a logged value's own name; for others, source and device too: "device0/power_w"."""
     if row["source"] in ("log", "gradient", "activation", "optimizer"):
         return str(row["name"])
     prefix = f"device{row['device']}" if row["device"] is not None else row["source"]
@@ -136,6 +136,6 @@ def _full_name(row: dict[str, Any]) -> str:
 
 
 def _by_rank(samples: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    """The samples of each rank, ascending; a file that names none counts as rank 0."""
+    """Return the samples of each rank, ascending; a file without a rank counts as rank 0."""
     ranked = samples.with_columns(pl.col("rank").fill_null(0)).sort("rank", "unix_ns", maintain_order=True)
     return {group["rank"][0]: group for group in ranked.partition_by("rank", maintain_order=True)}

@@ -1,4 +1,4 @@
-"""What a training script calls: `stepscope.telemetry()` and `stepscope.log()`.
+"""The interface for training scripts: `stepscope.telemetry()` and `stepscope.log()`.
 
 run = stepscope.telemetry()
 run.watch_optimizer(optimizer)
@@ -38,17 +38,17 @@ _THROUGHPUT_S: Final = 1.0
 
 
 class Telemetry:
-    """What one process logs and samples, written into a folder while the program goes on.
+    """The values that one process logs and samples, written into a folder while the program runs.
 
-    Nothing here waits for a device or raises because of a value, a driver or a disk: what could not be had is null in
-    the file, and named there with the reason.
+    Nothing here waits for a device or raises because of a value, a driver or a disk: a value that cannot be obtained is
+    null in the file, which also gives the reason.
 
     Args:
         folder: a run folder; the file goes to `rank<R>/telemetry/` in it.
         interval_s: seconds between two samples of the machine; None samples nothing.
 
     Attributes:
-        problem: why nothing is kept, in a sentence; None where it is.
+        problem: why nothing is kept, in a sentence; None if values are kept.
 
     Raises:
         UsageError: the interval is not above zero.
@@ -76,13 +76,14 @@ class Telemetry:
 
     @guard.entry(raises=UsageError)
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Note values by name: numbers, or tensors of one element, wherever they are; the host does not wait for them.
+        """Log values by name: numbers, or tensors of one element on any device; the host does not wait for them.
 
-        A value is kept as it is now, also where the tensor is changed later. Without `step`, the step is the one that
-        the recording counts, where there is one.
+        The value at the time of the call is kept, even if the tensor is changed later. Without `step`, the recording's
+        current
+        step is used, if there is one.
 
         Raises:
-            UsageError: `values` is no mapping, or `step` no whole number.
+            UsageError: `values` is not a mapping, or `step` is not a whole number.
         """
         if not isinstance(values, Mapping):
             raise UsageError(f'log takes values by name, such as {{"loss": loss}}, not a {type(values).__name__}')
@@ -105,11 +106,11 @@ class Telemetry:
     ) -> Watch:
         """Record norms of a model's gradients, before each `every`th step of its optimizer, and of its activations.
 
-        `modules` are patterns of modules' names, such as "*.attn"; each of those modules gets norms of its own. Without
-        them there is one norm for the whole model. `name` distinguishes several models.
+        `modules` are patterns of module names, such as "*.attn"; each of those modules gets its own norms. Without them
+        there is one norm for the whole model. `name` distinguishes several models.
 
         Raises:
-            UsageError: it is no torch.nn.Module, no module has such a name, or `every` is less than 1.
+            UsageError: it is not a torch.nn.Module, no module name matches, or `every` is less than 1.
         """
         chosen = chosen_modules(model, modules, name)
         watch = ModelWatch(model, chosen, _checked(every), self._record_counted, self._writer)
@@ -121,10 +122,10 @@ class Telemetry:
 
     @guard.entry(otherwise=Watch(), raises=UsageError)
     def watch_optimizer(self, optimizer: Any, *, name: str = "learning_rate", every: int = 1) -> Watch:
-        """Record an optimizer's learning rate at each `every`th step; one series a parameter group.
+        """Record an optimizer's learning rate at each `every`th step; one series per parameter group.
 
         Raises:
-            UsageError: it is no torch optimizer, or `every` is less than 1.
+            UsageError: it is not a torch optimizer, or `every` is less than 1.
         """
         if not hasattr(optimizer, "register_step_pre_hook"):
             raise UsageError(f"watch_optimizer takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
@@ -132,9 +133,9 @@ class Telemetry:
 
     @guard.entry
     def throughput(self, *, step: int | None = None, **amounts: float) -> None:
-        """Say how much was done since the last call, such as `samples=32, tokens=4096`; called once a step.
+        """Report the work done since the last call, such as `samples=32, tokens=4096`; call it once per step.
 
-        Records `samples_per_s` and so on about once a second, over the host's clock.
+        Records `samples_per_s` and so on about once a second, measured on the host's clock.
         """
         now = time.perf_counter_ns()
         for name, amount in amounts.items():
@@ -146,13 +147,13 @@ class Telemetry:
 
     @guard.entry
     def flush(self) -> None:
-        """Write what has arrived; what devices still compute follows later."""
+        """Write the values that have arrived; values still on a device follow later."""
         self._scalars.poll()
         self._writer.flush()
 
     @guard.entry
     def close(self) -> None:
-        """Wait for values that are still on their way, write everything and end the threads. May be called twice."""
+        """Wait for pending values, write everything and end the threads. May be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -172,20 +173,20 @@ class Telemetry:
         self.close()
 
     def after_fork(self) -> None:
-        """In a child process: write a file of its own from here on; the machine is sampled by the parent."""
+        """In a child process, begin a file of its own; the parent keeps sampling the machine."""
         self._sampler = None
         self._writer.after_fork()
         self._scalars.begin()
 
     def _abandon(self) -> None:
-        """After an error of ours: keep what was written, and end the threads."""
+        """After an internal error, keep what was written and end the threads."""
         self._closed = True
         if self._sampler is not None:
             self._sampler.abandon()
         self._writer.abandon()
 
     def _record_counted(self, logged: Sequence[Logged], counted: int) -> None:
-        """Note values of a hook, which counts steps itself where nothing else does."""
+        """Record a hook's values; the hook's own count is the step number unless a recording counts steps."""
         step = _step_now()
         self._record(logged, counted if step is None else step)
 
@@ -198,15 +199,15 @@ class Telemetry:
 
 
 class _Throughput:
-    """Adds up amounts until a second has gone by."""
+    """Accumulates amounts until a second has passed."""
 
     def __init__(self, now_ns: int) -> None:
         self._since_ns = now_ns
         self._amount: float | None = None
 
     def add(self, amount: float, now_ns: int) -> float | None:
-        """The rate a second since the last one that was given, where it is time for another."""
-        if self._amount is None:  # when the amount of the first call began is unknown
+        """Return the rate per second since the last returned rate, or None if a second has not passed."""
+        if self._amount is None:  # the start of the first call's work is unknown
             self._amount = 0.0
             return None
         self._amount += amount
@@ -219,7 +220,7 @@ class _Throughput:
 
 
 def _inert() -> Telemetry:
-    """What a program is given after an error of ours: its methods are entries, and do nothing."""
+    """Return a telemetry object whose methods do nothing, for the program to use after an internal error."""
     found = Telemetry.__new__(Telemetry)
     found.folder = Path(os.devnull)
     return found
@@ -236,11 +237,11 @@ _warned: Final[set[str]] = set()
 def telemetry(
     folder: str | Path | None = None, *, rank: int | None = None, interval_s: float | None = DEFAULT_INTERVAL_S
 ) -> Telemetry:
-    """This process's telemetry; a second call without a folder returns the same one.
+    """Return this process's telemetry; a second call without a folder returns the same object.
 
     Args:
-        folder: a run folder. Without it: that of `stepscope run`, or else a new one below `stepscope-runs`.
-        rank: this process's rank; by default as its launcher says.
+        folder: a run folder; by default that of `stepscope run`, or a new one below `stepscope-runs`.
+        rank: this process's rank; by default from its launcher.
         interval_s: seconds between two samples of the machine; None samples nothing.
 
     Raises:
@@ -258,10 +259,10 @@ def telemetry(
 
 
 def log(values: Mapping[str, Any], step: int | None = None) -> None:
-    """Note values by name with this process's telemetry, which the first call begins; see `Telemetry.log`.
+    """Log values by name with this process's telemetry, which the first call starts; see `Telemetry.log`.
 
     Raises:
-        UsageError: `values` is no mapping, or `step` no whole number.
+        UsageError: `values` is not a mapping, or `step` is not a whole number.
     """
     telemetry().log(values, step)
 
@@ -279,13 +280,13 @@ def _default_folder() -> Path:
 
 
 def _launched_rank() -> int:
-    """The rank that a launcher gave this process; 0 without a launcher."""
+    """Return the launcher's rank of this process; 0 without a launcher."""
     numbers = (os.environ.get(name, "") for name in _RANKS)
     return next((int(number) for number in numbers if number.isdecimal()), 0)
 
 
 def _step_now() -> int | None:
-    """The step that a recording counts, if one is loaded into this process."""
+    """Return the step counted by a recording in this process, if any."""
     module = sys.modules.get("stepscope.record.controller")
     found = module.controller() if module is not None else None
     return None if found is None else int(found.current_step())
@@ -320,7 +321,7 @@ _DEEPEST: Final = 8
 
 
 def keep_tracked_values(module: str) -> None:
-    """Have the values kept that are handed to that module, which was imported just now; does nothing for others."""
+    """Keep the values that the program logs to a tracker, whose module was just imported; other modules are ignored."""
     if module not in TRACKERS:
         return
     kind, method = TRACKERS[module]
@@ -340,7 +341,7 @@ def _log_tracked(method: str, _: None, answer: Any, owner: Any, /, *positional: 
         tag, value, step = _arguments(("tag", "scalar_value", "global_step"), positional, keywords)
         values = {str(tag): value}
     if values:
-        with guard.attempt():  # values that telemetry does not take go to the tracker alone
+        with guard.attempt():  # values that telemetry does not accept go to the tracker only
             log(values, step if type(step) is int else None)
 
 
@@ -350,7 +351,7 @@ def _arguments(names: tuple[str, ...], positional: tuple[Any, ...], keywords: Ma
 
 
 def _numbers(data: Any, prefix: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Numbers and tensors by name; those of mappings inside have dots in their names, as W&B shows them."""
+    """Yield numbers and tensors by name; keys of nested mappings are joined by dots, as in W&B."""
     if not isinstance(data, Mapping) or depth > _DEEPEST:
         return
     for name, value in data.items():

@@ -1,4 +1,4 @@
-"""The thread that samples the machine: processor, memory, disk and network, and each NVIDIA device."""
+"""The thread that samples the machine: CPU, memory, disk and network, and each NVIDIA device."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Counter: TypeAlias = Callable[[Any], tuple[float, ...]]
 
 
 class NvidiaDevices:
-    """Asks NVML for the devices that this process can use; several ranks of a machine share them among themselves.
+    """Samples the devices of this process through NVML; the ranks of a machine divide the devices among themselves.
 
     Raises:
         ImportError: nvidia-ml-py is not installed.
-        LookupError: there is no NVIDIA driver or device; the message says so.
+        LookupError: there is no NVIDIA driver or device; the message says which.
     """
 
     series: ClassVar[Series] = Series("device", "(all)")
@@ -42,7 +42,9 @@ class NvidiaDevices:
         self._absent: set[tuple[str, str]] = set()
 
     def sample(self, now_ns: int) -> Values:
-        """Every counter of every device; None for one that fails, which is asked no more where it can never be had."""
+        """Read every counter of every device; a failed counter is None, and is dropped if the device does not
+        support it.
+        """
         values: Values = []
         for device, handle in self._devices.items():
             for names, counter in self._counters():
@@ -65,7 +67,7 @@ class NvidiaDevices:
             return (None,) * len(series)
 
     def _counters(self) -> list[tuple[list[tuple[str, str]], Counter]]:
-        """What to ask, each with the names and units of what it answers."""
+        """Return the NVML queries, each with the names and units of its values."""
         nvml = self._nvml
 
         def one(name: str, unit: str, ask: Callable[[Any], float]) -> tuple[list[tuple[str, str]], Counter]:
@@ -93,7 +95,7 @@ class NvidiaDevices:
         ]
 
     def _visible(self, environment: Mapping[str, str]) -> dict[str, Any]:
-        """Handles by the number that CUDA gives the device in this process, as traces do."""
+        """Map the CUDA device numbers of this process, which traces use too, to NVML handles."""
         listed = environment.get("CUDA_VISIBLE_DEVICES")
         if listed is None:
             handles = [self._by_index(number) for number in range(self._nvml.nvmlDeviceGetCount())]
@@ -102,7 +104,7 @@ class NvidiaDevices:
         asked = range(len(handles))
         local, together = (_whole(environment.get(name)) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
         if local is not None and together is not None and len(handles) >= together:
-            # Each device is asked by one rank only: NVML answers one question at a time.
+            # Each device is sampled by one rank only: NVML answers one query at a time.
             asked = asked[local::together]
         return {str(number): handles[number] for number in asked}
 
@@ -134,7 +136,7 @@ def _machine(name: str, unit: str | None) -> Series:
 
 
 class ProcessTree:
-    """Asks psutil; sums go over this process and all below it.
+    """Samples this process and its descendants, summed, through psutil.
 
     Raises:
         ImportError: psutil is not installed.
@@ -156,7 +158,7 @@ class ProcessTree:
         writer.lacks(_process("network", "bytes/s"), "the system counts network traffic for the machine only")
 
     def sample(self, now_ns: int) -> Values:
-        """Rates follow from the second call on."""
+        """Return the values; rates begin with the second call."""
         self._list(now_ns)
         passed_s = None if self._before_ns is None else max(now_ns - self._before_ns, 1) / 1e9
         self._before_ns = now_ns
@@ -166,7 +168,7 @@ class ProcessTree:
         return values
 
     def _list(self, now_ns: int) -> None:
-        """Find the children, rarely enough where the machine has very many processes."""
+        """Find the child processes, less often if the machine has very many processes."""
         if now_ns < self._list_next_ns:
             return
         begun = time.thread_time_ns()
@@ -191,7 +193,7 @@ class ProcessTree:
                     resident += process.memory_info().rss
                     threads += process.num_threads()
             except self._psutil.Error:
-                continue  # it has ended
+                continue  # the process has ended
             self._read_disk(pid, process, disk)
         values: Values = [
             (_process("memory_bytes", "bytes"), resident),
@@ -215,7 +217,7 @@ class ProcessTree:
                 for name in ("disk_read_bytes_per_s", "disk_write_bytes_per_s"):
                     self._lack(_process(name, "bytes/s"), f"this system does not say: {sentence(error)}")
         except self._psutil.Error:
-            pass  # it has ended
+            pass  # the process has ended
         else:
             disk[pid] = (counters.read_bytes, counters.write_bytes)
 
@@ -231,7 +233,7 @@ class ProcessTree:
     def _processor(self, now_ns: int) -> Values:
         times = self._psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        # The guest's time is in the user's already.
+        # User time already includes guest time.
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         return self._ratio(_machine("cpu_share", "share"), whole - idle, whole)
 
@@ -252,7 +254,7 @@ class ProcessTree:
         return self._rates(now_ns, lambda: self._psutil.net_io_counters(), names)
 
     def _rates(self, now_ns: int, ask: Callable[[], Any], names: dict[str, str]) -> Values:
-        """Rates of counters of the machine, which some containers do not show."""
+        """Return rates of machine counters, which some containers do not have."""
         kinds = {_machine(name, "bytes/s"): field for name, field in names.items()}
         if self._absent >= set(kinds):
             return []
@@ -270,7 +272,7 @@ class ProcessTree:
         return [pair for ratio in ratios for pair in ratio]
 
     def _ratio(self, series: Series, part: float, whole: float) -> Values:
-        """How much one counter has grown for each unit of another since the last time."""
+        """Return the growth of one counter per unit of another since the last sample."""
         before = self._ratios.get(series)
         self._ratios[series] = (part, whole)
         if before is None or whole <= before[1]:
@@ -278,7 +280,7 @@ class ProcessTree:
         return [(series, max(part - before[0], 0.0) / (whole - before[1]))]
 
     def _lack(self, series: Series, reason: str) -> None:
-        """Say once that a counter is not to be had here, and ask no more."""
+        """Record once that a counter is unavailable, and stop reading it."""
         if series not in self._absent:
             self._absent.add(series)
             self._writer.lacks(series, reason)
@@ -289,17 +291,17 @@ _LONGEST_STOP_S: Final = 2.0
 
 
 class Source(Protocol):
-    """Something to ask for values at each interval."""
+    """A source of values at each interval."""
 
     @property
     def series(self) -> Series: ...
 
     def sample(self, now_ns: int) -> list[tuple[Series, float | None]]:
-        """The values at this moment of a clock that never steps back; None for what could not be had just now."""
+        """Return the values at `now_ns` on a monotonic clock; None for a value that is temporarily unavailable."""
 
 
 class Sampler:
-    """Asks its sources every `interval_s` seconds and appends what they say; by default all that this machine has."""
+    """Samples its sources every `interval_s` seconds; by default all sources of this machine."""
 
     def __init__(self, writer: Writer, interval_s: float, sources: Sequence[Source] | None = None) -> None:
         self._writer = writer
@@ -313,12 +315,12 @@ class Sampler:
         self._thread.start()
 
     def close(self) -> None:
-        """Take a last sample and end; a driver that hangs is left behind."""
+        """Take a last sample and stop; a thread that hangs in a driver is abandoned."""
         self._ended.set()
         self._thread.join(_LONGEST_STOP_S)
 
     def abandon(self) -> None:
-        """End without a last sample, and without waiting."""
+        """Stop without a last sample and without waiting."""
         self._abandoned = True
         self._ended.set()
 
@@ -346,7 +348,9 @@ class Sampler:
 
 
 def available_sources(writer: Writer) -> list[Source]:
-    """The sources of this machine; what it lacks is noted, and a missing package said on standard error."""
+    """Return the sources of this machine; unavailable ones are recorded, and a missing package is reported on
+    stderr.
+    """
     sources: list[Source] = []
     absent = []
     try:

@@ -1,9 +1,9 @@
-"""One process's telemetry as one SQLite file, which is whole at every moment, whenever the process dies.
+"""The telemetry of one process in one SQLite file, which stays consistent whenever the process dies.
 
     about    key, value: format, rank, process, started_unix_ns
     series   what is measured: source, name, device, unit
-    samples  series, unix_ns, step, value; a null value was asked for and could not be had
-    missing  which series could not be had, why, and how often
+    samples  series, unix_ns, step, value; a null value could not be read
+    missing  which series could not be read, why, and how often
 
 `stepscope.trace.telemetry` reads it.
 """
@@ -43,14 +43,13 @@ _BUSY_S: Final = 10.0
 
 
 class Series(NamedTuple):
-    """What is measured.
+    """The identity of a measured series.
 
     Attributes:
-        source: who measures: "log", "gradient", "activation", "optimizer", "throughput", "process", "machine" or
-            "device".
-        name: what, such as "loss" or "power_w".
-        device: the accelerator, as the trace numbers it; None where it is about none.
-        unit: "bytes", "W", "share" (0 to 1) and so on; None where it has none or nobody said.
+        source: "log", "gradient", "activation", "optimizer", "throughput", "process", "machine" or "device".
+        name: such as "loss" or "power_w".
+        device: the device number, as in the trace; None if the series belongs to no device.
+        unit: "bytes", "W", "share" (0 to 1) and so on; None if it has none or it is unknown.
     """
 
     source: str
@@ -60,7 +59,7 @@ class Series(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One value of a series; None where it could not be had."""
+    """One value of a series; None if it could not be read."""
 
     series: Series
     unix_ns: int
@@ -69,7 +68,7 @@ class Sample(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """That a series could not be had, and why."""
+    """The reason why a series could not be read."""
 
     series: Series
     reason: str
@@ -85,13 +84,14 @@ class TelemetryStore:
 
     def __init__(self, path: Path, about: Mapping[str, str]) -> None:
         private_folder(path.parent)
-        # Rows come from the writer's thread, the last ones from whichever thread closes; the writer's lock keeps order.
+        # Rows come from the writer's thread, the last ones from the thread that closes; the writer's lock
+        # serialises them.
         self._connection = sqlite3.connect(
             private_file(path), timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
         self._numbers: dict[Series, int] = {}
-        # With a write-ahead log a reader never makes the program wait. Some network file systems cannot have one;
-        # SQLite then keeps its rollback journal, which survives a kill as well.
+        # With a write-ahead log a reader never blocks the program. Some network file systems do not support it;
+        # SQLite then uses its rollback journal, which survives a kill as well.
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute("PRAGMA synchronous=NORMAL")
         self._connection.executescript(f"BEGIN;{_TABLES}COMMIT;")
@@ -99,12 +99,12 @@ class TelemetryStore:
         self._connection.executemany("INSERT INTO about VALUES (?, ?)", rows)
 
     def append(self, samples: Iterable[Sample], missing: Iterable[Missing] = ()) -> None:
-        """Write all of these rows or, where that fails, none."""
+        """Write all of these rows or, on an error, none."""
         known = self._numbers
         self._numbers = dict(known)
         is_written = False
         try:
-            with self._connection as connection:  # commits what was begun, or rolls it back
+            with self._connection as connection:  # commits the transaction, or rolls it back
                 connection.execute("BEGIN")
                 connection.executemany("INSERT INTO samples VALUES (?, ?, ?, ?)", map(self._sample_row, samples))
                 connection.executemany(
@@ -117,12 +117,12 @@ class TelemetryStore:
                 self._numbers = known
 
     def close(self) -> None:
-        """Leave one plain file without a log beside it, where nobody reads it just now."""
+        """Merge the write-ahead log into the file, unless another process is reading it."""
         try:
             self._connection.execute("PRAGMA busy_timeout=0")
             self._connection.execute("PRAGMA journal_mode=DELETE")
         except sqlite3.OperationalError:
-            pass  # a reader holds it: the log stays, and everything in it can be read
+            pass  # a reader holds it: the log file stays, and all data remains readable
         finally:
             self._connection.close()
 
@@ -151,7 +151,7 @@ class Writer:
     """Takes rows from any thread and appends them to a file of this process, every second.
 
     Args:
-        about: what the file says about itself besides its process and time.
+        about: metadata of the file besides the process and the time.
     """
 
     def __init__(self, folder: Path, about: dict[str, str]) -> None:
@@ -170,7 +170,7 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     def add(self, sample: Sample) -> None:
-        """Append one row, soon; after the end, none."""
+        """Append one row at the next write; after closing, rows are dropped."""
         if self._ended.is_set():
             return
         self._samples.append(sample)
@@ -184,14 +184,14 @@ class Writer:
 
     @contextlib.contextmanager
     def guarded(self, series: Series) -> Iterator[None]:
-        """What fails inside is noted as missing, whatever a driver, a device or a tensor subclass may raise."""
+        """Record any error in the block, of a driver, a device or a tensor subclass, as a missing value."""
         with guard.attempt() as noting:
             yield
         if noting.error is not None:
             self.lacks(series, sentence(noting.error))
 
     def flush(self) -> None:
-        """Write what waits. A disk that takes nothing is complained of once, and tried again the next time."""
+        """Write the waiting rows. A failing disk is reported once, and the write is retried the next time."""
         with self._writing:
             samples = [self._samples.popleft() for _ in range(len(self._samples))]
             missing = [self._missing.popleft() for _ in range(len(self._missing))]
@@ -225,7 +225,7 @@ class Writer:
         self._missing.clear()
 
     def after_fork(self) -> None:
-        """In a child process: leave the parent's file and rows to the parent, and begin a file of its own."""
+        """In a child process, leave the parent's file and rows alone and begin a file of its own."""
         if self._store is not None:
             _ABANDONED.append(self._store)
             self._store = None
@@ -264,7 +264,7 @@ class Writer:
 
 
 def _close_with_child(writer: Writer) -> None:
-    """A child that multiprocessing forked ends without what atexit holds, but calls its own finalizers."""
+    """Close the writer in a child forked by multiprocessing, which skips atexit but runs its own finalizers."""
     process = sys.modules.get("multiprocessing.process")
     if process is not None and process.parent_process() is not None:
         from multiprocessing import util

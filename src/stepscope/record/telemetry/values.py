@@ -1,9 +1,9 @@
 """Numbers of the program: logged values, norms of gradients and activations, learning rates.
 
-A value on a device becomes a number without the host waiting for it: values are gathered there, copied into pinned
-memory behind the work that computes them, and followed by an event. Later calls look whether the event has passed and
-only then read the memory. Nobody but the thread that logs asks for the event: while a CUDA graph is captured, the
-question alone, from any other thread, would spoil the capture. Norms are computed by hooks, where the values are.
+A value on a device becomes a number without the host waiting for it: values are gathered on the device, copied into
+pinned memory on the stream that computes them, and followed by an event. Later calls query the event and read the
+memory only after it has passed. Only the thread that logs queries the event: while a CUDA graph is captured, a query
+from any other thread would invalidate the capture. Norms are computed by hooks, on the tensors' own device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PAGES_AT_ONCE: Final = 16
 
 @dataclass(slots=True)
 class _Copy:
-    """Numbers on their way from a device."""
+    """Numbers being copied from a device."""
 
     event: Any
     page: Any
@@ -45,20 +45,20 @@ class _Copy:
 
 
 class ScalarReader:
-    """Reads logged values, now where that is free, later where a device is still computing them."""
+    """Reads logged values: at once if that needs no wait, otherwise after the device has computed them."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self.begin()
 
     def begin(self) -> None:
-        """Start anew, in a child process too: what the parent's device computes is the parent's."""
+        """Reset, also in a child process, where the parent's device copies must be dropped."""
         self._lock = threading.Lock()
         self._waiting: deque[_Copy] = deque()
         self._pages = PinnedPages()
 
     def read(self, logged: Sequence[Logged], unix_ns: int, step: int | None) -> None:
-        """Note the values, which were true at that time and step."""
+        """Record the values as of that time and step."""
         self.poll()
         on_devices: defaultdict[Any, list[Logged]] = defaultdict(list)
         for series, value in logged:
@@ -74,7 +74,7 @@ class ScalarReader:
             self._start_copy(device, values, unix_ns, step)
 
     def poll(self) -> None:
-        """Take what has arrived; never waits."""
+        """Record the copies that have arrived; never waits."""
         if not self._waiting or is_capturing():
             return
         with self._lock:
@@ -82,7 +82,7 @@ class ScalarReader:
                 self._waiting.popleft()
 
     def drain(self, timeout_s: float = 5.0) -> None:
-        """Wait for what is still on its way, at the end of a run; a device that hangs is not waited for."""
+        """Wait for pending copies at the end of a run, at most `timeout_s`, since a device may hang."""
         deadline = time.monotonic() + timeout_s
         self.poll()
         while self._waiting and time.monotonic() < deadline:
@@ -94,11 +94,11 @@ class ScalarReader:
         self._waiting.clear()
 
     def _arrived(self, copy: _Copy) -> bool:
-        """Whether the numbers are here, or never will be; those that are here are noted."""
+        """Whether a copy is done or has failed; the values of a finished copy are recorded."""
         try:
             if not copy.event.query():
                 return False
-        except RuntimeError as error:  # the device has failed, which the program will hear of in its own calls
+        except RuntimeError as error:  # the device has failed, which the program's own calls will report
             for series in copy.series:
                 self._lack(series, copy.unix_ns, copy.step, sentence(error))
             return True
@@ -109,7 +109,7 @@ class ScalarReader:
 
     def _start_copy(self, device: Any, values: list[Logged], unix_ns: int, step: int | None) -> None:
         series = [each for each, _ in values]
-        with guard.attempt() as copying:  # whatever a driver or a tensor subclass raises
+        with guard.attempt() as copying:  # drivers and tensor subclasses may raise anything
             copy = self._copy(device, [value for _, value in values], series, unix_ns, step)
             with self._lock:
                 self._waiting.append(copy)
@@ -127,7 +127,7 @@ class ScalarReader:
         if is_capturing():
             raise RuntimeError("it was logged while a CUDA graph was captured")
         with torch.no_grad():
-            # What the page cannot hold exactly is rare: whole numbers, and float64, take twice the room.
+            # Integers and float64, which a float32 page cannot hold exactly, are rare and take two slots.
             exact = all(tensor.is_floating_point() and tensor.element_size() <= 4 for tensor in tensors)
             dtype = torch.float32 if exact else torch.float64
             scalars = [local_part(tensor.detach()).reshape(()).to(dtype) for tensor in tensors]
@@ -145,7 +145,7 @@ class ScalarReader:
 
 
 class PinnedPages:
-    """Memory that devices can copy into while the host goes on; kept, since making it can stop the device."""
+    """Pinned memory for asynchronous copies; pages are reused, since allocating one can stall the device."""
 
     def __init__(self, allocate: Callable[[int], Any] | None = None) -> None:
         self._allocate = allocate or pinned_bytes
@@ -168,15 +168,15 @@ def pinned_bytes(size: int) -> Any:
 
 
 def local_part(tensor: Any) -> Any:
-    """What this rank holds of a tensor that may be spread over ranks."""
+    """Return this rank's part of a tensor that may be distributed over ranks."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _device_of(value: Any) -> Any:
-    """The device of a tensor that is not on the host; None for everything else.
+    """Return the device of a tensor that is not on the host; None for everything else.
 
     Raises:
-        ValueError: a tensor that is no single number on this rank.
+        ValueError: the tensor does not have exactly one element on this rank.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
@@ -190,14 +190,14 @@ def _device_of(value: Any) -> Any:
 
 
 def _number(value: Any) -> float:
-    """The value of a number, or of a tensor or array in host memory.
+    """Convert a number, or a tensor or array in host memory, to a float.
 
     Raises:
-        TypeError, ValueError: it is no number.
+        TypeError, ValueError: it is not a number.
     """
     if isinstance(value, (int, float)):
         return float(value)
-    # tolist() reads the memory; item() would pass through the framework's dispatcher and look like a wait in a trace.
+    # tolist() reads the memory; item() would go through the dispatcher and look like a synchronisation in a trace.
     if hasattr(value, "detach") and hasattr(value, "tolist"):
         return float(local_part(value.detach()).reshape(()).tolist())
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
@@ -206,7 +206,7 @@ def _number(value: Any) -> float:
 
 
 def is_capturing() -> bool:
-    """Whether this thread is recording a CUDA graph, in which nothing may be copied or asked."""
+    """Whether this thread is capturing a CUDA graph, during which nothing may be copied or queried."""
     torch: Any = sys.modules.get("torch")
     return (
         torch is not None
@@ -221,7 +221,7 @@ Record: TypeAlias = Callable[[Sequence[Logged], int], None]
 
 
 class Watch:
-    """What `Telemetry.watch` and `Telemetry.watch_optimizer` return: hooks that can be taken away again."""
+    """Hooks installed by `Telemetry.watch` or `Telemetry.watch_optimizer`, which can be removed."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
@@ -232,10 +232,10 @@ class Watch:
 
 
 class ModelWatch(Watch):
-    """Records norms of a model's gradients before its optimizer steps, and of its activations while it runs forward.
+    """Records norms of a model's gradients before its optimizer steps, and of its activations in forward passes.
 
     Args:
-        modules: names of modules to norms' names; "" is the model as a whole.
+        modules: maps module names to the norms' names; "" is the whole model.
         every: record one in so many optimizer steps and forward passes.
     """
 
@@ -253,12 +253,12 @@ class ModelWatch(Watch):
         self._norms: dict[str, Any] | None = None
 
     def watch_gradients(self) -> None:
-        """Hook into every optimizer's step: then the gradients are complete, unscaled and clipped, as they are used."""
+        """Hook into every optimizer's step, when the gradients are complete, unscaled and clipped."""
         register = import_module("torch.optim.optimizer").register_optimizer_step_pre_hook
         self._handles.append(register(self._before_step))
 
     def watch_activations(self) -> None:
-        """Hook into the chosen modules; the model's own passes say when to record."""
+        """Hook into the chosen modules; forward passes of the whole model are counted."""
         model = self._model()
         assert model is not None
         self._handles.append(model.register_forward_pre_hook(self._before_forward))
@@ -277,7 +277,7 @@ class ModelWatch(Watch):
             self._record(self._gradient_norms(getattr(optimizer, "grad_scale", None)), step)
 
     def _is_clock(self, optimizer: Any) -> bool:
-        """Whether the optimizer is the first one seen that changes this model: its steps are counted."""
+        """Whether the optimizer is the first one seen that updates this model: its steps are counted."""
         if self._clock is not None and self._clock() is optimizer:
             return True
         if optimizer in self._others:
@@ -304,7 +304,7 @@ class ModelWatch(Watch):
             series = Series("gradient", f"gradient_norm{name}")
             parts = [part for part in parts if part is not None]
             if parts:
-                # A fused optimizer is given gradients that are still scaled, and the scale beside them.
+                # A fused optimizer receives gradients that are still scaled, and the scale with them.
                 whole = total_norm(parts)
                 logged.append((series, whole if scale is None else whole / scale))
             else:
@@ -373,10 +373,10 @@ class OptimizerWatch(Watch):
 
 
 def chosen_modules(model: Any, patterns: Sequence[str] | None, name: str | None) -> dict[str, str]:
-    """Paths of the modules to watch, each with what its norms' names end in; the model as a whole without patterns.
+    """Map the paths of the watched modules to the suffixes of their norms' names; without patterns, the whole model.
 
     Raises:
-        UsageError: it is no module, or a pattern fits none of its modules.
+        UsageError: it is not a module, or a pattern matches none of its modules.
     """
     if not hasattr(model, "named_modules"):
         raise UsageError(f"watch takes a torch.nn.Module, not a {type(model).__name__}")
@@ -393,7 +393,7 @@ def chosen_modules(model: Any, patterns: Sequence[str] | None, name: str | None)
 
 
 def norms_of(tensors: Sequence[Any]) -> list[Any]:
-    """The 2-norm of each tensor in float32, as numbers on its device, a few kernels for all; None for sparse ones."""
+    """Return the 2-norm of each tensor in float32, computed on its device in a few kernels; None for sparse tensors."""
     torch = sys.modules["torch"]
     alike: defaultdict[Any, list[tuple[int, Any]]] = defaultdict(list)
     for position, tensor in enumerate(tensors):
@@ -409,7 +409,7 @@ def norms_of(tensors: Sequence[Any]) -> list[Any]:
 
 
 def total_norm(norms: Sequence[Any]) -> Any:
-    """The norm of everything whose parts have these norms, on the first one's device."""
+    """Combine the norms of parts into the norm of the whole, on the first one's device."""
     torch = sys.modules["torch"]
     device = norms[0].device
     together = [norm if norm.device == device else norm.to(device, non_blocking=True) for norm in norms]
@@ -421,9 +421,9 @@ def _foreach_norm(tensors: list[Any]) -> Sequence[Any]:
     if tensors[0].dtype in (torch.float32, torch.float64):
         return torch._foreach_norm(tensors, 2)  # type: ignore[no-any-return]
     try:
-        # Half precision ends at 65504, or after three digits.
+        # Half precision overflows at 65504 and has three significant digits.
         return torch._foreach_norm(tensors, 2, dtype=torch.float32)  # type: ignore[no-any-return]
-    except TypeError:  # before torch 2.4 it has no dtype
+    except TypeError:  # before torch 2.4 it takes no dtype
         return [_norm(tensor) for tensor in tensors]
 
 
@@ -434,7 +434,7 @@ def _norm(tensor: Any) -> Any:
 
 
 def _first_tensor(output: Any) -> Any:
-    """The output of a module, or the first tensor in it."""
+    """Return a module's output, or the first tensor in it."""
     torch = sys.modules["torch"]
     if isinstance(output, torch.Tensor):
         return output if output.is_floating_point() else None

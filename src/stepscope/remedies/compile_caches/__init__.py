@@ -1,4 +1,4 @@
-"""The folders in which compilers keep what they made: how large they are, and keeping them below a limit.
+"""The folders in which compilers cache what they compiled: how large they are, and keeping them below a limit.
 
     from stepscope.remedies.compile_caches import find_caches, evict, evict_in_background
 
@@ -6,8 +6,8 @@
     with evict_in_background(10 * 2**30):      # beside the training: looks after each write
         train()
 
-Knows torch.compile's (Inductor), Triton's, XLA's (JAX and PyTorch/XLA) and the recipes of Intel Gaudi. Needs neither of
-them, nor torch. What is evicted has to be compiled again when it is needed, and nothing else is lost.
+Knows the caches of torch.compile (Inductor), Triton, XLA (JAX and PyTorch/XLA) and the recipes of Intel Gaudi, and
+needs none of them installed, nor torch. An evicted entry is compiled again when it is needed; nothing else is lost.
 """
 
 from __future__ import annotations

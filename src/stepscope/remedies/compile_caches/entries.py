@@ -1,4 +1,4 @@
-"""Where compilers keep what they made, as their own environment variables and defaults say."""
+"""Find compile caches and their entries, by the compilers' own environment variables and defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias, get_args
 CacheKind: TypeAlias = Literal["inductor", "triton", "xla", "hpu"]
 KINDS: Final[tuple[CacheKind, ...]] = get_args(CacheKind)
 LIMIT: Final = "STEPSCOPE_COMPILE_CACHE_LIMIT"
-"""Environment variable with the most bytes that each cache is to hold, where the compiler has no setting of its own."""
+"""Environment variable with the size limit of each cache, in bytes, unless the compiler has a setting of its own."""
 _UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS_OF_1024: Final = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -26,11 +26,9 @@ class CompileCache:
     """One compiler's cache.
 
     Attributes:
-        kind: whose it is.
-        folder: where it lies; it need not exist.
-        said_by: the environment variable that names it, or "default".
-        limit_bytes: the most that it is to hold, by the compiler's own setting or STEPSCOPE_COMPILE_CACHE_LIMIT; None
-            where nothing limits it.
+        folder: may not exist yet.
+        said_by: the environment variable that names the folder, or "default".
+        limit_bytes: size limit, from the compiler's own setting or STEPSCOPE_COMPILE_CACHE_LIMIT; None without one.
     """
 
     kind: CacheKind
@@ -40,7 +38,7 @@ class CompileCache:
 
 
 def find_caches(environment: Mapping[str, str] | None = None) -> list[CompileCache]:
-    """Every cache that this environment names, or that lies where its compiler puts it by itself.
+    """List every cache that the environment names, or that is in its compiler's default place.
 
     Sources: PyTorch's torch/_inductor/runtime/cache_dir_utils.py (TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR), Triton's
     knobs (TRITON_HOME), JAX's persistent compilation cache (JAX_COMPILATION_CACHE_DIR,
@@ -48,7 +46,7 @@ def find_caches(environment: Mapping[str, str] | None = None) -> list[CompileCac
     PT_HPU_RECIPE_CACHE_CONFIG=FOLDER,DELETE_AT_START,MEGABYTES.
 
     Args:
-        environment: variables; those of this process where it is None.
+        environment: None for this process's variables.
     """
     variables = os.environ if environment is None else environment
     general = bytes_of(variables.get(LIMIT, "")) or None
@@ -60,14 +58,14 @@ def find_caches(environment: Mapping[str, str] | None = None) -> list[CompileCac
 
 
 def bytes_of(text: str) -> int | None:
-    """Bytes from "10GiB", "500 MB", "4096" or "0"; None where the text is no size."""
+    """Bytes from "10GiB", "500 MB", "4096" or "0"; None if the text is not a size."""
     match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([a-z]*)\s*", text.lower(), re.ASCII)
     unit = (_UNITS | _UNITS_OF_1024).get(match[2]) if match else None
     return int(float(match[1]) * unit) if match and unit else None
 
 
 def size_in_bytes(text: str) -> int:
-    """Bytes from "10GiB", "500 MB" or "4096". Raises ValueError where the text is no size, or none above 0."""
+    """Bytes from "10GiB", "500 MB" or "4096". Raises ValueError if the text is not a size, or the size is 0."""
     found = bytes_of(text)
     if not found:
         raise ValueError(f"{text!r} is no size above 0: write a number with MB, GB, MiB or GiB, such as 10GiB")
@@ -97,7 +95,7 @@ def _named(variables: Mapping[str, str]) -> Iterator[CompileCache]:
 
 
 def _user() -> str:
-    """As PyTorch names its folder."""
+    """The user's name as PyTorch writes it in its folder's name."""
     try:
         name = getpass.getuser()
     except (KeyError, ModuleNotFoundError, OSError):
@@ -106,9 +104,9 @@ def _user() -> str:
 
 
 TRASH: Final = ".stepscope-evicted-"
-"""How a folder's name begins into which entries are moved before they are removed."""
+"""Prefix of the folders into which entries are moved before they are removed."""
 LOCK: Final = "eviction.lock"
-"""Held by the only process that evicts; Intel Gaudi's own eviction holds a file of this name."""
+"""Held by the only process that evicts; Intel Gaudi's own eviction locks a file of this name."""
 _DEEPEST: Final = 12
 _INDUCTOR_FOLDERS: Final = ("fxgraph", "aotautograd")
 _HEADERS: Final = "precompiled_headers"
@@ -117,16 +115,16 @@ _JAX_SUFFIXES: Final = ("-cache", "-atime")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One thing that a compiler made.
+    """One cached compilation.
 
     Attributes:
         kind: of which compiler; Triton's kernels below Inductor's folder are Triton's.
         key: its name, unique in the cache.
         paths: the files and folders that make it up.
-        bytes: of all files.
-        made_unix: when the latest of them was written, seconds.
-        used_unix: when one of them was last written or read, as the file system tells; seconds. A file system that
-            notes no reading (noatime) tells when it was made; one with relatime is up to a day late.
+        bytes: total size of its files.
+        made_unix: when the latest of its files was written, seconds.
+        used_unix: when one of them was last written or read, seconds. On a file system that does not record reads
+            (noatime) this is the time of writing; with relatime it is up to a day late.
     """
 
     kind: CacheKind
@@ -138,13 +136,13 @@ class Entry:
 
     @property
     def was_read_again(self) -> bool:
-        """Whether it was read some time after it was made, so that at least one compilation was spared."""
+        """Whether it was read some time after it was written, so that it saved at least one compilation."""
         return self.used_unix > self.made_unix + 1.0
 
 
 @dataclass(slots=True)
 class _Growing:
-    """An entry while its files are found."""
+    """An entry while its files are being collected."""
 
     kind: CacheKind
     paths: list[Path] = field(default_factory=list)
@@ -161,9 +159,9 @@ class _Growing:
 
 
 def entries_of(cache: CompileCache) -> list[Entry]:
-    """What the cache holds, the one that was used longest ago first; empty where it is not there.
+    """List the cache's entries, least recently used first; empty if the folder does not exist.
 
-    What vanishes meanwhile, because another process evicts, is passed over. Links are not followed.
+    Files that vanish meanwhile, because another process evicts, are skipped. Links are not followed.
     """
     found: dict[str, _Growing] = {}
     for kind, key, path in _PARTS[cache.kind](cache.folder):
@@ -177,7 +175,7 @@ def entries_of(cache: CompileCache) -> list[Entry]:
 
 
 def _inductor(folder: Path) -> Iterator[tuple[CacheKind, str, Path]]:
-    """Graphs by folder, code by the name that its files share, Triton's kernels by folder."""
+    """Yield graphs by folder, code by the name that its files share, and Triton's kernels by folder."""
     for top in _children(folder):
         if not top.is_dir(follow_symlinks=False):
             continue
@@ -193,7 +191,7 @@ def _inductor(folder: Path) -> Iterator[tuple[CacheKind, str, Path]]:
 
 
 def _graphs(folder: Path) -> Iterator[tuple[CacheKind, str, Path]]:
-    """`fxgraph/ab/KEY/` and `aotautograd/KEY/`."""
+    """Yield the folders `fxgraph/ab/KEY/` and `aotautograd/KEY/`."""
     for child in _children(folder):
         if not child.is_dir(follow_symlinks=False):
             continue
@@ -210,7 +208,7 @@ def _folders(kind: CacheKind, folder: Path, before: str = "") -> Iterator[tuple[
 
 
 def _xla(folder: Path) -> Iterator[tuple[CacheKind, str, Path]]:
-    """JAX's KEY-cache and KEY-atime belong together; PyTorch/XLA keeps one file an executable."""
+    """Pair JAX's KEY-cache with its KEY-atime; PyTorch/XLA keeps one file per executable."""
     for child in _children(folder):
         key = next((child.name[: -len(end)] for end in _JAX_SUFFIXES if child.name.endswith(end)), child.name)
         if child.is_file(follow_symlinks=False) and not child.name.startswith("."):
@@ -230,11 +228,11 @@ _PARTS: Final[Mapping[CacheKind, Callable[[Path], Iterator[tuple[CacheKind, str,
     "xla": _xla,
     "hpu": _hpu,
 }
-"""Kind -> what finds the parts of its entries: compiler, key of the entry, and path."""
+"""Kind -> function that yields the parts of its entries: (compiler, key of the entry, path)."""
 
 
 def _children(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder, without locks and what is being removed; empty where it cannot be read."""
+    """List a folder without locks and without what is being removed; empty if it cannot be read."""
     try:
         with os.scandir(folder) as found:
             return [each for each in found if each.name != LOCK and not each.name.startswith(TRASH)]
@@ -243,7 +241,6 @@ def _children(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _statuses(path: Path, deepest: int) -> Iterator[os.stat_result]:
-    """Of the file, or of all files below the folder."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -259,9 +256,9 @@ _COUNTERS: Final = (("inductor", "fxgraph_cache"), ("aot_autograd", "autograd_ca
 
 
 def hit_counts() -> dict[str, tuple[int, int]]:
-    """Hits and misses so far, by cache: "fxgraph_cache" (Inductor's graphs) and "autograd_cache" (both passes).
+    """Hits and misses so far, by cache: "fxgraph_cache" (Inductor's graphs), "autograd_cache" (forward and backward).
 
-    Empty where torch.compile was not used. Where the second hits, the first one is not asked. Imports nothing.
+    Empty if torch.compile was not used. On a hit in "autograd_cache", "fxgraph_cache" is not queried. Imports nothing.
     """
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if not isinstance(counters, Mapping):

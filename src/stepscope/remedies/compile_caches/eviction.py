@@ -1,4 +1,4 @@
-"""Removing what was used longest ago from a compile cache until it is below its limit, by one process at a time."""
+"""Evict the least recently used entries of a compile cache until it is below its limit, in one process at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_OF_A_MAP: Final = 64 * 2**20
 def open_files(folder: Path) -> set[str]:
     """Real paths below the folder that a process has open or mapped, as far as this user may see.
 
-    Empty where there is no /proc, as on macOS: there only what was used recently counts as in use.
+    Empty without /proc, as on macOS: there, only recently used entries count as in use.
     """
     root = os.path.realpath(folder)
     found: set[str] = set()
@@ -62,31 +62,31 @@ def _is_below(path: str, root: str) -> bool:
 
 
 SHARE_KEPT: Final = 0.99
-"""Of the limit: what is being written is not known yet when others are evicted (as Intel Gaudi's cache does)."""
+"""Share of the limit to keep: the size of files still being written is unknown (as Intel Gaudi's cache does)."""
 RECENTLY_S: Final = 60.0
-"""What was written or read this recently is taken to be in use, although no process has it open just now."""
+"""Entries written or read this recently count as in use, even if no process has them open."""
 
 _OF_PEOPLE: Final = frozenset({".git", ".hg", ".svn", ".venv", ".ssh", ".bashrc", ".profile", ".config", "Makefile"})
 _WRITTEN_BY_PEOPLE: Final = (
     *(".py", ".ipynb", ".md", ".txt", ".toml", ".yaml", ".yml", ".sh"),
     *(".tex", ".pdf", ".csv", ".pt"),
 )
-"""How files end that none of these compilers puts at the top of its cache."""
+"""Suffixes of files that none of these compilers puts at the top of its cache."""
 
 
 class EvictionBusy(RuntimeError):
-    """Another process evicts from the same cache at this moment."""
+    """Another process is evicting from the same cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """What became of a cache.
+    """What one eviction did to a cache.
 
     Attributes:
-        removed: the entries that are gone.
-        in_use: entries that would have been removed, had they not been in use.
-        before_bytes, after_bytes: of all entries.
-        limit_bytes: what was asked for.
+        removed: the evicted entries.
+        in_use: entries that were due but kept, because they are in use.
+        before_bytes, after_bytes: size of all entries.
+        limit_bytes: the requested limit.
     """
 
     removed: tuple[Entry, ...]
@@ -97,23 +97,22 @@ class Eviction:
 
     @property
     def is_below(self) -> bool:
-        """Whether the cache is as small as it was to become."""
         return self.after_bytes <= SHARE_KEPT * self.limit_bytes
 
 
 def evict(cache: CompileCache, limit_bytes: int | None = None, *, recently_s: float = RECENTLY_S) -> Eviction:
-    """Remove entries, those used longest ago first, until the rest is at most 0.99 of the limit.
+    """Remove the least recently used entries until the rest is at most 0.99 of the limit.
 
-    An entry goes as a whole, and for other processes at one moment: its parts are moved out of the cache first. Left
-    alone is what a process has open or loaded, what Inductor's lock of that entry protects, and what was used in the
-    last `recently_s` seconds.
+    An entry is removed as a whole, atomically for other processes: its parts are first moved out of the cache. Entries
+    stay if a process has them open or loaded, if Inductor's lock protects them, or if they were used in the last
+    `recently_s` seconds.
 
     Args:
-        limit_bytes: the most that the cache may hold; its own limit where it is None.
+        limit_bytes: the most that the cache may hold; None for the cache's own limit.
 
     Raises:
-        ValueError: there is no limit, it is not above 0, or the folder holds what no compile cache does.
-        EvictionBusy: another process evicts from it now.
+        ValueError: there is no limit, it is not above 0, or the folder holds files that no compile cache has.
+        EvictionBusy: another process is evicting from it.
         OSError: the folder cannot be written.
     """
     limit = cache.limit_bytes if limit_bytes is None else limit_bytes
@@ -137,7 +136,7 @@ def evict(cache: CompileCache, limit_bytes: int | None = None, *, recently_s: fl
 
 
 def refuse_other_folders(cache: CompileCache) -> None:
-    """Raise ValueError where a folder is surely no compile cache: eviction would remove what somebody wrote."""
+    """Raise ValueError if a folder cannot be a compile cache: eviction would delete the user's files."""
     folder = cache.folder.resolve()
     here = Path.cwd() if os.path.isdir(os.curdir) else None
     if folder in (Path.home().resolve(), Path(folder.anchor)) or (here is not None and here.is_relative_to(folder)):
@@ -178,8 +177,8 @@ def _is_open(entry: Entry, opened: set[str]) -> bool:
 
 
 def _moved(cache: CompileCache, entry: Entry, trash: Path, place: int) -> bool:
-    """Move an entry's parts into the trash, under that number; False where its compiler's lock says it is in use."""
-    lock = cache.folder / "locks" / f"{entry.key.rpartition('/')[2]}.lock"  # held while code of that key is made
+    """Move an entry's parts into the trash, under that number; False if its compiler's lock says it is in use."""
+    lock = cache.folder / "locks" / f"{entry.key.rpartition('/')[2]}.lock"  # held while code of that key is compiled
     has_lock = cache.kind == "inductor" and lock.is_file()
     with contextlib.ExitStack() as stack:
         try:
@@ -194,7 +193,7 @@ def _moved(cache: CompileCache, entry: Entry, trash: Path, place: int) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the only lock on a file, which stays; raises BlockingIOError where another process has it."""
+    """Hold the exclusive lock on a file, which is not removed; raises BlockingIOError if another process holds it."""
     try:
         import fcntl
     except ImportError as error:
@@ -209,7 +208,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _remove_trash(folder: Path) -> None:
-    """What an evictor that was killed left behind; no other one lives while the lock is held."""
+    """Remove what a killed evictor left behind; no other evictor runs while the lock is held."""
     for name in os.listdir(folder):
         if name.startswith(TRASH):
             shutil.rmtree(folder / name, ignore_errors=True)
@@ -221,10 +220,10 @@ _PAUSE_PER_LOOK: Final = 20.0
 
 
 class BackgroundEviction:
-    """Keeps caches below their limits while it runs; made by `evict_in_background`, used in a `with` block.
+    """Keep caches below their limits in a `with` block; made by `evict_in_background`.
 
     Attributes:
-        evictions: what was evicted so far, with the cache each.
+        evictions: the evictions so far, each with its cache.
     """
 
     def __init__(
@@ -258,7 +257,7 @@ class BackgroundEviction:
         self._stop.set()
 
     def run(self) -> None:
-        """Look again and again until `stop` is called; in the calling thread."""
+        """Look repeatedly, in the calling thread, until `stop` is called."""
         while not self._stop.is_set():
             begun = time.monotonic()
             self.look()
@@ -266,13 +265,15 @@ class BackgroundEviction:
             self._stop.wait(max(self._look_s, _PAUSE_PER_LOOK * spent))
 
     def look(self) -> None:
-        """Evict from each cache that was written since the last look, and from one that was above its limit then."""
+        """Evict from each cache that was written since the last look or was above its limit then."""
         for cache, limit in self._caches:
             entries = entries_of(cache)
             state = (sum(entry.bytes for entry in entries), max((entry.made_unix for entry in entries), default=0.0))
             if self._seen.get(cache) == state:
                 continue
-            with contextlib.suppress(EvictionBusy, OSError, ValueError):  # another evicts for all, or it is tried again
+            with contextlib.suppress(
+                EvictionBusy, OSError, ValueError
+            ):  # another process evicts for all, or the next look tries again
                 eviction = evict(cache, limit, recently_s=self._recently_s)
                 if eviction.removed:
                     self.evictions.append((cache, eviction))
@@ -288,17 +289,17 @@ def evict_in_background(
     *,
     look_s: float = LOOK_S,
 ) -> BackgroundEviction:
-    """A context in which a thread keeps compile caches below a limit, evicting after each write.
+    """Start a thread that keeps compile caches below a limit and evicts after each write; use it in a `with` block.
 
-    Launches and compilations do not wait for it. As many processes may do so as like: one evicts at a time.
+    Launches and compilations do not wait for it. Any number of processes may do this: one evicts at a time.
 
     Args:
-        limit_bytes: for each cache; its own limit where it is None.
-        caches: those of this process's environment where it is None.
-        look_s: seconds between two looks; a cache so large that looking takes long is looked at less often.
+        limit_bytes: for each cache; None for the cache's own limit.
+        caches: None for those of this process's environment.
+        look_s: seconds between two looks; a cache whose scan takes long is looked at less often.
 
     Raises:
-        ValueError: a limit that is not above 0, none at all for any cache, or a folder that is surely no cache.
+        ValueError: a limit is not above 0, no cache has a limit, or a folder cannot be a compile cache.
     """
     if limit_bytes is not None and limit_bytes <= 0:
         raise ValueError(f"a cache's limit must be above 0 bytes, not {limit_bytes}")

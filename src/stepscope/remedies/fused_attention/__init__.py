@@ -1,1 +1,1 @@
-"""Attention that never holds the scores."""
+"""Attention that never materializes the score matrix."""

@@ -1,8 +1,8 @@
 """Attention block by block in plain operators: softmax(scale * Q K^T + mask) V without ever holding all scores.
 
-A block is some queries of some heads with all the keys they see. Its scores are computed, used and forgotten, and the
-backward pass computes them again (the idea of Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021).
-It serves where PyTorch's own kernels would write the scores out, or copy the mask: see `attention`.
+A block is some queries of some heads with all the keys they see. Its scores are computed, used and freed, and the
+backward pass recomputes them (the idea of Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory", 2021).
+It is used where PyTorch's own kernels would write the scores out, or copy the mask: see `attention`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch.nn.functional import pad
 
 _BITS: Final = 16
 _VALUES: Final = 2**_BITS
-"""Values of the random numbers: four are cut from 64 random bits, because drawing is what costs most on a CPU."""
+"""Range of the random numbers: four are cut from 64 random bits, because drawing dominates on a CPU."""
 
 
 class Dropout:
-    """Draws what to drop, part by part, the same parts in the same order for the same seed.
+    """Draw dropout masks part by part; the same seed gives the same parts in the same order.
 
     Args:
-        chance: of each value to be dropped, 0 to 1; drawn in steps of 2**-16, so to within 0.000008.
+        chance: dropout probability of each value, 0 to 1; drawn in steps of 2**-16, so to within 0.000008.
     """
 
     def __init__(self, chance: float, seed: int, device: torch.device) -> None:
@@ -38,11 +38,11 @@ class Dropout:
 
     @staticmethod
     def new_seed() -> int:
-        """A seed from the CPU's default generator: `torch.manual_seed` governs it, no device is waited for."""
+        """Draw a seed from the CPU's default generator: `torch.manual_seed` governs it, and no device is waited for."""
         return int(torch.randint(2**62, (), device="cpu"))
 
     def next(self, shape: torch.Size) -> Tensor:
-        """The next part: 1 where a value is kept, 0 where it is dropped, as int16.
+        """The next part as int16: 1 where a value is kept, 0 where it is dropped.
 
         Integers, because comparing and masking booleans is several times slower on a CPU than arithmetic.
         """
@@ -55,25 +55,25 @@ class Dropout:
         return bits.view(torch.int16)[:count].view(shape).ge_(self._threshold)
 
     def factors(self, kept: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the values are multiplied by: 0 where dropped, else 1 over the chance to stay."""
+        """Factors for the values: 0 where dropped, else 1 / (1 - chance)."""
         factors = kept.to(dtype)
         return factors if self._chance >= 1 else factors.mul_(1 / (1 - self._chance))
 
 
 BLOCK_BYTES: Final = 2**20
-"""Scores of one block, at most, where that leaves it `_LEAST_ROWS` queries: what a processor's cache can hold."""
+"""Largest size of a block's scores, if that leaves `_LEAST_ROWS` queries: what a CPU's cache can hold."""
 _LEAST_ROWS: Final = 16
 _CAUSAL_ROWS: Final = 128
-"""Queries of a block under a causal mask, at most: the larger a block, the more hidden scores it computes."""
+"""Most queries of a block under a causal mask: a larger block computes more hidden scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is the same in every block.
+    """The arguments that all blocks share.
 
     Attributes:
-        fast: scores and probabilities in the inputs' own type instead of FP32.
-        keep_dropout: hold what was dropped for the backward pass, a byte a score, instead of drawing it again.
+        fast: scores and probabilities in the inputs' own dtype instead of FP32.
+        keep_dropout: keep the dropout mask for the backward pass, a byte a score, instead of drawing it again.
         want_dropout: also return which probabilities were kept, (batch, heads, queries, keys), boolean.
         want_probabilities: also return the probabilities before dropout, (batch, heads, queries, keys).
     """
@@ -90,15 +90,16 @@ class Settings:
 def block_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Attention in blocks, with gradients for query, key, value and a float mask.
+    """Compute attention in blocks, with gradients for query, key, value and a float mask.
 
     Args:
         query: (batch, heads, queries, head size).
         key, value: (batch, key heads, keys, head size); heads is a multiple of key heads, value's size may differ.
-        mask: boolean, True where a key is seen, or added to the scores; broadcast to (batch, heads, queries, keys).
+        mask: boolean, True where a key is seen, or floats added to the scores; broadcast to (batch, heads, queries,
+            keys).
 
     Returns:
-        (output, probabilities or None, kept by dropout or None); a query that sees no key has zeros.
+        (output, probabilities or None, dropout mask or None); the output of a query that sees no key is zero.
     """
     seed = Dropout.new_seed() if settings.dropout_p else 0
     results: tuple[Tensor, Tensor | None, Tensor | None]
@@ -116,18 +117,21 @@ class _Block:
     keys: int
 
     def of_queries(self, tensor: Tensor) -> Tensor:
-        """Its part of (batch, key heads, group, queries, size)."""
+        """Slice this block out of a tensor of shape (batch, key heads, group, queries, size)."""
         return tensor[self.batch, self.heads, :, self.rows]
 
     def of_scores(self, tensor: Tensor) -> Tensor:
-        """Its part of what has a value a score, (batch, key heads, group, queries, keys); a size of 1 is broadcast."""
+        """Slice this block out of a tensor with one value per score, (batch, key heads, group, queries, keys).
+
+        A dimension of size 1 is broadcast.
+        """
         index = (self.batch, self.heads, slice(None), self.rows, slice(self.keys))
         return tensor[tuple(slice(None) if size == 1 else part for size, part in zip(tensor.shape, index, strict=True))]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Batch elements and key heads whose blocks follow each other; keys and values are (both together, keys, size)."""
+    """Batch elements and key heads whose blocks are consecutive; keys and values are (both together, keys, size)."""
 
     batch: slice
     heads: slice
@@ -137,7 +141,7 @@ class _Part:
 
 
 class _Scores:
-    """Cuts attention into blocks, and computes the weights of one."""
+    """Splits attention into blocks, and computes the probabilities of one."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings) -> None:
         self.settings = settings
@@ -150,13 +154,13 @@ class _Scores:
         self.mask = None if mask is None else self.by_key_head(mask[(None,) * (4 - mask.dim())])
 
     def by_key_head(self, tensor: Tensor) -> Tensor:
-        """(batch, heads, ...) as (batch, key heads, group, ...)."""
+        """Reshape (batch, heads, ...) to (batch, key heads, group, ...)."""
         if tensor.shape[1] == 1:
             return tensor.unsqueeze(2)
         return torch.unflatten(tensor, 1, self.heads)
 
     def parts(self) -> Iterator[_Part]:
-        """All parts; their blocks cover every score that no causal mask hides."""
+        """Yield all parts; their blocks cover every score that no causal mask hides."""
         batch, heads, group, length, _ = self.query.shape
         per_row = max(group * self.key.shape[2] * self.computed.itemsize, 1)
         rows = max(BLOCK_BYTES // per_row, _LEAST_ROWS)
@@ -191,9 +195,9 @@ class _Scores:
         return rows, self._masked(scores.view(shape), block.of_scores(self.mask)).view_as(scores), shape
 
     def _masked(self, scores: Tensor, mask: Tensor) -> Tensor:
-        """Probabilities under a mask, 0 for a query that sees nothing.
+        """Probabilities under a mask, 0 for a query that sees no key.
 
-        In arithmetic and with a large number for infinity: on a CPU several times as fast as filling by booleans.
+        Arithmetic with a large number for infinity: on a CPU several times as fast as filling by booleans.
         """
         if mask.dtype == torch.bool:
             numbers = mask.view(torch.uint8)
@@ -233,7 +237,7 @@ class _BlockAttention(torch.autograd.Function):
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings, seed: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None, list[Tensor]]:
-    """Output, probabilities, what dropout kept, and what is held of it for the backward pass."""
+    """Return output, probabilities, dropout mask, and the masks kept for the backward pass."""
     scores = _Scores(query, key, value, mask, settings)
     output = query.new_empty(*query.shape[:-1], value.shape[-1])
     full = (*query.shape[:-1], key.shape[2])
@@ -273,7 +277,7 @@ class _Gradients:
         self.mask = torch.zeros_like(mask, dtype=scores.exact) if mask is not None and with_mask else None
 
     def add(self, part: _Part, grad: Tensor) -> None:
-        """Fill the gradients of a part's queries, keys and values from the output's, shaped as the queries."""
+        """Fill the gradients of a part's queries, keys and values; `grad` is the output's, shaped as the queries."""
         sums = (each.mT.shape for each in (part.keys, part.values))
         key, value = (part.keys.new_zeros(shape, dtype=self._scores.exact) for shape in sums)
         for block in part.blocks:
@@ -295,7 +299,7 @@ class _Gradients:
             target.copy_(summed.mT.view(target.shape))
 
     def _dropped(self, weights: Tensor, grad_weights: Tensor) -> Tensor:
-        """The weights as they were used; their gradient is dropped in place as they were."""
+        """The weights after dropout; the same dropout is applied to their gradient in place."""
         if not self._scores.settings.dropout_p:
             return weights
         stays = next(self._held) if self._held is not None else self._dropout.next(weights.shape)
@@ -305,7 +309,7 @@ class _Gradients:
 
 
 _BLOCK: Final = 128
-"""Queries and keys of a block of flex_attention: its own default."""
+"""Queries and keys of a block of flex_attention: its default."""
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -318,7 +322,7 @@ def attend_by_element(
     padding: str,
     attend: Callable[[Tensor, Tensor, Tensor], Results],
 ) -> Results:
-    """Call `attend` for the valid part of each batch element; padding has zeros in all that it returns."""
+    """Call `attend` for the valid part of each batch element; padded positions of its results are zero."""
     if not query.shape[0]:
         return attend(query, key, value)
     whole = query.shape[2]
@@ -360,7 +364,7 @@ def _has_flex() -> bool:
 
 @cache
 def _compiled_flex() -> Callable[..., Any]:
-    """flex_attention, compiled once a process: not compiled it would hold all scores."""
+    """Compile flex_attention once per process: uncompiled, it would hold all scores."""
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention)
@@ -375,7 +379,7 @@ def attend_by_flex(
     scale: float,
     flex: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """One kernel over all elements that skips padded blocks by the lengths on the device; nothing waits for them."""
+    """Run one kernel over all elements that skips padded blocks by the lengths on the device, without a wait."""
     begin, end = _borders(lengths, query.shape[2], padding)
     output: Tensor = (flex or _compiled_flex())(
         query,
@@ -389,7 +393,7 @@ def attend_by_flex(
 
 
 def zero_padding(output: Tensor, lengths: Tensor, padding: str) -> Tensor:
-    """Zeros in the padded rows of (batch, heads, queries, size), and in their gradients."""
+    """Set padded rows of (batch, heads, queries, size), and their gradients, to zero."""
     begin, end = _borders(lengths, output.shape[2], padding)
     number = torch.arange(output.shape[2], device=output.device)
     padded = (number < begin[:, None]) | (number >= end[:, None])
@@ -397,9 +401,9 @@ def zero_padding(output: Tensor, lengths: Tensor, padding: str) -> Tensor:
 
 
 def block_mask(begin: Tensor, end: Tensor, length: int) -> Any:
-    """flex_attention's mask of the causal part of positions `begin` (inclusive) to `end`, one pair a batch element.
+    """Build flex_attention's mask for the causal part of positions `begin` (inclusive) to `end`, one pair per element.
 
-    Made from the borders of the blocks alone, (batch, blocks, blocks), on the device of the lengths.
+    It is computed from the block borders alone, (batch, blocks, blocks), on the device of the lengths.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -419,14 +423,14 @@ def block_mask(begin: Tensor, end: Tensor, length: int) -> Any:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many key blocks each row of blocks has, and their numbers, these first; a dimension for heads is added."""
+    """The number of key blocks of each row of blocks, and their indices first; a head dimension is added."""
     chosen = blocks.to(torch.int32)
     numbers = chosen.argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return chosen.sum(-1, dtype=torch.int32)[:, None], numbers[:, None]
 
 
 def _borders(lengths: Tensor, whole: int, padding: str) -> tuple[Tensor, Tensor]:
-    """First position and the one after the last of each element; what is out of range is taken for its border."""
+    """First position and end (exclusive) of each element, clamped to the valid range."""
     lengths = lengths.clamp(0, whole)
     if padding == "left":
         return whole - lengths, torch.full_like(lengths, whole)

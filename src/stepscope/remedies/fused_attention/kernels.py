@@ -1,4 +1,4 @@
-"""One function for fused attention on CUDA, CPU and HPU, with what the fused kernel of Gaudi offers."""
+"""One function for fused attention on CUDA, CPU and HPU, with the options of Gaudi's fused kernel."""
 
 from __future__ import annotations
 
@@ -108,7 +108,10 @@ def check_modes(query: Tensor, settings: Settings, training: bool, recompute: bo
 def check_lengths(
     lengths: Tensor | Sequence[int] | None, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool
 ) -> None:
-    """Values on another device than the CPU are not looked at, because that would wait for the device."""
+    """Raise TypeError or ValueError for lengths that do not fit.
+
+    Values on a device are not read, because that would wait for the device.
+    """
     if lengths is None:
         return
     if not is_causal or mask is not None:
@@ -144,8 +147,8 @@ _everywhere = True
 def recompute_attention(enabled: bool) -> Iterator[None]:
     """Within the block, let `attention` recompute in its backward pass (True) or save more instead (False).
 
-    It holds for this thread, or this asynchronous task, alone; blocks can be nested. A `recompute` given to `attention`
-    wins, and is what to use under `torch.compile`, whose graph a switch read inside the function can break.
+    It applies to this thread or asynchronous task alone; blocks can be nested. A `recompute` argument of `attention`
+    wins, and is the one to use under `torch.compile`, because a switch read inside the function can break the graph.
 
     Raises:
         TypeError: `enabled` is neither True nor False.
@@ -160,14 +163,14 @@ def recompute_attention(enabled: bool) -> Iterator[None]:
 def set_recompute_attention(enabled: bool) -> None:
     """Set the mode for all threads of the process, until set again; a surrounding `recompute_attention` block wins.
 
-    Raises TypeError where `enabled` is neither True nor False.
+    Raises TypeError if `enabled` is neither True nor False.
     """
     global _everywhere
     _everywhere = _checked(enabled)
 
 
 def recompute_attention_enabled() -> bool:
-    """Whether `attention` recomputes where no `recompute` is given to it: True unless something switched it off."""
+    """Whether `attention` recomputes when called without `recompute`: True unless it was switched off."""
     local = _LOCAL.get()
     return _everywhere if local is None else local
 
@@ -189,7 +192,7 @@ def vendor_attention(
     valid_seq_len: Tensor | Sequence[int] | None,
     seq_padding: str,
 ) -> Any:
-    """`FusedSDPA.apply` with its arguments in the documented order.
+    """Call `FusedSDPA.apply` with its arguments in the documented order.
 
     Source: Intel Gaudi documentation, "Using Fused Scaled Dot Product Attention (FusedSDPA)".
 
@@ -203,7 +206,7 @@ def vendor_attention(
             "attention on an HPU needs habana_frameworks of the Intel Gaudi software, which cannot be imported"
         ) from error
     group = query.shape[1] // key.shape[1]
-    if group > 1:  # the kernel wants the same number of heads
+    if group > 1:  # the kernel needs as many key heads as heads
         key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     lengths = None
     if valid_seq_len is not None:
@@ -231,9 +234,9 @@ def vendor_attention(
 
 
 _HAS_GROUPS: Final = "enable_gqa" in (scaled_dot_product_attention.__doc__ or "")
-"""PyTorch 2.5 and later take fewer key heads than query heads; before, they are repeated."""
+"""PyTorch 2.5 and later accept fewer key heads than query heads; before, they are repeated."""
 _MATH: Final = 0
-"""What PyTorch calls its attention that writes the scores out."""
+"""PyTorch's number for its attention that writes the scores out."""
 
 
 def attention(
@@ -251,42 +254,41 @@ def attention(
     return_dropout_mask: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """softmax(scale * query @ key^T + mask) @ value, without holding the scores.
+    """Compute softmax(scale * query @ key^T + mask) @ value, without holding the scores.
 
-    Outputs and gradients are those of the formula written out: to 2e-5 in FP32, and to 4e-2 in bfloat16, for
-    values around 1.
+    Outputs and gradients agree with the plain formula to 2e-5 in FP32 and 4e-2 in bfloat16, for values around 1.
 
     Args:
         query: (batch, heads, queries, head size).
         key: (batch, key heads, keys, head size); heads is a multiple of key heads (grouped-query attention).
-        value: (batch, key heads, keys, size), on HPU and for PyTorch's fastest kernels the head size.
-        attn_mask: boolean, True where a key is seen, or numbers that are added to the scores; it can be broadcast to
-            (batch, heads, queries, keys). Numbers may need a gradient. A query that sees no key gets zeros.
-        dropout_p: chance with which a probability is set to 0; pass 0.0 when not training.
+        value: (batch, key heads, keys, size); on HPU and for PyTorch's fastest kernels, size must be the head size.
+        attn_mask: boolean, True where a key is seen, or floats added to the scores, broadcastable to (batch, heads,
+            queries, keys). Floats may need a gradient. A query that sees no key gets zeros.
+        dropout_p: probability of zeroing an attention probability; pass 0.0 when not training.
         is_causal: query i sees keys 0 to i.
-        scale: 1 / sqrt(head size) where None.
-        softmax_mode: "fast" allows scores and probabilities in bfloat16, for bfloat16 inputs. Only the CPU has it here
-            and the HPU's kernel; on CUDA it is the exact one. On a CPU outputs are off by 0.5 % instead of 0.2 % where
-            scores deviate by 1, by 1.1 % where they deviate by 4 (`benchmarks/attention_error.py`). It is
-            not always faster: in training no gain was shown.
-        recompute: the backward pass computes again what can be (True), or more is saved for it (False); None asks
+        scale: None for 1 / sqrt(head size).
+        softmax_mode: "fast" allows scores and probabilities in bfloat16, for bfloat16 inputs, on the CPU and in the
+            HPU's kernel; on CUDA it equals "exact". On a CPU the outputs' error is 0.5 % instead of 0.2 % for scores
+            with a standard deviation of 1, and 1.1 % for 4 (`benchmarks/attention_error.py`). It is not always faster:
+            no gain was measured in training.
+        recompute: True recomputes in the backward pass where possible, False saves more for it; None asks
             `recompute_attention_enabled`. Under `torch.compile` give True or False.
         valid_seq_len: length without padding of each batch element, with is_causal=True and no mask. Padding costs no
-            work, and has zeros in output and gradients. On CUDA a tensor there is not waited for where Triton is
-            present and dropout_p is 0; else pass a list or a tensor on the CPU, which never waits.
+            work, and has zeros in output and gradients. A tensor on CUDA is not waited for if Triton is present and
+            dropout_p is 0; otherwise pass a list or a CPU tensor, which never waits.
         seq_padding: "left" or "right": where the padding is.
         return_dropout_mask: also return which probabilities dropout kept, (batch, heads, queries, keys), boolean here
-            and as the kernel has it on HPU. It is as large as the scores.
-        return_attn_probs: also return the probabilities before dropout, of the same shape, in query's type.
+            and in the kernel's own format on HPU. It is as large as the scores.
+        return_attn_probs: also return the probabilities before dropout, of the same shape, in query's dtype.
 
     Returns:
         output (batch, heads, queries, value's size); or a tuple (output, probabilities), (output, dropout mask) or
-        (output, probabilities, dropout mask), as asked for.
+        (output, probabilities, dropout mask), as requested.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: arguments that do not fit each other, or that a fused kernel does not have together. The rules are
-            those of Gaudi's FusedSDPA on every device, but for float16 and float64, which only the HPU refuses.
+        ValueError: arguments that do not fit each other, or a combination that a fused kernel lacks. The rules of
+            Gaudi's FusedSDPA apply on every device, except that only the HPU refuses float16 and float64.
         RuntimeError: tensors are on an HPU and the vendor's package is missing.
     """
     query, key, value, attn_mask = _as_autocast(query, key, value, attn_mask)
@@ -318,13 +320,13 @@ def _needs_gradients(*tensors: Tensor | None) -> bool:
 
 
 def _asked_for(results: Results) -> Any:
-    """The output alone, or with what stands beside it, in the documented order."""
+    """The output alone, or with the requested extras in the documented order."""
     found = tuple(each for each in results if each is not None)
     return found[0] if len(found) == 1 else found
 
 
 def _as_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
-    """The tensors as PyTorch's own attention takes them within torch.autocast: numbers in the lower type."""
+    """Cast as PyTorch's own attention does within torch.autocast: floats to the lower dtype."""
     first = tensors[0]
     kind = first.device.type if isinstance(first, Tensor) else "cpu"
     target = autocast_type(kind)
@@ -341,7 +343,6 @@ def _as_autocast(*tensors: Tensor | None) -> tuple[Any, ...]:
 def _attend_valid(
     query: Tensor, key: Tensor, value: Tensor, lengths: Tensor | Sequence[int], padding: str, settings: Settings
 ) -> Results:
-    """Attention over the valid part of each batch element."""
     wants = settings.want_dropout or settings.want_probabilities
     if not wants and can_use_flex(query, lengths, settings.dropout_p):
         assert isinstance(lengths, Tensor)
@@ -355,7 +356,7 @@ def _attend_valid(
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings, recomputes: bool
 ) -> Results:
-    """By one of PyTorch's kernels where it has one for this, else in blocks."""
+    """Use one of PyTorch's kernels if one fits, else blocks."""
     if not key.shape[2]:
         return _without_keys(query, key, value, settings)
     query, key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key, value))
@@ -378,7 +379,7 @@ def _attend(
 
 
 def _without_keys(query: Tensor, key: Tensor, value: Tensor, settings: Settings) -> Results:
-    """What queries get that see no key: zeros, which depend on all three."""
+    """Zeros for queries that see no key, connected to the graph of all three inputs."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = query @ key.transpose(-2, -1)
@@ -387,7 +388,7 @@ def _without_keys(query: Tensor, key: Tensor, value: Tensor, settings: Settings)
 
 
 def _copies(mask: Tensor | None, query: Tensor, key: Tensor, recomputes: bool) -> bool:
-    """Whether the CPU's kernel would turn a boolean mask into a float one that is as large as scores, or is kept."""
+    """Whether the CPU's kernel would turn a boolean mask into a float one as large as the scores, or one it keeps."""
     if mask is None or mask.dtype != torch.bool or query.device.type != "cpu" or mask.shape[-2] == 1:
         return False
     return recomputes or mask.numel() == query.shape[:-1].numel() * key.shape[2]
@@ -396,8 +397,8 @@ def _copies(mask: Tensor | None, query: Tensor, key: Tensor, recomputes: bool) -
 def _has_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, settings: Settings) -> bool:
     """Whether PyTorch has a kernel for this that does not write the scores out."""
     if query.device.type not in ("cpu", "cuda", "xpu"):
-        return True  # whatever such a device has is its own attention
-    if _is_compiling():  # the question below would break the graph
+        return True  # such a device has only its own attention
+    if _is_compiling():  # the check below would break the graph
         learns = mask is not None and mask.requires_grad
         return query.device.type != "cpu" or not (settings.dropout_p or learns or query.shape[-1] != value.shape[-1])
     more = {"enable_gqa": query.shape[1] != key.shape[1]} if _HAS_GROUPS else {}
@@ -413,6 +414,6 @@ def _is_compiling() -> bool:
 
 
 def _is_transformed() -> bool:
-    """Whether torch.func's vmap or grad is at work, through which only PyTorch's own operators go."""
+    """Whether torch.func's vmap or grad is active, which only PyTorch's own operators support."""
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return active is not None and bool(active())

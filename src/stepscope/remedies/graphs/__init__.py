@@ -1,1 +1,1 @@
-"""A step launched as one graph: CUDA graphs, and what compilers and other devices have for it."""
+"""Launch a step as one graph: CUDA graphs, and their counterparts in compilers and on other devices."""

@@ -1,4 +1,4 @@
-"""A training or inference step that is launched as one graph instead of operator by operator."""
+"""Launch a training or inference step as one graph instead of operator by operator."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["CapturedStep", "capture_step", "mark_step"]
 
 
 _is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling
-"""Whether torch.compile looks at the code: then it stands for True, and nothing behind it is compiled."""
+"""Whether torch.compile traces the code: it takes this as True, and compiles nothing behind it."""
 
 
 def mark_step() -> None:
-    """End the step's graph and start the device on it, where one is collected; elsewhere nothing happens.
+    """End the step's graph and launch it on lazy devices (XLA, Gaudi's lazy mode); do nothing elsewhere.
 
     On XLA this is `torch_xla.sync()` (before torch_xla 2.3 `torch_xla.core.xla_model.mark_step()`), on Gaudi in lazy
-    mode `habana_frameworks.torch.core.mark_step()`. No package is imported: who uses such a device has done so. Where
-    torch_xla is loaded but no XLA device is in use (some libraries load it whenever it is installed) nothing happens
-    either. Under torch.compile it is no operation and does not break the graph: there the graph is the compiler's.
+    mode `habana_frameworks.torch.core.mark_step()`. No package is imported: a program that uses such a device has done
+    so. If torch_xla is loaded but no XLA device is in use (some libraries load it whenever it is installed), nothing
+    happens either. Under torch.compile it is a no-op that does not break the graph.
 
-    Put it behind the optimizer's step, and where a graph grows too large or a part of the step has changing shapes.
+    Call it after the optimizer's step, and where a graph grows too large or a part of the step has changing shapes.
     https://docs.pytorch.org/xla/release/r2.8/learn/xla-overview.html
     https://docs.habana.ai/en/latest/PyTorch/Reference/mark_step.html
     """
@@ -41,7 +41,6 @@ def mark_step() -> None:
 
 
 def _mark_xla(package: Any) -> None:
-    """What this version of torch_xla calls the end of a graph."""
     if _xla_has_started(package) is False:  # marking would start the runtime and take the device
         return
     if hasattr(package, "sync"):
@@ -53,13 +52,13 @@ def _mark_xla(package: Any) -> None:
 
 
 def _xla_has_started(package: Any) -> bool | None:
-    """None where this version does not say."""
+    """None if this version cannot say."""
     started = getattr(getattr(package, "_XLAC", None), "_xla_runtime_is_initialized", None)
     return None if started is None else bool(started())
 
 
 def hpu_is_lazy() -> bool:
-    """Whether the loaded bridge of Gaudi collects operators; False where it is not loaded or does not say."""
+    """Whether Gaudi's loaded bridge is in lazy mode; False if it is not loaded or cannot say."""
     internal = sys.modules.get("habana_frameworks.torch.utils.internal")
     return internal is not None and bool(internal.is_lazy())
 
@@ -70,13 +69,13 @@ _HPU: Final = "habana_frameworks.torch.hpu"
 
 
 class CapturedStep:
-    """What `capture_step` returns: called as the step is, it returns what the step returns.
+    """The step returned by `capture_step`: call it like the original.
 
     Attributes:
-        mode: what is done: "cuda-graph", "compile", "hpu-graph", "xla" or "none".
-        why: why that, in a sentence; after a graph turned out to be impossible, why it is.
-        captures: the tensors of the arguments of each CUDA graph, in words; empty in other modes, which keep count
-            themselves (TORCH_LOGS=recompiles shows torch.compile's).
+        mode: "cuda-graph", "compile", "hpu-graph", "xla" or "none".
+        why: the reason for that mode, in a sentence; once a graph has proved impossible, why it is.
+        captures: the tensor arguments of each CUDA graph, as text; empty in other modes, which keep count themselves
+            (TORCH_LOGS=recompiles shows torch.compile's).
     """
 
     def __init__(self, step: Callable[..., Any], run: Callable[..., Any], mode: str, why: str) -> None:
@@ -90,22 +89,19 @@ class CapturedStep:
 
     @property
     def mode(self) -> str:
-        """What is done now."""
         return "none" if self._graphs is not None and self._graphs.refused is not None else self._mode
 
     @property
     def why(self) -> str:
-        """Why."""
         refused = self._graphs.refused if self._graphs is not None else None
         return refused or self._why
 
     @property
     def captures(self) -> tuple[str, ...]:
-        """Of each CUDA graph, its arguments."""
         return tuple(self._graphs.captures) if self._graphs is not None else ()
 
     def reset(self) -> None:
-        """Let go of CUDA graphs and their memory; the next calls warm up again."""
+        """Free CUDA graphs and their memory; the next calls warm up again."""
         if self._graphs is not None:
             self._graphs.forget()
 
@@ -129,7 +125,7 @@ def capture_step(
     copy_results: bool = True,
     vendor_arguments: Mapping[str, Any] | None = None,
 ) -> CapturedStep:
-    """The step as one launch, with the results that the function has without it.
+    """Turn a step into one launch, with the same results.
 
         def step(batch, target):                        # the whole step, or inference under torch.no_grad()
             optimizer.zero_grad()
@@ -139,31 +135,31 @@ def capture_step(
             return loss
         step = capture_step(step)
 
-    Where a CUDA device is present the step is recorded as CUDA graphs: after some calls that run as they are, one graph
-    for each shape of the arguments, whose tensors are copied into the graph's own in each call. What cannot be
-    recorded (it waits for the device, changes its arguments, leaves a backward pass or an optimizer's step to the
-    caller, runs a schedule of learning rates) goes on running as it is, with a warning, and `why` says so. Python code
-    in the function runs only until it is recorded: count, print and log outside.
+    On a CUDA device the step is captured as CUDA graphs: after some eager calls, one graph for each shape of the
+    arguments, whose tensors are copied into the graph's own at each call. A step that cannot be captured (it waits for
+    the device, changes its arguments, leaves a backward pass or an optimizer's step to the caller, runs a learning rate
+    schedule) keeps running eagerly, with a warning, and `why` gives the reason. Python code in the function runs only
+    until the capture: count, print and log outside.
 
     Args:
         step_function: a function, or a module for inference.
         mode: "cuda-graph"; "compile" for torch.compile; "hpu-graph" for Gaudi in lazy mode; "xla" for
-            torch_xla.compile; "none" to run it as it is; "auto" for what suits the device: on a processor alone none,
-            where nothing is launched; compiling there may pay all the same.
-        compile_mode, dynamic, backend: torch.compile's `mode`, `dynamic` and `backend`; a backend other than its own
-            ("inductor") knows no modes.
-        warm_up: calls of each kind of arguments that run before one is recorded.
-        most_graphs: CUDA graphs at most; arguments beyond them run as they are, with a warning.
-        copy_results: whether results are copies; otherwise the next call writes over those of CUDA graphs, and of
+            torch_xla.compile; "none" for eager; "auto" for what suits the device: on a CPU "none", since nothing is
+            launched there, although compiling may still pay.
+        compile_mode, dynamic, backend: torch.compile's `mode`, `dynamic` and `backend`; only the backend "inductor" has
+            modes.
+        warm_up: eager calls with each kind of arguments before the capture.
+        most_graphs: the most CUDA graphs to keep; further kinds of arguments run eagerly, with a warning.
+        copy_results: whether results are copies; otherwise the next call overwrites those of CUDA graphs, and of
             torch.compile with "reduce-overhead" or "max-autotune".
-        vendor_arguments: further arguments of what records elsewhere: of `wrap_in_hpu_graph` (asynchronous,
-            disable_tensor_cache, dry_run, max_graphs), `ModuleCacher`'s call where a module trains, or
-            `torch_xla.compile` (full_graph, name, max_different_graphs).
+        vendor_arguments: further arguments of `wrap_in_hpu_graph` (asynchronous, disable_tensor_cache, dry_run,
+            max_graphs), of `ModuleCacher`'s call for a module in training, or of `torch_xla.compile` (full_graph, name,
+            max_different_graphs).
 
     Raises:
         TypeError: the step cannot be called.
         ValueError: an unknown mode, or a number below 1.
-        RuntimeError: the mode asked for needs a device or package that is not here.
+        RuntimeError: the requested mode needs a device or package that is not present.
     """
     _check(step_function, mode, compile_mode, warm_up, most_graphs)
     chosen, why = _suited(step_function) if mode == "auto" else (mode, "as asked for")
@@ -195,7 +191,7 @@ def _check(step: object, mode: str, compile_mode: str, warm_up: int, most_graphs
 
 
 def _suited(step: object) -> tuple[str, str]:
-    """What suits the devices of this process, and why."""
+    """The mode that suits the devices of this process, and why."""
     if _HPU in sys.modules and sys.modules[_HPU].is_available():
         if hpu_is_lazy():
             if not isinstance(step, torch.nn.Module):
@@ -216,7 +212,7 @@ def _compiled(
     backend: str | Callable[..., Any] | None,
     copy_results: bool,
 ) -> Callable[..., Any]:
-    """The step under torch.compile; the results of its own CUDA graphs are copied before the next call."""
+    """The step under torch.compile; results of Inductor's own CUDA graphs are copied before the next call."""
     if backend is None and _HPU in sys.modules:
         backend = "hpu_backend"
     if backend not in (None, "inductor"):
@@ -243,7 +239,7 @@ def _compiled(
 def _hpu_graphs(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
     """A module with its forward pass in HPU graphs.
 
-    A module that trains goes through `ModuleCacher`, whose graphs hold the backward pass, too.
+    A module in training uses `ModuleCacher`, whose graphs include the backward pass.
     https://docs.habana.ai/en/latest/PyTorch/Model_Optimization_PyTorch/HPU_Graphs_Training.html
     """
     if _HPU not in sys.modules:
@@ -264,7 +260,6 @@ def _hpu_graphs(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[...
 
 
 def _xla(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[..., Any]:
-    """The step under torch_xla.compile, which launches it as a graph of its own."""
     package = sys.modules.get("torch_xla")
     if package is None:
         raise RuntimeError('mode="xla" needs PyTorch/XLA: import torch_xla first')

@@ -1,10 +1,10 @@
-"""A step recorded as CUDA graphs, one for each kind of arguments, and launched from then on.
+"""Capture a step as CUDA graphs, one for each kind of arguments, and replay them from then on.
 
-What torch's notes on CUDA graphs ask for, in this order: the first call runs as it is and shows what it runs; some more
-run on a side stream (each is a real step), with the batch in tensors that stay where they are; the next one is
-recorded, which computes nothing, and launched; further ones copy their batch in and launch. Graphs share one pool of
-memory, which is allowed because they run one after the other, and because results of one, which are held here, are
-not taken from the pool by another.
+The order that torch's notes on CUDA graphs ask for: the first call runs eagerly and shows what it runs; some more run
+on a side stream (each is a real step), with the batch in static tensors; the next one is captured, which computes
+nothing, and replayed; further ones copy their batch in and replay. Graphs share one memory pool, which is allowed
+because they run one after the other, and because a graph's results, which are held here, are not taken from the pool
+by another graph.
 https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
 
@@ -29,10 +29,10 @@ from stepscope.remedies.host_settings import autocast_type
 
 @dataclass
 class Watched:
-    """What one call ran.
+    """The modules and optimizers that one call ran.
 
     Attributes:
-        gradients: identity and version of the modules' gradients when these began, by `id` of the parameter.
+        gradients: by `id` of the parameter, (identity, version) of its gradient when its module first ran.
     """
 
     modules: list[torch.nn.Module] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Watched:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Of all of them, each once."""
+        """All parameters, each once."""
         found = {id(each): each for module in self.modules for each in module.parameters()}
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -50,7 +50,7 @@ class Watched:
 
 
 def watched(call: Callable[[], Any]) -> tuple[Any, Watched]:
-    """The call's result, and the modules and optimizers that it ran; one thread at a time."""
+    """Run the call; return its result, and the modules and optimizers that it ran. One thread at a time."""
     seen = Watched()
     inner: set[int] = set()
 
@@ -69,7 +69,7 @@ def watched(call: Callable[[], Any]) -> tuple[Any, Watched]:
 
 
 def why_not_whole(seen: Watched, outputs: tuple[Tensor, ...]) -> str | None:
-    """Why what ran is a part of a step, whose rest a graph would cut off; None for a whole step or inference."""
+    """Why the call was only part of a step, whose rest a graph would lose; None for a whole step or inference."""
     if seen.optimizers:
         return None
     if any(each.requires_grad for each in outputs):
@@ -84,7 +84,7 @@ def why_not_whole(seen: Watched, outputs: tuple[Tensor, ...]) -> str | None:
 
 
 def _gradients(parameters: list[Tensor] | list[torch.nn.Parameter]) -> dict[int, tuple[int, int] | None]:
-    """Identity and version of each parameter's gradient; None without one."""
+    """(identity, version) of each parameter's gradient; None without one."""
     return {id(each): None if each.grad is None else (id(each.grad), each.grad._version) for each in parameters}
 
 
@@ -97,7 +97,7 @@ Call = Callable[[], Any]
 
 
 class Recorder(Protocol):
-    """What records and launches; `CudaRecorder`, and in tests one that needs no device."""
+    """Captures and replays graphs: `CudaRecorder`, or in tests one that needs no device."""
 
     @property
     def device(self) -> torch.device: ...
@@ -107,7 +107,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs on one device."""
+    """Captures CUDA graphs on one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -116,7 +116,7 @@ class CudaRecorder:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def run_aside(self, call: Call) -> Any:
-        """Run it on the stream that is recorded later."""
+        """Run the call on the stream used for the capture."""
         with torch.cuda.device(self.device):
             around = torch.cuda.current_stream()
             self._stream.wait_stream(around)
@@ -126,7 +126,7 @@ class CudaRecorder:
         return result
 
     def waits_of(self, call: Call) -> tuple[Any, list[str]]:
-        """Run it so, and say where it waited for the device, by torch's warnings of operations that synchronise."""
+        """Run the call on that stream, and list where it waited for the device, by torch's warnings."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -142,9 +142,9 @@ class CudaRecorder:
         return result, list(dict.fromkeys(places))
 
     def record(self, call: Call) -> tuple[Any, Callable[[], None]]:
-        """Record it without running it; its result, which every launch writes anew, and what launches it.
+        """Capture the call without running it; return its result and the replay function.
 
-        Other threads, such as one that pins memory, may go on meanwhile.
+        Every replay overwrites the result. Other threads, such as one that pins memory, may keep working.
         """
         graph = torch.cuda.CUDAGraph()
         generator = torch.cuda.default_generators[self.device.index]
@@ -153,12 +153,12 @@ class CudaRecorder:
             if gc.isenabled():
                 finally_.callback(gc.enable)
             gc.collect()
-            gc.disable()  # what it frees while a stream is recorded may make the recording invalid
-            if numbers is not None:  # a failed recording leaves it waiting for the recording's end
+            gc.disable()  # memory freed while a stream is captured may invalidate the capture
+            if numbers is not None:  # a failed capture leaves it waiting for the end of the capture
                 if_it_fails.callback(generator.graphsafe_set_state, numbers)
             with (
                 torch.cuda.device(self.device),
-                torch.cuda.stream(torch.cuda.current_stream()),  # a failed recording leaves its own stream current
+                torch.cuda.stream(torch.cuda.current_stream()),  # a failed capture leaves its own stream current
                 torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"),
             ):
                 result = call()
@@ -171,7 +171,7 @@ class _Recorded:
     """One graph.
 
     Attributes:
-        before, after: the parameters' gradients when recording began and ended.
+        before, after: the parameters' gradients at the beginning and the end of the capture.
     """
 
     arguments: StaticArguments
@@ -189,17 +189,17 @@ class _Warming:
 
 @dataclass
 class GraphedSteps:
-    """A function whose calls become launches of graphs.
+    """A function whose calls become replays of graphs.
 
     Args:
         recorder: makes the graphs.
-        warm_up: calls of each kind that run before one is recorded, besides the very first, which shows what it runs.
-        most_graphs: kinds of arguments that get a graph; others run as they are.
-        copy_results: whether results are copies; otherwise the next call writes over them.
+        warm_up: calls with each kind of arguments before its capture, besides the very first, which shows what runs.
+        most_graphs: the most graphs to make; further kinds of arguments run eagerly.
+        copy_results: whether results are copies; otherwise the next call overwrites them.
 
     Attributes:
-        refused: why nothing is recorded any more; None while it is.
-        captures: the arguments of each graph, in words.
+        refused: why nothing more is captured; None while capturing is possible.
+        captures: the arguments of each graph, as text.
     """
 
     function: Callable[..., Any]
@@ -220,7 +220,7 @@ class GraphedSteps:
     _told: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's result: by a launch where there is a graph for these arguments."""
+        """Return the function's result, by a replay if there is a graph for these arguments."""
         if self.refused is not None:
             return self.function(*args, **kwargs)
         try:
@@ -247,13 +247,13 @@ class GraphedSteps:
         return self._recorded(key, warming.arguments, given, lambda: self.function(*args, **kwargs))
 
     def forget(self) -> None:
-        """Let go of all graphs and their memory; the next calls warm up again."""
+        """Free all graphs and their memory; the next calls warm up again."""
         self._graphs.clear()
         self._warming.clear()
         self.captures.clear()
 
     def _key(self, given: Flat) -> Hashable:
-        """What makes two calls the same graph's."""
+        """Equal for two calls that can use the same graph."""
         return (
             given.signature,
             self.optimizers.key,
@@ -265,14 +265,14 @@ class GraphedSteps:
         )
 
     def _forget_if_moved(self) -> None:
-        """Graphs know addresses: where parameters or optimizer states are elsewhere now, they are of no use."""
+        """Graphs hold addresses: they are useless once parameters or optimizer states have moved."""
         replaced = self.optimizers.refresh()
         if replaced or self._places_now() != self._places:
             self._collect()
             self.forget()
 
     def _collect(self) -> None:
-        """What graphs read and write beside their arguments: parameters, and places in modules that hold tensors."""
+        """Collect what graphs access besides their arguments: parameters, and places in modules that hold tensors."""
         inner = [each for module in self._modules for each in module.modules()]
         held: list[Any] = [table for each in inner for table in (each._parameters, each._buffers)]
         self._slots = [(table, name) for table in held for name in table]
@@ -284,7 +284,7 @@ class GraphedSteps:
         return [0 if each is None else each.data_ptr() for each in (*tensors, *self._parameters)]
 
     def _first(self, given: Flat, plain: Call) -> Any:
-        """The first call, just as it is: it shows what it runs, and on which devices."""
+        """Run the first call eagerly, to see what it runs and on which devices."""
         self._seen = True
         result, seen = watched(plain)
         self._learn(seen)
@@ -296,7 +296,7 @@ class GraphedSteps:
         return self._checked(seen, result, [])
 
     def _checked(self, seen: Watched, result: Any, waits: list[str]) -> Any:
-        """The result of a call that was watched, and whether it can be recorded later."""
+        """Return the result of a watched call, and note whether it can be captured later."""
         try:
             results = flat(result, "the result")
         except NotStatic as why:
@@ -305,7 +305,7 @@ class GraphedSteps:
         return self._refuse(why_not, lambda: result) if why_not is not None else self._handed(results)
 
     def _warmed(self, warming: _Warming, given: Flat) -> Any:
-        """A real call on the stream that is recorded later."""
+        """Run a real call on the stream used for the capture."""
         warming.calls += 1
         versions, settings = [each._version for each in warming.arguments.buffers], self.optimizers.settings
         waits: list[str] = []
@@ -330,7 +330,7 @@ class GraphedSteps:
         return self._checked(seen, result, waits)
 
     def _learn(self, seen: Watched) -> None:
-        """Make ready for graphs what was not known before; what was recorded without it starts again."""
+        """Prepare newly seen modules and optimizers for graphs; graphs captured without them are dropped."""
         known = {id(each) for each in (*self._modules, *self.optimizers)}
         modules = [each for each in seen.modules if id(each) not in known]
         optimizers = [each for each in seen.optimizers if id(each) not in known]
@@ -344,7 +344,7 @@ class GraphedSteps:
             self.warm_up = max(self.warm_up, DISTRIBUTED_WARM_UP)
 
     def _why_not(self, seen: Watched, results: Flat, waits: list[str]) -> str | None:
-        """Why the call that was just watched cannot be recorded."""
+        """Why the call that was just watched cannot be captured."""
         if waits:
             more = f" and {len(waits) - 1} more places" if len(waits) > 1 else ""
             return f"it waits for the device at {waits[0]}{more}: read values outside of it"
@@ -363,12 +363,12 @@ class GraphedSteps:
         return None
 
     def _recorded(self, key: Hashable, arguments: StaticArguments, given: Flat, plain: Call) -> Any:
-        """Record the graph and launch it for this call."""
+        """Capture the graph and replay it for this call."""
         before = [each.grad for each in self._parameters]
         try:
             result, launch = self.recorder.record(lambda: _uncached(lambda: arguments.call(self.function)))
             results = flat(result, "the result")
-        except Exception as error:  # whatever the driver or torch says: the step goes on as it is
+        except Exception as error:  # whatever the driver or torch raises, the step runs eagerly
             for parameter, gradient in zip(self._parameters, before, strict=True):
                 parameter.grad = gradient
             said = str(error.__context__ or error) or type(error).__name__
@@ -379,7 +379,7 @@ class GraphedSteps:
         return self._launched(recorded, None)
 
     def _launched(self, recorded: _Recorded, given: Flat | None) -> Any:
-        """Copy the batch in, launch, and leave gradients where the graph writes them."""
+        """Copy the batch in, replay, and leave gradients where the graph writes them."""
         if given is not None:
             recorded.arguments.fill(given.tensors)
         for parameter, before, after in zip(self._parameters, recorded.before, recorded.after, strict=True):
@@ -395,7 +395,7 @@ class GraphedSteps:
         return self._handed(recorded.results)
 
     def _handed(self, results: Flat) -> Any:
-        """What the caller gets: free of the graph that made it."""
+        """The results for the caller, independent of the graph that made them."""
         if not self.copy_results:
             return results.rebuilt([each.detach() for each in results.tensors])
         return results.rebuilt([each.detach().clone() for each in results.tensors])
@@ -423,7 +423,7 @@ def in_words(given: Flat) -> str:
 
 
 def _uncached(call: Call) -> Any:
-    """Run it without autocast's cache: copies of weights from before a graph would stay in it for ever."""
+    """Run without autocast's cache: a graph would keep its outdated copies of weights for ever."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     torch.clear_autocast_cache()

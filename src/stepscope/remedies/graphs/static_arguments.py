@@ -1,4 +1,4 @@
-"""A call's arguments in tensors that stay where they are, for graphs that read the same memory in every launch."""
+"""Keep a call's arguments in static tensors, for graphs that read the same memory at every replay."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_DEEP: Final = 20
 
 
 class NotStatic(Exception):
-    """An argument or result that a graph cannot have; the message says which and what to give instead."""
+    """A graph cannot have this argument or result; the message says which and what to give instead."""
 
 
 class _Same:
-    """An object that counts as equal to itself only, and is kept alive with whatever holds this."""
+    """An object that equals only itself, and is kept alive by its holder."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -34,7 +34,7 @@ class _Same:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A value as the tensors in it, in order, and everything else, which can be compared."""
+    """A value as its tensors, in order, and everything else as a comparable structure."""
 
     tensors: tuple[Tensor, ...]
     structure: Hashable
@@ -45,14 +45,14 @@ class Flat:
 
     @property
     def signature(self) -> Hashable:
-        """What two values must share for the same graph to serve both."""
+        """Equal for values that the same graph can serve."""
         return (self.structure, *((each.shape, each.dtype, each.device, each.stride()) for each in self.tensors))
 
 
 def flat(value: Any, what: str = "the argument") -> Flat:
-    """The value taken apart: tuples, lists and dictionaries of tensors, plain values, modules and functions.
+    """Flatten a value: tuples, lists and dictionaries of tensors, plain values, modules and functions.
 
-    Raises NotStatic where something else is in it, whose tensors cannot be seen.
+    Raises NotStatic for any other object, since its tensors cannot be seen.
     """
     tensors: list[Tensor] = []
     structure = _taken_apart(value, tensors, what, 0)
@@ -102,7 +102,7 @@ class StaticArguments:
     """Tensors of the same shapes as a call's, at addresses that never change.
 
     Raises:
-        NotStatic: a tensor that wants a gradient: the copy's would not be its own.
+        NotStatic: a tensor requires a gradient, which would go to the copy.
     """
 
     def __init__(self, given: Flat, device: torch.device) -> None:
@@ -113,7 +113,7 @@ class StaticArguments:
                     "read it from outside, or make it inside"
                 )
         self._given = given
-        with torch.inference_mode(False):  # tensors of inference do not count how often they are changed
+        with torch.inference_mode(False):  # inference tensors do not count their versions
             self.buffers = tuple(
                 torch.empty_like(each, device=device if each.device.type == "cpu" else each.device, requires_grad=False)
                 for each in given.tensors
@@ -125,7 +125,7 @@ class StaticArguments:
             buffer.copy_(tensor, non_blocking=True)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """The function's result for what was filled in."""
+        """Call the function with what was filled in."""
         args, kwargs = self._given.rebuilt(self.buffers)
         return function(*args, **kwargs)
 
@@ -146,12 +146,11 @@ class GraphedOptimizers:
         return iter(self._optimizers)
 
     def add(self, optimizers: Iterable[Optimizer]) -> None:
-        """Make these ready for graphs, too."""
         self._optimizers += optimizers
         self.prepare()
 
     def prepare(self) -> None:
-        """Put what a step reads on the device; anew after `load_state_dict`, which replaces it."""
+        """Put everything a step reads on the device; again after `load_state_dict`, which replaces it."""
         self._kept = [(each.state, each.param_groups) for each in self._optimizers]
         self._rates = []
         for optimizer in self._optimizers:
@@ -169,7 +168,7 @@ class GraphedOptimizers:
                     self._rates.append((group, kept))
 
     def refresh(self) -> bool:
-        """Take over learning rates that were set since; whether states were replaced, so that graphs are of no use."""
+        """Take over learning rates set since; return whether states were replaced, which makes graphs useless."""
         if any(
             each.state is not state or each.param_groups is not groups
             for each, (state, groups) in zip(self._optimizers, self._kept, strict=True)
@@ -188,7 +187,7 @@ class GraphedOptimizers:
 
     @property
     def key(self) -> Hashable:
-        """What is a constant of the graph."""
+        """The settings that a graph holds as constants."""
         own = {id(kept) for _, kept in self._rates}
         return tuple(
             tuple(
@@ -202,12 +201,12 @@ class GraphedOptimizers:
 
     @property
     def settings(self) -> Hashable:
-        """All of the groups' settings as they are now, for telling whether something changed them."""
+        """All of the groups' current settings, to detect changes."""
         return self.key, tuple((id(group["lr"]), kept._version) for group, kept in self._rates)
 
 
 def _device(group: dict[str, Any], types: Sequence[str]) -> torch.device | None:
-    """Where the group's parameters are, if they are all on one such device."""
+    """The one device of the given types that holds all of the group's parameters; None otherwise."""
     devices = {each.device for each in group["params"]}
     found = devices.pop() if len(devices) == 1 else None
     return found if found is not None and found.type in types else None
@@ -221,7 +220,7 @@ def _takes_rates(optimizer: Optimizer, group: dict[str, Any]) -> bool:
 
 
 def _move_counts(optimizer: Optimizer, group: dict[str, Any], device: torch.device) -> None:
-    """Step counts of the host to the device, as torch keeps them where capturable is set."""
+    """Move step counts from the host to the device, as torch keeps them with capturable=True."""
     for parameter in group["params"]:
         state = optimizer.state.get(parameter, {})
         count = state.get("step")
@@ -232,7 +231,7 @@ def _move_counts(optimizer: Optimizer, group: dict[str, Any], device: torch.devi
 
 
 def _constant(value: object) -> Hashable:
-    """A setting as a key: tensors of a device by their address, of the host by their value."""
+    """A setting as a key: device tensors by address, host tensors by value."""
     if isinstance(value, Tensor):
         return (float(value),) if value.device.type == "cpu" and value.numel() == 1 else value.data_ptr()
     if isinstance(value, (list, tuple)):

@@ -1,1 +1,1 @@
-"""Input that does not hold up the step: batches copied ahead, settings of a DataLoader, less padding."""
+"""Input that does not stall the step: batches copied ahead, DataLoader settings, less padding."""

@@ -1,4 +1,4 @@
-"""Less padding: batches of similar length, few lengths, and dimensions rounded up to what matrix units take whole."""
+"""Reduce padding: batches of similar length, few distinct lengths, and dimensions rounded up to whole matrix tiles."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _FEWEST_POOLS: Final = 4
 
 
 class LengthBucketSampler(Sampler[list[int]]):
-    """Batches of indices in which lengths are similar, in another random order each epoch.
+    """Batches of indices with similar lengths, in another random order each epoch.
 
     All samples are shuffled and cut into pools, four at least, of `pool_batches` batches of every rank; each pool is
     sorted by length and cut into batches, which are shuffled. So a batch holds neighbours in length, others in each
     epoch, and so do the batches that several ranks use in one step: no rank waits for a longer one.
 
     Every index comes once an epoch, over all ranks, with two exceptions: `drop_last` leaves out the samples that do not
-    fill a batch on every rank; and where fewer samples than ranks are left for the last batches, some come twice, so
-    that every rank makes as many steps. Batches of a step differ by one sample at most.
+    fill a batch on every rank; and if fewer samples than ranks are left for the last batches, some come twice, so that
+    every rank makes the same number of steps. Batches of a step differ by one sample at most.
 
     Args:
         lengths: of each sample, in any unit, in the data set's order.
-        batch_size: samples of a batch, on each rank.
+        batch_size: samples per batch, on each rank.
         shuffle: False takes all samples as one pool, and gives batches from short to long.
         drop_last: only full batches.
-        pool_batches: more make batches more uniform, fewer make them more random; 1 is plain shuffling.
+        pool_batches: larger pools make batches more uniform, smaller ones more random; 1 is plain shuffling.
         seed: the same on every rank.
-        rank, world_size: by default those of torch.distributed where it is initialised, else 0 and 1.
+        rank, world_size: by default those of torch.distributed if it is initialised, else 0 and 1.
 
     Raises:
         ValueError, TypeError: an argument cannot be used; there are fewer samples than ranks.
@@ -66,7 +66,7 @@ class LengthBucketSampler(Sampler[list[int]]):
         return full + (1 if rest and not self.drop_last else 0)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is that of this epoch; without it each iteration is the next epoch."""
+        """Set the epoch of the next iteration; without it each iteration is the next epoch."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -88,13 +88,13 @@ class LengthBucketSampler(Sampler[list[int]]):
             pool = max(count, 1)
         groups: list[list[int]] = []
         for part in torch.split(indices, pool) if len(indices) else ():
-            # Stable, so that of samples of the same length it is still chance that decides.
+            # Stable, so that chance still decides among samples of the same length.
             sorted_part = part[torch.sort(self._lengths[part], stable=True).indices]
             groups += [group.tolist() for group in torch.split(sorted_part, together)]
         return groups
 
     def _own_part(self, group: list[int]) -> list[int]:
-        """This rank's batch of a step's samples, all ranks' batches being of nearly the same size."""
+        """This rank's batch of a step's samples; the ranks' batches differ by one sample at most."""
         if len(group) < self.world_size:
             group = (group * self.world_size)[: self.world_size]
         size, larger = divmod(len(group), self.world_size)
@@ -129,7 +129,7 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 _MULTIPLE: Final = 64
 _IGNORED: Final = {"labels": -100}
-"""What torch's cross_entropy leaves out by default, and what Transformers' models expect in their labels."""
+"""The label that torch's cross_entropy ignores by default, and that Transformers' models expect."""
 
 
 def pad_to_lengths(
@@ -138,15 +138,14 @@ def pad_to_lengths(
     multiple: int | None = None,
     padding_value: float = 0,
 ) -> torch.Tensor:
-    """Sequences [length, ...] as one tensor [batch, padded length, ...], the padding at the end.
+    """Stack sequences [length, ...] into one tensor [batch, padded length, ...], with the padding at the end.
 
-    The padded length is the smallest of `lengths` that holds the longest sequence, or that one's next multiple.
+    The padded length is the smallest of `lengths` that holds the longest sequence, or the next multiple above it.
 
     Args:
         sequences: tensors that differ in the first dimension only, or lists of numbers.
-        lengths: the allowed lengths. Give these or `multiple`; by default it is a multiple of 64.
+        lengths: the allowed lengths. Give these or `multiple`; the default is a multiple of 64.
         multiple: every padded length is a multiple of this.
-        padding_value: what the padding is filled with.
 
     Raises:
         ValueError: there is no sequence; one is longer than all of `lengths`, or of another shape.
@@ -171,19 +170,18 @@ def pad_to_lengths(
 class PadCollate:
     """A DataLoader's collate_fn that pads samples to few lengths.
 
-    Samples are sequences, or mappings or tuples of fields. Padded are the fields that are as long as the first one, in
-    their first dimension, or those in `fields`; all to the same length. Other fields are put together as DataLoader
-    does.
+    Samples are sequences, or mappings or tuples of fields. It pads the fields whose first dimension is as long as that
+    of the first field, or those in `fields`; all to the same length. Other fields are collated as DataLoader does.
 
     Args:
-        lengths, multiple: as of `pad_to_lengths`.
+        lengths, multiple: see `pad_to_lengths`.
         padding_value: one for all fields, or one for each by its name or position; otherwise 0, and -100 for "labels".
         fields: names or positions of the fields to pad.
-        mask: adds a tensor [batch, padded length] that is True where values are real: the name of the field in samples
-            that are mappings; True puts it last in tuples, and beside the tensor where samples are sequences.
+        mask: adds a tensor [batch, padded length] that is True at real values: for mappings, the name of the field to
+            add; True appends it to tuples, and for sequences returns (tensor, mask).
 
     Raises:
-        ValueError, TypeError: an argument cannot be used; when called, as `pad_to_lengths`, or a field is missing.
+        ValueError, TypeError: an argument cannot be used; when called, see `pad_to_lengths`, or a field is missing.
     """
 
     def __init__(
@@ -201,7 +199,7 @@ class PadCollate:
         self._fields, self._mask = fields, mask
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """The batch of these samples, of their kind: a mapping, a tuple, or a tensor."""
+        """Return the samples as a batch of their kind: a mapping, a tuple, or a tensor."""
         if not samples:
             raise ValueError("there is no sample to pad")
         first = samples[0]
@@ -284,11 +282,11 @@ def _is_sequence(value: Any) -> bool:
 
 
 def padded_size(size: int, multiple: int = 64) -> int:
-    """The next multiple: 50,304 for a vocabulary of 50,257.
+    """Round up to the next multiple: 50,304 for a vocabulary of 50,257.
 
     Args:
         size: 0 or more.
-        multiple: 64 fits whole tiles of a matrix product; 8 is what tensor cores need of 16-bit numbers.
+        multiple: 64 fits whole tiles of a matrix product; 8 is what tensor cores need for 16-bit numbers.
 
     Raises:
         ValueError: for a negative size, or a multiple below 1.
@@ -299,15 +297,15 @@ def padded_size(size: int, multiple: int = 64) -> int:
 
 
 def pad_dimension(tensor: Tensor, dim: int, multiple: int = 64, value: float = 0.0) -> Tensor:
-    """The tensor with more numbers at the end of a dimension, so that its size is a multiple.
+    """Pad a dimension at its end, so that its size is a multiple.
 
-    The first part is the tensor, bit by bit, also in the backward pass; a tensor that fits is returned itself.
+    The first part equals the tensor bit for bit, also in the backward pass; a tensor that fits is returned itself.
 
     Args:
-        value: of the numbers that are added.
+        value: fills the padding.
 
     Raises:
-        IndexError: where the tensor has no such dimension.
+        IndexError: the tensor has no such dimension.
         ValueError: for a multiple below 1.
     """
     if not -tensor.dim() <= dim < tensor.dim():
@@ -320,7 +318,7 @@ def pad_dimension(tensor: Tensor, dim: int, multiple: int = 64, value: float = 0
 
 
 class _FirstClasses:
-    """A forward hook: a layer's outputs without those of the padding. A class, so that models can be pickled."""
+    """A forward hook that cuts the padding off a layer's outputs. A class, so that models can be pickled."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
@@ -330,26 +328,26 @@ class _FirstClasses:
 
 
 def pad_vocabulary(*layers: torch.nn.Module, multiple: int = 64, keep_padding: bool = False) -> int:
-    """Give embeddings and linear layers over the same words more rows, of zeros, so that their number is a multiple.
+    """Add rows of zeros to embeddings and linear layers over the same words, up to a multiple.
 
         pad_vocabulary(model.embedding, model.head)
 
-    Outputs stay as they are: words that were added are never looked up, and a linear layer's output is cut to the words
-    that there were, as a view. Gradients of the added rows are zero, and optimizers leave them zero. Layers that share
-    a weight share the new one. Parameters are made anew: pad before the optimizer is made and after weights were
-    loaded. A word beyond the vocabulary, an error before, gives zeros if it is one of the added rows.
+    Outputs stay as they are: added words are never looked up, and a linear layer's output is cut to the original words,
+    as a view. Gradients of the added rows are zero, and optimizers leave the rows zero. Layers that share a weight
+    share the new one. Parameters are replaced: pad before the optimizer is made and after weights were loaded. A word
+    beyond the vocabulary, an error before, gives zeros if it is one of the added rows.
 
     Args:
         layers: torch.nn.Embedding and torch.nn.Linear, changed in place.
         multiple: 64 fits whole tiles; 8 is what tensor cores need.
-        keep_padding: let linear layers give the padding's scores as well, for losses that take `classes`.
+        keep_padding: let linear layers return the padding's scores as well, for losses that take `classes`.
 
     Returns:
-        The number of rows that they have now.
+        The new number of rows.
 
     Raises:
         TypeError: for other layers.
-        ValueError: without layers, where they have different numbers of words, or for a multiple below 1.
+        ValueError: without layers, for layers with different numbers of words, or for a multiple below 1.
     """
     for layer in layers:
         if not isinstance(layer, torch.nn.Embedding | torch.nn.Linear):

@@ -1,4 +1,4 @@
-"""Batches that are on the device already when the step asks for them.
+"""Copy batches to the device before the step asks for them.
 
 loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)
 for images, labels in prefetch_to_device(loader):       # in place of images.to("cuda"), labels.to("cuda")
@@ -24,8 +24,8 @@ from stepscope.remedies.host_settings import check_whole, default_device, stream
 class ThreadedIterator(Iterator[Any]):
     """The items of another iterator, taken and prepared in a thread up to `ahead` items before they are asked for.
 
-    An exception comes at its place in the order, with its traceback. `close` ends the thread: it waits for the item
-    that is being made.
+    An exception is raised at its place in the order, with its traceback. `close` ends the thread after the item that it
+    is working on.
     """
 
     def __init__(self, items: Iterator[Any], ahead: int, prepare: Callable[[Any], Any]) -> None:
@@ -51,12 +51,12 @@ class ThreadedIterator(Iterator[Any]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next item, or the end, is there without waiting."""
+        """Whether the next item, or the end, is available without waiting."""
         with self._changed:
             return bool(self._ready) or self._ended
 
     def close(self) -> None:
-        """End the thread, and forget what it has loaded."""
+        """End the thread, and drop what it has loaded."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -75,32 +75,32 @@ class ThreadedIterator(Iterator[Any]):
                 del item
         except StopIteration:
             pass
-        except BaseException as raised:  # whatever the user's loader raises comes at its place, in `__next__`
+        except BaseException as raised:  # any exception of the user's loader is raised at its place, in `__next__`
             error = raised
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        """Wait until one more may be loaded; False once nobody wants any."""
+        """Wait until one more may be loaded; False after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._ready) < self._ahead)
             return not self._closed
 
 
 _DEEPEST: Final = 16
-"""Levels of a structure that are followed; what refers to itself ends there."""
+"""Levels of a structure that are followed; cycles end there."""
 
 
 def moved(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:
-    """The batch with all its tensors on the device, in the same structure; other values as they are."""
+    """Move all tensors of the batch to the device, keeping its structure; other values stay as they are."""
     return mapped(batch, lambda item: _to(item, device, non_blocking))
 
 
 def mapped(batch: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
-    """A structure like this one with `change` applied to each tensor and each object that has a `to` method.
+    """Copy a structure with `change` applied to each tensor and each object that has a `to` method.
 
-    A structure is copied, never changed in place; its type stays.
+    The original is never changed; the types of containers stay.
     """
     if isinstance(batch, torch.Tensor) or (callable(getattr(batch, "to", None)) and not isinstance(batch, type)):
         return change(batch)
@@ -117,14 +117,14 @@ def mapped(batch: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
     if dataclasses.is_dataclass(batch):
         clone = copy.copy(batch)
         for entry in dataclasses.fields(batch):
-            # A frozen one, too: the copy is nobody else's yet.
+            # Works for frozen ones, too: nobody else has the copy yet.
             object.__setattr__(clone, entry.name, mapped(getattr(batch, entry.name), change, depth + 1))
         return clone
     return batch
 
 
 def tensors_of(batch: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Every tensor in the structure, those that objects keep as attributes too."""
+    """Yield every tensor in the structure, including those in attributes of objects."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif depth >= _DEEPEST or isinstance(batch, (str, bytes, bytearray, type, int, float)):
@@ -153,7 +153,7 @@ def _to(item: Any, device: torch.device, non_blocking: bool) -> Any:
     except TypeError:
         if isinstance(item, torch.Tensor):
             raise
-        return item.to(device)  # of an object whose method takes nothing else
+        return item.to(device)  # of an object whose method takes no other arguments
 
 
 def _filled(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -172,21 +172,21 @@ def prefetch_to_device(
     *,
     in_thread: bool = False,
 ) -> DevicePrefetcher:
-    """A loader with the same batches, on the device, the next ones copied while the step computes.
+    """Wrap a loader so that its batches are on the device and the next ones are copied while the step computes.
 
     On CUDA (and XPU) the copies run from pinned memory on a stream of their own; the step's stream waits for its batch
     on the device, and the host does not wait. On XLA this is torch_xla's MpDeviceLoader, which also ends a step with
-    each batch. On other accelerators copies are issued ahead without waiting for them. On the CPU batches pass as they
-    are.
+    each batch. On other accelerators copies are issued ahead without waiting for them. On the CPU batches pass through
+    unchanged.
 
-    Batches may be tensors, mappings, lists, tuples, named tuples, dataclasses, objects with a `to` method, and these in
-    each other. Values and order are the loader's.
+    Batches may be tensors, mappings, lists, tuples, named tuples, dataclasses, objects with a `to` method, and nested
+    combinations. Values and order are the loader's.
 
     Args:
-        loader: any iterable of batches; `len`, `set_epoch`, `dataset`, `batch_sampler` and so on stay those of it.
+        loader: any iterable of batches; `len`, `set_epoch`, `dataset`, `batch_sampler` and so on are passed through.
         device: by default the current accelerator, or the CPU.
-        ahead: how many batches wait on the device besides the one in use: so many times its memory.
-        in_thread: take batches from the loader (and pin them) in a thread, which helps one without workers. Random
+        ahead: how many batches wait on the device besides the one in use, each with its memory.
+        in_thread: take batches from the loader (and pin them) in a thread, which helps a loader without workers. Random
             numbers that the data set draws from the process's generators then interleave with the model's.
 
     Raises:
@@ -201,12 +201,7 @@ def prefetch_to_device(
 
 
 class DevicePrefetcher:
-    """What `prefetch_to_device` returns: the loader, with its batches on the device.
-
-    Attributes:
-        loader: the one that was given.
-        device: where the batches are.
-    """
+    """The result of `prefetch_to_device`: the loader, with its batches on the device."""
 
     def __init__(self, loader: Iterable[Any], device: torch.device, ahead: int, in_thread: bool) -> None:
         self.loader, self.device = loader, device
@@ -221,9 +216,9 @@ class DevicePrefetcher:
         return getattr(self.loader, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the epoch to whatever of loader, sampler, batch sampler and data set wants to know it."""
+        """Pass the epoch to whichever of loader, sampler, batch sampler and data set has `set_epoch`."""
         owners: list[Any] = [self.loader]
-        if not hasattr(self.loader, "set_epoch"):  # else it tells its own parts
+        if not hasattr(self.loader, "set_epoch"):  # otherwise the loader passes it to its own parts
             batches = getattr(self.loader, "batch_sampler", None)
             owners = [getattr(self.loader, "sampler", None), batches, getattr(batches, "sampler", None)]
             owners.append(getattr(self.loader, "dataset", None))
@@ -250,9 +245,9 @@ class DevicePrefetcher:
             yield from batches if self.device.type == "cpu" else _copied_ahead(batches, self.device, self._ahead)
 
     def _pinned(self, batch: Any) -> Any:
-        """The batch in memory that a device can copy from while the host goes on."""
+        """The batch in memory that the device can copy from asynchronously."""
         streams = streams_of(self.device)
-        # A thread begins with the first device, which may be another process's.
+        # A new thread's current device is the first one, which may be another process's.
         with streams.device(self.device) if streams is not None else contextlib.nullcontext():
             return mapped(batch, self._pin)
 
@@ -266,7 +261,7 @@ class DevicePrefetcher:
 
 
 def _pinned_for(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Pinned for an accelerator other than CUDA, where this torch can do it."""
+    """Pin for an accelerator other than CUDA, if this torch supports it."""
     try:
         return tensor.pin_memory() if hasattr(torch, "accelerator") else tensor.pin_memory(device.type)
     except (RuntimeError, NotImplementedError, TypeError):
@@ -274,7 +269,7 @@ def _pinned_for(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _copied_ahead(batches: Iterator[Any], device: torch.device, ahead: int) -> Iterator[Any]:
-    """The batches on the device; so many of the next ones are being copied there already."""
+    """Yield the batches on the device while the next `ahead` ones are being copied."""
     streams = streams_of(device)
     side = streams.Stream(device=device) if streams is not None else None
     copying: deque[tuple[Any, Any, list[torch.Tensor]]] = deque()
@@ -286,7 +281,9 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device, ahead: int) -> I
                 copying.append(_begun(next(batches), device, streams, side))
             except StopIteration:
                 more = False
-            except Exception as raised:  # the user's loader's: it comes at its place, after the batches before it
+            except (
+                Exception
+            ) as raised:  # the user's loader's exception: raised at its place, after the batches before it
                 more, error = False, raised
         if not copying:
             if error is not None:
@@ -297,7 +294,7 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device, ahead: int) -> I
             current = streams.current_stream(device)
             current.wait_event(done)
             for tensor in new:
-                # Its memory belongs to the side stream: it must not be given away while the step still reads it.
+                # Its memory belongs to the side stream: it must not be reused while the step still reads it.
                 tensor.record_stream(current)
         del new
         yield copy
@@ -305,7 +302,7 @@ def _copied_ahead(batches: Iterator[Any], device: torch.device, ahead: int) -> I
 
 
 def _begun(batch: Any, device: torch.device, streams: Any, side: Any) -> tuple[Any, Any, list[torch.Tensor]]:
-    """Issue a batch's copy: what it becomes, the event after it, and the tensors that are new on the device."""
+    """Issue a batch's copy; return the new batch, the event after the copy, and the tensors new on the device."""
     if streams is None:
         return moved(batch, device, non_blocking=True), None, []
     with streams.stream(side):

@@ -1,4 +1,4 @@
-"""The arguments of a DataLoader that hide the input behind the step, found by trying them.
+"""Find the DataLoader arguments that hide the input behind the step, by trying them.
 
 choice = tune_loader(dataset, step_ms=42.0, batch_size=64, shuffle=True)
 print(choice)                                  # every trial, and what it measured
@@ -36,15 +36,15 @@ _OF_THE_MACHINE: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC
 
 @dataclass(frozen=True, slots=True)
 class LoaderTrial:
-    """What one loader did.
+    """One loader's measurements.
 
     Attributes:
-        workers, prefetch_factor, pin_memory: its arguments; prefetch_factor is None without workers.
-        start_ms: until the first batch came, with the start of the workers.
-        batch_ms: how often batches came when nothing was done between them.
-        wait_ms, longest_ms: how long a step waited for its batch and its copy to the device: the mean, and the longest.
-        batches: how many waits were counted.
-        epochs: how often the loader was begun; beyond one, beginning an epoch is in the waits, as in training.
+        prefetch_factor: None without workers.
+        start_ms: time to the first batch, including the start of the workers.
+        batch_ms: time between batches taken without pause.
+        wait_ms, longest_ms: mean and longest time a step waited for its batch and its copy to the device.
+        batches: number of waits counted.
+        epochs: how often the loader was begun; beyond one, the waits include beginning an epoch, as in training.
         problem: why it could not be measured, in one sentence.
     """
 
@@ -69,7 +69,7 @@ class _Batches:
         self.epochs = 1
 
     def next(self) -> None:
-        """Take one batch; begins again where the data set ends. Raises ValueError where there is none at all."""
+        """Take one batch; begins again at the end of the data set. Raises ValueError for an empty one."""
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -84,7 +84,7 @@ class _Batches:
             moved(batch, self._device, self._pinned)
 
     def close(self) -> None:
-        """End the workers now: an error's traceback would keep them."""
+        """End the workers now: an error's traceback would keep them alive."""
         _end_workers(self._iterator)
         self._iterator = None
 
@@ -102,8 +102,8 @@ def measure_loader(
 
     Args:
         step_ms: how long each step sleeps.
-        seconds: how long to measure after the first batch; some batches more where they take longer.
-        device: to which batches are copied; None leaves them where they are.
+        seconds: how long to measure after the first batch; longer if that gives too few batches.
+        device: where batches are copied; None leaves them where they are.
 
     Raises:
         RuntimeError: the data set fails; the cause is attached.
@@ -139,7 +139,7 @@ def measure_loader(
 
 
 def _measured(batches: _Batches, step: float, seconds: float, ahead: int) -> tuple[float, list[float]]:
-    """Seconds between batches that are taken at once, and the waits of the later half of the steps."""
+    """Seconds per batch taken without pause, and the waits of the later half of the steps."""
     begin = time.perf_counter()
     taken = 0
     while taken < max(ahead, _FEWEST_AHEAD) and (not taken or time.perf_counter() - begin < seconds / 2):
@@ -156,11 +156,11 @@ def _measured(batches: _Batches, step: float, seconds: float, ahead: int) -> tup
 
 
 class _Unsendable(RuntimeError):
-    """Workers could not be started with this data set."""
+    """The data set cannot be sent to workers."""
 
 
 def _loader(dataset: Dataset[Any], arguments: dict[str, Any]) -> DataLoader[Any]:
-    """A DataLoader; that it has more workers than torch suggests is what the trial is about."""
+    """A DataLoader; torch's warning about too many workers is silenced, because the trial tests that."""
     if not arguments["num_workers"]:
         arguments = {name: value for name, value in arguments.items() if name not in OF_WORKERS}
     with warnings.catch_warnings():
@@ -192,7 +192,7 @@ def start_method(arguments: dict[str, Any]) -> str:
 
 
 def _of_the_machine(error: BaseException, arguments: dict[str, Any]) -> str | None:
-    """Why so many workers do not run here, where that and not the data set is the reason."""
+    """Why this many workers cannot run here, if the machine and not the data set is the reason."""
     text = str(error)
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         return f"the system refused workers: {error.strerror}"
@@ -207,7 +207,7 @@ def _of_the_machine(error: BaseException, arguments: dict[str, Any]) -> str | No
 
 
 def _reason(error: BaseException) -> str:
-    """The error in one line; of a worker's, the last line of its traceback."""
+    """The error in one line; for a worker's error, the last line of its traceback."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "DataLoader worker process" in lines[0]:
         return lines[-1].strip()
@@ -215,7 +215,7 @@ def _reason(error: BaseException) -> str:
 
 
 def workers_give_the_same(dataset: Dataset[Any], arguments: dict[str, Any]) -> bool:
-    """Whether two workers of an iterable data set begin with equal batches: it is not divided among them."""
+    """Whether two workers of an iterable data set begin with equal batches, so that it is not sharded."""
     loader = _loader(dataset, {**arguments, "num_workers": 2, "prefetch_factor": 1})
     iterator = iter(loader)
     try:
@@ -230,7 +230,7 @@ def workers_give_the_same(dataset: Dataset[Any], arguments: dict[str, Any]) -> b
 
 @contextlib.contextmanager
 def unchanged_random_state(arguments: dict[str, Any]) -> Iterator[None]:
-    """Put the generators that loading draws from back: torch's, Python's, numpy's and those of the arguments."""
+    """Restore the generators that loading draws from: torch's, Python's, numpy's and those of the arguments."""
     owned = [getattr(arguments.get(name), "generator", None) for name in ("sampler", "batch_sampler")]
     owned.append(arguments.get("generator"))
     generators = [(one, one.get_state()) for one in owned if isinstance(one, torch.Generator)]
@@ -249,11 +249,11 @@ def unchanged_random_state(arguments: dict[str, Any]) -> Iterator[None]:
 
 _FOUND_HERE: Final = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 _PREFETCH: Final = 2
-"""The DataLoader's own."""
+"""The DataLoader's default."""
 _MORE_PREFETCH: Final = (4, 8)
 _HIDDEN_SHARE: Final = 0.05
 _BETTER: Final = 0.75
-"""A trial is better than another one if it leaves less than this share of its wait."""
+"""A trial beats another one if its wait is below this share of the other's."""
 _TRIALS_PER_BUDGET: Final = 8
 _SHORTEST_TIMEOUT_S: Final = 5.0
 _HEADER: Final = (
@@ -263,16 +263,15 @@ _HEADER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LoaderChoice:
-    """What `tune_loader` found; as text, the table of all trials.
+    """The result of `tune_loader`; as text, the table of all trials.
 
     Attributes:
-        dataset: what was loaded.
         arguments: for `DataLoader(dataset, **arguments)`: the user's own, and those that were found.
-        trials: everything that was tried, in order.
+        trials: in order.
         chosen: the trial with these arguments.
-        step_ms: what a step was said to take besides.
-        hidden: whether the wait that is left is at most 5 % of the step.
-        notes: what else there is to know, in sentences.
+        step_ms: the given duration of a step without input.
+        hidden: whether the remaining wait is at most 5 % of the step.
+        notes: remarks, in sentences.
     """
 
     dataset: Dataset[Any]
@@ -284,7 +283,7 @@ class LoaderChoice:
     notes: tuple[str, ...] = ()
 
     def loader(self, **changes: Any) -> DataLoader[Any]:
-        """A new DataLoader with these arguments; `changes` come before them."""
+        """Make a new DataLoader with these arguments; `changes` override them."""
         return DataLoader(self.dataset, **{**self.arguments, **changes})
 
     def __str__(self) -> str:
@@ -296,7 +295,7 @@ class LoaderChoice:
 
 @dataclass(slots=True)
 class _Search:
-    """One search: what it may use, and what it has tried."""
+    """One search: its limits, and its trials so far."""
 
     dataset: Dataset[Any]
     step_ms: float
@@ -310,7 +309,7 @@ class _Search:
     notes: list[str] = field(default_factory=list)
 
     def run(self, workers: int, prefetch: int = _PREFETCH, pinned: bool | None = None) -> LoaderTrial:
-        """Measure these, and keep the trial."""
+        """Measure these arguments, and keep the trial."""
         arguments = self.arguments | {"num_workers": workers}
         arguments["pin_memory"] = self.device is not None if pinned is None else pinned
         if workers:
@@ -330,14 +329,14 @@ class _Search:
 
     @property
     def over(self) -> bool:
-        """Whether what is left is less than what the workers of the last trial took to start."""
+        """Whether less time is left than the workers of the last trial took to start."""
         return self.left_s <= max(self.trials[-1].start_ms / 1e3, 0.0)
 
     def hides(self, trial: LoaderTrial) -> bool:
         return trial.problem is None and trial.wait_ms <= _HIDDEN_SHARE * self.step_ms
 
     def best(self) -> LoaderTrial | None:
-        """The cheapest that hides the input, or else the cheapest of those that leave hardly more of it than any."""
+        """The cheapest trial that hides the input, or else the cheapest whose wait is close to the shortest."""
         tried = [trial for trial in self.trials if trial.problem is None]
         least = min((trial.wait_ms for trial in tried), default=0.0)
         good = [trial for trial in tried if self.hides(trial)] or [t for t in tried if t.wait_ms * _BETTER <= least]
@@ -358,19 +357,19 @@ def tune_loader(
     """Find num_workers, prefetch_factor, pin_memory and persistent_workers by starting loaders and measuring them.
 
     Each trial starts a DataLoader and takes batches from it as training would: it waits for a batch, copies it to the
-    accelerator if there is one, and sleeps `step_ms`. What counts is the mean time that a batch is waited for (and
-    copied), once the batches that were loaded ahead at the start are used up. One worker comes first and tells what a
-    batch costs; then as many as that needs, and more, until the wait is at most 5 % of the step, more do not help, the
-    processors are used up, or the budget ends. No worker at all is tried where batches are cheap. More is loaded ahead
-    where batches come fast enough on average. The trials leave the random state as it was.
+    accelerator if there is one, and sleeps `step_ms`. The measure is the mean wait for a batch (and its copy), once the
+    batches that were loaded ahead at the start are used up. The first trial has one worker and shows what a batch
+    costs; then come as many workers as that needs, and more, until the wait is at most 5 % of the step, more do not
+    help, the processors are used up, or the budget ends. No worker at all is tried if batches are cheap. More batches
+    are prefetched if they come fast enough on average. The trials leave the random state as it was.
 
     Args:
         dataset: a map-style or iterable data set. Its samples are really loaded, several times.
-        step_ms: what a step takes without the input, in milliseconds.
-        batch_size: of the DataLoader; None where `batch_sampler` is given.
-        budget_s: begin no further trial after this many seconds; the one that runs is finished.
+        step_ms: duration of a step without the input, in milliseconds.
+        batch_size: of the DataLoader; None if `batch_sampler` is given.
+        budget_s: begin no further trial after this many seconds; the current one is finished.
         most_workers: try no more; by default the processors that this process may use, divided by LOCAL_WORLD_SIZE.
-        device: to which batches are copied; by default the current accelerator. With "cpu" nothing is copied or pinned.
+        device: where batches are copied; by default the current accelerator. With "cpu" nothing is copied or pinned.
         report: called with a line for each trial, such as `print`.
         loader_arguments: everything else for the DataLoader: shuffle, collate_fn, multiprocessing_context, ...
 
@@ -391,7 +390,7 @@ def tune_loader(
 
 
 def _try_workers(search: _Search) -> None:
-    """One worker, as many as its batches need, then more; none where batches are cheap or workers do not help."""
+    """Try one worker, as many as its batches need, then more; none if batches are cheap or workers do not help."""
     if search.most and isinstance(search.dataset, IterableDataset):
         _look_at_sharding(search)
     before = search.run(1) if search.most else None
@@ -411,14 +410,14 @@ def _try_workers(search: _Search) -> None:
 
 
 def _is_cheap(search: _Search, one: LoaderTrial) -> bool:
-    """Whether batches may cost no more in this process than to receive them from the one worker that made them."""
+    """Whether making a batch in this process may cost no more than receiving it from a worker."""
     if one.problem or one.batch_ms <= 2 * _HIDDEN_SHARE * search.step_ms:
         return True
     return one.batch_ms <= search.step_ms and not search.hides(one)
 
 
 def _counts(needed: int, most: int) -> list[int]:
-    """Numbers of workers from two on, in the order of the trials: what is needed, one more, then twice as many."""
+    """Numbers of workers from two on, in the order of the trials: what is needed, one more, then doubling."""
     numbers = {min(max(needed, 2), most), min(max(needed, 2) + 1, most), most}
     number = 2 * max(needed, 2)
     while number < most:
@@ -428,7 +427,7 @@ def _counts(needed: int, most: int) -> list[int]:
 
 
 def _look_at_sharding(search: _Search) -> None:
-    """Whether an iterable data set divides itself among workers: each gets a copy of it."""
+    """Note if an iterable data set is not sharded among workers: each gets a copy of it."""
     if search.most < 2:
         return
     if workers_give_the_same(search.dataset, search.arguments):
@@ -446,19 +445,19 @@ def _look_at_sharding(search: _Search) -> None:
 
 
 def _try_prefetch(search: _Search) -> None:
-    """More batches ahead, where workers are fast enough on average and still waited for."""
+    """Try more prefetching if workers are fast enough on average and still waited for."""
     best = search.best()
     if best is None or not best.workers or search.hides(best) or best.batch_ms > search.step_ms:
         return
     if best.longest_ms < 2 * best.wait_ms:
-        return  # every batch is waited for alike: that is the time to receive it, and not that it came late
+        return  # equal waits for every batch are the time to receive it; it did not come late
     for prefetch in _MORE_PREFETCH:
         if search.over or search.hides(search.run(best.workers, prefetch)):
             return
 
 
 def _try_pinning(search: _Search) -> None:
-    """Pageable memory, too, where batches go to a device: pinning is worth it where their copies are waited for."""
+    """Try pageable memory, too, if batches go to a device: pinning pays only if their copies are waited for."""
     best = search.best()
     if best is not None and search.device is not None and not search.over:
         search.run(best.workers, best.prefetch_factor or _PREFETCH, pinned=False)
@@ -479,7 +478,7 @@ def _choice(search: _Search) -> LoaderChoice:
 
 
 def _what_is_left(search: _Search, best: LoaderTrial) -> Iterator[str]:
-    """Where the wait that is left comes from, in sentences."""
+    """The causes of the remaining wait, in sentences."""
     if best.epochs > 1:
         yield "The data set is shorter than a trial: beginning an epoch is in the waits."
     if search.hides(best):
@@ -514,7 +513,7 @@ def _arguments(
     most_workers: int | None,
     others: dict[str, Any],
 ) -> dict[str, Any]:
-    """Those of the DataLoader, after a look at all."""
+    """Check all arguments; return those of the DataLoader."""
     if isinstance(dataset, DataLoader):
         raise TypeError("tune_loader takes the data set, not a loader of it: pass loader.dataset and its arguments")
     for name, number in (("step_ms", step_ms), ("budget_s", budget_s)):

@@ -1,1 +1,1 @@
-"""Updates in few kernels, and many small trainings as one."""
+"""Parameter updates in few kernels, and many small trainings as one."""

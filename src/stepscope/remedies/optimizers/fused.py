@@ -1,7 +1,7 @@
-"""Optimizers that update all parameters in few kernels: torch's fused implementation, lists of tensors, or a vendor's.
+"""Make optimizers update all parameters in few kernels: torch's fused or foreach implementation, or a vendor's.
 
 A loop over parameters runs several short operators for each; a fused update passes over parameter, gradient and state
-once. What torch supports is asked of torch itself, and tried.
+once. What torch supports is found by asking torch itself, and by trying it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch.optim import Optimizer
 from stepscope.remedies.optimizers.vendor import vendor_optimizer
 
 _COUNT: Final = 67
-"""Numbers in a trial: some vector registers full, and a rest, in any type."""
+"""Elements in a trial: several full vector registers and a remainder, for any dtype."""
 _ROUNDINGS: Final = 8
-"""By how many units in the last place of the largest number the kernel may be off."""
+"""Allowed error of the kernel, in units in the last place of the largest number."""
 _RATE, _DECAY, _EPSILON = 0.1, 0.01, 1e-8
 _MOMENTUM: Final = 0.9
 _BETAS: Final = (0.9, 0.99)
 _STEP: Final = 3
 _STATES: Final = {"Adam": 2, "AdamW": 2, "Adagrad": 1, "SGD": 1}
-"""Optimizer -> tensors of state that its fused kernel takes beside parameter and gradient."""
+"""Optimizer -> number of state tensors that its fused kernel takes."""
 
 FUSED: Final = tuple(_STATES)
 """Optimizers of torch.optim that have fused kernels."""
@@ -36,7 +36,7 @@ FUSED: Final = tuple(_STATES)
 
 @cache
 def kernel_reason(name: str, device: str, dtype: torch.dtype) -> str | None:
-    """Why parameters of this type on this device cannot be updated by the fused kernel; None where they can."""
+    """Why the fused kernel cannot update parameters of this dtype on this device; None if it can."""
     kind = f"fused {name} for {dtype} on {device}"
     if name not in _STATES or not dtype.is_floating_point or device not in _devices():
         return f"torch {torch.__version__} has no {kind}"
@@ -55,14 +55,14 @@ def kernel_reason(name: str, device: str, dtype: torch.dtype) -> str | None:
 
 
 def _numbers(index: int) -> Tensor:
-    """Parameter, gradient and state of the trial: distinct numbers, states positive."""
+    """Parameter, gradient and state for a trial update: distinct numbers, states positive."""
     places = torch.arange(_COUNT, dtype=torch.float32)
     wave = torch.sin(places * (0.7 + 0.3 * index) + index)
     return wave.abs() + 0.5 if index >= 2 else wave
 
 
 def _kernel(name: str, tensors: list[Tensor]) -> None:
-    kernels: Any = torch  # whose stubs know one version's arguments
+    kernels: Any = torch  # whose stubs know only one version's arguments
     lists: list[Any] = [[tensor] for tensor in tensors]
     step = [torch.tensor(float(_STEP), dtype=torch.float32, device=tensors[0].device)]
     options: dict[str, Any] = {"lr": _RATE, "weight_decay": _DECAY, "maximize": False}
@@ -99,10 +99,10 @@ def _devices() -> list[str]:
 
 
 class GradientWatch:
-    """Looks at each parameter's first gradient just before the step that uses it, and puts its group back if need be.
+    """Checks each parameter's first gradient just before the step that uses it, and unfuses its group if necessary.
 
-    A parameter does not tell whether its gradients are sparse or how they lie in memory. After all first gradients were
-    seen nothing is looked at any more.
+    A parameter does not show whether its gradients will be sparse, or their memory layout. Nothing is checked any more
+    once all first gradients were seen.
     """
 
     def __init__(
@@ -143,10 +143,11 @@ class GradientWatch:
                 reason = _reason(parameter, parameter.grad) or _late(optimizer, group, parameter)
                 if reason is not None:
                     self._to_loop(optimizer, group, reason)
-        self._waiting = waiting  # once empty the hook stays: taken away among others that run, it would end them
+        self._waiting = (
+            waiting  # once empty the hook stays: removing it while hooks run would end the iteration over them
+        )
 
     def _to_loop(self, optimizer: Optimizer, group: dict[str, Any], reason: str) -> None:
-        """Let the group's update be the loop again."""
         group["fused"] = False
         group["foreach"] = None
         for parameter in group["params"]:
@@ -166,10 +167,9 @@ def _reason(parameter: torch.Tensor, gradient: torch.Tensor) -> str | None:
 
 
 def _late(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> str | None:
-    """Give a parameter without momentum, among others with, a momentum of zero; torch's fused SGD expects one.
+    """Give a parameter without momentum, in a group where others have one, zero momentum; torch's fused SGD expects it.
 
-    The first update of the loop takes the gradient for the momentum; with zeros the fused one comes to the same, but
-    for dampening.
+    The loop's first update takes the gradient as the momentum; starting from zeros is the same, except for dampening.
     """
     if not group.get("momentum") or optimizer.state.get(parameter, {}).get("momentum_buffer") is not None:
         return None
@@ -183,7 +183,7 @@ def _late(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) 
 
 
 def _unscale(optimizer: Optimizer) -> None:
-    """In a step that a gradient scaler takes, do by hand what the fused update would have done with its scale."""
+    """In a step taken by a gradient scaler, do what the fused update would have done with its scale."""
     scale, infinite = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     if scale is None and infinite is None:
         return
@@ -214,12 +214,12 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """What `fuse_optimizer` made of an optimizer; it stands in the optimizer's attribute `fusion`.
+    """What `fuse_optimizer` did to an optimizer; kept in the optimizer's attribute `fusion`.
 
     Attributes:
         implementation: "fused", "foreach" (lists of tensors), "unchanged", "mixed" (group by group), or the vendor's
             class, such as "habana_frameworks.torch.hpex.optimizers.FusedAdamW".
-        reasons: why it is not fused, a clause each; empty where all of it is.
+        reasons: why it is not fused, a clause each; empty if all of it is.
     """
 
     implementation: str
@@ -231,21 +231,21 @@ class Fusion:
 
 
 def fuse_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Let an optimizer of torch.optim, new or in mid-training, update all its parameters in few kernels.
+    """Make an optimizer of torch.optim, new or in mid-training, update all its parameters in few kernels.
 
-    The same object is returned, changed in place, so that schedulers, gradient scalers and checkpoints that know it go
-    on working; on HPU and XLA it is the vendor's, which shares groups and state with the old one. After
-    `load_state_dict` it is fused again. What is not fused is said by a warning and stands in `optimizer.fusion`; the
-    optimizer then goes on as before, or with lists of tensors. Parameters, gradients and state are not touched.
+    The same object is returned, changed in place, so that schedulers, gradient scalers and checkpoints that refer to it
+    keep working; on HPU and XLA it is the vendor's, which shares groups and state with the old one. After
+    `load_state_dict` it is fused again. A warning and `optimizer.fusion` say what is not fused; the optimizer then
+    continues as before, or with lists of tensors. Parameters, gradients and state are not touched.
 
-    The trajectory is the unfused one but for rounding: within 5e-5 of the largest parameter after 50 steps in FP32. In
-    bf16 and fp16 a fused update rounds once where the loop rounds after each operator, and is closer to FP32's.
+    The trajectory is the unfused one except for rounding: within 5e-5 of the largest parameter after 50 steps in FP32.
+    In bf16 and fp16 a fused update rounds once where the loop rounds after each operator, and is closer to FP32's.
 
     Args:
         optimizer: an optimizer of torch.optim. SGD, Adam, AdamW and Adagrad have fused implementations.
 
     Raises:
-        TypeError: for something that is no torch.optim.Optimizer.
+        TypeError: for an object that is not a torch.optim.Optimizer.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
@@ -281,7 +281,7 @@ def _described(optimizer: Optimizer, fusion: Fusion) -> Optimizer:
 
 
 def _follow(optimizer: Optimizer, outcomes: list[str]) -> None:
-    """Look at gradients as they come, and fuse again what a loaded checkpoint sets back."""
+    """Watch for first gradients, and fuse again after a checkpoint is loaded."""
     fused = [group for group, outcome in zip(optimizer.param_groups, outcomes, strict=True) if outcome == "fused"]
     watch = getattr(optimizer, "_gradient_watch", None)
     if watch is not None:
@@ -296,7 +296,7 @@ def _fuse_again(optimizer: Optimizer) -> None:
 
 
 def _unfused(optimizer: Optimizer, reason: str) -> None:
-    """Say that a group went back to the loop because of a gradient that no fused update takes."""
+    """Report that a group went back to the loop because of a gradient that no fused update takes."""
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     optimizer.defaults["fused"] = False
     outcome = "mixed" if any(group.get("fused") for group in optimizer.param_groups) else "unchanged"
@@ -329,7 +329,7 @@ def _device_step(state: dict[str, Any], parameter: torch.Tensor) -> None:
 
 
 def _family(optimizer: Optimizer) -> type[Optimizer] | None:
-    """The class of torch.optim whose step the optimizer takes; None where it has its own."""
+    """The class of torch.optim whose step the optimizer uses; None if it has its own."""
     for kind in type(optimizer).__mro__:
         if kind.__module__.startswith("torch.optim") and kind is not Optimizer:
             return kind if _step_of(type(optimizer)) is _step_of(kind) else None
@@ -337,12 +337,12 @@ def _family(optimizer: Optimizer) -> type[Optimizer] | None:
 
 
 def _step_of(kind: type[Optimizer]) -> Any:
-    """The function as it was written, without what hooks and profilers put around it."""
+    """The original function, without the wrappers of hooks and profilers."""
     return inspect.unwrap(getattr(kind, "step"))  # noqa: B009 - mypy does not know it on a class
 
 
 def _why_not_fused(optimizer: Optimizer, family: type[Optimizer] | None, group: dict[str, Any]) -> str | None:
-    """A clause for the user; None where the group can be fused."""
+    """A clause for the user; None if the group can be fused."""
     if family is None:
         return f"{type(optimizer).__name__} has a step of its own, which torch.optim's implementations cannot replace"
     if "fused" not in group or family.__name__ not in FUSED:
@@ -379,7 +379,7 @@ def _state_reason(state: dict[str, Any], parameter: torch.Tensor) -> str | None:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the tensor fills its stretch of memory, each place once, whatever the order of its dimensions."""
+    """Whether the tensor fills its memory range, each place once, in any order of dimensions."""
     expected = 1
     dimensions = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, size in sorted((stride, size) for stride, size in dimensions if size != 1):

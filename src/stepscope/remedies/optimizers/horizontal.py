@@ -1,4 +1,4 @@
-"""Many small trainings at once: B copies of a model with hyperparameters of their own, computed as one."""
+"""Train many small models at once: B copies of a model with their own hyperparameters, computed as one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAIN: Final = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 
 class MemberDropout(nn.Module):
-    """nn.Dropout whose share is a buffer, so that each member has its own."""
+    """nn.Dropout whose probability is a buffer, so that each member has its own."""
 
     share: Tensor
 
@@ -27,11 +27,11 @@ class MemberDropout(nn.Module):
         self.register_buffer("share", torch.tensor(share))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Zero each element with this member's share, and scale the others so that the mean stays."""
+        """Zero elements with this member's probability, and scale the others so that the mean stays."""
         if not self.training:
             return inputs
         kept = torch.rand_like(inputs) >= self.share
-        scale = torch.where(self.share < 1, 1 / (1 - self.share), 0.0)  # not infinite where all is dropped
+        scale = torch.where(self.share < 1, 1 / (1 - self.share), 0.0)  # not infinite if everything is dropped
         return torch.where(kept, inputs, 0.0) * scale.to(inputs.dtype)
 
 
@@ -40,9 +40,9 @@ class Members:
     """Models that are trained as one.
 
     Attributes:
-        template: a module that computes what each of them does, with whatever values it is called with.
+        template: a module that computes what each member does, called with any member's values.
         parameters, buffers: name -> values of all members, (members, *shape).
-        shares: name of an nn.Dropout -> its share for each member, where they differ.
+        shares: name of an nn.Dropout -> its probability for each member, if they differ.
         prototype: a copy of the first model, with values.
     """
 
@@ -53,7 +53,7 @@ class Members:
     prototype: nn.Module
 
     def train(self) -> None:
-        """Put the template in training mode, all but those parts that were in eval() mode in a model that trains."""
+        """Put the template in training mode, except for parts that were in eval() mode in a training model."""
         parts = self.prototype.named_modules()
         held = [name for name, part in parts if _is_held(self.prototype, part)]
         self.template.train()
@@ -67,20 +67,20 @@ class Members:
         own = {**dict(made.named_parameters()), **dict(made.named_buffers())}
         with torch.no_grad():
             for name, value in values.items():
-                if name in own:  # all but a dropout's share
+                if name in own:  # everything except a dropout's probability
                     own[name].copy_(value)
         return made
 
 
 def stacked(models: Sequence[nn.Module]) -> Members:
-    """The models' values one above the other; the models stay as they are.
+    """Stack the models' values; the models stay as they are.
 
-    Where nn.Dropout's share differs between models, the template has a `MemberDropout` in its place.
+    If nn.Dropout's probability differs between models, the template has a `MemberDropout` in its place.
 
     Raises:
-        TypeError: something that is no module.
+        TypeError: something that is not a module.
         ValueError: no model, none with a parameter to train, or models that differ in more than their values and
-            nn.Dropout's share.
+            nn.Dropout's probability.
     """
     if not models:
         raise ValueError("give at least one model")
@@ -122,7 +122,7 @@ def _check_alike(first: nn.Module, other: nn.Module, number: int) -> None:
 
 
 def _is_held(model: nn.Module, part: nn.Module) -> bool:
-    """Whether a part of a model was put in eval() mode by itself, as a batch norm that is to keep its statistics."""
+    """Whether a part of a model was put in eval() mode by itself, such as a batch norm that keeps its statistics."""
     return model.training and not part.training
 
 
@@ -169,7 +169,7 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 Loss: TypeAlias = Callable[[Callable[..., Any], Any], Tensor]
-"""loss(model, batch) -> a scalar; `model` is called as the member's module is."""
+"""loss(model, batch) -> a scalar; `model` is called like the member's module."""
 Batches: TypeAlias = Literal["shared", "own"]
 
 
@@ -178,16 +178,16 @@ class HorizontalTrainer:
 
     A small model leaves most of a device idle, and its host busy with launches; B of them stacked by
     torch.func.stack_module_state and mapped by torch.func.vmap launch as much as one. Each member has its own values,
-    random numbers and hyperparameters, and does not depend on the others. The idea is that of HFTA (Wang et al.,
-    "Horizontally Fused Training Array", MLSys 2021).
+    random numbers and hyperparameters, independent of the others. The idea is that of HFTA (Wang et al., "Horizontally
+    Fused Training Array", MLSys 2021).
 
-    Results are those of separate trainings but for rounding: after 10 steps in FP64 all values agree within 1e-9 of the
-    largest, in FP32 within 1e-5 with SGD. (Adam divides by a gradient: where that is zero but for rounding, as of
-    a bias before a batch norm, two separate FP32 programs differ as much.) With dropout each member draws masks of its
-    own, not those that a separate program would draw.
+    Results equal those of separate trainings except for rounding: after 10 steps in FP64 all values agree within 1e-9
+    of the largest, in FP32 within 1e-5 with SGD. (Adam divides by a gradient: if that is zero except for rounding, such
+    as of a bias before a batch norm, two separate FP32 programs differ as much.) With dropout each member draws masks
+    of its own, not those that a separate program would draw.
 
-    Not possible, and refused with what torch says: data-dependent control flow (`if tensor > 0`, `.item()`), operators
-    that torch.func.vmap cannot map (nn.LSTM and nn.GRU), nn.BatchNorm with momentum=None.
+    Refused with torch's own message: data-dependent control flow (`if tensor > 0`, `.item()`), operators that
+    torch.func.vmap cannot map (nn.LSTM and nn.GRU), nn.BatchNorm with momentum=None.
 
     Example:
         trainer = HorizontalTrainer(
@@ -201,24 +201,24 @@ class HorizontalTrainer:
         best = trainer.models()[int(losses.argmin())]
 
     Args:
-        models: as many as members, built alike on one device; members begin with their values, which are copied.
-            A part in eval() mode, such as a batch norm that keeps its statistics, stays so in a model that trains.
-        loss: a function of the model and a batch that gives the mean loss, a scalar.
+        models: one per member, built alike on one device; members start from copies of their values. A part in eval()
+            mode, such as a batch norm that keeps its statistics, stays so in a training model.
+        loss: a function of the model and a batch that returns the mean loss, a scalar.
         optimizer: torch.optim.SGD, Adam or AdamW.
-        hyperparameters: for each member what the optimizer's constructor takes, such as lr, momentum, betas,
-            weight_decay; one mapping stands for all.
-        batches: "shared" where all members see the same batch, "own" where each tensor of a batch has the members as
-            its first dimension.
+        hyperparameters: for each member the arguments of the optimizer's constructor, such as lr, momentum, betas,
+            weight_decay; one mapping applies to all.
+        batches: "shared" if all members see the same batch, "own" if the first dimension of each tensor of a batch is
+            the members.
         max_norm: clip each member's gradient to this norm, as torch.nn.utils.clip_grad_norm_ does for one model.
-        chunk_size: map so many members at a time, to need less memory; all at once where it is None.
+        chunk_size: map so many members at a time, to need less memory; None for all at once.
 
     Attributes:
-        members: how many there were at the beginning.
-        active: which of them are still trained, ascending.
+        members: the initial number of members.
+        active: the members still in training, ascending.
         hyperparameters: name -> one number for each active member, (active,); may be changed between steps.
 
     Raises:
-        ValueError: models that are not alike, or an optimizer or hyperparameter that is not known.
+        ValueError: models that are not alike, or an unknown optimizer or hyperparameter.
     """
 
     def __init__(
@@ -249,18 +249,18 @@ class HorizontalTrainer:
         self._update, self.hyperparameters = stacked_update(optimizer, self._each(hyperparameters), device)
 
     def step(self, batch: Any) -> Tensor:
-        """One training step of all active members.
+        """Run one training step of all active members.
 
         Args:
-            batch: what the loss takes; tensors in tuples, lists and dicts are seen. With `batches="own"` each has all
-                members, also those that were stopped, as its first dimension.
+            batch: the loss function's batch; tensors in tuples, lists and dicts are found. With `batches="own"` the
+                first dimension of each is all members, including stopped ones.
 
         Returns:
-            The losses before the update, (members,), on the models' device; NaN for members that were stopped.
+            The losses before the update, (members,), on the models' device; NaN for stopped members.
 
         Raises:
-            RuntimeError: the model cannot be mapped; the sentence says why.
-            ValueError: every member was stopped, a batch of another number of members, or a loss that is no scalar
+            RuntimeError: the model cannot be mapped; the message says why.
+            ValueError: every member was stopped, the batch has another number of members, or the loss is not a scalar
                 tensor or depends on no parameter.
         """
         for parameter in self._parameters.values():
@@ -277,14 +277,14 @@ class HorizontalTrainer:
 
     @torch.no_grad()
     def evaluate(self, batch: Any) -> Tensor:
-        """The losses of all active members without training them: (members,), NaN for members that were stopped."""
+        """Compute the losses of all active members without training: (members,), NaN for stopped members."""
         self._template.eval()
         return self._of_all(self._mapped(batch))
 
     def stop(self, *members: int) -> None:
-        """End the training of these members; the others go on, and cost as much less.
+        """End the training of these members; the others continue, at accordingly lower cost.
 
-        Raises ValueError where a member that there is not, or that was stopped before.
+        Raises ValueError for a member that does not exist or was stopped before.
         """
         for member in members:
             if member not in self.active:
@@ -304,14 +304,14 @@ class HorizontalTrainer:
             self._update.keep(places)
 
     def models(self) -> list[nn.Module]:
-        """Every member as a module of its own, in the order they were given; copies, with the values of now."""
+        """Return every member as a separate module, in the given order; copies, with the current values."""
         return [
             copy.deepcopy(self._ended[member]) if member in self._ended else self._model(member)
             for member in range(self.members)
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a training needs to go on, for torch.save; `load_state_dict` of a trainer made alike takes it."""
+        """Return everything needed to resume, for torch.save and `load_state_dict` of a trainer built alike."""
         return {
             "active": list(self.active),
             "parameters": {name: value.detach().clone() for name, value in self._parameters.items()},
@@ -325,7 +325,7 @@ class HorizontalTrainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave. Raises ValueError where it is of other models."""
+        """Resume from a `state_dict`. Raises ValueError if it is of other models."""
         shapes = {name: value.shape[1:] for name, value in state["parameters"].items()}
         if shapes != {name: value.shape[1:] for name, value in self._parameters.items()}:
             raise ValueError("the state is of models with other parameters")
@@ -407,7 +407,7 @@ class HorizontalTrainer:
 
 
 def _kernels_that_can_be_mapped(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """On the CPU attention of plain operators: its fused kernel has no batched form, and would run for each member."""
+    """On the CPU, use attention of plain operators: the fused kernel has no batched form, and would run per member."""
     if device.type != "cpu":
         return contextlib.nullcontext()
     try:

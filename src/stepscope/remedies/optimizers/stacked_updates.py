@@ -1,4 +1,4 @@
-"""The update rules of torch.optim over stacked parameters, with numbers of their own for each member.
+"""The update rules of torch.optim over stacked parameters, with separate hyperparameters for each member.
 
 A stacked parameter is (members, *shape). The formulas are those in the documentation of torch.optim.SGD, Adam and
 AdamW, in the order in which torch computes them without fused or foreach.
@@ -22,8 +22,8 @@ class StackedUpdate(ABC):
     """One optimizer for all members.
 
     Attributes:
-        state: parameter's name -> what is kept for it, each (members, *shape).
-        steps: parameter's name -> updates of it so far, the same for all members.
+        state: parameter's name -> its optimizer state, each (members, *shape).
+        steps: parameter's name -> number of updates, the same for all members.
     """
 
     defaults: ClassVar[Mapping[str, float]]
@@ -36,7 +36,7 @@ class StackedUpdate(ABC):
     def step(self, parameters: Mapping[str, Tensor], rates: Rates) -> None:
         """Update every parameter that has a gradient.
 
-        In FP32 where parameters are narrower: in bfloat16 a beta of 0.999 would be 1.
+        Computed in FP32 for narrower parameters: in bfloat16 a beta of 0.999 would be 1.
         """
         for name, parameter in parameters.items():
             if parameter.grad is None:
@@ -54,7 +54,7 @@ class StackedUpdate(ABC):
             self.state[name] = {key: value.to(parameter.dtype) for key, value in self.state[name].items()}
 
     def keep(self, kept: Tensor) -> None:
-        """Forget all members but these, by their positions (int64)."""
+        """Drop all members except these positions (int64)."""
         for state in self.state.values():
             for name, value in state.items():
                 state[name] = value.index_select(0, kept)
@@ -82,12 +82,12 @@ class StackedSGD(StackedUpdate):
             buffer = gradient.clone()
             self.state[name] = {"momentum_buffer": buffer}
         moved = gradient + momentum * buffer if self.nesterov else buffer
-        # Without momentum torch takes the gradient, which dampening leaves alone.
+        # Without momentum torch uses the gradient itself, without dampening.
         parameter.sub_(numbers["lr"] * torch.where(momentum == 0, gradient, moved))
 
 
 class StackedAdam(StackedUpdate):
-    """torch.optim.Adam, and AdamW where the weight decay is decoupled."""
+    """torch.optim.Adam, and AdamW with decoupled weight decay."""
 
     defaults: ClassVar[Mapping[str, float]] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0}
 
@@ -134,11 +134,12 @@ _NOT_PER_MEMBER: Final = {"nesterov": (torch.optim.SGD,), "amsgrad": (torch.opti
 def stacked_update(
     optimizer: type[torch.optim.Optimizer], hyperparameters: Sequence[Mapping[str, Any]], device: torch.device
 ) -> tuple[StackedUpdate, dict[str, Tensor]]:
-    """The update rule of an optimizer's class, and each hyperparameter as a tensor (members,), FP64
-    where the device has it.
+    """Return the update rule of an optimizer's class, and each hyperparameter as a tensor (members,).
+
+    Hyperparameters are FP64 if the device supports it.
 
     Raises:
-        ValueError: an optimizer or a hyperparameter that is not known, or a switch that differs between members.
+        ValueError: an unknown optimizer or hyperparameter, or a switch that differs between members.
     """
     if optimizer not in _UPDATES:
         known = ", ".join(one.__name__ for one in _UPDATES)
@@ -165,7 +166,7 @@ def stacked_update(
 
 
 def _number(name: str, value: Any) -> float:
-    """A hyperparameter, within the range that torch's optimizers take."""
+    """A hyperparameter, checked against the range that torch's optimizers accept."""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -188,5 +189,5 @@ def _split_betas(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _beside(value: Tensor, parameter: Tensor) -> Tensor:
-    """(members,) as (members, 1, ...) in the parameter's type."""
+    """Reshape (members,) to (members, 1, ...) in the parameter's dtype."""
     return value.to(parameter.dtype).view(-1, *[1] * (parameter.dim() - 1))

@@ -27,10 +27,12 @@ _XLA: Final = ("Adam", "AdamW", "SGD")
 
 
 def vendor_optimizer(optimizer: Optimizer, family: str) -> tuple[Optimizer | None, str | None]:
-    """The vendor's optimizer with the same groups and state, or None and why not (None where no vendor is asked).
+    """Return (the vendor's optimizer with the same groups and state, None), or (None, the reason against it).
+
+    Both are None if the device has no vendor optimizer.
 
     Args:
-        family: name of the optimizer's class in torch.optim; empty where it has a step of its own.
+        family: name of the optimizer's class in torch.optim; empty if it has its own step.
     """
     devices = _devices(optimizer)
     if devices == {"hpu"}:
@@ -103,12 +105,12 @@ def _kind(module: str, name: str) -> type[Optimizer] | None:
 def _sharing(
     optimizer: Optimizer, kind: type[Optimizer], options: Iterable[str], counts: dict[int, int]
 ) -> tuple[Optimizer | None, str | None]:
-    """A new optimizer that has the old one's groups, the same dictionaries, and its state.
+    """Make a new optimizer that shares the old one's group dictionaries and state.
 
-    What changes a group's learning rate on the old one, as a scheduler does, changes it on the new one.
+    A scheduler that changes a group's learning rate on the old one thereby changes it on the new one.
 
     Args:
-        counts: group -> steps that were made, for optimizers that count them in the group.
+        counts: group -> steps made so far, for optimizers that count them in the group.
     """
     chosen = {name: optimizer.defaults[name] for name in options if name in optimizer.defaults}
     try:
@@ -129,27 +131,26 @@ def _sharing(
 
 
 _EPSILON: Final = 1e-6
-"""What torch.nn.utils.clip_grad_norm_ adds to the norm before it divides."""
+"""torch.nn.utils.clip_grad_norm_ adds this to the norm before it divides."""
 
 
 @torch.no_grad()
 def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """Scale gradients in place so that the norm of all of them together is at most `max_norm`; returns it as it was.
+    """Scale gradients in place so that their total norm is at most `max_norm`; return the norm before scaling.
 
     The same as `torch.nn.utils.clip_grad_norm_`, bit by bit in FP32: norms by lists of tensors, and a factor of at most
-    1 that is multiplied on the device. Norms of bf16 and fp16 gradients are kept in FP32: exact to 1e-6, where torch's
-    have the gradients' precision. Gradients on a CPU that need no clipping are not touched. A norm that is not finite
-    gives gradients that are not finite, as in torch; there is no `error_if_nonfinite`, for which the host would have to
-    wait: look at the returned norm where you wait anyway. On HPU Gaudi's FusedClipNorm is used.
+    1 that is multiplied on the device. Norms of bf16 and fp16 gradients are kept in FP32: accurate to 1e-6, where
+    torch's have the gradients' precision. Gradients on a CPU that need no clipping are not touched. A non-finite norm
+    gives non-finite gradients, as in torch; there is no `error_if_nonfinite`, because the host would have to wait:
+    check the returned norm where you wait anyway. On HPU Gaudi's FusedClipNorm is used.
 
     Args:
-        parameters: whose `grad` is scaled; those without one are left out. On one or many devices, of any types.
-        max_norm: at most this, 0 or more; math.inf only measures.
+        parameters: whose `grad` is scaled; those without one are skipped. On one or many devices, of any dtypes.
+        max_norm: 0 or more; math.inf only measures.
         norm_type: the p of the p-norm, above 0; math.inf for the largest absolute value.
 
     Returns:
-        The norm before, a tensor without dimensions on the first gradient's device, in FP32 or wider; 0.0 without
-        gradients.
+        The norm before, a scalar tensor on the first gradient's device, in FP32 or wider; 0.0 without gradients.
 
     Raises:
         TypeError: for a module or an optimizer instead of parameters.
@@ -171,9 +172,9 @@ def clip_grad_norm(parameters: Tensor | Iterable[Tensor], max_norm: float, norm_
     total = _total_norm(groups, float(norm_type), gradients[0].device)
     factor = torch.clamp(max_norm / (total + _EPSILON), max=1.0)
     if total.device.type == "cpu" and float(factor) == 1.0:
-        return total  # multiplying would change nothing, and on a CPU knowing that needs no waiting
+        return total  # multiplying would change nothing, and a CPU can know that without waiting
     for (device, dtype), group in groups.items():
-        narrow = dtype if dtype.itemsize < 4 else None  # lists are multiplied at once only by a number of their type
+        narrow = dtype if dtype.itemsize < 4 else None  # lists are multiplied at once only by a number of their dtype
         torch._foreach_mul_(group, factor.to(device=device, dtype=narrow, non_blocking=True))
     return total
 
@@ -190,12 +191,12 @@ def _check(parameters: object, max_norm: float, norm_type: float) -> None:
 
 
 def _is_wrapped(gradient: Tensor) -> bool:
-    """Whether the gradient is of a subclass, such as DTensor, whose norm is more than that of what is here."""
+    """Whether the gradient is of a subclass, such as DTensor, whose norm covers more than the local values."""
     return type(gradient) not in (Tensor, torch.nn.Parameter)
 
 
 def _numbers_of(parameter: Tensor) -> Tensor:
-    """The gradient, or of a sparse one the values that it holds, each place once."""
+    """The gradient, or the coalesced values of a sparse one."""
     gradient = parameter.grad
     assert gradient is not None
     if gradient.layout == torch.strided:
@@ -222,7 +223,7 @@ def _total_norm(
 
 
 def _norms(gradients: list[Tensor], norm_type: float, dtype: torch.dtype) -> list[Tensor]:
-    """Each gradient's norm, in FP32 where the gradients are narrower."""
+    """Each gradient's norm, in FP32 if the gradients are narrower."""
     wide = torch.float32 if dtype.itemsize < 4 else None
     if norm_type == math.inf and any(not gradient.numel() for gradient in gradients):
         gradients = [gradient for gradient in gradients if gradient.numel()] or [gradients[0].new_zeros(1)]
@@ -230,12 +231,12 @@ def _norms(gradients: list[Tensor], norm_type: float, dtype: torch.dtype) -> lis
         return list(torch._foreach_norm(gradients, norm_type))
     try:
         return list(torch._foreach_norm(gradients, norm_type, dtype=wide))
-    except TypeError:  # torch before 2.4 gives norms in the gradients' type
+    except TypeError:  # torch before 2.4 returns norms in the gradients' dtype
         return [torch.linalg.vector_norm(gradient, norm_type, dtype=wide) for gradient in gradients]
 
 
 def _norm_on_hpu(parameters: list[Tensor], max_norm: float) -> Tensor | None:
-    """By Gaudi's kernel, as its page "Fused Optimizers and Custom Ops" documents it; None without its package."""
+    """Use Gaudi's kernel, as its page "Fused Optimizers and Custom Ops" documents it; None without its package."""
     try:
         kind = import_module("habana_frameworks.torch.hpex.normalization").FusedClipNorm
     except (ImportError, AttributeError):

@@ -1,9 +1,10 @@
-"""Rewrites of the user's own source text: what makes a step slow and can be changed without knowing the program.
+"""Rewrites of the user's source text: replace slow code wherever the syntax alone shows that it is safe.
 
     rewrites = rewrites_of(source)
     print(unified_diff("train.py", source, rewrites))
 
-Pure text and syntax trees: neither torch nor the program is imported. What cannot be shown to be safe is left alone.
+Pure text and syntax trees: neither torch nor the program is imported. Code that cannot be shown to be safe to change is
+left alone.
 
 Edits are spans of the text, found by `ast`, not a libcst transformation. Written for libcst, the zero-grad rewrite
 had as many lines, took 235 ms instead of 8 for a script of 149 lines, and 0.4 s to import; and `run --apply`, which
@@ -49,10 +50,10 @@ class Kind:
     """A kind of rewrite.
 
     Attributes:
-        name: as a flag has it where `stepscope run --apply` can do the same.
-        rules: of the diagnosis, whose findings it answers.
-        find: all of them in a module.
-        anywhere: what it changes may stand elsewhere in the file than what it makes faster.
+        name: the name of the flag, if `stepscope run --apply` can do the same.
+        rules: the diagnosis rules whose findings it answers.
+        find: yields all rewrites of this kind in a module.
+        anywhere: whether the edit may be elsewhere in the file than the code it makes faster.
     """
 
     name: str
@@ -93,17 +94,17 @@ def rewrites_of(
     function: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> list[Rewrite]:
-    """What can be rewritten in a module, in order of place; none overlaps another.
+    """Find all rewrites in a module, in order of place, without overlaps.
 
     Args:
         source: the module's text.
         names: kinds of rewrites to look for; None for all.
-        line: only what changes the statement in this line.
-        function: only what stands in a function of this name, qualified or not.
+        line: only those that change the statement in this line.
+        function: only those in a function of this name, qualified or not.
         settings: keywords for calls that take them, as source text, such as {"num_workers": "4"}.
 
     Raises:
-        ValueError: the text is no Python or too long to be looked through, or there is no such kind.
+        ValueError: the text is not Python or too long, or there is no such kind.
     """
     unknown = sorted(set(names or ()) - {kind.name for kind in REWRITES})
     if unknown:

@@ -1,7 +1,7 @@
-"""A loss that is computed position by position, computed for all positions at once.
+"""Replace a loss that is computed position by position with one for all positions at once.
 
-The mean over the batch is taken at each position as before, over those classes that are not ignored, and then added
-up: the sum is the same whatever is ignored where. A position at which everything is ignored makes it NaN, as before.
+The mean over the batch is taken at each position as before, over the classes that are not ignored, and then summed:
+the sum is the same whatever is ignored where. A position at which everything is ignored makes it NaN, as before.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from stepscope.remedies.rewrites.source_text import (
 NAME: Final = "batched-loss"
 _EXPLANATION: Final = "Computes the loss of all positions at once: the same means, added up as before."
 _WIDTH: Final = 100
-"""A call that would make a longer line is written over several."""
+"""Calls on longer lines are split over several."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Batched:
-    """The loss of every position: statements to stand before, and the expressions of their values and their sum."""
+    """The loss of all positions: the statements to insert before, and the expressions for the values and their sum."""
 
     before: tuple[str, ...]
     each: str
@@ -51,11 +51,11 @@ class _Batched:
 
 
 def find(context: Context) -> Iterator[Rewrite]:
-    """Loops and comprehensions that do nothing but add up, or collect, the losses of positions."""
+    """Find loops and comprehensions that only add up, or collect, the losses of positions."""
     if not any(word in context.source.text for word in ("cross_entropy", "nll_loss", "Loss")):
         return
     if context.binds("range", "zip", "sum", "len", "max"):
-        return  # something else than Python's own
+        return  # not Python's built-in
     for place in context.places:
         if isinstance(place.statement, ast.For):
             yield from _of_loop(context, place, place.statement)
@@ -93,7 +93,7 @@ def _of_loop(context: Context, place: Place, loop: ast.For) -> Iterator[Rewrite]
 
 
 def _of_comprehension(context: Context, place: Place) -> Iterator[Rewrite]:
-    """`sum(loss for ...)`, `torch.stack([loss for ...])`, or a list of losses, in a statement of one line's start."""
+    """`sum(loss for ...)`, `torch.stack([loss for ...])`, or a list of losses, in a statement that starts its line."""
     statement = place.statement
     indent = context.source.indent(statement)
     nodes = list(expressions_of(statement))
@@ -142,7 +142,7 @@ def _positions(batched: _Batched, loop: Loop) -> Positions | None:
 
 
 def _temporaries(statements: Sequence[ast.stmt]) -> dict[str, ast.expr] | None:
-    """Names that the loop's body assigns before the loss is added, each once; None where it does anything else."""
+    """Names that the loop's body assigns before the loss is added, each once; None if it does anything else."""
     found: dict[str, ast.expr] = {}
     for statement in statements:
         match statement:
@@ -154,7 +154,7 @@ def _temporaries(statements: Sequence[ast.stmt]) -> dict[str, ast.expr] | None:
 
 
 def _added(statement: ast.stmt) -> tuple[ast.expr, ast.expr, bool] | None:
-    """What is added to, what is added, and whether it is appended to a list."""
+    """(the sum or list, the term, whether it is appended to a list)."""
     match statement:
         case ast.AugAssign(target, ast.Add(), value) if dotted(target):
             return target, value, False
@@ -169,7 +169,7 @@ def _added(statement: ast.stmt) -> tuple[ast.expr, ast.expr, bool] | None:
 
 
 def _scaled(value: ast.expr, temporary: dict[str, ast.expr], changing: set[str]) -> tuple[ast.expr, ast.expr]:
-    """The part of a sum's term that is the loss, and the call it comes from; around it only constant factors."""
+    """The part of a term that is the loss, and the call it comes from; only constant factors may surround it."""
     while isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult | ast.Div):
         if is_pure(value.right) and not names_in(value.right) & changing:
             value = value.left
@@ -217,7 +217,7 @@ def _batched(
 
 
 def _temporaries_serve(call: ast.expr, temporary: dict[str, ast.expr]) -> bool:
-    """Whether every temporary is used for the loss: what has another purpose must go on being done."""
+    """Whether every temporary is used for the loss alone, so that its assignment can be dropped."""
     reached, todo = set[str](), [call]
     while todo:
         for name in names_in(todo.pop()) & temporary.keys() - reached:
@@ -228,7 +228,7 @@ def _temporaries_serve(call: ast.expr, temporary: dict[str, ast.expr]) -> bool:
 
 
 def _expected(context: Context, found: LossCall) -> tuple[Expected, Expected] | None:
-    """How many dimensions logits and targets have, from how they are indexed; None where that is not understood."""
+    """The numbers of dimensions of logits and targets, from how they are indexed; None if that is not understood."""
     logits, targets = found.logits, found.targets
     if logits.axis > 2 or targets.axis > 1 or (logits.axis == 2 and targets.axis != 1):
         return None
@@ -247,7 +247,7 @@ def _expected(context: Context, found: LossCall) -> tuple[Expected, Expected] | 
 
 
 def _form(context: Context, found: LossCall, x: str, y: str) -> tuple[tuple[str, ...], str, str]:
-    """Statements, the losses of all positions, and their sum."""
+    """(statements, expression for the losses of all positions, expression for their sum)."""
     known = _expected(context, found)
     single = known is not None and len(known[0].dimensions) > 1
     per_position = 0 if found.targets.axis else 1
@@ -322,7 +322,7 @@ def _of_list(
     batched: _Batched,
     layout: tuple[list[str], str],
 ) -> list[Edit]:
-    """The losses as one tensor where all that is done with the list can be done with it; else put into the list."""
+    """Replace the list with one tensor if every use of the list allows it; otherwise fill the list from the tensor."""
     (value, inner), (before, indent) = term, layout
     each = batched.each if inner is value else context.with_replaced(value, inner, batched.each)
     if inner is value and each.startswith("(") and each.endswith(")"):
@@ -339,7 +339,7 @@ def _of_list(
 
 
 def _empty_list(context: Context, place: Place, name: str) -> ast.stmt | None:
-    """The statement before the loop, in the same block, that makes the list; with nothing between that uses it."""
+    """The statement that creates the list, before the loop in the same block, without uses in between."""
     statement = next((each for each in reversed(place.block[: place.index]) if name in names_in(each)), None)
     if statement is None or not place.scope.is_function:
         return None
@@ -353,7 +353,7 @@ def _empty_list(context: Context, place: Place, name: str) -> ast.stmt | None:
 
 
 def _uses(context: Context, place: Place, loop: ast.For, name: str) -> list[tuple[ast.expr, str]] | None:
-    """What else the function does with the list, and how it does that with a tensor; None where it cannot be done."""
+    """The function's other uses of the list, each with its form for a tensor; None if one has no such form."""
     if is_unplaced(place.scope.node, name):
         return None
     replaced: list[tuple[ast.expr, str]] = []
@@ -385,7 +385,6 @@ def _is_stack(context: Context, place: Place, call: ast.Call) -> bool:
 
 
 def _lines(context: Context, loop: ast.stmt, lines: Sequence[str], indent: str) -> Edit:
-    """The edit that puts lines in the place of a statement."""
     return context.replaced(loop, _joined(context, lines).removeprefix(indent))
 
 

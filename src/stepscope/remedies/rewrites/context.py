@@ -1,4 +1,4 @@
-"""What every kind of rewrite is given: the parsed module, what its names mean, and what is known besides."""
+"""The input of every kind of rewrite: the parsed module, the meaning of its names, and the given settings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SAME: Final = {
     "torch.nn.modules.loss.CrossEntropyLoss": "torch.nn.CrossEntropyLoss",
     "torch.nn.modules.loss.NLLLoss": "torch.nn.NLLLoss",
 }
-"""Other homes of what torch has: full name -> the documented one."""
+"""Undocumented full name -> the documented one."""
 
 
 class TorchNames:
-    """Names of one module that stand for something of torch.
+    """Names in one module that refer to torch.
 
-    A name that is also bound by anything but an import, or by imports of different things, means nothing here.
+    A name that is also bound by anything but an import, or by imports of different things, has no meaning here.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -36,7 +36,7 @@ class TorchNames:
         self._seen: dict[int, dict[str, str]] = {}
 
     def meaning(self, node: ast.AST | None, scope: Scope) -> str | None:
-        """The full documented name, such as "torch.nn.functional.cross_entropy"; None for what is not torch's."""
+        """The full documented name, such as "torch.nn.functional.cross_entropy"; None for anything outside torch."""
         name = dotted(node)
         if name is None:
             return None
@@ -48,13 +48,13 @@ class TorchNames:
         return _SAME.get(whole, whole)
 
     def spelling(self, wanted: str, scope: Scope) -> str | None:
-        """How something of torch can be called in this scope, in the shortest way; None where it cannot."""
+        """The shortest spelling of a torch name in this scope; None if it is not imported there."""
         homes = self._visible(scope).items()
         found = (alias + wanted[len(home) :] for alias, home in homes if f"{wanted}.".startswith(f"{home}."))
         return min(found, key=lambda each: (len(each), each), default=None)
 
     def _visible(self, scope: Scope) -> dict[str, str]:
-        """Alias -> full name, of the imports at the top of the module and in the functions around."""
+        """Alias -> full name, from the imports at the top of the module and in the enclosing functions."""
         if id(scope.node) not in self._seen:
             found: dict[str, str] = {}
             for each in scope.chain:
@@ -65,7 +65,7 @@ class TorchNames:
 
     @cached_property
     def _imports(self) -> dict[int, dict[str, str]]:
-        """By the identity of the module's or function's node."""
+        """Alias -> full name, by the identity of the module's or function's node."""
         found: dict[int, dict[str, str]] = {}
         todo: list[tuple[ast.AST, dict[str, str]]] = [(self._tree, found.setdefault(id(self._tree), {}))]
         while todo:
@@ -82,7 +82,7 @@ class TorchNames:
 
     @cached_property
     def _bound(self) -> set[str]:
-        """Names that are bound in another way somewhere, or imported from elsewhere as well."""
+        """Names that are also bound in another way, or imported from elsewhere as well."""
         found: set[str] = set()
         homes: dict[str, set[str]] = {}
         for node in ast.walk(self._tree):
@@ -93,7 +93,7 @@ class TorchNames:
 
 
 def names_bound_by(node: ast.AST) -> set[str]:
-    """The names that a node itself gives a meaning, but for those it imports: a target, an argument, a definition."""
+    """The names that a node itself binds, except by imports: a target, an argument, a definition."""
     match node:
         case ast.Name(name, ast.Store() | ast.Del()) | ast.arg(name):
             return {name}
@@ -104,7 +104,7 @@ def names_bound_by(node: ast.AST) -> set[str]:
 
 
 def imported_by(node: ast.AST) -> dict[str, str]:
-    """Alias -> full name of what an import statement binds; empty for any other node."""
+    """Alias -> full name of the names an import statement binds; empty for any other node."""
     match node:
         case ast.Import(names):
             whole = {each.asname: each.name for each in names if each.asname}
@@ -118,7 +118,7 @@ def imported_by(node: ast.AST) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Edit:
-    """Characters `start` to `end` of the source become `text`."""
+    """Replacement of the source's characters `start` to `end` by `text`."""
 
     start: int
     end: int
@@ -127,7 +127,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a rewrite takes for granted of a tensor: what reads it, and how many dimensions it may have."""
+    """A rewrite's assumption about a tensor: the expression that reads it, and its possible numbers of dimensions."""
 
     expression: str
     dimensions: tuple[int, ...]
@@ -135,11 +135,11 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """What a rewrite takes for granted of an object that computes a loss, besides that it weighs no classes.
+    """A rewrite's assumptions about an object that computes a loss, besides that it has no class weights.
 
     Attributes:
-        other: attributes that may be other than torch's defaults, since the rewrite reads them.
-        is_argument: the next call of the function may be given another one.
+        other: attributes that may differ from torch's defaults, since the rewrite reads them.
+        is_argument: whether it is an argument, so that the next call of the function may be given another one.
     """
 
     expression: str
@@ -151,7 +151,7 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """The losses of all positions of a loop, for who runs it and cannot change it.
+    """The losses of all positions of a loop, for a caller that runs it and cannot change it.
 
     Attributes:
         statements: source text to run before, with the names of the loop's function.
@@ -171,16 +171,16 @@ class Rewrite:
     """One change of a source text that keeps every character around it.
 
     Attributes:
-        name: of the kind of rewrite, as in `REWRITES`.
+        name: kind of rewrite, as in `REWRITES`.
         line: the first line that changes, from 1 on.
         last_line: the last line of the statement that changes.
-        function: the qualified name of the function that it stands in; "" for the module.
-        explanation: one sentence that says what is different afterwards.
+        function: the qualified name of the enclosing function; "" for the module.
+        explanation: the difference it makes, in one sentence.
         assumptions: what must hold for the program to compute the same; each a sentence.
-        edits: in order, none overlapping another.
-        expected: what `assumptions` say of tensors, for who can look at them.
-        criterion: the same of what computes the loss, where that is an object.
-        positions: of a loop over numbers of positions, their losses.
+        edits: in order, without overlaps.
+        expected: what `assumptions` say about tensors, for callers that can check them.
+        criterion: the same for the object that computes the loss, if there is one.
+        positions: the losses of a loop over numbers of positions.
     """
 
     name: str
@@ -207,7 +207,7 @@ def without_overlaps(rewrites: Iterable[Rewrite]) -> list[Rewrite]:
 
 
 def rewritten(source: str, rewrites: Iterable[Rewrite]) -> str:
-    """The source with the rewrites done; one that overlaps with an earlier one is left out."""
+    """Apply the rewrites to the source, except for those that overlap with an earlier one."""
     edits = sorted(edit for rewrite in without_overlaps(rewrites) for edit in rewrite.edits)
     for edit in reversed(edits):
         source = source[: edit.start] + edit.text + source[edit.end :]
@@ -215,7 +215,7 @@ def rewritten(source: str, rewrites: Iterable[Rewrite]) -> str:
 
 
 def unified_diff(path: str, source: str, rewrites: Sequence[Rewrite]) -> str:
-    """The rewrites as a diff that `git apply` and `patch -p1` take; "" where there is nothing to change.
+    """The rewrites as a diff for `git apply` and `patch -p1`; "" if nothing changes.
 
     Args:
         path: of the file, relative to the folder that the diff is applied in, with / between folders.
@@ -232,7 +232,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _quoted(path: str) -> str:
-    """As git writes a name: within quotes where it holds what would end the line or the name."""
+    """Quote a name as git does if it contains characters that would end the line or the name."""
     if path.isprintable() and not any(each in path for each in '"\\'):
         return path if " " not in path else f"{path}\t"
 
@@ -249,7 +249,7 @@ def _overlap(one: Edit, other: Edit) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A module to be looked through."""
+    """A module to search for rewrites."""
 
     source: SourceText
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -264,7 +264,7 @@ class Context:
 
     @cached_property
     def calls(self) -> tuple[tuple[Place, ast.Call], ...]:
-        """Every call with the statement it stands in."""
+        """Every call with its enclosing statement."""
         return tuple(
             (place, node)
             for place in self.places
@@ -274,7 +274,6 @@ class Context:
 
     @cached_property
     def every_name(self) -> frozenset[str]:
-        """Every name and argument of the module."""
         found: set[str] = set()
         for node in ast.walk(self.source.tree):
             match node:
@@ -285,7 +284,7 @@ class Context:
         return frozenset(found)
 
     def binds(self, *names: str) -> bool:
-        """Whether the module gives any of the names a meaning of its own somewhere, such as one of a built-in."""
+        """Whether the module rebinds any of the names, such as a built-in's."""
         return not self._bound.isdisjoint(names)
 
     @cached_property
@@ -313,7 +312,6 @@ class Context:
         assumptions: Iterable[str] = (),
         expected: Iterable[Expected] = (),
     ) -> Rewrite:
-        """A rewrite around a statement or a call."""
         return Rewrite(
             name=name,
             line=statement.lineno,
@@ -326,18 +324,16 @@ class Context:
         )
 
     def replaced(self, node: ast.expr | ast.stmt, text: str) -> Edit:
-        """The edit that puts another text in the place of a node."""
         return Edit(*self.source.span(node), text)
 
     def with_replaced(self, whole: ast.expr | ast.stmt, part: ast.expr, text: str) -> str:
-        """The text of `whole` with another text in the place of a part of it."""
         start, end = self.source.span(whole)
         first, last = self.source.span(part)
         return self.source.text[start:first] + text + self.source.text[last:end]
 
 
 def bindings(scope: Scope, name: str) -> list[ast.AST]:
-    """What binds a name in a scope itself, not in functions and classes inside it: arguments and statements."""
+    """Arguments and statements that bind a name in a scope itself, not in functions and classes inside it."""
     found: list[ast.AST] = []
     if isinstance(scope.node, ast.FunctionDef | ast.AsyncFunctionDef):
         of = scope.node.args
@@ -361,7 +357,7 @@ def bindings(scope: Scope, name: str) -> list[ast.AST]:
 
 
 def assigned_value(context: Context, scope: Scope, name: str) -> tuple[ast.expr, Scope] | None:
-    """What a name is assigned where it is bound once, in the innermost scope that binds it; None otherwise."""
+    """The value of a name that is bound once, in the innermost scope that binds it; None otherwise."""
     for each in scope.chain:
         if isinstance(each.node, ast.ClassDef) and each is not scope:
             continue

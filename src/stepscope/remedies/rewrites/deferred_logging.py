@@ -1,4 +1,4 @@
-"""Numbers read from the device in every step for a history or a sum, read when they are needed instead."""
+"""Defer numbers that every step reads from the device for a history or a sum, until they are needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME: Final = "deferred-logging"
 
 
 def find(context: Context) -> Iterator[Rewrite]:
-    """`history.append(loss.item())` and `running += loss.item()` in a loop of a function, or of the module itself."""
+    """Find `history.append(loss.item())` and `running += loss.item()` in loops of functions or of the module itself."""
     for place in context.places:
         outermost = next((each for each in place.around if isinstance(each, ast.For | ast.While)), None)
         in_class = isinstance(place.scope.node, ast.ClassDef)
@@ -36,7 +36,7 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
     if value is None or indent is None or _leaves(outermost):
         return None
     if any(hasattr(each, "finalbody") for each in place.around):  # try, and the except* of later Pythons
-        return None  # what an exception leaves of the list may be read, too
+        return None  # the list may be read after an exception, too
     if _is_changed_in_place(place, value):
         return None  # all kept numbers would become the last one
     uses, filled = [], set[int]()
@@ -52,7 +52,7 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
     line_end = context.source.line_end
     before = "" if end == 0 or context.source.text[end - 1] in "\r\n" else line_end
     number = "number.item()"
-    if len(uses) > 1:  # what else is put there may be read already
+    if len(uses) > 1:  # other values put there may be read already
         is_tensor = context.names.spelling("torch.is_tensor", place.scope)
         if is_tensor is None:
             return None
@@ -84,9 +84,9 @@ def _sum(context: Context, place: Place) -> Rewrite | None:
         return None
     starts = _assignments(place, target.id)
     if not starts or not all(_is_zero(start, may_be_whole="loss" in value) for _, start in starts):
-        return None  # a sum of whole numbers, such as of right answers, would become one of floating point ones
+        return None  # a sum of integers, such as of right answers, would become a float
     if len(bindings(place.scope, target.id)) != len(starts) + 1:
-        return None  # something else writes to it
+        return None  # other code writes to it
     reads = _reads(place, target.id)
     if reads is None:
         return None
@@ -103,7 +103,7 @@ def _sum(context: Context, place: Place) -> Rewrite | None:
 
 
 def _is_changed_in_place(place: Place, name: str) -> bool:
-    """Whether a loop changes the tensor of that name after its number is kept, or has the same one in every step."""
+    """Whether the loop changes the tensor in place after its number is kept, or reuses one tensor in every step."""
     innermost = next(each for each in reversed(place.around) if isinstance(each, ast.For | ast.While))
     made, changed = list[int](), list[int]()
     for node in ast.walk(innermost):
@@ -132,7 +132,7 @@ def _read(value: ast.expr) -> str | None:
 
 
 def _is_conditional(place: Place) -> bool:
-    """Whether the statement is done in some repetitions of the innermost loop around it, and not in others."""
+    """Whether the statement runs in some iterations of the innermost loop around it, and not in others."""
     inside: list[ast.stmt] = []
     for each in reversed(place.around):
         if isinstance(each, ast.For | ast.While):
@@ -155,12 +155,12 @@ def _is_constant(test: ast.expr, written: set[str]) -> bool:
 
 
 def _leaves(loop: ast.stmt) -> bool:
-    """Whether the function may be left inside the loop, before what stands behind it is done."""
+    """Whether the function may be left inside the loop, which skips the code after it."""
     return any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(loop))
 
 
 def _assignments(place: Place, name: str) -> list[tuple[int, ast.expr]]:
-    """The plain assignments of a name in the function: line, and value."""
+    """(line, value) of each plain assignment of a name in the function."""
     found = []
     for node in ast.walk(place.scope.node):
         targets, value = assigned(node)
@@ -170,7 +170,7 @@ def _assignments(place: Place, name: str) -> list[tuple[int, ast.expr]]:
 
 
 def _is_own_list(place: Place, name: str, outermost: ast.stmt) -> bool:
-    """Whether the function makes the list empty before the loop, and nobody else can see it until then."""
+    """Whether the function creates the list empty before the loop, and no other code can see it until then."""
     made = _assignments(place, name)
     if len(made) != 1 or len(bindings(place.scope, name)) != 1 or _is_seen_elsewhere(place, name):
         return False
@@ -182,7 +182,7 @@ def _is_own_list(place: Place, name: str, outermost: ast.stmt) -> bool:
 
 
 def _is_seen_elsewhere(place: Place, name: str) -> bool:
-    """Whether a function inside the function reads the name, or it is no variable of the function at all."""
+    """Whether a nested function reads the name, or it is not a local variable at all."""
     for node in ast.walk(place.scope.node):
         inner = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda)
         if inner and node is not place.scope.node and name in names_in(node):
@@ -198,7 +198,7 @@ def _is_zero(value: ast.expr, *, may_be_whole: bool) -> bool:
 
 
 def _reads(place: Place, name: str) -> list[ast.expr] | None:
-    """Where the sum is read; None where that is in every step, or out of the function's own sight."""
+    """Where the sum is read; None if that is in every step, or outside of the function."""
     if _is_seen_elsewhere(place, name) or is_unplaced(place.scope.node, name):
         return None
     uses = (node for node in ast.walk(place.scope.node) if isinstance(node, ast.Name) and node.id == name)

@@ -1,4 +1,4 @@
-"""The loss of one position: the call, what it indexes, and what computes it for all positions at once.
+"""Recognize the loss of one position: the call, what it indexes, and its form for all positions at once.
 
 A position is one index of a loop along a dimension of a tensor; all positions together are a slice of it.
 """
@@ -39,9 +39,9 @@ class Indexed:
     """One position of a tensor: `base` at `variable + offset` along `axis`.
 
     Attributes:
-        casts: what is called on the position, such as ".float()".
-        after: full slices behind the position; None where an ellipsis stands there.
-        whole: the loop iterates over the tensor itself, not over numbers.
+        casts: calls on the position, such as ".float()".
+        after: number of full slices behind the position; None for an ellipsis.
+        whole: whether the loop iterates over the tensor itself, not over numbers.
     """
 
     base: ast.expr
@@ -54,15 +54,15 @@ class Indexed:
 
 @dataclass(frozen=True, eq=False)
 class Callee:
-    """What computes the loss.
+    """The function or object that computes the loss.
 
     Attributes:
         function: "cross_entropy" or "nll_loss".
         ignored: the class number that is ignored, as source text.
         keywords: of the functional call, besides reduction, as source text.
         reduction: "mean" or "sum".
-        criterion: the object that is called, where one is.
-        made_at: the line that is assumed to make it, where its name is an argument.
+        criterion: the called object, if any.
+        made_at: the line that is assumed to create it, if its name is an argument.
     """
 
     function: str
@@ -90,10 +90,10 @@ class LossCall:
 
 @dataclass(frozen=True, eq=False)
 class Loop:
-    """What a loop iterates over.
+    """The positions and names of a loop.
 
     Attributes:
-        names: that it binds: None for the number of the position, else what it is one position of.
+        names: by bound name, None for the number of the position, else the tensor that is indexed.
         start: the first position.
         stop: the expression that positions stay below; None for a loop over tensors themselves.
     """
@@ -110,7 +110,7 @@ def loss_call(
     loop: Mapping[str, Indexed | None],
     temporary: Mapping[str, ast.expr],
 ) -> LossCall | None:
-    """The call as a loss of one position; None for anything else."""
+    """Parse the call as a loss of one position; None for anything else."""
     if not isinstance(call, ast.Call) or any(keyword.arg is None for keyword in call.keywords):
         return None
     named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
@@ -167,7 +167,7 @@ def _object(context: Context, scope: Scope, call: ast.Call) -> Callee | None:
 
 
 def _is_altered(context: Context, criterion: str) -> bool:
-    """Whether the module changes the object after it is made: attributes, hooks, or what a global name means."""
+    """Whether the module changes the object later: attributes, hooks, or the meaning of a global name."""
     for node in ast.walk(context.source.tree):
         match node:
             case ast.Attribute() if dotted(node.value) == criterion:
@@ -181,7 +181,7 @@ def _is_altered(context: Context, criterion: str) -> bool:
 
 
 def _made(context: Context, scope: Scope, function: ast.expr) -> tuple[ast.Call | None, bool]:
-    """The call that made the object which is called, and whether only the name of an argument says so."""
+    """The call that created the called object, and whether that is known only by an argument's name."""
     value: ast.expr | None
     is_argument = False
     if isinstance(function, ast.Name):
@@ -199,7 +199,7 @@ def _made(context: Context, scope: Scope, function: ast.expr) -> tuple[ast.Call 
 
 
 def _only_one_of_that_name(context: Context, name: str) -> ast.expr | None:
-    """What the module assigns to the name, where it does so in one place only."""
+    """The value the module assigns to the name, if it does so in one place only."""
     found = []
     for place in context.places:
         targets, value = assigned(place.statement)
@@ -218,7 +218,7 @@ def _attribute_of_self(scope: Scope, attribute: str) -> ast.expr | None:
 
 
 def _reduction(extra: Mapping[str, ast.expr]) -> str | None:
-    """ "mean" or "sum"; None where classes are weighed, or for keywords of an old or a coming torch."""
+    """ "mean" or "sum"; None with class weights, or with keywords of an old or a future torch."""
     weight, value = extra.get("weight"), extra.get("reduction")
     if not extra.keys() <= {*_KEYWORDS, "reduction", "weight"}:
         return None
@@ -281,7 +281,7 @@ def _is_full(item: ast.expr) -> bool:
 
 
 def _is_base(node: ast.expr) -> bool:
-    """A name, attributes of one, or an item of it by a literal text."""
+    """A name, attributes of one, or an item of it by a string literal."""
     match node:
         case ast.Attribute(value=inner) | ast.Subscript(value=inner, slice=ast.Constant(value=str())):
             return _is_base(inner)
@@ -290,7 +290,7 @@ def _is_base(node: ast.expr) -> bool:
 
 
 def loop_of(target: ast.expr, iterated: ast.expr) -> Loop | None:
-    """The loop `for target in iterated`, by range() or by zip() of tensors; None for any other."""
+    """Parse the loop `for target in iterated`, by range() or by zip() of tensors; None for any other."""
     match target, iterated:
         case ast.Name(name), ast.Call(func=ast.Name("range"), args=[*first, stop], keywords=[]) if len(first) <= 1:
             start = whole_number(first[0]) if first else 0
@@ -306,7 +306,7 @@ def loop_of(target: ast.expr, iterated: ast.expr) -> Loop | None:
 
 
 def _unbound(value: ast.expr) -> Indexed | None:
-    """A tensor that is iterated: over its first dimension, or over another one by unbind."""
+    """The tensor that is iterated: over its first dimension, or over another one by unbind."""
     axis: int | None = 0
     match value:
         case ast.Call(func=ast.Attribute(value=base, attr="unbind"), args=args, keywords=keywords):
@@ -323,7 +323,7 @@ def sliced(
     """All positions of a tensor as source text, and whether the tensor is known to have them.
 
     Args:
-        dimensions: of the tensor, where they are known: a size may be asked for from the end.
+        dimensions: of the tensor, if known: a size may be indexed from the end.
     """
     base = context.source.of(part.base)
     if part.whole or loop.stop is None:
@@ -346,7 +346,7 @@ def sliced(
 
 
 def _not_negative(stop: str) -> str:
-    """The end of a slice that is empty where range() is: an end below zero would count from the end."""
+    """The end of a slice that is empty when range() is: a negative end would count from the end."""
     tree = ast.parse(stop, mode="eval").body
     number = whole_number(tree)
     if number is not None:
@@ -355,7 +355,7 @@ def _not_negative(stop: str) -> str:
 
 
 def _shifted(context: Context, value: ast.expr, offset: int) -> str:
-    """The text of value + offset, without a sum of two literal numbers."""
+    """The text of value + offset, with two literal numbers added up."""
     literal, added = whole_number(value), _literal_added(value)
     if literal is not None:
         return str(literal + offset)
@@ -373,7 +373,7 @@ def _shifted(context: Context, value: ast.expr, offset: int) -> str:
 
 
 def _literal_added(value: ast.expr) -> tuple[ast.expr, int] | None:
-    """x and c of x + c or x - c, c being a literal number."""
+    """(x, c) of x + c or x - c, c being a literal number."""
     if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add | ast.Sub):
         return None
     right = whole_number(value.right)
@@ -381,7 +381,7 @@ def _literal_added(value: ast.expr) -> tuple[ast.expr, int] | None:
 
 
 def _surplus(context: Context, place: Place, stop: ast.expr, part: Indexed, dimensions: int | None) -> int | None:
-    """The c where `stop` is the tensor's own size along the axis plus c; None where that is not known."""
+    """The c if `stop` is the tensor's own size along the axis plus c; None if that is unknown."""
     surplus = 0
     while (added := _literal_added(stop)) is not None:
         stop, surplus = added[0], surplus + added[1]
@@ -394,7 +394,6 @@ def _surplus(context: Context, place: Place, stop: ast.expr, part: Indexed, dime
 
 
 def _is_size(node: ast.expr, part: Indexed, dimensions: int | None) -> bool:
-    """Whether the expression is the size of the tensor along the axis."""
     axes = {part.axis, *([part.axis - dimensions] if dimensions else [])}
     match node:
         case ast.Call(func=ast.Name("len"), args=[whole], keywords=[]):
@@ -409,7 +408,7 @@ def _is_size(node: ast.expr, part: Indexed, dimensions: int | None) -> bool:
 
 
 def _whole_shape(node: ast.expr) -> ast.expr | None:
-    """x of x.shape or x.size()."""
+    """The x of x.shape or x.size()."""
     match node:
         case ast.Attribute(value=whole, attr="shape") | ast.Call(ast.Attribute(value=whole, attr="size"), [], []):
             return whole
@@ -418,7 +417,7 @@ def _whole_shape(node: ast.expr) -> ast.expr | None:
 
 
 def _size_named(context: Context, place: Place, name: str, part: Indexed) -> ast.expr | None:
-    """What a name of a size stands for, where it was assigned once and the tensor is the same since."""
+    """The size that a name refers to, if it was assigned once and the tensor has not changed since."""
     scope = place.scope
     bound = bindings(scope, name)
     if len(bound) != 1 or not isinstance(bound[0], ast.Name):
@@ -443,7 +442,7 @@ def _size_named(context: Context, place: Place, name: str, part: Indexed) -> ast
 
 
 def is_list(scope: Scope, base: ast.expr) -> bool:
-    """Whether something in the function shows that the name is a list, not a tensor."""
+    """Whether the function shows that the name is a list, not a tensor."""
     name = dotted(base)
     for node in ast.walk(scope.node):
         targets, value = assigned(node)
@@ -456,7 +455,7 @@ def is_list(scope: Scope, base: ast.expr) -> bool:
 
 
 def comes_after_a_change(nodes: Sequence[ast.AST], comprehension: ast.ListComp | ast.GeneratorExp) -> bool:
-    """Whether a call before the comprehension, in the same statement, is given something that it reads."""
+    """Whether a call earlier in the same statement receives something that the comprehension reads."""
     read = names_in(comprehension)
     inside = {id(node) for node in ast.walk(comprehension)}
     begin = (comprehension.lineno, comprehension.col_offset)

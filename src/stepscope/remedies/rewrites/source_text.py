@@ -1,4 +1,4 @@
-"""Source text with its syntax tree: where nodes stand in the text, and which statement is in which function."""
+"""Source text with its syntax tree: the text spans of nodes, and the statements of each function."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 MOST_CHARACTERS: Final = 4 * 2**20
-"""Longer texts are refused: no module that people write is nearly as long."""
+"""Longer texts are refused: no hand-written module is nearly as long."""
 LONGEST_LINE: Final = 20_000
-"""Longer lines are refused: they are data or made by a program, and may nest deeper than Python's parser can go."""
+"""Longer lines are refused: they are data or generated, and may nest deeper than Python's parser allows."""
 
 STRINGS_HAVE_PLACES: Final = sys.version_info >= (3, 12)
-"""Whether this Python tells where an expression inside an f-string stands; older ones tell a wrong place."""
+"""Whether this Python gives positions of expressions inside f-strings; older ones give wrong ones."""
 ScopeNode: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _LINE_END: Final = re.compile("\r\n|\r|\n")
 
@@ -32,7 +32,7 @@ class Scope:
 
     @property
     def chain(self) -> tuple[Scope, ...]:
-        """This scope and those around it, the innermost first."""
+        """This scope and its enclosing scopes, innermost first."""
         return (self, *(self.parent.chain if self.parent is not None else ()))
 
     @property
@@ -42,12 +42,12 @@ class Scope:
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A statement where it stands.
+    """A statement and its context.
 
     Attributes:
-        block: the statements that it is one of.
-        index: its position among them.
-        around: compound statements of the same scope that it is in, the outermost first.
+        block: the list of statements that contains it.
+        index: its position in the block.
+        around: the enclosing compound statements of the same scope, outermost first.
     """
 
     statement: ast.stmt
@@ -61,7 +61,7 @@ class SourceText:
     """A module's text, parsed.
 
     Raises:
-        ValueError: it is no Python, or too long to be looked through.
+        ValueError: it is not Python, or too long.
     """
 
     def __init__(self, text: str) -> None:
@@ -80,26 +80,25 @@ class SourceText:
             raise ValueError(f"the source is no Python: {error.msg} (line {error.lineno})") from error
         except (RecursionError, MemoryError) as error:
             raise ValueError("the source nests too deep to be parsed") from error
-        except ValueError as error:  # null characters, halves of surrogate pairs
+        except ValueError as error:  # null characters, lone surrogates
             raise ValueError(f"the source is no Python: {error}") from error
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
-        """Where the node begins and ends, in characters of the text; a decorated definition without its decorators."""
+        """Start and end of the node, in characters of the text; a decorated definition without its decorators."""
         end_line, end_column = node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
         return self._offset(node.lineno, node.col_offset), self._offset(end_line, end_column)
 
     def of(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
-        """The node's own text."""
         start, end = self.span(node)
         return self.text[start:end]
 
     def indent(self, statement: ast.stmt) -> str | None:
-        """What stands before the statement in its line; None where that is more than blanks."""
+        """The blanks before the statement in its line; None if there is anything else."""
         before = self.before(statement)
         return before if not before.strip(" \t\f") else None
 
     def before(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
-        """What stands before the node in its line."""
+        """The text before the node in its line."""
         return self.text[self._starts[node.lineno - 1] : self.span(node)[0]]
 
     def ends_its_line(self, statement: ast.stmt) -> bool:
@@ -116,7 +115,7 @@ class SourceText:
 
     @property
     def line_end(self) -> str:
-        """What ends the first line: what new lines are to end in."""
+        """The line ending of the first line, used for new lines."""
         match = _LINE_END.search(self.text)
         return match.group() if match else "\n"
 
@@ -132,7 +131,7 @@ class SourceText:
         return [token.string for token in tokens if token.type == tokenize.COMMENT]
 
     def places(self) -> Iterator[Place]:
-        """Every statement of the module, those of nested functions and classes with them."""
+        """Yield every statement of the module, including those of nested functions and classes."""
         whole = Scope(self.tree, "", None)
         todo: list[tuple[Sequence[ast.stmt], Scope, tuple[ast.stmt, ...]]] = [(self.tree.body, whole, ())]
         while todo:
@@ -144,7 +143,7 @@ class SourceText:
                     todo.append((part, inner or scope, () if inner else (*around, statement)))
 
     def _offset(self, line: int, column: int) -> int:
-        """The tree counts bytes of UTF-8 from the start of the line; here characters of the whole text are counted."""
+        """Convert the tree's UTF-8 byte offset in a line to a character offset in the whole text."""
         start = self._starts[line - 1]
         end = self._starts[line] if line < len(self._starts) else len(self.text)
         row = self.text[start:end]
@@ -168,7 +167,7 @@ def _blocks(statement: ast.stmt) -> Iterator[Sequence[ast.stmt]]:
 
 
 def expressions_of(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Every node of the statement itself whose place is known, and of no statement inside it."""
+    """Yield every node of the statement itself that has a position, without nested statements."""
     todo: list[ast.AST] = [statement]
     while todo:
         node = todo.pop()
@@ -198,12 +197,12 @@ def assigned(node: ast.AST) -> tuple[list[ast.expr], ast.expr | None]:
 
 
 def is_same(one: ast.AST, other: ast.AST) -> bool:
-    """Whether two expressions are the same but for their place."""
+    """Whether two expressions are equal, regardless of position."""
     return ast.dump(one) == ast.dump(other)
 
 
 def whole_number(node: ast.AST | None) -> int | None:
-    """The value of a literal whole number, a negative one too; None for anything else."""
+    """The value of an integer literal, possibly negative; None for anything else."""
     match node:
         case ast.UnaryOp(op=ast.USub()):
             value = whole_number(node.operand)
@@ -215,7 +214,7 @@ def whole_number(node: ast.AST | None) -> int | None:
 
 
 def is_pure(node: ast.AST) -> bool:
-    """Whether reading the expression twice is as good as once: names, attributes, items, sizes and sums of them."""
+    """Whether evaluating the expression twice has no effect: names, attributes, items, sizes and sums of them."""
     for each in ast.walk(node):
         match each:
             case ast.Call(func=ast.Attribute(attr="size")) | ast.Call(func=ast.Name("len" | "int" | "min" | "max")):
@@ -230,7 +229,7 @@ def is_pure(node: ast.AST) -> bool:
 
 
 def is_unplaced(node: ast.AST, name: str) -> bool:
-    """Whether a name is read inside an f-string somewhere in the node, in a Python that does not tell where."""
+    """Whether a name is read inside an f-string of the node, in a Python that gives such nodes no positions."""
     strings = [] if STRINGS_HAVE_PLACES else [each for each in ast.walk(node) if isinstance(each, ast.JoinedStr)]
     return any(name in names_in(each) for each in strings)
 

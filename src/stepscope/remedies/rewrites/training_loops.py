@@ -1,4 +1,4 @@
-"""Statements of training loops that have a faster form: copies that wait, zeroed gradients, debugging aids."""
+"""Replace statements of training loops that have a faster form: blocking copies, zeroed gradients, debugging aids."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _COMMENT = re.compile(r"#[^\r\n]*")
 
 
 def literal_keywords(call: ast.Call) -> dict[str, ast.expr] | None:
-    """The call's keywords; None where some are unpacked from a dictionary, or arguments from a list."""
+    """The call's keywords; None if some are unpacked from a dictionary, or arguments from a list."""
     named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     is_literal = len(named) == len(call.keywords) and not any(isinstance(each, ast.Starred) for each in call.args)
     return named if is_literal else None
 
 
 def is_constant(node: ast.expr | None, *values: object) -> bool:
-    """Whether the expression is one of these literals; True is not 1 here."""
+    """Whether the expression is one of these literals; True does not equal 1 here."""
     return isinstance(node, ast.Constant) and any(
         node.value == value and type(node.value) is type(value) for value in values
     )
 
 
 def with_keywords(context: Context, call: ast.Call, added: Mapping[str, str]) -> Edit | None:
-    """The edit that adds keywords behind the last argument; None where it is not clear where that ends."""
+    """The edit that adds keywords after the last argument; None if its end is unclear."""
     source = context.source
     end = source.span(call)[1]
     text = ", ".join(f"{name}={value}" for name, value in added.items())
@@ -43,7 +43,7 @@ def with_keywords(context: Context, call: ast.Call, added: Mapping[str, str]) ->
     line = source.before(last)
     if line.strip() or not isinstance(last, ast.keyword) or len(arguments) == 1:
         return Edit(at, at, f", {text}")
-    # One argument a line: before the last one, so that a comment behind that stays its own.
+    # One argument a line: insert before the last one, so that a comment behind that stays with it.
     return Edit(start, start, "".join(f"{name}={value},{source.line_end}{line}" for name, value in added.items()))
 
 
@@ -54,14 +54,14 @@ ON_DEVICE: Final = "tensor-on-device"
 
 _MADE: Final = ("zeros", "ones", "full", "arange", "empty", "eye", "linspace", "tensor")
 _KEEPS_ON_HOST: Final = {"device", "pin_memory", "requires_grad", "out"}
-"""Keywords with which the tensor that is made first counts by itself."""
+"""Keywords for which it matters that the tensor is first created on the host."""
 _LOADERS: Final = ("load", "batch", "data", "dl")
 _ANOMALY: Final = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly")
 _DETECT: Final = ("torch.autograd.detect_anomaly", "torch.autograd.anomaly_mode.detect_anomaly")
 
 
 def find_copies(context: Context) -> Iterator[Rewrite]:
-    """`.to(device)` and `.cuda()` of what a loop takes from a loader."""
+    """Find `.to(device)` and `.cuda()` of what a loop takes from a loader."""
     for place, call in context.calls:
         function = call.func
         if not isinstance(function, ast.Attribute) or not _goes_to_device(call):
@@ -86,7 +86,7 @@ def find_copies(context: Context) -> Iterator[Rewrite]:
 
 
 def find_zeroed(context: Context) -> Iterator[Rewrite]:
-    """Gradients that are filled with zeros instead of dropped."""
+    """Find gradients that are filled with zeros instead of dropped."""
     sentence = "Drops the gradients instead of filling them with zeros, so that the backward pass need not add to them."
     assumption = "Nothing reads a gradient between this and the backward pass; what gets none in a step is not updated."
     for place, call in context.calls:
@@ -108,7 +108,7 @@ def find_zeroed(context: Context) -> Iterator[Rewrite]:
 
 
 def find_debugging(context: Context) -> Iterator[Rewrite]:
-    """Anomaly detection that was left on."""
+    """Find anomaly detection that was left on."""
     for place, call in context.calls:
         name = context.names.meaning(call.func, place.scope)
         sentence = "Turns anomaly detection off: turn it on for a few steps when a NaN has to be found."
@@ -124,7 +124,7 @@ def find_debugging(context: Context) -> Iterator[Rewrite]:
 
 
 def find_host_made(context: Context) -> Iterator[Rewrite]:
-    """`torch.zeros(...).to(device)`: a tensor that could be made where it is used."""
+    """Find `torch.zeros(...).to(device)`: a tensor that could be created on the device."""
     for place, call in context.calls:
         made = call.func.value if isinstance(call.func, ast.Attribute) else None
         if not isinstance(made, ast.Call) or not _goes_to_device(call):
@@ -144,7 +144,7 @@ def find_host_made(context: Context) -> Iterator[Rewrite]:
 
 
 def _goes_to_device(call: ast.Call) -> bool:
-    """Whether the call is `.cuda()`, or `.to(device)` to anything but surely the host or surely no device."""
+    """Whether the call is `.cuda()`, or `.to(...)` with an argument that may be a device other than the host."""
     match call:
         case ast.Call(ast.Attribute(attr="cuda"), [], []):
             return True
@@ -158,7 +158,7 @@ def _goes_to_device(call: ast.Call) -> bool:
 
 
 def _is_of_loader(iterated: ast.expr) -> bool:
-    """Whether the name of what is iterated tells that it is a loader's batches; in enumerate() or tqdm(), too."""
+    """Whether the name of the iterable suggests a loader; in enumerate() or tqdm(), too."""
     while isinstance(iterated, ast.Call):
         name = dotted(iterated.func) or ""
         if any(word in name.rpartition(".")[2].lower() for word in _LOADERS):
@@ -198,7 +198,7 @@ OPTIMIZER: Final = "fuse-optimizer"
 DATA_PARALLEL: Final = "data-parallel-settings"
 
 _FUSED: Final = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD", "torch.optim.Adagrad")
-"""Those that have a fused kernel since torch 2.4 or before."""
+"""Optimizers with a fused kernel since torch 2.4 or before."""
 _FOREACH: Final = tuple(
     f"torch.optim.{name}" for name in ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
 )
@@ -211,7 +211,7 @@ _POSITIONAL: Final = 5
 
 
 def find_loaders(context: Context) -> Iterator[Rewrite]:
-    """DataLoaders without the settings that are wanted."""
+    """Find DataLoaders without the wanted settings."""
     wanted = {name: value for name, value in context.settings.items() if name in _OF_LOADERS}
     for place, call in context.calls if wanted else ():
         name, given = context.names.meaning(call.func, place.scope), literal_keywords(call)
@@ -230,7 +230,7 @@ def find_loaders(context: Context) -> Iterator[Rewrite]:
 
 
 def find_optimizers(context: Context) -> Iterator[Rewrite]:
-    """Optimizers of torch that update one parameter after another, or by lists where one kernel could."""
+    """Find torch optimizers that update one parameter after another, or by lists where one kernel could."""
     for place, call in context.calls:
         name, given = context.names.meaning(call.func, place.scope), literal_keywords(call)
         if given is None or not (call.args or "params" in given):
@@ -256,7 +256,7 @@ def find_optimizers(context: Context) -> Iterator[Rewrite]:
 
 
 def find_data_parallel(context: Context) -> Iterator[Rewrite]:
-    """DistributedDataParallel without the settings that are wanted."""
+    """Find DistributedDataParallel without the wanted settings."""
     wanted = {name: value for name, value in context.settings.items() if name in _OF_DATA_PARALLEL}
     for place, call in context.calls if wanted else ():
         name, given = context.names.meaning(call.func, place.scope), literal_keywords(call)
@@ -281,7 +281,7 @@ def find_data_parallel(context: Context) -> Iterator[Rewrite]:
 
 
 def _of_loader(wanted: Mapping[str, str], given: Mapping[str, ast.expr], *, is_iterable: bool) -> dict[str, str]:
-    """The keywords to set: those that are absent, or literal and otherwise."""
+    """The keywords to set: those that are absent, or given as another literal."""
     new: dict[str, str] = {}
     before = whole_number(given["num_workers"]) if "num_workers" in given else 0
     workers = before

@@ -55,9 +55,7 @@ def chrome(trace: Trace) -> Iterator[bytes]:
     for table in (*SLICE_TABLES, "memory", "counters"):
         yield from _rows(trace, table, lanes)
     yield from _flows(trace, lanes)
-    yield (
-        json.dumps(_metadata_event("stepscope", 0, 0, {})).encode() + b"\n]}\n"
-    )  # the last event has no comma after it
+    yield json.dumps(_metadata_event("stepscope", 0, 0, {})).encode() + b"\n]}\n"  # the last one has no comma
 
 
 def _header(metadata: Metadata) -> dict[str, bytes]:
@@ -115,7 +113,6 @@ class _Lanes:
         return b"".join(json.dumps(event).encode() + b",\n" for event in events)
 
     def placed(self, rows: pl.DataFrame, table: str, lane: str = "lane") -> pl.DataFrame:
-        """Add the columns pid and tid to the rows."""
         placed = rows.join(self.places, left_on=lane, right_on="lane", how="left", maintain_order="left")
         if table in _OWN_ROWS:
             placed = placed.with_columns(tid=pl.format('"{} of lane {}"', pl.lit(table), lane))

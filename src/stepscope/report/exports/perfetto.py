@@ -172,7 +172,6 @@ class _Interned:
         return found
 
     def annotation(self, word: str, value: int | float | str) -> bytes:
-        """A debug annotation as a field of an event."""
         name = self.reference(_ANNOTATIONS, word)
         if isinstance(value, str):
             return message(4, name + self.reference(_VALUES, value))

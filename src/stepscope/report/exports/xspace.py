@@ -58,7 +58,6 @@ class _Plane:
         self._own_stats: list[bytes] = []
 
     def event(self, name: str) -> bytes:
-        """The field that refers to the name of an event."""
         return whole(1, self._events.setdefault(name, len(self._events) + 1))
 
     def stat(self, name: str, value: int | float | str, field: int = 4) -> bytes:
@@ -76,7 +75,6 @@ class _Plane:
         return self._stats.setdefault(word, len(self._stats) + 1)
 
     def about(self, name: str, value: int | float | str | None) -> None:
-        """Add a stat of the plane itself."""
         if value is not None:
             self._own_stats.append(self.stat(name, value, field=6))
 
@@ -93,7 +91,6 @@ class _Plane:
                 self._length += self._lines.write(piece)
 
     def pieces(self) -> Iterator[bytes]:
-        """The plane as a field of the space."""
         tables = [_entry(4, number, name) for name, number in self._events.items()]
         tables += [_entry(5, number, name) for name, number in self._stats.items()]
         rest = self._head + b"".join(tables) + b"".join(self._own_stats)

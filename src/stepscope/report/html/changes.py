@@ -53,7 +53,6 @@ def steps_view(key: str, comparison: Comparison, pictures: tuple[StepPicture | N
 
 
 def _rank(side: SideSummary) -> str:
-    """Say which of several ranks is drawn."""
     rank = side.trace.metadata.rank
     return f", rank {rank}" if side.ranks > 1 and rank is not None else ""
 

@@ -65,7 +65,6 @@ class _Scale:
 
 
 def _time_marks() -> list[tuple[float, str]]:
-    """Round times in hours with their labels."""
     marks = [(step * 10.0**power / 3600, f"{step * 10.0**power:g} s") for power in range(-6, 2) for step in _STEPS]
     marks += [(minutes / 60, f"{minutes} min") for minutes in (1, 2, 5, 10, 20, 30)]
     marks += [(float(hours), f"{hours} h") for hours in (1, 2, 5, 10)]

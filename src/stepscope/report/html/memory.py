@@ -125,7 +125,6 @@ def _back(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
 
 
 def _data(picture: MemoryPicture) -> Markup:
-    """Values that the script shows at the pointer."""
     seconds = [round((time - picture.start_ns) / 1e9, 9) for time in picture.times]
     lines = [[band.replace("_", " "), seconds, list(values), None] for band, values in picture.bands.items()]
     if picture.reserved is not None:
@@ -241,7 +240,6 @@ def _round(step: float, base: int) -> float:
 
 
 def _last(plot: Plot) -> str:
-    """The last value of a plot's only line."""
     if len(plot.lines) != 1:
         return ""
     values = plot.lines[0].points["value"].drop_nulls()

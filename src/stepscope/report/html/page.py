@@ -112,7 +112,6 @@ def _joined(blocks: Sequence[doc.Block], level: int, top: int) -> Markup:
 
 
 def _block(block: doc.Block, level: int, top: int, has_links: bool) -> Markup:
-    """Render a block with the template macro of its type."""
     macros: Any = _environment().get_template("blocks.html.j2").module
     match block:
         case doc.Section():
@@ -153,7 +152,6 @@ def table_view(frame: pl.DataFrame) -> View:
 
 
 def _causes(block: doc.Causes) -> View:
-    """Time by cause, as segments of a bar and rows of a table."""
     whole = max(block.window_ns, 1)
     rows = [
         {

@@ -93,7 +93,6 @@ def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> View:
 
 
 def _reduced(picture: StepPicture) -> list[str]:
-    """What the picture leaves out, one sentence each."""
     kinds = (
         ("host slices", picture.host_slices),
         ("pieces of device work", picture.device_slices),

@@ -83,7 +83,6 @@ def energy_sentences(comparison: Comparison) -> list[str]:
 
 
 def _where(comparison: Comparison) -> list[str]:
-    """Which causes, lines of the user's code and operators make the difference, the largest first."""
     whole = comparison.difference_ns
     causes = comparison.causes.rows(named=True)
     if contradicts(comparison):
@@ -124,7 +123,6 @@ def contradicts(comparison: Comparison) -> bool:
 
 
 def _opposite(comparison: Comparison) -> bool:
-    """Whether the recorded steps and the judged steps differ in opposite directions."""
     recorded = comparison.difference_ns / max(comparison.before.step_ns, 1.0)
     other_way = (comparison.samples.change or 0.0) * recorded < 0
     return comparison.is_unprofiled and other_way and abs(recorded) >= _NOTHING

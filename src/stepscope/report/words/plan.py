@@ -174,7 +174,6 @@ def _limits(plan: Plan) -> str:
 
 
 def _risk(plan: Plan, machine: Machine) -> Iterator[str]:
-    """Say where a band exceeds the deadline or budget."""
     deadline, budget = plan.request.deadline_h, plan.request.budget_usd
     if deadline is not None and machine.hours_high > deadline:
         yield f"Not certain: its time may reach {hours_words(machine.hours_high)}, past the deadline."
@@ -205,7 +204,6 @@ def _nearest(plan: Plan) -> Iterator[str]:
 
 
 def _host_sentence(plan: Plan) -> Iterator[str]:
-    """Say on which devices the host limits the step, so that a faster one does not pay."""
     limited = list(
         dict.fromkeys(machine.prediction.device.name for machine in plan.machines if machine.is_limited_by_host)
     )
