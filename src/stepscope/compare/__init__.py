@@ -1,4 +1,4 @@
-"""Two runs side by side: which is faster, whether that is real, and where the difference comes from."""
+"""Comparison of runs: which is faster, whether the difference is significant, and where it comes from."""
 
 from stepscope.compare.comparison import Comparison, Side, compare_sides, compare_traces
 from stepscope.compare.record import SideSummary

@@ -1,4 +1,4 @@
-"""Commands run in turn, their steps timed, until it is known well enough which is faster.
+"""Timed runs of commands in alternation, until it is known well enough which is faster.
 
 <folder>/<label>-<round>/output.log                  what the program printed
 <folder>/<label>-<round>/rank<R>/steps-<P>.json      when its steps ended (`stepscope.record.bench_steps`)
@@ -26,19 +26,19 @@ from stepscope.record.run_process import RunOptions
 
 try:
     import resource
-except ImportError:  # not on Windows, where there is no /proc/stat either
+except ImportError:  # Windows, which has no /proc/stat either
     resource = None  # type: ignore[assignment]
 
 
 class LoadMeter:
-    """Measures from its creation on how much of the machine others use, besides this process and its children."""
+    """Measures how much of the machine other processes use, from its creation on."""
 
     def __init__(self, machine: Machine | None = None) -> None:
         self._machine = machine or Machine()
         self._begun = self._seconds()
 
     def other_cores(self) -> float | None:
-        """Cores that others kept busy since, on average; None where the system does not say.
+        """Cores that other processes kept busy since then, on average; None where the system does not report it.
 
         Children count once they have ended and been waited for.
         """
@@ -49,7 +49,7 @@ class LoadMeter:
         return max(all_s - own_s, 0.0) / elapsed
 
     def _seconds(self) -> tuple[float, float, float] | None:
-        """Of the clock, of all cores together without what a hypervisor took, and of this process and its children."""
+        """Seconds of wall clock, of all cores without hypervisor steal time, and of this process with children."""
         try:
             words = (self._machine.read("proc/stat") or "").splitlines()[0].split()
             user, nice, system, _, _, irq, soft = map(int, words[1:8])
@@ -62,7 +62,7 @@ class LoadMeter:
 
 Stop: TypeAlias = Literal["precision", "rounds", "budget", "interrupted", "failed"]
 
-FEWEST_ROUNDS: Final = 2  # so that each command comes first once
+FEWEST_ROUNDS: Final = 2  # so that each command runs first once
 FEWEST_STEPS: Final = 2
 CONFIDENCE: Final = 0.95
 LOG: Final = "output.log"
@@ -73,22 +73,22 @@ class BenchSettings:
     """How long and how carefully to measure.
 
     Attributes:
-        precision: half the width of each change's interval, as a share of the first command's step, that is enough.
-        losses: also keep the losses, and fix the random generators by `seed` where it is given, from the import of
-            torch on (`stepscope.record.bench_steps`).
+        precision: half-width of each change's interval at which to stop, as a share of the first command's step.
+        losses: also keep the losses, and seed the random generators with `seed` if given, from the import of torch on
+            (`stepscope.record.bench_steps`).
     """
 
-    steps: int = 50  # steps to time in a run, including its warm-up; the program is ended after them
+    steps: int = 50  # steps to time per run, including the warm-up; the program is ended after them
     precision: float = 0.01
-    budget_s: float = 600.0  # seconds after which no further round begins; the first two always do
-    rounds: int | None = None  # the most rounds; None leaves that to the budget
-    quiet: bool = False  # keep each rank to its own cores, and collect no garbage
-    seed: int | None = None  # for the random generators of a quiet machine; None leaves them alone
-    show_output: bool = False  # let the programs write to standard error instead of logs
+    budget_s: float = 600.0  # no further round begins after these seconds; the first two always run
+    rounds: int | None = None  # most rounds; None leaves that to the budget
+    quiet: bool = False  # keep each rank on its own cores, and disable garbage collection
+    seed: int | None = None  # seed for the random generators; None leaves them alone
+    show_output: bool = False  # send the programs' output to standard error instead of logs
     losses: bool = False
 
     def confidence(self, commands: int) -> float:
-        """The confidence of each interval, so that all of them hold with `CONFIDENCE` (Bonferroni)."""
+        """Confidence of each interval such that all of them together hold with `CONFIDENCE` (Bonferroni)."""
         return joint_confidence(CONFIDENCE, commands - 1)
 
 
@@ -103,29 +103,29 @@ class BenchRun:
 
     label: str
     round: int  # from 1
-    folder: Path  # the run's own
+    folder: Path
     step_ns: tuple[int, ...]
-    warm_up: WarmUp  # how many of them do not count
+    warm_up: WarmUp  # number of steps that do not count
     source: str  # what marks the end of a step: "explicit", "optimizer", "loader" or "forward"
-    clock: str  # "device" where the times are those at which an accelerator reached the end of each step, else "host"
-    ranks: int  # processes whose steps these are
+    clock: str  # "device" where an accelerator's time at the end of each step is used, else "host"
+    ranks: int  # number of processes
     complete: bool  # whether it took as many steps as requested
-    seconds: float  # from the start of the program to its end
-    other_cores: float | None = None  # cores that others kept busy meanwhile; None where unknown
+    seconds: float  # from start to end of the program
+    other_cores: float | None = None  # cores that other processes kept busy; None where unknown
     own_profiler: bool = False  # whether the program used torch.profiler itself
-    said: tuple[str, ...] = ()  # about the quiet machine, a sentence each
-    losses: tuple[float, ...] = ()  # of the first rank, one for each backward pass, if they were asked for
-    applied: tuple[Outcome, ...] = ()  # the outcome of each remedy that was to be applied
+    said: tuple[str, ...] = ()  # notes on quietening the machine, one sentence each
+    losses: tuple[float, ...] = ()  # losses of the first rank, one per backward pass, if requested
+    applied: tuple[Outcome, ...] = ()  # outcome of each requested remedy
 
     @property
     def steady_ns(self) -> tuple[int, ...]:
-        """The steps that count."""
+        """Steps after the warm-up."""
         return self.step_ns[self.warm_up.dropped :]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchFailure:
-    """Why it could not go on: the command and round that failed, what happened, and its output if that helps."""
+    """Why measuring stopped: the failed command and round, what happened, and its output if that helps."""
 
     label: str
     round: int
@@ -135,27 +135,26 @@ class BenchFailure:
 
 @dataclass
 class Bench:
-    """What was measured so far."""
+    """State of a benchmark."""
 
-    commands: tuple[BenchCommand, ...]  # the first is the one that the others are compared with
+    commands: tuple[BenchCommand, ...]  # the others are compared with the first
     settings: BenchSettings
     folder: Path
-    runs: list[BenchRun] = field(default_factory=list)  # in the order in which they ran
-    stop: Stop | None = None  # why no more were made; None while it goes on
-    failure: BenchFailure | None = None  # of the command that failed, if one did
+    runs: list[BenchRun] = field(default_factory=list)  # in the order of execution
+    stop: Stop | None = None  # why measuring ended; None while it goes on
+    failure: BenchFailure | None = None  # the failure, if a command failed
     seconds: float = 0.0  # since the beginning
 
     @property
     def rounds(self) -> int:
-        """Rounds in which every command ran."""
+        """Number of rounds in which every command ran."""
         return len(self.runs) // len(self.commands)
 
     def runs_of(self, label: str) -> list[BenchRun]:
-        """The runs of one command, in order."""
         return [run for run in self.runs if run.label == label]
 
     def comparisons(self, rounds: int | None = None) -> list[tuple[BenchCommand, SampleComparison]]:
-        """Each command but the first, compared with the first; `rounds` leaves later ones out."""
+        """Compare each further command with the first; `rounds` leaves later ones out."""
         confidence = self.settings.confidence(len(self.commands))
         before, *others = (
             [run.steady_ns for run in self.runs_of(command.label) if rounds is None or run.round <= rounds]
@@ -168,10 +167,10 @@ class Bench:
 
 
 def order_of(count: int, round_number: int) -> list[int]:
-    """Which command comes when in a round, from 1: A B, B A, B A, A B and so on.
+    """Order of the commands in a round, from 1: A B, B A, B A, A B and so on.
 
-    Each second round reverses the one before it, so that steady drift affects all alike; each pair of rounds begins
-    with another command.
+    Each second round reverses the one before it, so that steady drift affects all commands equally; each pair of rounds
+    begins with a different command.
     """
     pair, is_second = divmod(round_number - 1, 2)
     turned = [(place + pair) % count for place in range(count)]
@@ -179,9 +178,9 @@ def order_of(count: int, round_number: int) -> list[int]:
 
 
 def measure(bench: Bench, tell: Callable[[BenchRun], None]) -> None:
-    """Run the commands in turn until the settings are met, or one fails, or Ctrl-C comes; `tell` is told each run.
+    """Run the commands in alternation until the settings are met, one fails, or Ctrl-C; `tell` receives each run.
 
-    The outcome is in `bench`, including `stop`; a program that fails raises nothing.
+    The outcome is in `bench`, including `stop`; a failing program raises no exception.
 
     Raises:
         UsageError: a program cannot be started, or the folder cannot be written.
@@ -195,11 +194,11 @@ def measure(bench: Bench, tell: Callable[[BenchRun], None]) -> None:
 
 
 def measure_round(bench: Bench, tell: Callable[[BenchRun], None]) -> None:
-    """Run each command once more; if one fails, `bench.stop` and `bench.failure` say so.
+    """Run each command once more; a failure sets `bench.stop` and `bench.failure`.
 
     Raises:
         UsageError: a program cannot be started, or the folder cannot be written.
-        KeyboardInterrupt: Ctrl-C came; the runs before it are in `bench`.
+        KeyboardInterrupt: on Ctrl-C; the runs before it are in `bench`.
     """
     begun_s = time.monotonic() - bench.seconds
     number = bench.rounds + 1
@@ -217,10 +216,10 @@ def measure_round(bench: Bench, tell: Callable[[BenchRun], None]) -> None:
 
 
 def stop_of(bench: Bench) -> Stop | None:
-    """Why there need not be another round, after a whole one.
+    """Why no further round is needed, after a complete round; None to continue.
 
-    It must have been precise enough a round before too: an interval can be narrow once by chance, and stopping at the
-    first such one makes intervals contain the truth less often than they promise.
+    The previous round must also have been precise enough: an interval can be narrow by chance, and stopping at the
+    first narrow one makes intervals cover the truth less often than stated.
     """
     settings = bench.settings
     if bench.rounds < FEWEST_ROUNDS:
@@ -244,7 +243,7 @@ def _is_precise(bench: Bench, rounds: int) -> bool:
 def run_command(
     bench: Bench, command: BenchCommand, name: str, options: RunOptions, is_done: Callable[[RunFolder], bool]
 ) -> tuple[RunFolder, RunManifest, ProgramEnd]:
-    """Run a command in a folder of its own with recording options, until `is_done` says so of the folder.
+    """Run a command in a folder of its own with recording options, until `is_done` returns true for the folder.
 
     Raises:
         UsageError: the program cannot be started, or the folder cannot be written.
@@ -307,7 +306,7 @@ def _is_complete(folder: RunFolder) -> bool:
 
 
 def _problem(folder: RunFolder, end: ProgramEnd, seen: int) -> str | None:
-    """Why a run that took too few steps is of no use, in the words that follow the command; None where it still is."""
+    """Why a run with too few steps cannot be used, as words that follow the command; None if it can."""
     if seen == 0:
         after = " before a step was seen"
     else:

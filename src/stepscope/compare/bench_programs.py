@@ -1,4 +1,4 @@
-"""Programs that `stepscope bench` starts: with their output in a log, and gone with all they started when they end."""
+"""Programs started by `stepscope bench`: output goes to a log, and all their processes end with them."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ from stepscope.record.run_process import RUN
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024
-_POLL_S: Final = 1.0  # how often to look whether the steps are taken; seldom, so that looking does not disturb them
+_POLL_S: Final = 1.0  # interval for checking whether the steps are done; long, so that checking does not disturb them
 _ENDED_POLL_S: Final = 0.02
-_LEAVING_S: Final = 1.0  # how long what a program started may outlive it before it is ended
-GRACE_S: Final = 30.0  # how long a program whose steps are all taken may need to end
+_LEAVING_S: Final = 1.0  # how long child processes may outlive the program before they are ended
+GRACE_S: Final = 30.0  # how long a program may take to end after its last step
 _ENDING: Final = (("SIGINT", 5.0), ("SIGTERM", 10.0), ("SIGKILL", 10.0))
-"""Signals that end a program, and the seconds each is given; a launcher passes the first two on to its workers."""
+"""Signals to end a program with, and the seconds after each; a launcher passes the first two on to its workers."""
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class BenchCommand:
-    """One of the commands that are compared."""
+    """One of the compared commands."""
 
     label: str  # "A", "B" and so on
     text: str  # as the user wrote it
-    words: tuple[str, ...]  # what is started
-    variables: Mapping[str, str]  # its environment, as in "OMP_NUM_THREADS=1 python train.py"
-    apply: tuple[str, ...] = ()  # remedies to apply to it; see `stepscope.record.apply`
+    words: tuple[str, ...]  # argument list
+    variables: Mapping[str, str]  # environment variables, as in "OMP_NUM_THREADS=1 python train.py"
+    apply: tuple[str, ...] = ()  # remedies to apply; see `stepscope.record.apply`
 
     @classmethod
     def parse(cls, label: str, text: str) -> BenchCommand:
-        """Split a command as a shell would, without starting one: it may begin with variables, and has no pipes.
+        """Split a command as a shell would, without running a shell: leading variables are allowed, pipes are not.
 
         Raises:
-            UsageError: unmatched quotes, or no such program.
+            UsageError: unmatched quotes, or the program does not exist.
         """
         try:
             words = shlex.split(text)
@@ -69,7 +69,7 @@ class BenchCommand:
 
     @property
     def shown(self) -> str:
-        """The command with *** in place of possible secrets, and with what is applied to it."""
+        """The command with possible secrets replaced by ***, and its applied remedies."""
         words = shlex.split(self.text)
         shown = without_secrets(words)
         text = self.text
@@ -84,7 +84,7 @@ class ProgramEnd:
 
     exit_code: int
     seconds: float
-    was_ended: bool  # stepscope ended it: it took too long, or did not end by itself after its steps
+    was_ended: bool  # whether stepscope ended it: it took too long, or did not exit after its steps
 
 
 def run_logged(
@@ -95,16 +95,16 @@ def run_logged(
     limit_s: float,
     is_done: Callable[[], bool],
 ) -> ProgramEnd:
-    """Run a program to its end and end whatever it started; also when an exception such as Ctrl-C comes meanwhile.
+    """Run a program and end every process that it started, also when an exception such as Ctrl-C interrupts.
 
     Args:
-        environment: with the run folder in STEPSCOPE_RUN, by which everything the program started is found.
-        log: where its output goes; None for standard error. It has no input.
+        environment: must have the run folder in STEPSCOPE_RUN, which identifies all processes that the program started.
+        log: output file; None for standard error. Standard input is empty.
         limit_s: seconds after which it is ended.
-        is_done: whether it has taken its steps and should end within `GRACE_S`; polled.
+        is_done: polled; true once the steps are done and the program should end within `GRACE_S`.
 
     Raises:
-        UsageError: it cannot be started, or the log cannot be written.
+        UsageError: the program cannot be started, or the log cannot be written.
     """
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -116,7 +116,7 @@ def run_logged(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT if log is not None else output,
-                start_new_session=True,  # Ctrl-C comes to stepscope alone, which ends the program in its own way
+                start_new_session=True,  # Ctrl-C reaches stepscope alone, which then ends the program
             )
         except OSError as error:
             raise UsageError(f"{words[0]} cannot be started: {error.strerror}") from error
@@ -129,7 +129,7 @@ def run_logged(
 
 
 def _ends_by_itself(child: subprocess.Popen[bytes], deadline_s: float, is_done: Callable[[], bool]) -> bool:
-    """Wait for the program to end; False once it has to be ended."""
+    """Wait for the program to end; False if it has to be ended."""
     done = False
     while (left_s := deadline_s - time.monotonic()) > 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -141,7 +141,7 @@ def _ends_by_itself(child: subprocess.Popen[bytes], deadline_s: float, is_done: 
 
 
 def end_programs(child: subprocess.Popen[bytes], run: str) -> None:
-    """End a program and every process that has its run folder in its environment; returns when they are gone."""
+    """End a program and every process with its run folder in the environment; returns when they have ended."""
     sign = os.fsencode(f"{RUN}={run}") + b"\0"
 
     def alive() -> list[int]:
@@ -172,12 +172,12 @@ def _signal(processes: Iterable[int], name: str) -> None:
 
 
 def end_leftovers(root: Path) -> None:
-    """End the processes of runs below `root`, for when whoever started them was killed; only where /proc exists."""
+    """End the processes of runs below `root`, for a parent that was killed; needs /proc."""
     _signal(_processes_with(os.fsencode(f"{RUN}={root}{os.sep}")), "SIGKILL")
 
 
 def _processes_with(sign: bytes) -> Iterator[int]:
-    """The processes that have a variable which begins so; none where the system has no /proc."""
+    """Processes with a variable that begins with `sign`; empty if the system has no /proc."""
     with contextlib.suppress(OSError):
         for entry in os.scandir("/proc"):
             if entry.name.isdecimal():
@@ -188,7 +188,7 @@ def _processes_with(sign: bytes) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Hold further Ctrl-C back, so that an impatient second one leaves no process behind."""
+    """Defer further Ctrl-C, so that a second one leaves no process behind."""
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -196,7 +196,7 @@ def _signals_held_back() -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not on the main thread, to which no signal comes
+    except ValueError:  # only the main thread receives signals
         yield
         return
     try:
@@ -208,7 +208,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
-    """The last non-empty lines of a program's output, at most 200 characters each."""
+    """Last non-empty lines of a program's output, at most 200 characters each."""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
         lines = file.read().decode("utf-8", "replace").splitlines()
@@ -217,7 +217,7 @@ def last_lines(log: Path, count: int = TAIL_LINES) -> list[str]:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What one process noted; see `stepscope.record.bench_steps`."""
+    """Record of one process; see `stepscope.record.bench_steps`."""
 
     rank: int
     world_size: int
@@ -232,7 +232,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def read_records(folder: RunFolder) -> list[Record]:
-    """One for each rank on the machine of the first, by rank: that of the process that took most steps.
+    """Records of the ranks on the first machine, by rank: for each the process with the most steps.
 
     Clocks of several machines cannot be compared; all ranks take the same steps.
     """
@@ -246,7 +246,7 @@ def read_records(folder: RunFolder) -> list[Record]:
 
 
 def job_ends_ns(records: Sequence[Record]) -> list[int]:
-    """When each step had ended on every rank; as many steps as every rank took."""
+    """Time at which each step had ended on every rank; as many steps as every rank took."""
     return [max(ends) for ends in zip(*(record.ends_ns for record in records), strict=False)]
 
 

@@ -1,4 +1,4 @@
-"""Two programs beside each other: whether one is faster, and what makes the difference."""
+"""Comparison of two programs: whether one is faster, and what makes the difference."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 
 @dataclass(frozen=True)
 class Side:
-    """One of the programs that are compared.
+    """One of the compared programs.
 
     Attributes:
-        traces: one, or those of its ranks, or of several runs; read one after the other, each once. Consecutive traces
-            of different ranks belong to one run.
-        settings: what is known beyond the traces, by name; never a secret.
-        unprofiled: for each run the nanoseconds of steps without the profiler. Where both sides have some, the verdict
-            is about these: there are more of them, and nothing slows them down.
-        energies: what counters measured.
+        traces: one trace, or those of several ranks or runs; each is read once. Consecutive traces of different ranks
+            belong to one run.
+        settings: settings known from outside the traces, by name; never secrets.
+        unprofiled: step times without the profiler for each run, nanoseconds. If both sides have some, the verdict is
+            about these: there are more of them, and the profiler does not slow them down.
+        energies: energies measured by counters.
     """
 
     name: str
@@ -64,27 +64,26 @@ class Side:
 class Comparison:
     """Two programs side by side.
 
-    A table's row is what is the same on both sides: the columns that name it; columns `after_...` where it may be in
-    another place, have other shapes or another number in its name after, null where it has not; `match` (see
-    `stepscope.compare.matching`); `before_total_ns` and `after_total_ns`, whole nanoseconds over all steps;
-    `before_ns`, `after_ns` and `difference_ns`, per step (totals over `step_count`); `share`, the difference over the
-    step before; and calls per step. The largest difference comes first.
+    Each table row is something matched on both sides: the columns that name it; columns `after_...` with its place,
+    shapes or name after, null where unchanged; `match` (see `stepscope.compare.matching`); `before_total_ns` and
+    `after_total_ns`, in nanoseconds over all steps; `before_ns`, `after_ns` and `difference_ns`, per step (totals over
+    `step_count`); `share`, the difference over the step before; and calls per step. The largest difference comes first.
 
     Attributes:
-        samples: the steps' times, the verdict and its interval.
+        samples: step times, the verdict and its interval.
         basis: "device" if both sides' times are their devices', "host" if their main threads', else "mixed".
         causes: kind ("busy", "idle" or "host"), name (of the kind of work, or of the cause) and the times. Per side the
             totals add up to `total_ns`; the differences to that of the steps.
         operators: name, module, input_shapes; own time.
         kernels: name, kind, module and input_shapes of the operator that launched it.
-        lines: file, line, function; device time and idle time, or time of operators and of the main thread.
-        modules: module; likewise, without the modules inside it.
+        lines: file, line, function; device time and idle time, or operator time and main-thread time.
+        modules: module; the same, without nested modules.
         communication: kind, ranks and bytes of collectives.
         memory: category, before_bytes, after_bytes, difference_bytes, share: at the peak; mean of the traces.
-        settings: name, before, after: those that differ.
-        is_unprofiled: whether `samples` are steps that ran without the profiler, and not those of the traces.
-        notes: what to keep in mind, a sentence each.
-        energies: of what both sides' counters measured.
+        settings: name, before, after of settings that differ.
+        is_unprofiled: whether `samples` are steps that ran without the profiler, instead of those in the traces.
+        notes: caveats, one sentence each.
+        energies: energies measured by counters on both sides.
     """
 
     before: SideSummary
@@ -105,14 +104,14 @@ class Comparison:
 
     @property
     def difference_ns(self) -> float:
-        """How much longer the mean step takes after; negative where it is shorter."""
+        """Increase of the mean step time; negative where it decreases."""
         return self.after.step_ns - self.before.step_ns
 
 
 _LINE_KEYS: Final = ("file", "line", "function", "exact_line")
 _LINE_SUMS: Final = ("ns", "idle_ns", "calls")
 _PLACES: Final = (("lines", "file"), ("modules", "module"), ("memory", "category"))
-"""Tables that are useless where only one recording kept their subject, and the column that shows it."""
+"""Tables that need their subject in both recordings, and the column that shows whether it was kept."""
 _MODULE_AND_SHAPES: Final = ("module", "input_shapes")
 _COMPARED: Final[tuple[tuple[str, Sequence[Level], Sequence[str], Sequence[str]], ...]] = (
     ("causes", CAUSE_LEVELS, ("ns",), ()),
@@ -121,7 +120,7 @@ _COMPARED: Final[tuple[tuple[str, Sequence[Level], Sequence[str], Sequence[str]]
     ("modules", MODULE_LEVELS, _LINE_SUMS, ()),
     ("communication", COMMUNICATION_LEVELS, ("ns", "calls"), ("bytes", "ranks")),
 )
-"""Tables with the levels they are matched by, their sums, and columns that one recording may lack."""
+"""Tables with their matching levels, their sums, and columns that one recording may lack."""
 
 
 def compare_traces(
@@ -135,13 +134,13 @@ def compare_traces(
     """Compare two programs by one trace of each, or by several ranks or runs.
 
     Args:
-        before, after: a trace; traces, of which consecutive ones of different ranks are one run's; or a `Side`.
-        confidence: of the intervals.
+        before, after: a trace; several traces, where consecutive ones of different ranks form one run; or a `Side`.
+        confidence: confidence of the intervals.
         user_code: which files are the user's.
         all_steps: count the first and the last step of a recording even where they are far from the others.
 
     Raises:
-        ValueError: a side without a trace.
+        ValueError: a side has no trace.
     """
     return compare_sides(before, [after], confidence=confidence, user_code=user_code, all_steps=all_steps)[0]
 
@@ -154,7 +153,7 @@ def compare_sides(
     user_code: UserCode = DEFAULT_USER_CODE,
     all_steps: bool = False,
 ) -> list[Comparison]:
-    """As `compare_traces`, for several programs against the same one; `confidence` is of all intervals together."""
+    """Compare several programs with the same one; `confidence` applies to all intervals together."""
     confidence = joint_confidence(confidence, len(after))
     collector = _Collector(user_code, all_steps)
     baseline = collector.collected(before, "before")
@@ -164,7 +163,7 @@ def compare_sides(
 
 @dataclass(frozen=True)
 class _Collected:
-    """What one side's traces give together."""
+    """Combined traces of one side."""
 
     side: Side
     summary: SideSummary
@@ -180,7 +179,7 @@ class _Collected:
         return {**merged_settings(record.settings for record in self.records), **self.side.settings}
 
     def tables(self, *, on_host: bool) -> dict[str, pl.DataFrame]:
-        """The sums of all its traces; `on_host` takes operators by their time on the host."""
+        """Sums over all traces; `on_host` uses the host time of operators."""
         tables = {name: pl.concat([record.tables[name] for record in self.records]) for name in SCHEMAS}
         if on_host:
             tables["operators"] = tables["operators"].with_columns(ns="host_ns")
@@ -199,7 +198,7 @@ class _Collector:
     def collected(
         self, given: Trace | Sequence[Trace] | Side, name: str, baseline: Sequence[TraceRecord] = ()
     ) -> _Collected:
-        """The side's sums; each trace is looked at on the device that the baseline's trace of its place has."""
+        """Collect a side's sums; each trace uses the device that the baseline's trace at its position uses."""
         side = given
         if not isinstance(side, Side):
             side = Side(name, (side,) if isinstance(side, Trace) else tuple(side))
@@ -241,7 +240,7 @@ def _summary(
 
 
 def _groups(records: Sequence[TraceRecord]) -> list[list[TraceRecord]]:
-    """The traces of each run: consecutive ranks belong together until one comes again."""
+    """Traces of each run: consecutive ranks belong together until a rank repeats."""
     groups: list[list[TraceRecord]] = []
     for record in records:
         seen = {each.metadata.rank for each in groups[-1]} if groups else {None}
@@ -252,7 +251,7 @@ def _groups(records: Sequence[TraceRecord]) -> list[list[TraceRecord]]:
 
 
 def _step_times(ranks: Sequence[TraceRecord]) -> list[float]:
-    """The step times of one run: the mean over its ranks, which take their steps together."""
+    """Step times of one run: the mean over its ranks, which step together."""
     common = [index for index in ranks[0].steps if all(index in record.steps for record in ranks)]
     if not common:
         return [float(ns) for ns in ranks[0].steps.values()]
@@ -288,7 +287,7 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
 def _matched_tables(
     left: dict[str, pl.DataFrame], right: dict[str, pl.DataFrame]
 ) -> tuple[dict[str, pl.DataFrame], list[str]]:
-    """Both sides' tables matched, and the names of tables and columns that only one recording has."""
+    """Match both sides' tables; also return the tables and columns that only one recording has."""
     unknown = []
     for name, column in _PLACES:
         if left[name][column].is_not_null().any() != right[name][column].is_not_null().any():
@@ -308,7 +307,7 @@ def _matched_tables(
 
 
 def _per_step(table: pl.DataFrame, sums: Sequence[str], counts: tuple[int, int], step_ns: float) -> pl.DataFrame:
-    """Totals over all steps, and figures per step; the largest difference first, then by name."""
+    """Totals over all steps, and figures per step; largest difference first, then by name."""
     sides = dict(zip(("before", "after"), counts, strict=True))
     keys = pl.exclude([f"{side}_{name}" for side in sides for name in sums])
     names = [name for name in table.select(keys).columns if name != "match"]
@@ -332,10 +331,11 @@ def _memory(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def by_name(table: pl.DataFrame) -> pl.DataFrame:
-    """A comparison's operators or kernels with those of one name together, the largest difference first.
+    """Combine a comparison's operators or kernels by name, largest difference first.
 
     Returns:
-        Columns name, match ("same" only where all are; "partly" where some are on one side only), before_ns, after_ns,
+        Columns name, match ("same" if all rows are the same; "partly" if some are on one side only), before_ns,
+            after_ns,
         difference_ns, share, before_calls, after_calls, rows, and module and input_shapes of the row that differs most.
     """
     is_before, is_after = (pl.col(f"{side}_calls").sum() > 0 for side in ("before", "after"))

@@ -1,10 +1,10 @@
-"""The step time of runs of the same program over time, and where it changed.
+"""Step times of a program's runs over time, and where they changed.
 
 Places are proposed by optimal partitioning (Jackson et al. 2005) of the logarithms of the runs' mean step times:
-different means before and after a place must explain more of the squared deviations than
-`PENALTY` x noise^2 x ln(runs), with the noise estimated from the differences of neighbouring runs. A proposed place
-becomes a change only where the runs before and after it (up to the next change) differ by `compare_samples` with the
-confidence `CONFIDENCE`, which is high because the place was chosen by looking at the same data.
+different means before and after a place must explain more of the squared deviations than `PENALTY` x noise^2 x
+ln(runs), with the noise estimated from the differences of neighbouring runs. A proposed place becomes a change only
+where the runs before and after it (up to the next change) differ by `compare_samples` with the confidence `CONFIDENCE`,
+which is high because the place was chosen from the same data.
 """
 
 from __future__ import annotations
@@ -24,59 +24,59 @@ from stepscope.compare.statistics import SampleComparison, compare_samples, warm
 
 Source: TypeAlias = Literal["unprofiled", "profiled"]
 SOURCES: Final[tuple[Source, ...]] = ("unprofiled", "profiled")
-"""Where step times come from, the better first: steps without a profiler, steps in traces."""
+"""Sources of step times, the better first: steps without a profiler, steps in traces."""
 
 PENALTY: Final = 4.0
 CONFIDENCE: Final = 0.99
-FEWEST_RUNS: Final = 4  # runs needed to see a change: two before and two after
+FEWEST_RUNS: Final = 4  # runs needed to detect a change: two before and two after
 _FEWEST_A_SIDE: Final = 2
 _SMALLEST_NOISE: Final = 1e-4
-_PROPOSED: Final = 50  # the most places that are examined
+_PROPOSED: Final = 50  # most change points to examine
 _RESAMPLES: Final = 999
 _NORMAL_MEDIAN: Final = 0.6745
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """A run as its folder describes it.
+    """A run as described by its folder.
 
     Attributes:
-        steps_ns: by source, the nanoseconds of its consecutive steps, including the first ones.
+        steps_ns: nanoseconds of consecutive steps by source, including the first ones.
     """
 
     name: str
-    series: str  # name of the series it belongs to
-    place: str  # the folder it ran in; "" where unknown
+    series: str  # name of its series
+    place: str  # folder that it ran in; "" where unknown
     started_unix_s: float  # wall-clock time
     steps_ns: Mapping[Source, Sequence[float]]
-    settings: Mapping[str, str]  # what it ran with and on, by name
-    problem: str | None = None  # why it has no step times; None where it has
+    settings: Mapping[str, str]  # software, hardware and options, by name
+    problem: str | None = None  # why it has no step times; None if it has
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedRun:
-    """A run of a series."""
+    """A run as part of a series."""
 
     name: str
     started_unix_s: float
-    step_ns: float  # its mean step after the warm-up, in nanoseconds
+    step_ns: float  # mean step after the warm-up, nanoseconds
     low_ns: float | None
-    high_ns: float | None  # with low_ns: the mean's interval; None with fewer than two steps
+    high_ns: float | None  # low_ns, high_ns: interval of the mean; None with fewer than two steps
     steps: int
-    dropped: int  # with steps: how many steps were counted, and how many of the warm-up were not
+    dropped: int  # steps: counted steps; dropped: warm-up steps
     settings: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A place where the step time changed.
+    """A point where the step time changed.
 
     Attributes:
-        comparison: of the runs since the previous change with those up to the next one; confidence CONFIDENCE.
+        comparison: the runs since the previous change against those up to the next one; confidence CONFIDENCE.
         differences: settings that differ between the run before and the run after: name, before, after.
     """
 
-    position: int  # of the first run after it in the series
+    position: int  # index in the series of the first run after it
     comparison: SampleComparison
     differences: tuple[tuple[str, str, str], ...]
 
@@ -91,28 +91,29 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class RunSeries:
-    """Runs of the same program, the earliest first.
+    """Runs of the same program, earliest first.
 
     Attributes:
-        smallest_detectable: the smallest change in the middle of the series that these runs could have shown, as a
-            share; None where there are too few, or where a change was shown.
-        latest: the latest run compared with those since the last change, where they differ; one run is no change.
+        smallest_detectable: smallest change in the middle of the series that these runs could have shown, as a share;
+            None with too few runs, or if a change was found.
+        latest: the latest run compared with those since the last change, if they differ; a single run is not yet a
+            change.
     """
 
     name: str
     place: str
-    source: Source  # where all its step times come from
+    source: Source  # source of all its step times
     runs: tuple[PlacedRun, ...]  # at least one
     changes: tuple[Change, ...]  # in order of time
-    doubtful: int  # places that looked like a change but were not shown to be one
+    doubtful: int  # change points that were proposed but not confirmed
     smallest_detectable: float | None
     latest: SampleComparison | None
-    left_out: tuple[LeftOut, ...]  # runs of the series without such step times
+    left_out: tuple[LeftOut, ...]  # runs without step times from this source
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Every series, the one with the latest run first, and the runs that belong to none."""
+    """All series, the one with the latest run first, and runs that belong to none."""
 
     series: tuple[RunSeries, ...]
     left_out: tuple[LeftOut, ...]
@@ -123,9 +124,9 @@ def run_history(runs: Sequence[TimedRun], source: Source | None = None, *, last:
 
     Args:
         runs: in any order.
-        source: where step times are to come from; None for what most runs of a series have, of equals the better.
-            Times of different sources are never mixed in a series.
-        last: only the latest so many runs of a series that have step times; 0 for all.
+        source: source of step times; None for the one that most runs of a series have, the better if equal. A series
+            never mixes sources.
+        last: use only this many latest runs with step times per series; 0 for all.
     """
     groups: defaultdict[tuple[str, str], list[TimedRun]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.started_unix_s, run.name)):
@@ -192,9 +193,9 @@ def _compare(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]
 
 
 def _changes(runs: Sequence[PlacedRun], steady: Sequence[Sequence[float]]) -> tuple[tuple[Change, ...], int]:
-    """The proposed places that the runs on both sides confirm, and how many were not confirmed.
+    """Proposed change points that the runs on both sides confirm, and the number not confirmed.
 
-    The least certain place is dropped first, since its runs then belong to its neighbours.
+    The least certain point is dropped first, since its runs then belong to its neighbours.
     """
 
     @cache
@@ -214,23 +215,23 @@ def _changes(runs: Sequence[PlacedRun], steady: Sequence[Sequence[float]]) -> tu
 
 
 def _proposed_places(means_ns: Sequence[float]) -> list[int]:
-    """Where the series is best cut: positions of the first run after each place."""
+    """Best change points of the series: indices of the first run after each."""
     if len(means_ns) < FEWEST_RUNS:
         return []
     signal = np.log(np.maximum(np.asarray(means_ns, np.float64), 1.0))
-    # A standard deviation of neighbouring runs that a few changes do not move.
+    # Standard deviation from neighbouring runs, which a few changes do not affect.
     noise = max(float(np.median(np.abs(np.diff(signal)))) / _NORMAL_MEDIAN / 2**0.5, _SMALLEST_NOISE)
     places = best_places(signal, PENALTY * noise**2 * float(np.log(len(signal))))
     return places if len(places) <= _PROPOSED else best_places(signal, 0.0, parts=_PROPOSED + 1)
 
 
 def best_places(signal: npt.NDArray[np.float64], penalty: float, parts: int | None = None) -> list[int]:
-    """Where to cut a signal so that squared deviations from each part's mean, plus a penalty per part, are least.
+    """Cut a signal so that squared deviations from each part's mean, plus a penalty per part, are minimal.
 
     Optimal partitioning (Jackson et al. 2005): the best cuts of the first n values follow from those of fewer.
 
     Args:
-        parts: exactly how many; None for as many as pay.
+        parts: exact number of parts; None for the optimal number.
 
     Returns:
         The first position after each cut, in order; no part is shorter than two values.
@@ -238,7 +239,7 @@ def best_places(signal: npt.NDArray[np.float64], penalty: float, parts: int | No
     count = len(signal)
     centred = signal - signal.mean()
     sums, squares = (np.concatenate([[0.0], np.cumsum(values)]) for values in (centred, centred**2))
-    rows = 1 if parts is None else parts + 1  # with a given number, row k is of k parts
+    rows = 1 if parts is None else parts + 1  # with a given number, row k is for k parts
     best = np.full((rows, count + 1), np.inf)
     best[0, 0] = 0.0
     sources = np.zeros((rows, count + 1), np.int64)
@@ -269,7 +270,7 @@ def _differences(runs: Sequence[PlacedRun], place: int) -> tuple[tuple[str, str,
 
 
 def _different_words(before: str, after: str) -> tuple[str, str]:
-    """Two command lines without the words that they share at the beginning and the end."""
+    """Two command lines without their common words at the beginning and the end."""
     first, second = before.split(), after.split()
     least = min(len(first), len(second))
     head = next((at for at in range(least) if first[at] != second[at]), least)
@@ -277,7 +278,7 @@ def _different_words(before: str, after: str) -> tuple[str, str]:
     if head + tail == 0 or not (first and second):
         return before, after
     marks = "... " if head else "", " ..." if tail else ""
-    # One word more at the left, most often the option whose value differs.
+    # Keep one more word on the left, most often the option whose value differs.
     parts = [" ".join(words[max(head - 1, 0) : len(words) - tail]) for words in (first, second)]
     return f"{marks[0]}{parts[0]}{marks[1]}", f"{marks[0]}{parts[1]}{marks[1]}"
 
@@ -286,14 +287,14 @@ HISTORY_SCHEMA: Final[dict[str, type[pl.DataType] | pl.DataType]] = {
     "run": pl.String,
     "started": pl.String,  # wall clock, UTC
     "step_ns": pl.Float64,  # mean of the steps after the warm-up
-    "low_ns": pl.Float64,  # the mean's interval
+    "low_ns": pl.Float64,  # interval of the mean
     "high_ns": pl.Float64,
     "steps": pl.Int64,
-    "change_share": pl.Float64,  # at a change: of the runs from here on against those before
+    "change_share": pl.Float64,  # at a change: the runs from here on against those before
     "git_commit": pl.String,
     "device": pl.String,
     "series": pl.String,
-    "place": pl.String,  # the folder it ran in
+    "place": pl.String,  # folder that it ran in
     "source": pl.String,  # "unprofiled" or "profiled"
     "change_low_share": pl.Float64,
     "change_high_share": pl.Float64,
@@ -303,7 +304,7 @@ HISTORY_SCHEMA: Final[dict[str, type[pl.DataType] | pl.DataType]] = {
 
 
 def history_table(history: History) -> pl.DataFrame:
-    """Columns as in HISTORY_SCHEMA; series by series, the earliest run first."""
+    """Columns as in HISTORY_SCHEMA; series by series, earliest run first."""
     rows = [row for series in history.series for row in _rows(series)]
     rows += [{"run": each.name, "left_out": each.why} for each in history.left_out]
     return pl.DataFrame(rows, schema=HISTORY_SCHEMA, orient="row")
@@ -315,7 +316,7 @@ def series_table(series: RunSeries) -> pl.DataFrame:
 
 
 def moment(unix_s: float) -> str:
-    """A wall-clock time, such as "2026-01-02 12:00:30 UTC"; empty for a time that no calendar has."""
+    """Format a wall-clock time, such as "2026-01-02 12:00:30 UTC"; empty for a time outside of the calendar."""
     try:
         return f"{datetime.fromtimestamp(unix_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, OSError, ValueError):
@@ -323,7 +324,7 @@ def moment(unix_s: float) -> str:
 
 
 def difference_words(name: str, before: str, after: str) -> str:
-    """A setting that differs, such as "version of torch: 2.12.0 -> 2.13.0"."""
+    """Describe a setting that differs, such as "version of torch: 2.12.0 -> 2.13.0"."""
     return f"{name}: {before or 'not there'} -> {after or 'not there'}"
 
 

@@ -1,8 +1,8 @@
-"""Which row of one table is which of another's: by name first, then by module and input shapes.
+"""Matching of rows in two tables: by name first, then by module and input shapes.
 
 Rows that agree in everything are the same. The rest is matched by fewer and fewer keys: the same operator in the same
-module with other shapes, with the same shapes in another module, elsewhere with other shapes. Names that exist on one
-side only are then matched if they differ in nothing but a number or a hash. What is left was added or removed.
+module with other shapes, then with the same shapes in another module, then with other shapes anywhere. Names on one
+side only are then matched if they differ only in a number or a hash. What is left was added or removed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LINE_MOVED: Final = "other line"
 
 
 class Level(NamedTuple):
-    """One way in which two rows can be the same thing: what it is called, and the columns in which they agree.
+    """One way to match two rows: its name, and the columns in which they agree.
 
     Null agrees with null.
     """
@@ -55,17 +55,17 @@ MEMORY_LEVELS: Final = (Level(SAME, ("category",)),)
 def matched(
     before: pl.DataFrame, after: pl.DataFrame, levels: Sequence[Level], sums: Sequence[str], cost: str
 ) -> pl.DataFrame:
-    """Both tables' rows side by side.
+    """Match both tables' rows side by side.
 
     Args:
-        levels: from the closest to the loosest; the first one's keys are all columns that are no sums.
-        sums: columns that are added up where several rows are taken together.
-        cost: the one of `sums` by which the row that lends its keys is chosen.
+        levels: from the strictest to the loosest; the first has all columns but the sums as keys.
+        sums: columns to add up where several rows are combined.
+        cost: the one of `sums` that chooses the row whose keys are kept.
 
     Returns:
-        The key columns as they are before (after, where the row is only there), of the costliest row where several are
-        taken together; `after_<key>` for keys that the loosest level leaves open, where it is another one after; match;
-        `before_<sum>` and `after_<sum>`, 0 where there is none. Each row of both tables counts in exactly one.
+        The key columns of the costliest combined row before (or after, for rows that exist only there); `after_<key>`
+            where a key outside of the loosest level differs after; match; `before_<sum>` and `after_<sum>`, 0 for a
+            missing side. Each row of both tables counts in exactly one.
     """
     keys = list(levels[0].keys)
     left, right = (_grouped(table, keys, keys, sums, cost) for table in (before, after))
@@ -90,7 +90,7 @@ def matched(
 
 
 def _paired(table: pl.DataFrame, keys: Sequence[str], varying: Sequence[str], sums: Sequence[str]) -> pl.DataFrame:
-    """The columns of `matched`; `varying` are keys that may be another one after."""
+    """Columns of `matched`; `varying` are keys whose value after may differ."""
     is_added = pl.col("match") == ONLY_AFTER
     named = [pl.when(is_added).then(f"after_{key}").otherwise(key).alias(key) for key in keys]
     other = [
@@ -104,7 +104,7 @@ def _paired(table: pl.DataFrame, keys: Sequence[str], varying: Sequence[str], su
 def without_unknown(
     before: pl.DataFrame, after: pl.DataFrame, columns: Sequence[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame, tuple[str, ...]]:
-    """The tables without columns that only one of them knows, such as shapes that one recording kept; and these."""
+    """Drop columns that only one table has values for, such as recorded shapes; also returns their names."""
     gone = []
     for column in columns:
         known = [bool(table[column].is_not_null().any()) for table in (before, after)]
@@ -117,7 +117,7 @@ def without_unknown(
 def _grouped(
     table: pl.DataFrame, by: Sequence[str], keys: Sequence[str], sums: Sequence[str], cost: str
 ) -> pl.DataFrame:
-    """One row for each value of `by`, with the other keys of its costliest row."""
+    """One row per value of `by`, with the other keys of its costliest row."""
     others = [key for key in keys if key not in by]
     ordered = table.sort([cost, *keys], descending=[True, *[False] * len(keys)], nulls_last=True)
     return ordered.group_by(by, maintain_order=True).agg(pl.col(others).first(), pl.col(sums).sum())
@@ -132,15 +132,15 @@ _KEYS: Final = ("file", "line", "function", "exact_line")
 _PLACE: Final = ("file", "line")
 _Row = dict[str, object]
 _Pairs: TypeAlias = Iterator[tuple[_Row | None, _Row | None]]
-"""Rows of both tables that are the same line; None where only one table has it."""
+"""Matched rows of both tables; None where only one table has the line."""
 
 
 def matched_lines(before: pl.DataFrame, after: pl.DataFrame, sums: Sequence[str]) -> pl.DataFrame:
-    """Both tables' source lines side by side, with the columns of `matched`.
+    """Match both tables' source lines side by side, with the columns of `matched`.
 
     Args:
-        before, after: columns file, line, function, exact_line, operators and `sums`; one row per line, and one with
-            nulls for what has no line.
+        before, after: columns file, line, function, exact_line, operators and `sums`; one row per line, and one row of
+            nulls for costs without a line.
     """
     index = pl.DataFrame(
         [[None if row is None else row["row"] for row in pair] for pair in _line_pairs(before, after)],
@@ -171,7 +171,7 @@ def _line_pairs(before: pl.DataFrame, after: pl.DataFrame) -> _Pairs:
 
 
 def _by_function(table: pl.DataFrame) -> dict[tuple[str | None, str | None], list[_Row]]:
-    """The lines of each function in order, with their `row`. A function known by its definition alone has one line."""
+    """Lines of each function in order, with their `row`. A function known only by its definition has one line."""
     result: dict[tuple[str | None, str | None], list[_Row]] = {}
     for row in table.with_row_index("row").sort("file", "function", "line", nulls_last=True).iter_rows(named=True):
         result.setdefault((row["file"], row["function"]), []).append(row)
@@ -179,7 +179,7 @@ def _by_function(table: pl.DataFrame) -> dict[tuple[str | None, str | None], lis
 
 
 def _moved_files(before: Sequence[str | None], after: Sequence[str | None]) -> dict[str | None, str | None]:
-    """New paths by old ones, of files that moved: of one name, with a single candidate on each side."""
+    """Map old to new paths of files that moved: same name, with a single candidate on each side."""
     removed: dict[str, set[str]] = {}
     added: dict[str, set[str]] = {}
     for files, others, by_name in ((before, after, removed), (after, before, added)):
@@ -191,7 +191,7 @@ def _moved_files(before: Sequence[str | None], after: Sequence[str | None]) -> d
 
 
 def _aligned(before: list[_Row], after: list[_Row]) -> _Pairs:
-    """The lines of one function; where a side knows it only as a whole, the first with the first."""
+    """Align the lines of one function; if a side knows only the function, its line pairs with the first one."""
     if not (before[0]["exact_line"] and after and after[0]["exact_line"]):
         yield from zip_longest(before, after)
         return
@@ -213,9 +213,9 @@ def _number(row: _Row) -> int:
     return number if isinstance(number, int) else 0
 
 
-_LONGEST: Final = 2_000  # longer names are kept as they are; no compiler makes such
-_FEWEST_DIGITS: Final = 4  # digits among the letters of a hash; a word has fewer
-_COUNTER: Final = re.compile(r"_\d{1,9}(?:_\d[\dcde]{0,200})?$")  # with the kinds of arguments, as Triton 2 had them
+_LONGEST: Final = 2_000  # longer names are kept as they are; no compiler generates such names
+_FEWEST_DIGITS: Final = 4  # least number of digits in a hash; words have fewer
+_COUNTER: Final = re.compile(r"_\d{1,9}(?:_\d[\dcde]{0,200})?$")  # with the kinds of arguments, as in Triton 2
 _HASH: Final = re.compile(r"(?<![0-9A-Za-z])[0-9a-z]{24,}(?![0-9A-Za-z])")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{6,16}")
 _REGION: Final = re.compile(r"^(Torch-Compiled Region: )\d{1,9}/\d{1,9}")
@@ -224,10 +224,10 @@ _CUTLASS_NUMBER: Final = re.compile(r"(?:(?<=_)|(?<=align))\d{1,6}(?!\w)")
 
 
 def numberless(name: str) -> str:
-    """The name with `#` for numbers and hashes that differ from one compilation, or choice of a library, to the next.
+    """Replace numbers and hashes that vary between compilations or library choices by `#`.
 
-    Such as `triton_poi_fused_add_mul_#`, `CompiledFxGraph #`, `Torch-Compiled Region: #`; of a Tensile kernel what is
-    computed and its tile, of a CUTLASS kernel all but the alignment.
+    Examples: `triton_poi_fused_add_mul_#`, `CompiledFxGraph #`, `Torch-Compiled Region: #`. A Tensile kernel keeps its
+    computation and tile, a CUTLASS kernel everything but the alignment.
     """
     if len(name) > _LONGEST:
         return name
@@ -244,7 +244,7 @@ def _without_hash(found: re.Match[str]) -> str:
 
 
 def with_families(before: pl.DataFrame, after: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The tables with a column `family`: the `numberless` of a `name` that only one of them has, else the name."""
+    """Add a column `family`: `numberless` of a `name` that only one table has, else the name itself."""
     names = [set(table["name"].to_list()) for table in (before, after)]
     families = {name: numberless(name) for name in names[0] ^ names[1]}
     family = pl.col("name").replace(families).alias("family")

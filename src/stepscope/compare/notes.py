@@ -1,4 +1,4 @@
-"""What the reader of a comparison should keep in mind, in sentences."""
+"""Caveats for the reader of a comparison, in sentences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from stepscope.compare.record import Edge, LeftOut, SideSummary
 from stepscope.compare.statistics import SampleComparison
 
-_NOTICEABLE: Final = 0.005  # two means of the same steps that differ by more than this share are told apart
+_NOTICEABLE: Final = 0.005  # means of the same steps that differ by more than this share are shown separately
 _MOST_WARNINGS: Final = 3
 _MILLISECOND: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
@@ -23,7 +23,7 @@ def notes(
     is_unprofiled: bool,
     unknown: Collection[str],
 ) -> Iterator[str]:
-    """What to keep in mind about a comparison; `unknown` are tables and columns that only one recording has."""
+    """Caveats of a comparison; `unknown` are tables and columns that only one recording has."""
     if ours.paths == theirs.paths and all(ours.paths):
         yield f"Both sides are the same {'trace' if len(ours.paths) == 1 else 'traces'}."
     if basis == "mixed":
@@ -78,7 +78,7 @@ def _of_one_side(ours: SideSummary, theirs: SideSummary, unknown: Collection[str
 
 
 def _left_out(word: str, steps: Sequence[LeftOut]) -> str:
-    """Such as "After, the last step (206.5 ms) is left out: it is far from the 117.9 to 127.1 ms of those between."."""
+    """Sentence such as "After, the last step (206.5 ms) is left out: it is far from the 117.9 to 127.1 ms ..."."""
     by_edge: dict[Edge, list[LeftOut]] = {}
     for step in sorted(steps, key=lambda step: step.edge):
         by_edge.setdefault(step.edge, []).append(step)

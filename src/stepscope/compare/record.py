@@ -1,4 +1,4 @@
-"""What is kept of one trace to hold it against another: sums over its complete steps, in whole nanoseconds."""
+"""Summary of one trace for comparisons: sums over its complete steps, in whole nanoseconds."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from stepscope.trace.nesting import Rows
 Basis: TypeAlias = Literal["device", "host"]
 _SUMS: Final = {"ns": pl.Int64, "calls": pl.Int64}
 SCHEMAS: Final[Mapping[str, Mapping[str, type[pl.DataType]]]] = {
-    # Kind is "busy" (what the device did; work that nothing of the kinds before it covers), "idle" (why it did nothing)
-    # or, without a device, "host" (what the main thread did). The sum of `ns` is the steps' time.
+    # Kind is "busy" (device work, each moment under the first kind that covers it), "idle" (why the device was idle)
+    # or, without a device, "host" (main-thread time). `ns` adds up to the steps' time.
     "causes": {"kind": pl.String, "name": pl.String, "ns": pl.Int64},
     "operators": {
         "name": pl.String,
         "module": pl.String,
         "input_shapes": pl.String,
-        "host_ns": pl.Int64,  # own time on the host
-        **_SUMS,  # own time on the device, or on the host where the trace has none
+        "host_ns": pl.Int64,  # self time on the host
+        **_SUMS,  # self time on the device, or on the host where the trace has no device
     },
     "kernels": {"name": pl.String, "kind": pl.String, "module": pl.String, "input_shapes": pl.String, **_SUMS},
     "lines": {
@@ -41,9 +41,9 @@ SCHEMAS: Final[Mapping[str, Mapping[str, type[pl.DataType]]]] = {
         "line": pl.Int64,
         "function": pl.String,
         "exact_line": pl.Boolean,
-        "operators": pl.String,  # the different ones it called, by which it is known again after an edit
+        "operators": pl.String,  # the distinct operators that it called, which identify it after an edit
         "idle_ns": pl.Int64,
-        **_SUMS,  # device time and idle time; or operators' own time and the main thread's outside of operators
+        **_SUMS,  # device time and idle time; or operators' self time and the main thread's time outside of operators
     },
     "modules": {"module": pl.String, "idle_ns": pl.Int64, **_SUMS},
     "communication": {"kind": pl.String, "ranks": pl.Int64, "bytes": pl.Int64, **_SUMS},
@@ -59,29 +59,29 @@ _BUSY_KINDS: Final = (
 
 @dataclass(frozen=True)
 class TraceRecord:
-    """One trace's steps.
+    """Summary of one trace's steps.
 
     Attributes:
-        steps: the length of each complete step by its number, until the next one starts; their sum is `total_ns`.
+        steps: length of each complete step by its number, up to the start of the next; their sum is `total_ns`.
     """
 
     metadata: Metadata
-    basis: Basis  # "device" where times are the device's, "host" where they are the main thread's
-    device: str | None  # the device looked at, if any
-    total_ns: int  # length of the steps together: what `stepscope diagnose` divides by their number
-    step_count: int  # of complete steps; 1 where there are none and everything recorded counts as one
+    basis: Basis  # "device" for device times, "host" for main-thread times
+    device: str | None  # device that the times belong to
+    total_ns: int  # total length of the steps: what `stepscope diagnose` divides by their number
+    step_count: int  # complete steps; 1 where there are none and the whole recording counts as one
     step_source: str  # "annotation", "inferred" or "none"
     steps: Mapping[int, int]
-    left_out: tuple[LeftOut, ...]  # complete steps that count in nothing here
-    tables: Mapping[str, pl.DataFrame]  # those of SCHEMAS, sums over the steps
-    settings: Mapping[str, str]  # the program's settings that the trace knows
+    left_out: tuple[LeftOut, ...]  # complete steps that are excluded
+    tables: Mapping[str, pl.DataFrame]  # tables of SCHEMAS, sums over the steps
+    settings: Mapping[str, str]  # program settings recorded in the trace
     warnings: tuple[TraceWarning, ...]
 
 
 Edge: TypeAlias = Literal["first", "last"]
 
-FEWEST_BETWEEN: Final = 3  # with fewer steps between the first and the last, no step is left out
-FARTHEST: Final = 8.0  # standard deviations from the median beyond which the first or the last step is left out
+FEWEST_BETWEEN: Final = 3  # with fewer steps between the first and the last, all steps count
+FARTHEST: Final = 8.0  # standard deviations from the median beyond which the first or last step is excluded
 FARTHEST_OF_THREE: Final = 24.0  # the same with only three steps between, which say little about the scatter
 LEAST_SHARE: Final = 0.2
 _TO_STANDARD_DEVIATION: Final = 1.4826
@@ -89,29 +89,29 @@ _TO_STANDARD_DEVIATION: Final = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A step of a recording that does not count."""
+    """A step of a recording that is excluded."""
 
-    trace: int  # which of its side's traces it is in, from 0
-    index: int  # the step's number
-    edge: Edge  # whether it is the recording's first or its last
+    trace: int  # index of the trace within its side
+    index: int  # step number
+    edge: Edge  # whether it is the recording's first or last step
     duration_ns: int
     shortest_ns: int
-    longest_ns: int  # with shortest_ns: of the steps between the first and the last
+    longest_ns: int  # shortest_ns, longest_ns: of the steps between the first and the last
 
 
 @dataclass(frozen=True)
 class SideSummary:
-    """What is known of one side as a whole.
+    """Summary of one side.
 
     Attributes:
-        ranks: how many one run has, at most.
-        basis: "device" where times are the device's, "host" where they are the main thread's, as without a device.
-        devices: the accelerators' names, where the traces have them.
+        ranks: most ranks in one run.
+        basis: "device" for device times, "host" for main-thread times.
+        devices: names of the accelerators, if recorded.
         step_source: "annotation", "inferred" or "none"; with "none" the whole recording counts as one step.
         step_count: complete steps of all its traces.
-        total_ns: their length together; the sums of the tables are over the same.
+        total_ns: their total length; the tables' sums cover the same time.
         trace: the first of its traces.
-        left_out: steps at the edges of recordings that count in nothing, see `stepscope.compare.record`.
+        left_out: excluded steps at the edges of recordings, see `stepscope.compare.record`.
         warnings: what was skipped or repaired while reading its traces.
     """
 
@@ -130,12 +130,11 @@ class SideSummary:
 
     @property
     def step_ns(self) -> float:
-        """The mean step's length."""
         return self.total_ns / self.step_count
 
 
 def far_edges(step_ns: Sequence[float]) -> tuple[Edge, ...]:
-    """Which of "first" and "last" of a recording's consecutive steps lie far from the steps between them."""
+    """Whether the first and the last of a recording's consecutive steps lie far from the steps between."""
     between = step_ns[1:-1]
     if len(between) < FEWEST_BETWEEN:
         return ()
@@ -148,7 +147,7 @@ def far_edges(step_ns: Sequence[float]) -> tuple[Edge, ...]:
 
 
 def left_out(steps: Mapping[int, int], trace: int = 0) -> Iterator[LeftOut]:
-    """The steps of a recording that do not count; `steps` has the nanoseconds of each complete step by its number."""
+    """Steps of a recording to exclude; `steps` has the nanoseconds of each complete step by its number."""
     numbers, lengths = list(steps), list(steps.values())
     for edge in far_edges(lengths):
         at = 0 if edge == "first" else -1
@@ -156,7 +155,7 @@ def left_out(steps: Mapping[int, int], trace: int = 0) -> Iterator[LeftOut]:
 
 
 def _of_used_steps(whole: View, used: pl.DataFrame) -> View:
-    """The view of some of a trace's complete steps; what does not depend on them is taken from the view of all."""
+    """View of some of a trace's complete steps; everything independent of them is shared with the original view."""
     view = View(whole.trace, user_code=whole.user_code, device=whole.device)
     view.activity, view.attribution, view.steps = whole.activity, whole.attribution, whole.steps
     view.complete_steps = used
@@ -171,17 +170,17 @@ def trace_record(
     number: int = 0,
     device: str | None = None,
 ) -> TraceRecord:
-    """The sums of one trace.
+    """Summarise one trace.
 
     Args:
-        all_steps: also over a first and a last step that are far from the others.
-        number: which of its side's traces this is.
-        device: the device to look at, if it worked; otherwise the busiest.
+        all_steps: include a first and last step that are far from the others.
+        number: index of the trace within its side.
+        device: device to use if it worked; otherwise the busiest.
     """
     view = View(trace, user_code=user_code, device=device)
     window = _window(view)
     gone: tuple[LeftOut, ...] = ()
-    if not all_steps and trace.metadata.window is None:  # what the user chose begins and ends where it was meant to
+    if not all_steps and trace.metadata.window is None:  # a window chosen by the user is used as it is
         gone = tuple(left_out(_steps(view, window), number))
     if gone:
         unused = [each.index for each in gone]
@@ -213,7 +212,7 @@ def trace_record(
 
 
 def _window(view: View) -> Window:
-    """What is compared: the steps on the host, or on a device that is still at work when the host is done."""
+    """Compared window: the steps on the host, extended while the device still works on them."""
     span, end = view.span, view.device_span.end_ns
     first = int(view.work["start_ns"].to_numpy().min(initial=end))
     return Window(first, end) if end - first > span.duration_ns else span
@@ -225,7 +224,7 @@ def _steps(view: View, window: Window) -> dict[int, int]:
         return {}
     starts = steps["start_ns"].to_numpy()
     bounds = np.append(starts, view.span.end_ns)
-    if window != view.span:  # by when the device was done with what each step gave it
+    if window != view.span:  # each step ends when the device has finished its work
         launched = pl.coalesce("launch_start_ns", "start_ns")
         ends = view.work.select(at=launched, end=pl.col("start_ns") + pl.col("duration_ns"))
         step = np.searchsorted(starts, ends["at"].to_numpy(), side="right") - 1
@@ -237,7 +236,7 @@ def _steps(view: View, window: Window) -> dict[int, int]:
 
 
 def _causes(view: View, window: Window) -> pl.DataFrame:
-    """Every nanosecond of the window once."""
+    """Attribute every nanosecond of the window once."""
     if view.device is None:
         pieces = host_time(view.trace, window=window, activity=view.activity)
         parts = [_by_cause(pieces, "host")]
@@ -245,13 +244,13 @@ def _causes(view: View, window: Window) -> pl.DataFrame:
         parts = [_busy(view, window), _by_cause(_idle(view, window), "idle")]
     table = pl.concat(parts)
     rest = window.duration_ns - int(table["ns"].sum())
-    if rest:  # a trace without any thread of the host
+    if rest:  # a trace without host threads
         table = pl.concat([table, pl.DataFrame([("host", "untraced", rest)], schema=table.schema, orient="row")])
     return table.filter(pl.col("ns") != 0)
 
 
 def _idle(view: View, window: Window) -> pl.DataFrame:
-    """The device's idle pieces; the main thread's, where no work follows, such as after the last."""
+    """Idle pieces of the device; main-thread time where no work follows, such as after the last work."""
     pieces = idle_time(view.trace, window=window, activity=view.activity).filter(pl.col("device") == view.device)
     is_open = pl.col("next_work").is_null()
     parts = [pieces.filter(~is_open)]
@@ -268,7 +267,7 @@ def _by_cause(pieces: pl.DataFrame, kind: str) -> pl.DataFrame:
 
 
 def _busy(view: View, window: Window) -> pl.DataFrame:
-    """The device's busy time, each moment under the first of the kinds that ran then."""
+    """Busy time of the device, each moment under the first kind that ran."""
     work = view.trace.device_work.filter(pl.col("device") == view.device)
     rows, covered, kinds = [], 0, ()
     for name, more in _BUSY_KINDS:
@@ -289,7 +288,7 @@ def _operators(view: View) -> pl.DataFrame:
 
 
 def _kernels(view: View) -> pl.DataFrame:
-    """The device's work by name, module and the shapes of the operator that launched it."""
+    """Device work by name, and by module and shapes of the operator that launched it."""
     modules = view.attribution.device_work()["module"]
     operator = view.trace.launches.select(operator="operator").with_row_index("launch")
     shapes = view.trace.operators.select("input_shapes").with_row_index("operator")
@@ -300,7 +299,7 @@ def _kernels(view: View) -> pl.DataFrame:
 
 
 def _place_costs(view: View, window: Window) -> tuple[PlaceCosts, pl.DataFrame]:
-    """What began in the steps, and by place and module what passed beside it: idle time, or the main thread's."""
+    """Costs of what began in the steps, and by place and module the idle or main-thread time beside it."""
     idle = None if view.device is None else _idle(view, window)
     costs = place_costs(view.trace, attribution=view.attribution, window=view.span, idle=idle)
     if view.device is None:
@@ -312,7 +311,7 @@ def _place_costs(view: View, window: Window) -> tuple[PlaceCosts, pl.DataFrame]:
 
 
 def _outside_of_operators(view: View, window: Window) -> pl.DataFrame:
-    """The main thread's time in which no operator ran on it, as `idle_ns`."""
+    """Main-thread time outside of operators, as `idle_ns`."""
     pieces = host_time(view.trace, window=window, activity=view.activity)
     pieces = pieces.filter(~pl.col("slice_table").is_in(["operators", "launches"]).fill_null(False))
     slices = view.activity.slice_index(pieces["slice_table"], pieces["slice_row"])
@@ -335,7 +334,7 @@ def _lines(view: View, places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
     names = pl.DataFrame([tuple(place) for place in view.attribution.places], schema=schema, orient="row")
     names = names.with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
     table = _with_waits(*places, "place").join(names, on="place", how="left")
-    # For each place the different operators it called, in one text.
+    # For each place the distinct operators that it called, as one text.
     place = pl.Series(_at(view.attribution.place, view.attribution.operator_slices), dtype=pl.Int64)
     called = view.trace.operators.select("name", place=place).filter(pl.col("place") >= 0)
     operators = called.group_by("place").agg(operators=pl.col("name").unique().sort().str.join(" "))

@@ -1,8 +1,8 @@
-"""The step times that run folders hold, and what each run ran with: what `stepscope history` reads.
+"""Step times and settings in run folders, as read by `stepscope history`.
 
-Cheapest first: `run.json` has the times of the steps around a recording, and of the recorded ones; a folder of
-`stepscope bench` has a file of times; only the traces of `stepscope.profile` must be read, once: their times are then
-kept beside them in `trace-steps.json`, with the traces' sizes and dates.
+Cheapest source first: `run.json` has the times of recorded steps and of those around a recording; a folder of
+`stepscope bench` has a file of times; traces of `stepscope.profile` must be read, but only once: their times are then
+cached in `trace-steps.json`, with the traces' sizes and dates.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from stepscope.record.step_times import Stretch, are_durations
 from stepscope.trace import Trace
 
 KEPT: Final = "trace-steps.json"
-FEWEST_STEPS: Final = 3  # A run of which fewer steps were timed does not count
+FEWEST_STEPS: Final = 3  # a run with fewer timed steps does not count
 _BENCH_FILES: Final = "steps-*.json"
 _NUMBER: Final = re.compile(r"[-_.+=@]([0-9]+|(?=[a-f]*[0-9])[0-9a-f]{7,40})$", re.ASCII)
-"""What tells the runs of a series apart: a number, a date and time, or a commit at the end of the name."""
+"""Suffix that distinguishes the runs of a series: a number, a date and time, or a commit."""
 
 
 def series_of(name: str) -> str:
-    """The name without the numbers, dates and commits at its end: "train" of "train-20260102-120000" and "train-7"."""
+    """Name without trailing numbers, dates and commits: "train" for "train-20260102-120000" and "train-7"."""
     while found := _NUMBER.search(name):
         if not found.start():
             break
@@ -49,10 +49,10 @@ def series_of(name: str) -> str:
 
 
 def timed_run(record: RunRecord, *, by_command: bool = False) -> TimedRun:
-    """What a run's folder holds; where it cannot be read, the problem says why.
+    """Read a run's folder; if it cannot be read, `problem` says why.
 
     Args:
-        by_command: name the series by the command, instead of the run's name without its number.
+        by_command: name the series after the command instead of the run's name without its number.
     """
     try:
         return _timed_run(record, by_command=by_command)
@@ -85,7 +85,7 @@ def _timed_run(record: RunRecord, *, by_command: bool) -> TimedRun:
 
 
 def settings_of(manifest: RunManifest) -> dict[str, str]:
-    """What a run ran with and on, each setting as text: the command, the commit, versions, variables, devices."""
+    """Settings of a run as text: command, commit, versions, variables, devices."""
     git = manifest.git if isinstance(manifest.git, dict) else {}
     commit = str(git.get("commit") or "")
     devices = Counter(map(str, manifest.devices))
@@ -109,7 +109,7 @@ def settings_of(manifest: RunManifest) -> dict[str, str]:
 
 
 def _flat(options: object) -> dict[str, Any]:
-    """Options of the recording, including those of what is recorded, without those left at None."""
+    """Recording options with nested ones flattened, without those left at None."""
     if not isinstance(options, Mapping):
         return {}
     inner = options.get("record")
@@ -133,7 +133,7 @@ def _step_times(folder: RunFolder, manifest: RunManifest) -> dict[Source, list[f
 
 
 def _stretches_of_first_rank(recordings: tuple[Any, ...]) -> list[Stretch]:
-    """The first rank's process with most steps counts: one that only evaluates, say, has fewer."""
+    """Stretches of the first rank's process with the most steps: a process that only evaluates has fewer."""
     by_rank: dict[int, list[list[Stretch]]] = {}
     for one in recordings:
         times = one.get("step_times") if isinstance(one, Mapping) else None
@@ -162,7 +162,7 @@ def _between_ends(path: Path) -> list[float]:
 
 
 def _times_in_traces(folder: RunFolder) -> list[float]:
-    """The complete steps in the first rank's traces; read once, then kept."""
+    """Complete steps in the first rank's traces; read once, then cached."""
     traces = next((found for rank in folder.ranks() if (found := folder.traces_of(rank))), [])
     if not traces:
         return []
@@ -171,7 +171,7 @@ def _times_in_traces(folder: RunFolder) -> list[float]:
     times = kept.get("ns")
     if kept.get("traces") != state or not are_durations(times):
         times = [ns for path in traces for ns in _steps_in(path)]
-        with contextlib.suppress(UsageError):  # a folder that cannot be written is read anew each time
+        with contextlib.suppress(UsageError):  # a read-only folder is read anew each time
             write_json(folder.path / KEPT, with_checksum({"traces": state, "ns": times}))
     return [float(each) for each in times]
 
@@ -200,7 +200,7 @@ def _why_none(folder: RunFolder, manifest: RunManifest) -> str:
 
 
 def settings_of_run(manifest: RunManifest) -> dict[str, str]:
-    """What a run ran with and on, by name; the command's options each by itself, and what was not committed."""
+    """Settings of a run by name, with each command option on its own and the uncommitted changes."""
     found = settings_of(manifest)
     found.pop("command", None)
     git = manifest.git if isinstance(manifest.git, dict) else {}
@@ -211,7 +211,7 @@ def settings_of_run(manifest: RunManifest) -> dict[str, str]:
 
 
 def options_of(command: Sequence[str]) -> dict[str, str]:
-    """A command's words by the option they belong to; the program and what belongs to none as "command".
+    """Words of a command by option; the program and words without an option are under "command".
 
     A word after an option counts as its value unless it looks like an option itself.
     """
@@ -232,7 +232,7 @@ def options_of(command: Sequence[str]) -> dict[str, str]:
 
 
 def unprofiled_steps(folder: RunFolder) -> list[list[float]]:
-    """The steady steps that were timed around the recording, nanoseconds each, as one run; [] without any."""
+    """Steady steps timed around the recording, nanoseconds each, as one run; [] if there are none."""
     manifest = folder.manifest()
     record = RunRecord(folder.path, folder.name, manifest.command_line, manifest.started_unix_s, None, None, 0)
     steps = list(timed_run(record).steps_ns.get("unprofiled", ()))
@@ -241,10 +241,10 @@ def unprofiled_steps(folder: RunFolder) -> list[list[float]]:
 
 
 def profile_commands(bench: Bench, say: Callable[[str], None]) -> dict[str, RunFolder]:
-    """Record a few steps of each command, by its label, leaving out those of which nothing could be recorded.
+    """Record a few steps of each command, by label, leaving out commands without a recording.
 
     Args:
-        say: is told what begins, and what went wrong, a sentence each.
+        say: receives progress and problems, one sentence each.
 
     Raises:
         UsageError: a program cannot be started.
@@ -278,7 +278,7 @@ def _profile(bench: Bench, command: BenchCommand) -> tuple[RunFolder, int]:
 def explanations(
     bench: Bench, folders: Mapping[str, RunFolder], open_trace: Callable[[str], Trace]
 ) -> list[Comparison]:
-    """Each profiled command against the first, by the steps that the bench timed and the times of the profiles.
+    """Compare each profiled command with the first, by the benchmark's steps and the profiles' times.
 
     Args:
         folders: from `profile_commands`.

@@ -1,4 +1,4 @@
-"""Settings and energies of two sides, and those that differ."""
+"""Settings and energies of two sides, and their differences."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from stepscope.trace.program_facts import ProgramFacts
 
 SETTING_SCHEMA: Final[Mapping[str, type[pl.DataType]]] = {
     "name": pl.String,
-    "before": pl.String,  # null where the setting is not known, or is not there
+    "before": pl.String,  # null where the setting is unknown or absent
     "after": pl.String,
 }
 _PROCESS: Final = ("processors", "usable_processors", "numa_nodes", "threads", "allocator")
-"""The process's figures that are settings; others are measured and differ every time."""
+"""Process figures that are settings; the others are measured and differ every time."""
 _LOADER: Final = ("workers", "batch_size", "pin_memory", "persistent_workers", "prefetch_factor", "start_method")
 _LONGEST: Final = 500
 
 
 def settings_of_trace(metadata: Metadata) -> dict[str, str]:
-    """The program's settings that a trace knows, by name."""
+    """Program settings that a trace knows, by name."""
     found: dict[str, Any] = {
         "trace.format": metadata.format or None,
         "trace.recorded": None if metadata.recorded is None else ", ".join(metadata.recorded),
@@ -63,7 +63,7 @@ def _text(value: Any) -> str:
 
 
 def merged_settings(settings: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Those of several traces of one side: where they differ, every value."""
+    """Settings of several traces of one side; where they differ, all values are listed."""
     values: dict[str, dict[str, None]] = {}
     for each in settings:
         for name, value in each.items():
@@ -72,7 +72,7 @@ def merged_settings(settings: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def different_settings(before: Mapping[str, str], after: Mapping[str, str]) -> pl.DataFrame:
-    """The settings that differ; columns as in SETTING_SCHEMA, in order of their names."""
+    """Settings that differ; columns as in SETTING_SCHEMA, sorted by name."""
     rows = [
         (name, before.get(name), after.get(name))
         for name in sorted({*before, *after})
@@ -82,28 +82,28 @@ def different_settings(before: Mapping[str, str], after: Mapping[str, str]) -> p
 
 
 StepEnergies: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
-"""What used it ("gpu", "cpu" or "dram") -> for each run joules a step of each window that was measured."""
+"""Consumer ("gpu", "cpu" or "dram") -> for each run, joules per step in each measured window."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyComparison:
-    """The energy of steps before and after."""
+    """Energy of steps before and after."""
 
     kind: str  # "gpu", "cpu" or "dram"
     before_j: float
-    after_j: float  # with before_j: mean joules per step
+    after_j: float  # before_j, after_j: mean joules per step
     change: float  # after_j / before_j - 1
     change_low: float | None
-    change_high: float | None  # with change_low: its interval; None where chance cannot be estimated
+    change_high: float | None  # change_low, change_high: interval; None where chance cannot be estimated
     confidence: float
     before_windows: int
-    after_windows: int  # with before_windows: how many were measured
+    after_windows: int  # before_windows, after_windows: number of measured windows
 
 
 def compared_energies(
     before: StepEnergies, after: StepEnergies, confidence: float = 0.95
 ) -> tuple[EnergyComparison, ...]:
-    """What both sides measured; consecutive windows are compared by the same statistics as steps."""
+    """Compare energies measured on both sides; consecutive windows get the same statistics as steps."""
     found = []
     for kind in ("gpu", "cpu", "dram"):
         sides = [[run for run in side.get(kind, ()) if run] for side in (before, after)]

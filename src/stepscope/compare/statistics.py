@@ -1,4 +1,4 @@
-"""Whether one program's steps take longer than another's: means, intervals, and the smallest change the data can show.
+"""Statistics of step times: means, intervals, and the smallest change that the data can show.
 
 Consecutive steps are correlated, so a hundred of them carry less information than a hundred independent ones. With the
 lag-one correlation `r` (corrected for its bias in short series, Marriott and Pope 1954) `n` steps of a run count as
@@ -24,12 +24,12 @@ Verdict: TypeAlias = Literal["faster", "slower", "no difference shown"]
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Interval: TypeAlias = tuple[float, float]
 
-POWER: Final = 0.8  # the probability of detecting a difference as large as `smallest_detectable`
+POWER: Final = 0.8  # probability of detecting a difference as large as `smallest_detectable`
 FEWEST_BLOCKS: Final = 20  # blocks of steps, or runs, that each side needs for resampling
 MOST_BLOCKS: Final = 200
-BLOCK_LENGTH: Final = 2.0  # length of a block, in steps that carry as much information as one independent step
+BLOCK_LENGTH: Final = 2.0  # block length, in units of the number of steps worth one independent step
 SHORT_SERIES: Final = 10
-"""Below this many steps the correlation cannot be estimated; it is then assumed to be higher than it looks."""
+"""Below this many steps the correlation cannot be estimated; it is then assumed to be higher than measured."""
 FEW_STEPS: Final = 20
 _STANDING_OUT: Final = 3.0
 _NOTABLE_CORRELATION: Final = 0.3
@@ -38,20 +38,20 @@ _HIGHEST_CORRELATION: Final = 0.99
 
 @dataclass(frozen=True, slots=True)
 class SampleComparison:
-    """Two programs' step times compared. Times are nanoseconds per step; None where the data do not give one.
+    """Comparison of two programs' step times, in nanoseconds per step; None where the data do not give one.
 
     Attributes:
         before_ns, after_ns: the mean step of a single run, or the mean of the run means.
         before_low_ns, before_high_ns, after_low_ns, after_high_ns: interval of the mean.
         change: after_ns / before_ns - 1: 0.1 is 10 % slower.
-        change_low, change_high: its interval.
+        change_low, change_high: interval of the change.
         verdict: "faster" or "slower" if the interval of the change excludes 0.
         smallest_detectable: the smallest difference, as a share of before_ns, that data like these show four times out
             of five: exp((1 + t(0.8) / t(0.975)) h) - 1, where h is half the interval's width on the logarithmic scale
             and t Student's quantiles with its degrees of freedom (for another confidence, its quantile).
         before_runs, after_runs: runs that have steps.
         before_steps, after_steps: steps of all runs.
-        confidence: of the intervals, 0 to 1.
+        confidence: confidence of the intervals, 0 to 1.
         caveats: what makes these figures less certain than they look, one sentence each.
     """
 
@@ -74,20 +74,18 @@ class SampleComparison:
     caveats: tuple[str, ...]
 
     def is_slower_by(self, least: float) -> bool:
-        """Whether it is shown to be slower, and the estimate is at least this share of `before_ns`."""
+        """Whether it is significantly slower and the estimate is at least this share of `before_ns`."""
         return self.verdict == "slower" and self.change is not None and self.change >= least
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One program's steps."""
-
     runs: tuple[Numbers, ...]
     means: Numbers
-    independent: tuple[float, ...]  # for each run, how many independent steps it is worth
+    independent: tuple[float, ...]  # equivalent number of independent steps, for each run
     error: float
-    freedom: float  # with error: standard error of `mean` in nanoseconds, and its degrees of freedom
-    units: Numbers  # what is resampled: the run means, or the block means of the only run
+    freedom: float  # error, freedom: standard error of `mean` in nanoseconds, and its degrees of freedom
+    units: Numbers  # units to resample: run means, or block means of a single run
 
     @property
     def mean(self) -> float:
@@ -99,7 +97,7 @@ class _Side:
 
 
 def joint_confidence(confidence: float, comparisons: int) -> float:
-    """The confidence each of several intervals needs so that all of them hold with `confidence` (Bonferroni)."""
+    """Confidence per interval such that all of them together hold with `confidence` (Bonferroni)."""
     return 1 - (1 - confidence) / max(comparisons, 1)
 
 
@@ -111,15 +109,16 @@ def compare_samples(
     resamples: int = 9999,
     seed: int = 0,
 ) -> SampleComparison:
-    """Compare two programs by the times of their steps; the same arguments give the same result.
+    """Compare two programs by their step times; the same arguments give the same result.
 
     Args:
         before, after: for each run (process, trace) the nanoseconds of its consecutive steps. Empty runs are ignored.
-        confidence: of the intervals, between 0 and 1.
-        resamples: of the bootstrap.
+        confidence: confidence of the intervals, between 0 and 1.
+        resamples: number of bootstrap resamples.
 
     Returns:
-        With fewer than two steps on a side there is no interval and no difference is shown; a caveat says so.
+        With fewer than two steps on a side there is no interval and the verdict is never a difference; a caveat says
+            so.
 
     Raises:
         ValueError: a step time that is negative or not a number, or a confidence out of range.
@@ -162,13 +161,13 @@ def _runs(given: Sequence[Sequence[float]]) -> tuple[Numbers, ...]:
 
 
 def _sides(before: tuple[Numbers, ...], after: tuple[Numbers, ...]) -> tuple[_Side, _Side]:
-    """Both sides; where only one was run several times, the other is assumed to vary as much from run to run."""
+    """Both sides; if only one was run several times, the other is assumed to vary as much between runs."""
     spreads = [_spread_of_runs(runs) for runs in (before, after)]
     return _side(before, spreads[1], len(after)), _side(after, spreads[0], len(before))
 
 
 def _spread_of_runs(runs: tuple[Numbers, ...]) -> float | None:
-    """Standard deviation of the run means over their mean; None for a single run."""
+    """Relative standard deviation of the run means; None for a single run."""
     means = np.array([run.mean() for run in runs])
     if len(means) < 2 or not means.mean():
         return None
@@ -193,7 +192,7 @@ def _side(runs: tuple[Numbers, ...], other_spread: float | None, other_runs: int
 
 
 def _correlation(steps: Numbers) -> float:
-    """Correlation of neighbouring steps, 0 to below 1, corrected for its bias in a short series."""
+    """Lag-one correlation of the steps, 0 to below 1, corrected for its bias in a short series."""
     count = len(steps)
     apart = steps - steps.mean()
     square = float(apart @ apart)
@@ -212,13 +211,13 @@ def _independent_steps(steps: Numbers) -> float:
 def _variance_of_mean(steps: Numbers, independent: float) -> float:
     if len(steps) < 2:
         return 0.0
-    # Correlated steps also look less scattered than they are.
+    # Correlation also makes the measured scatter too small.
     shrunk = max(1 - 1 / independent, 0.3)
     return float(steps.var()) / shrunk / independent
 
 
 def _blocks(steps: Numbers, independent: float) -> Numbers:
-    """Means of consecutive blocks that are long enough to be nearly independent."""
+    """Means of consecutive blocks long enough to be nearly independent."""
     length = BLOCK_LENGTH * len(steps) / independent if independent < len(steps) else 1.0
     count = min(int(len(steps) / length), MOST_BLOCKS)
     return np.array([part.mean() for part in np.array_split(steps, max(count, 1))])
@@ -249,24 +248,24 @@ class _Intervals:
         return float(np.expm1(low)), float(np.expm1(high)), detectable
 
     def _quantile(self, freedom: float) -> float:
-        """How many standard errors an interval reaches to each side."""
+        """Number of standard errors between the middle and each end of an interval."""
         return float(stats.t.ppf((1 + self.confidence) / 2, freedom))
 
     def _around(
         self, middle: float, error: float, freedom: float, units: tuple[Numbers, ...], statistic: Callable[..., Any]
     ) -> Interval:
-        """Student's interval, together with that of the bootstrap where there is one."""
+        """Union of Student's interval and the bootstrap's, if there is one."""
         reach = self._quantile(freedom) * error
         found = self._bootstrap(units, statistic) or (middle, middle)
         return min(middle - reach, found[0]), max(middle + reach, found[1])
 
     def _bootstrap(self, samples: tuple[Numbers, ...], statistic: Callable[..., Any]) -> Interval | None:
-        """Interval by resampling, widened for small samples; None where there are too few, or all are equal."""
+        """Bootstrap interval, widened for small samples; None with too few samples or if all are equal."""
         fewest = min(map(len, samples))
         if fewest < FEWEST_BLOCKS or self.resamples < 1 or any(np.ptp(sample) <= 0 for sample in samples):
             return None
         with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")  # of degenerate data, whose interval is dropped below
+            warnings.simplefilter("ignore")  # degenerate data, whose interval is dropped below
             found = stats.bootstrap(
                 samples,
                 statistic,
@@ -289,14 +288,14 @@ def _logarithm_of_ratio(before: Numbers, after: Numbers, axis: int = -1) -> Any:
 
 
 def _error_of_change(sides: tuple[_Side, _Side]) -> tuple[float, float]:
-    """Standard error of the logarithm of the ratio of means, and its degrees of freedom (Welch and Satterthwaite)."""
+    """Standard error of the log-ratio of means, and its degrees of freedom (Welch and Satterthwaite)."""
     parts = [(side.error / side.mean) ** 2 for side in sides]
     total = sum(parts)
     if not total:
         return 0.0, min(side.freedom for side in sides)
     freedom = total**2 / sum(part**2 / side.freedom for part, side in zip(parts, sides, strict=True))
     runs = [len(side.runs) for side in sides]
-    if min(runs) == 1 and max(runs) > 1:  # both errors were taken from the same runs
+    if min(runs) == 1 and max(runs) > 1:  # both errors come from the same runs
         freedom = min(freedom, max(runs) - 1.0)
     return total**0.5, freedom
 
@@ -350,24 +349,24 @@ def _caveats_of(name: str, side: _Side) -> list[str]:
 
 NAME: Final = "MSER-5"
 _BATCH: Final = 5
-_FEWEST_BATCHES: Final = 10  # with fewer steps than make this many batches of five, smaller batches are used
+_FEWEST_BATCHES: Final = 10  # with fewer steps than ten batches of five, smaller batches are used
 _FEWEST_TO_JUDGE: Final = 10  # remaining steps needed to judge whether they still change
 _UNLIKELY: Final = 0.01
 _NOTICEABLE: Final = 0.02
-"""A smaller change from the first to the second half of the remaining steps, as a share, does not count."""
+"""Relative change between the halves of the remaining steps below which they count as steady."""
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """What MSER-5 says about the steps of one run."""
+    """Result of MSER-5 for one run."""
 
-    dropped: int  # how many steps at the beginning do not count
-    batch: int  # steps per batch mean; 5, or fewer for less than 50 steps
-    steady: bool  # False where the remaining steps still become faster or slower; at most half may be dropped
+    dropped: int  # number of steps to drop at the beginning
+    batch: int  # steps per batch mean; 5, or fewer with less than 50 steps
+    steady: bool  # False if the remaining steps still get faster or slower; at most half may be dropped
 
 
 def warm_up(step_ns: Sequence[float]) -> WarmUp:
-    """How many of a run's consecutive steps, the first timed first, to drop as its warm-up; none of fewer than four."""
+    """Find the warm-up of a run's consecutive steps; nothing is dropped from fewer than four."""
     count = len(step_ns)
     batch = max(1, min(_BATCH, count // _FEWEST_BATCHES))
     if count < 4:
@@ -375,8 +374,8 @@ def warm_up(step_ns: Sequence[float]) -> WarmUp:
     batches = count // batch
     means = np.asarray(step_ns[: batches * batch], float).reshape(batches, batch).mean(axis=1)
     rests = [means[first:] for first in range(batches // 2 + 1)]
-    errors = [((rest - rest.mean()) ** 2).sum() / len(rest) ** 2 for rest in rests]  # squared, of their means
-    dropped = int(np.argmin(errors)) * batch  # the first of equals, so that steps without spread all count
+    errors = [((rest - rest.mean()) ** 2).sum() / len(rest) ** 2 for rest in rests]  # squared errors of the means
+    dropped = int(np.argmin(errors)) * batch  # the first minimum, so that steps without scatter all count
     return WarmUp(dropped, batch, _is_steady(step_ns[dropped:]))
 
 

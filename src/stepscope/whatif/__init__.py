@@ -1,4 +1,4 @@
-"""The dependency graph of a trace, replayed with a change: what a step would take."""
+"""Dependency graph of a trace, replayed with changes to predict the step time."""
 
 from stepscope.whatif.build import build_graph
 from stepscope.whatif.experiment import Change, Experiment, Outcome

@@ -1,4 +1,4 @@
-"""The answer to "what if": how long a step would take with changes, alone and together, and what limits it then."""
+"""Answers to "what if": the step time with changes, alone and together, and its limits."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from stepscope.whatif.graph import Replay
 
 CAUSE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "cause": pl.String,
-    "attributed_ns": pl.Int64,  # per step: the device's idle time of this cause; without a device the main thread's
-    "attributed_share": pl.Float64,  # of the step
-    "saving_ns": pl.Int64,  # per step: what the replay without the cause gives
+    "attributed_ns": pl.Int64,  # per step: device idle time of this cause; without a device, main-thread time
+    "attributed_share": pl.Float64,  # share of the step
+    "saving_ns": pl.Int64,  # per step: saving of a replay without the cause
     "saving_share": pl.Float64,
 }
 SMALLEST_SHARE: Final = 0.001
-"""Causes that took a smaller share of the span, on the device and on the main thread, are not replayed, and those that
-neither took nor would save as much are left out."""
+"""Least share of the span, on the device or the main thread, for which a cause is replayed; causes below it with a
+saving as small are left out.
+"""
 _WORK_OF: Final = {"communication": ("communication",), "host_to_device_copy": ("copy_in",)}
-"""Device work that a cause stands for as well: without the cause it goes too."""
+"""Device work that a cause includes: without the cause it goes away too."""
 
 
 def cause_table(experiment: Experiment) -> pl.DataFrame:
-    """What each cause took of a step and what a step would save without it, the largest saving first.
+    """Time of each cause per step and the saving without it, largest saving first.
 
-    Where a device works for other ranks or copies, and computes nothing meanwhile, that counts for communication and
-    for copies.
+    Device communication and copies that no computation overlaps count for those causes.
 
     Returns:
         Columns as in CAUSE_SCHEMA. Savings overlap: they do not add up.
@@ -89,7 +89,7 @@ def _by_cause(pieces: pl.DataFrame) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class NamedChange:
-    """A change with the words that asked for it, such as "--remove input"."""
+    """A change with the option that requested it, such as "--remove input"."""
 
     name: str
     change: Change
@@ -97,51 +97,50 @@ class NamedChange:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What a step would take with a change."""
+    """Predicted step with a change."""
 
-    name: str  # the words that asked for it
-    step_ns: float  # the mean step's length with the change
-    saving_ns: float  # what it loses; negative where it becomes longer
-    saving_share: float  # the same as a share of the measured step
+    name: str  # the option that requested it
+    step_ns: float  # mean step with the change
+    saving_ns: float  # negative where the step becomes longer
+    saving_share: float  # share of the measured step
 
     @classmethod
     def of(cls, name: str, outcome: Outcome) -> Prospect:
-        """What a replay gives."""
         return cls(name, outcome.step_ns, outcome.saving_ns, outcome.saving_share)
 
 
 @dataclass(frozen=True, slots=True)
 class AsMeasured:
-    """The steps as they are, and how far a replay of them can be believed."""
+    """The steps as measured, and how reliable a replay of them is."""
 
-    path: str  # of the trace
-    format: str  # of the trace
-    stepped: bool  # whether there are steps; else the whole recording counts as one
-    step_count: int  # number of complete steps; 1 where there are none
-    step_ns: float  # the mean step's length in the trace
-    replayed_step_ns: float  # the same in the replay without a change
-    device: str | None  # the busiest device; None where the trace has none
-    unexplained_share: float  # of the steps' time, in which the device waited for what the trace does not show
-    why_not: str | None  # why replays promise nothing here, in one sentence; None where they do
-    # what the critical path consists of, columns as in `critical_path.RESOURCE_SCHEMA`, of all steps
+    path: str
+    format: str
+    stepped: bool  # whether the trace has steps; else the whole recording counts as one
+    step_count: int  # complete steps; 1 without steps
+    step_ns: float  # mean step in the trace
+    replayed_step_ns: float  # mean step in the replay without a change
+    device: str | None  # busiest device; None where the trace has none
+    unexplained_share: float  # share of the steps' time in which the device waited for something outside of the trace
+    why_not: str | None  # why replays are not reliable, in one sentence; None where they are
+    # parts of the critical path of all steps, columns as in `critical_path.RESOURCE_SCHEMA`
     resources: pl.DataFrame
     warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a step would take, and why.
+    """Predicted step time, and its explanation.
 
     Attributes:
-        measured: the steps as they are.
+        measured: the steps as measured.
         alone: each change by itself.
-        together: all of them; None where nothing is changed.
-        resources: what the critical path consists of with the changes; None where nothing is changed.
-        causes: what a step would save without each cause, columns as in `causes.CAUSE_SCHEMA`; None with changes.
-        ranks: what a step of each rank takes with the changes, where several that meet in collectives were given.
-        path: the critical path, with the changes where there are any, as `critical_path` gives it; None if not asked.
-        slack: as `slack_of_operators` gives it, of the steps as measured; None if not asked.
-        curve: as `speed_up_curve` gives it, of the steps as measured; None if not asked.
+        together: all changes; None without changes.
+        resources: parts of the critical path with the changes; None without changes.
+        causes: saving per step without each cause, columns as in `causes.CAUSE_SCHEMA`; None with changes.
+        ranks: step of each rank with the changes, if several ranks that meet in collectives were given.
+        path: critical path with any changes, as from `critical_path`; None if not requested.
+        slack: as from `slack_of_operators`, for the measured steps; None if not requested.
+        curve: as from `speed_up_curve`, for the measured steps; None if not requested.
     """
 
     measured: AsMeasured
@@ -156,13 +155,13 @@ class Answer:
 
 
 def what_if(experiment: Experiment, changes: Sequence[NamedChange]) -> tuple[Answer, Replay]:
-    """What a step would take with all of these changes, or, where there are none, without each cause.
+    """Predict the step with all of these changes or, without changes, without each cause.
 
     Returns:
-        The answer, and the replay that its critical path is of.
+        The answer, and the replay behind its critical path.
 
     Raises:
-        UsageError: nothing was recorded that takes time, or a change does not fit the trace.
+        UsageError: nothing recorded takes time, or a change does not fit the trace.
     """
     graph = experiment.graph
     if not len(graph.stretches.start) and not len(graph.works.start):
@@ -181,7 +180,7 @@ def what_if(experiment: Experiment, changes: Sequence[NamedChange]) -> tuple[Ans
 
 
 def as_measured(experiment: Experiment) -> AsMeasured:
-    """The steps as they are."""
+    """Summarise the steps as measured."""
     metadata, count = experiment.trace.metadata, experiment.step_count
     return AsMeasured(
         path=metadata.path,
@@ -199,7 +198,7 @@ def as_measured(experiment: Experiment) -> AsMeasured:
 
 
 def path_by_name(path: pl.DataFrame) -> pl.DataFrame:
-    """What stands on the critical path, pieces of one name together, the longest first.
+    """Pieces of the critical path combined by name, longest first.
 
     Returns:
         Columns kind, cause, name, pieces, ns, share (of the path).
@@ -212,7 +211,7 @@ def path_by_name(path: pl.DataFrame) -> pl.DataFrame:
 
 CURVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "name": pl.String,  # operator, kernel or module, or FILE:LINE
-    "factor": pl.Float64,  # by which its time is multiplied; 0.5 is twice as fast, 0 is gone
+    "factor": pl.Float64,  # factor on its time: 0.5 is twice as fast, 0 removes it
     "step_ns": pl.Float64,
     "saving_share": pl.Float64,  # of the measured step, 0 to 1
 }
@@ -223,10 +222,10 @@ FACTORS: Final = (0.75, 0.5, 0.25, 0.0)
 def speed_up_curve(
     experiment: Experiment, kind: CurveKind, *, top: int = 10, factors: Sequence[float] = FACTORS
 ) -> pl.DataFrame:
-    """The step's length if each of the costliest operators, kernels, modules or lines took so many times as long.
+    """Step time with each of the costliest operators, kernels, modules or lines scaled by these factors.
 
     Args:
-        top: how many of the costliest are tried.
+        top: number of the costliest to try.
 
     Returns:
         Columns as in CURVE_SCHEMA, the largest saving at the smallest factor first.

@@ -1,4 +1,4 @@
-"""Building the dependency graph of a trace."""
+"""Construction of a trace's dependency graph."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from stepscope.whatif.graph import (
 from stepscope.whatif.host_waits import RETURN_NS, Handovers, Waits, device_waits, handovers, host_collectives
 
 _GIVEN: Final = -2
-"""Instead of a launch: the stretch begins with work that another thread gave."""
+"""Launch value of a stretch that begins with work handed over by another thread."""
 
 
 def cut_stretches(
     activity: HostActivity, waits: Waits, bursts: Handovers, loading: pl.DataFrame
 ) -> tuple[Stretches, Rows]:
-    """The stretches, and for each of `waits` the stretch that began after it, -1 where it was left out.
+    """Cut host time into stretches; also returns for each of `waits` the stretch after it, -1 where it was left out.
 
-    Calls of a data loader come between stretches too, where nothing else is waited for inside them: they are the
-    thread's own time, unless workers load batches.
+    Data loader calls also separate stretches if they contain no other wait: they are the thread's own time, unless
+    workers load batches.
 
     Args:
-        loading: calls of loaders; columns lane, start_ns, duration_ns.
+        loading: loader calls; columns lane, start_ns, duration_ns.
     """
     parts: list[pl.DataFrame] = []
     resumed = bursts.resumed >= 0
@@ -77,7 +77,7 @@ def cut_stretches(
 
 
 def _silences(given: Times, resumed: Times, start: Times, end: Times) -> Times:
-    """Pauses of a thread that waits for others; the rest of a pause is the thread's own time."""
+    """Pauses of a thread that waits for others; the rest of a pause is its own time."""
     order = np.lexsort((-end, resumed))
     first = np.unique(resumed[order], return_index=True)[1]
     chosen = order[first]
@@ -88,7 +88,7 @@ def _silences(given: Times, resumed: Times, start: Times, end: Times) -> Times:
 
 
 def _between(start: Times, end: Times) -> Times:
-    """Pauses of a thread between the bursts that others give it."""
+    """Pauses of a thread between the bursts that others hand to it."""
     order = np.argsort(start, kind="stable")
     reached = np.maximum.accumulate(end[order])[:-1] if len(end) > 1 else end[:0]
     begin = start[order][1:]
@@ -98,7 +98,7 @@ def _between(start: Times, end: Times) -> Times:
 
 
 def _loader_calls(calls: pl.DataFrame, pauses: Times) -> Times:
-    """The loader's calls in which there is no other pause, as pauses of their whole length."""
+    """Loader calls without another pause inside, as pauses of their whole length."""
     start, duration = calls["start_ns"].to_numpy(), calls["duration_ns"].to_numpy()
     begins, ends = np.sort(pauses[:, 0]), np.sort(pauses[:, 1])
     alone = np.searchsorted(begins, start + duration, side="left") == np.searchsorted(ends, start, side="right")
@@ -108,7 +108,7 @@ def _loader_calls(calls: pl.DataFrame, pauses: Times) -> Times:
 
 
 def _cut_lane(lane: int, first: int, last: int, pauses: Times) -> pl.DataFrame:
-    """The stretches of one thread between its pauses; of pauses that overlap the first counts."""
+    """Stretches of one thread between its pauses; of overlapping pauses the first counts."""
     pauses = pauses[np.lexsort((-pauses[:, 1], pauses[:, 0]))]
     reached = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(pauses[:, 1])])[:-1]
     pauses = pauses[(pauses[:, 0] >= reached) & (pauses[:, 0] >= first)]
@@ -128,14 +128,14 @@ def _cut_lane(lane: int, first: int, last: int, pauses: Times) -> pl.DataFrame:
 
 
 UNSEEN_NS: Final = 20_000
-"""Work that is later than this has waited for something; what ended so short a time before may be it."""
+"""Work later than this has waited for something; work that ended at most this long before may be the reason."""
 
 
 def queue_waits(trace: Trace, works: Works) -> Edges:
-    """Work -> work of another queue of the same device that waits for it; delays are still unknown.
+    """Edges from work to work of another queue on the device that waits for it; delays are not set yet.
 
-    Devices that record their waits tell them. Else a host call that makes one queue wait for another is taken to
-    mean the work that its thread launches next, which waits for what was launched last in each other queue.
+    Waits recorded by the device are used. Otherwise a host call that makes one queue wait for another applies to the
+    work that its thread launches next, which waits for the last work launched in each other queue.
     """
     if not len(works.start):
         return nothing(Edges)
@@ -150,10 +150,10 @@ def queue_waits(trace: Trace, works: Works) -> Edges:
 
 
 def with_unseen_waits(trace: Trace, works: Works, waits: Edges, unexplained_ns: Durations) -> Edges:
-    """The waits, and with them those that only the times show.
+    """Add waits that only the times show.
 
-    Work that began late for no known reason, right after work of another queue of its device that was launched before
-    it, has waited for that.
+    Work that began late for no known reason, right after earlier-launched work in another queue of its device, waited
+    for that work.
     """
     end = works.start + works.duration
     device = trace.device_work["device"].rank("dense").to_numpy().astype(np.int64)
@@ -173,7 +173,7 @@ def with_unseen_waits(trace: Trace, works: Works, waits: Edges, unexplained_ns: 
 
 
 def _recorded(trace: Trace) -> tuple[Rows, Rows]:
-    """From the device's own record: the last work before the event was recorded, and the first after the wait."""
+    """Pairs from the device's record: the last work before the event, and the first after the wait."""
     waits = trace.synchronisations.filter(
         (pl.col("kind") == "queue_wait")
         & pl.col("waited_queue").is_not_null()
@@ -212,7 +212,7 @@ def _recorded(trace: Trace) -> tuple[Rows, Rows]:
 
 
 def _inferred(trace: Trace, works: Works, calls: pl.DataFrame) -> tuple[Rows, Rows]:
-    """For each call the work its thread launched next, and what was launched last before in each other queue."""
+    """For each call the work that its thread launched next, and the work launched last in each other queue."""
     none = np.zeros(0, np.int64)
     lane = row_numbers(trace.launches["lane"].gather(trace.device_work["launch"]))
     device = trace.device_work["device"].rank("dense").to_numpy().astype(np.int64)
@@ -248,7 +248,7 @@ _NEXT: Final = r"^enumerate\(DataLoader\)|DataLoader\.__next__|DataLoaderIter\._
 
 
 def loader_calls(trace: Trace) -> pl.DataFrame:
-    """Each call that gives a batch, by time: columns lane, start_ns, duration_ns, name; none inside another."""
+    """Calls that return a batch, by time: columns lane, start_ns, duration_ns, name; nested calls are left out."""
     calls = trace.annotations.filter(
         (pl.col("kind") == "host") & pl.col("name").str.contains(_NEXT) & (pl.col("duration_ns") > 0)
     )
@@ -258,18 +258,18 @@ def loader_calls(trace: Trace) -> pl.DataFrame:
 
 
 EARLY_NS: Final = 10_000
-"""Work launched so long before the one ahead of it ended was held up by its queue alone."""
+"""Work launched this long before the end of its predecessor was held up by its queue alone."""
 USUAL_LATENCY_NS: Final = 6_000
 USUAL_GAP_NS: Final = 1_000
-"""Used where a trace has no launch, or no queue, that shows its own."""
+"""Gap for traces without a launch or queue that shows its own."""
 LONGEST_USUAL_NS: Final = 100_000
-"""A longer delay is waiting for something."""
+"""A longer delay counts as waiting."""
 SLOW_CALL_NS: Final = 50_000
 NONE: Final = np.iinfo(np.int64).min
 
 
 def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
-    """What waited for what in a trace; its replay gives back the measured times."""
+    """Build the dependency graph of a trace; its replay reproduces the measured times."""
     activity = activity or host_activity(trace)
     bursts, beside = handovers(trace, activity), host_collectives(trace, activity)
     waits = concatenated(device_waits(trace), beside.waits(trace.device_work.height))
@@ -300,7 +300,7 @@ def build_graph(trace: Trace, *, activity: HostActivity | None = None) -> Graph:
 
 
 def _in_order(graph: Graph) -> Graph:
-    """The graph without dependencies on what comes later; of what happens at once, some come in circles."""
+    """Drop dependencies that go backwards in time; simultaneous ones may form cycles."""
     stretch, work = graph.places
     waits, hosts, hands, works = graph.queue_waits, graph.host_waits, graph.handovers, graph.works
     queued = (works.previous >= 0) & (work[works.previous] < work) if len(work) else works.previous >= 0
@@ -328,12 +328,12 @@ def _in_order(graph: Graph) -> Graph:
 
 
 def _works(trace: Trace, stretches: Stretches) -> Works:
-    """The device's work with its launches and queues; delays are still unknown."""
+    """Device work with launches and queues; delays are not set yet."""
     calls = trace.launches.select(
         called="start_ns", returned=pl.col("start_ns") + pl.col("duration_ns"), calling="lane"
     ).with_row_index("launch")
     work = trace.device_work.select("start_ns", "duration_ns", "lane", "device", "queue", "launch")
-    # A long call that was over when its work began gave it to the device in the end: it loaded code, say.
+    # A long call that ended before its work began submitted it at its end: it loaded code, for example.
     slow = (pl.col("returned") - pl.col("called") > SLOW_CALL_NS) & (pl.col("returned") <= pl.col("start_ns"))
     work = work.join(calls, on="launch", how="left", maintain_order="left").with_columns(
         launched=pl.when(slow).then("returned").otherwise("called")
@@ -348,9 +348,9 @@ def _works(trace: Trace, stretches: Stretches) -> Works:
 
 
 def _launches(work: pl.DataFrame, order: Rows, queue: Rows, start: Times) -> tuple[Times, npt.NDArray[np.int32]]:
-    """When and by which thread each work was launched.
+    """Launch time and launching thread of each work.
 
-    Work whose launch is not in the trace, between some whose launch is, was launched before the next one in its queue.
+    Work without a recorded launch, between works with one, counts as launched before the next one in its queue.
     """
     told = (
         pl.DataFrame({"queue": queue, "start": start, "launched": work["launched"], "lane": work["calling"]})[order]
@@ -373,10 +373,10 @@ def _launches(work: pl.DataFrame, order: Rows, queue: Rows, start: Times) -> tup
 
 
 def _calibrated(works: Works, waits: Edges) -> tuple[Works, Edges, Durations]:
-    """Delays with which the replay gives the measured starts; and by how much each start stays unexplained.
+    """Delays that make the replay reproduce the measured starts, and the unexplained part of each start.
 
-    Of what a work waited for, that which came last explains its start. The others' delays are the usual ones, or
-    shorter where the start came sooner.
+    The last dependency to finish explains a start. The other delays are the usual ones, or shorter where the start came
+    sooner.
     """
     start, end = works.start, works.start + works.duration
     known, has_previous = works.stretch >= 0, works.previous >= 0
@@ -412,7 +412,7 @@ def _calibrated(works: Works, waits: Edges) -> tuple[Works, Edges, Durations]:
 
 
 def _usual(decided: Durations, observed: Durations, most: int) -> int:
-    """The median of the delays that decided a start, else the shortest one observed, but no more than usual."""
+    """Median of the delays that determined a start, else the shortest observed, at most the usual one."""
     decided = decided[decided <= LONGEST_USUAL_NS]
     if len(decided):
         return max(int(np.median(decided)), 0)
@@ -420,7 +420,7 @@ def _usual(decided: Durations, observed: Durations, most: int) -> int:
 
 
 def _host_wait_edges(works: Works, stretches: Stretches, waits: Waits, boundaries: Rows) -> tuple[Edges, int]:
-    """Work -> the stretch after the wait for it; and how many waits the measured times contradict."""
+    """Edges from work to the stretch after the wait for it, and the number of waits that measured times contradict."""
     kept = boundaries >= 0
     source, target = waits.work[kept], boundaries[kept]
     end = works.start[source] + works.duration[source]
@@ -434,7 +434,7 @@ def _host_wait_edges(works: Works, stretches: Stretches, waits: Waits, boundarie
 
 
 def _handover_edges(stretches: Stretches, bursts: Handovers) -> Edges:
-    """Moments of a thread -> the stretches of others that began then, and the other way round where it waited."""
+    """Edges from times on a thread to stretches of others that began then, and back where the giver waited."""
     given = bursts.giver >= 0
     start_of_burst = _starting_at(stretches, bursts.lane, bursts.start)
     forth = _edges(stretches, bursts.giver[given], bursts.given[given], start_of_burst[given])

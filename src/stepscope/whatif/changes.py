@@ -1,7 +1,6 @@
-"""What could be different in a step: each function gives a `Change` to apply to a dependency graph.
+"""Changes to a step: each function returns a `Change` to apply to a dependency graph.
 
-Intervals of threads' time are given by `lanes`, `starts` and `ends`: the thread of each, and nanoseconds; arrays of
-shape (n,).
+Intervals of host threads are given as `lanes`, `starts` and `ends` (thread, and nanoseconds), arrays of shape (n,).
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from stepscope.whatif.graph import Edges, Graph, nothing
 
 
 def without_waits_inside(graph: Graph, lanes: npt.NDArray[np.int32], starts: Times, ends: Times) -> Graph:
-    """Without what the pauses that lie whole in these intervals of threads' time wait for.
+    """Remove what the pauses entirely inside these host intervals wait for.
 
-    A thread that others give its work goes on waiting for that.
+    A thread that gets its work from others still waits for it.
     """
     stretches = graph.stretches
     pauses = np.flatnonzero((stretches.previous >= 0) & ~stretches.is_given)
@@ -48,7 +47,7 @@ def without_waits_inside(graph: Graph, lanes: npt.NDArray[np.int32], starts: Tim
 
 
 def without_waits_for(graph: Graph, works: Rows) -> Graph:
-    """Without the waits of threads for these rows of `device_work`."""
+    """Remove host waits for these rows of `device_work`."""
     return replace(graph, host_waits=graph.host_waits.select(~np.isin(graph.host_waits.source, works)))
 
 
@@ -58,13 +57,13 @@ Factors = npt.NDArray[np.float64]
 Matcher = Callable[[str], object]
 
 _BUSY: Final = ("dispatch", "compute", "optimizer", "python", "untraced", "graph_tracing", "step_marker")
-"""Causes of a thread's own work: where it waits meanwhile, for room in a queue or another thread, it still does."""
+"""Causes of a thread's own work; waits inside it, for queue space or another thread, stay."""
 _LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
 _LINE: Final = re.compile(r"(?P<file>.+):(?P<line>\d{1,9})")
 
 
 def together(*changes: Change) -> Change:
-    """All of these changes, one after the other."""
+    """Apply all of these changes in order."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         for change in changes:
@@ -75,7 +74,7 @@ def together(*changes: Change) -> Change:
 
 
 def scaled_host_time(lanes: Lanes, starts: Times, ends: Times, factor: float | Factors) -> Change:
-    """Host time in these intervals takes so many times as long, all or each; with 0 waits inside them go too."""
+    """Scale host time in these intervals by one factor or one each; factor 0 also removes the waits inside."""
     factors = np.broadcast_to(np.asarray(factor, np.float64), starts.shape)
     gone = factors <= 0
 
@@ -87,10 +86,10 @@ def scaled_host_time(lanes: Lanes, starts: Times, ends: Times, factor: float | F
 
 
 def scaled_pieces(pieces: pl.DataFrame, factor: float) -> Change:
-    """These pieces of host time take so many times as long; with 0 waits inside them go too.
+    """Scale these pieces of host time; factor 0 also removes the waits inside.
 
     Args:
-        pieces: columns lane (null for a device's own, which stay), start_ns, duration_ns, as `idle_time` gives them.
+        pieces: columns lane (null for the device's own pieces, which stay), start_ns, duration_ns, as from `idle_time`.
     """
     host = pieces.filter(pl.col("lane").is_not_null())
     starts = host["start_ns"].to_numpy()
@@ -99,9 +98,9 @@ def scaled_pieces(pieces: pl.DataFrame, factor: float) -> Change:
 
 
 def scaled_slices(slices: Rows, factor: float) -> Change:
-    """These host slices, indices into the trace's `HostActivity`, take so many times as long, with all inside them.
+    """Scale these host slices (indices into the trace's `HostActivity`) with everything inside them.
 
-    Device work launched in them does not change. With factor 0 waits inside them go too.
+    Device work launched in them does not change. Factor 0 also removes the waits inside.
     """
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
@@ -113,7 +112,7 @@ def scaled_slices(slices: Rows, factor: float) -> Change:
 
 
 def joined(lanes: Lanes, starts: Times, ends: Times) -> tuple[Lanes, Times, Times]:
-    """Intervals of threads' time, of which those that overlap or touch are one."""
+    """Merge host intervals that overlap or touch."""
     parts = [(lane, union(starts[lanes == lane], ends[lanes == lane])) for lane in np.unique(lanes).tolist()]
     whole = [(np.full(len(each.starts), lane, np.int32), each.starts, each.ends) for lane, each in parts]
     none = np.zeros(0, np.int64)
@@ -123,7 +122,7 @@ def joined(lanes: Lanes, starts: Times, ends: Times) -> tuple[Lanes, Times, Time
 
 
 def without_waits(launches: Rows) -> Change:
-    """These calls, rows of `launches`, neither wait nor take time."""
+    """Remove the wait and the duration of these calls, rows of `launches`."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         changed = graph.with_host_time(*_times(experiment.trace.launches, launches), np.zeros(len(launches)))
@@ -133,7 +132,7 @@ def without_waits(launches: Rows) -> Change:
 
 
 def moved_host_time(lanes: Lanes, starts: Times, ends: Times, moments: Times) -> Change:
-    """Host time in these intervals is spent later, at these moments of the same threads; waits inside go."""
+    """Move host time in these intervals to these later times on the same threads; waits inside are removed."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         changed = scaled_host_time(lanes, starts, ends, 0.0)(experiment, graph)
@@ -146,20 +145,20 @@ def moved_host_time(lanes: Lanes, starts: Times, ends: Times, moments: Times) ->
 
 
 def scaled_work(rows: Rows, factor: float | Factors) -> Change:
-    """These rows of `device_work` take so many times as long, all or each."""
+    """Scale these rows of `device_work` by one factor or one each."""
     return lambda _, graph: graph.with_work(rows, factor)
 
 
 def fewer_works(rows: Rows, factor: float) -> Change:
-    """So many times as many of these rows of `device_work`: their time, and their queue's pauses before them."""
+    """Scale the number of these rows of `device_work`: their time, and their queue's pauses before them."""
     return lambda _, graph: graph.with_fewer_works(rows, factor)
 
 
 def scaled_work_of(rows: Rows, factor: float | Factors) -> Change:
-    """What these rows of `operators` and those inside them launch takes so many times as long, all or each.
+    """Scale the device work launched by these rows of `operators` and those inside them, by one factor or one each.
 
-    Of operators inside one another the inner one's factor counts. The host's time stays, but on a machine without a
-    device: there it is the work, and the outer one's factor counts.
+    For nested operators the inner factor counts. Host time stays, except on a machine without a device: there host time
+    is the work, and the outer factor counts.
     """
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
@@ -178,7 +177,7 @@ def scaled_work_of(rows: Rows, factor: float | Factors) -> Change:
 
 
 def _work_under(experiment: Experiment, number: Rows) -> tuple[Rows, Rows]:
-    """Rows of the work launched by operators that have a number, -1 for none, and its number."""
+    """Rows of the work launched by operators with a number other than -1, and those numbers."""
     operator = row_numbers(experiment.trace.launches["operator"])
     launch = row_numbers(experiment.trace.device_work["launch"])
     numbers = at(number, at(operator, launch))
@@ -187,9 +186,9 @@ def _work_under(experiment: Experiment, number: Rows) -> tuple[Rows, Rows]:
 
 
 def scaled_operators(rows: Rows, factor: float) -> Change:
-    """These rows of `operators`, with all inside them, take so many times as long: on the host and on the device.
+    """Scale these rows of `operators`, with everything inside them, on the host and on the device.
 
-    So do the queues' pauses before their work. With factor 0 their waits go too.
+    The queues' pauses before their work are scaled too. Factor 0 also removes their waits.
     """
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
@@ -204,19 +203,18 @@ def scaled_operators(rows: Rows, factor: float) -> Change:
 
 
 def _times(table: pl.DataFrame, rows: Rows) -> tuple[Lanes, Times, Times]:
-    """Lanes, starts and ends of these rows."""
     start = table["start_ns"].to_numpy()[rows]
     return table["lane"].to_numpy()[rows], start, start + table["duration_ns"].to_numpy()[rows]
 
 
 def scaled_cause(cause: str, factor: float) -> Change:
-    """Host time of this cause takes so many times as long; with 0 its waits go too.
+    """Scale host time of this cause; factor 0 also removes its waits.
 
     Args:
-        cause: one of CAUSES that is the host's doing, or "compute" for operators of a machine without a device.
+        cause: one of the host's CAUSES, or "compute" for operators of a machine without a device.
 
     Raises:
-        UsageError: an unknown cause, or one that is the device's.
+        UsageError: the cause is unknown, or belongs to the device.
     """
     if cause not in (*CAUSES, "compute") or cause in DEVICE_CAUSES:
         raise UsageError(f"there is no cause {cause!r} of host time")
@@ -224,10 +222,10 @@ def scaled_cause(cause: str, factor: float) -> Change:
 
 
 def without_cause(cause: str) -> Change:
-    """No time of this cause: one of CAUSES, or "compute" for operators of a machine without a device.
+    """Remove all time of this cause: one of CAUSES, or "compute" for operators of a machine without a device.
 
     Raises:
-        UsageError: an unknown cause.
+        UsageError: the cause is unknown.
     """
     if cause not in (*CAUSES, "compute"):
         raise UsageError(f"there is no cause {cause!r}; causes are {', '.join((*CAUSES, 'compute'))}")
@@ -269,7 +267,7 @@ def _scaled_host_cause(experiment: Experiment, graph: Graph, cause: str, factor:
 
 
 def _overhead(experiment: Experiment) -> tuple[Times, Times]:
-    """When the profiler noted that it worked itself, which holds every thread up."""
+    """Intervals of the profiler's own work, which stops every thread."""
     overhead = experiment.trace.annotations.filter((pl.col("kind") == "overhead") & (pl.col("duration_ns") > 0))
     return overhead["start_ns"].to_numpy(), (overhead["start_ns"] + overhead["duration_ns"]).to_numpy()
 
@@ -284,14 +282,14 @@ def _without_unexplained(graph: Graph) -> Graph:
 
 
 def scaled(pattern: str, factor: float) -> Change:
-    """Everything of that name takes so many times as long.
+    """Scale everything with a matching name.
 
     Args:
         pattern: the name of an operator, kernel or module, with * and ? as in file names, or FILE:LINE of the user's
-            code; upper and lower case count.
+            code; case-sensitive.
 
     Raises:
-        UsageError: when applied to a trace that has nothing of that name.
+        UsageError: when applied to a trace without a match.
     """
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
@@ -303,7 +301,7 @@ def scaled(pattern: str, factor: float) -> Change:
         if not len(operators) and not len(work) and not places.any() and not len(written):
             raise UsageError(f"the trace has no operator, kernel, module or line {pattern!r}")
         within = _slices_inside(experiment, operators)
-        places &= ~within  # what has several such names counts once
+        places &= ~within  # nested matches count once
         told = np.append(within | places, False)[experiment.attribution.work_slices]
         changed = scaled_operators(operators, factor)(experiment, graph) if len(operators) else graph
         changed = changed.with_work(np.union1d(work[~told[work]], written[~told[written]]), factor)
@@ -313,7 +311,7 @@ def scaled(pattern: str, factor: float) -> Change:
 
 
 def _slices_inside(experiment: Experiment, operators: Rows) -> npt.NDArray[np.bool_]:
-    """Which slices are these rows of `operators` or inside one."""
+    """Whether each slice is one of these rows of `operators` or inside one."""
     slices = experiment.activity.slices_of("operators")[operators]
     return inside(slices[slices >= 0], experiment.activity.parent)
 
@@ -325,7 +323,7 @@ def _rows_named(names: pl.Series, matches: Matcher) -> Rows:
 
 
 def _at_place(experiment: Experiment, pattern: str, matches: Matcher) -> tuple[npt.NDArray[np.bool_], Rows]:
-    """Which slices stand in a module or at a line of that name, and which rows of `device_work` were written there."""
+    """Slices in a matching module or line, and rows of `device_work` compiled from there."""
     attribution = experiment.attribution
     modules = [number for number, path in enumerate(attribution.modules) if matches(path)]
     for number, above in enumerate(attribution.module_parents.tolist()):
@@ -346,7 +344,7 @@ def _at_place(experiment: Experiment, pattern: str, matches: Matcher) -> tuple[n
 
 
 def _scaled_innermost(experiment: Experiment, graph: Graph, chosen: npt.NDArray[np.bool_], factor: float) -> Graph:
-    """Host time whose innermost slice is one of the chosen, and work launched in them, takes so many times as long."""
+    """Scale host time whose innermost slice is chosen, and the work launched in those slices."""
     for lane, timeline in experiment.activity.timelines.items():
         slices = timeline.slices
         mine = np.flatnonzero((slices >= 0) & chosen[np.maximum(slices, 0)])
@@ -358,7 +356,7 @@ def _scaled_innermost(experiment: Experiment, graph: Graph, chosen: npt.NDArray[
 
 
 def launch_overhead(ns: int) -> Change:
-    """Every call that gives a device work lasts so long, nanoseconds."""
+    """Set the duration of every launch call, nanoseconds."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         calls = experiment.trace.launches
@@ -373,10 +371,10 @@ def launch_overhead(ns: int) -> Change:
 
 
 def synchronise_every(steps: int) -> Change:
-    """Waits for the device happen in every so-many-th step only, the first of them included.
+    """Wait for the device only in every n-th step, starting with the first.
 
     Raises:
-        UsageError: a number below 1; when applied to a trace without steps.
+        UsageError: the number is below 1; when applied to a trace without steps.
     """
     if steps < 1:
         raise UsageError(f"waiting every {steps} steps is not possible; take 1 or more")
@@ -397,19 +395,19 @@ def synchronise_every(steps: int) -> Change:
 
 
 def without_waits_in(lanes: Lanes, starts: Times, ends: Times) -> Change:
-    """Threads wait for nothing in these intervals; what they do there themselves stays."""
+    """Remove host waits in these intervals; the threads' own work stays."""
     return lambda _, graph: without_waits_inside(graph, lanes, starts, ends)
 
 
 def without_waits_for_work(rows: Rows) -> Change:
-    """No thread waits for these rows of `device_work`."""
+    """Remove host waits for these rows of `device_work`."""
     return lambda _, graph: without_waits_for(graph, rows)
 
 
 def scaled_stretches(lanes: Lanes, starts: Times, ends: Times, factor: float) -> Change:
-    """Host time in these intervals, and the device work launched there, takes so many times as long.
+    """Scale host time in these intervals, and the device work launched there.
 
-    With factor 0 waits inside go too.
+    Factor 0 also removes the waits inside.
     """
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
@@ -428,7 +426,7 @@ def scaled_stretches(lanes: Lanes, starts: Times, ends: Times, factor: float) ->
 
 
 def overlapped(rows: Rows) -> Change:
-    """These rows of `device_work` take time only while their device computes beside them."""
+    """Hide these rows of `device_work` behind concurrent computation on their device."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         table = experiment.trace.device_work

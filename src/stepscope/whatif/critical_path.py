@@ -1,4 +1,4 @@
-"""The critical path: the chain of host and device work that made the steps as long as they are."""
+"""The critical path: the chain of host and device work that determines the length of the steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _OnDevice(NamedTuple):
 
 
 class _OnHost(NamedTuple):
-    """A moment in a stretch, measured; the path reaches the thread there."""
+    """A measured time in a stretch at which the path reaches the thread."""
 
     stretch: int
     moment: int
@@ -33,10 +33,10 @@ _Point = _OnDevice | _OnHost | None
 
 @dataclass
 class Chain:
-    """What lies on the path, the last first.
+    """Pieces of the path, last first.
 
     Attributes:
-        begin: when the span begins, nanoseconds of the replay; what lies before it counts from there on.
+        begin: start of the span in the replay, nanoseconds; earlier pieces are cut there.
         works: row in `device_work`, start, end.
         delays: row in `device_work` of the work that began after the delay, start, end.
         host: lane, measured start and end, start and end in the replay.
@@ -50,10 +50,10 @@ class Chain:
 
 
 def walk_back(experiment: Experiment, done: Replay) -> Chain:
-    """The chain from the end of the span to its beginning."""
+    """Walk back from the end of the span to its beginning."""
     walker = _Walker(experiment, done)
     point = walker.end
-    for _ in range(len(done.graph.order) + 1):  # each is come to once at most
+    for _ in range(len(done.graph.order) + 1):  # each is visited at most once
         if point is None:
             break
         point = walker.before_work(point.work) if isinstance(point, _OnDevice) else walker.before_moment(*point)
@@ -75,7 +75,7 @@ class _Walker:
         begin, self.end = self._span()
         self.chain = Chain(done, begin)
 
-        self._until = np.iinfo(np.int64).max  # where two clocks disagree, what comes before would overlap
+        self._until = np.iinfo(np.int64).max  # limit where two clocks disagree, so that pieces do not overlap
 
     def _take_host(self, lane: int, measured: tuple[int, int], start: int, end: int) -> None:
         over = max(end - self._until, 0)
@@ -83,7 +83,7 @@ class _Walker:
         self._until = min(self._until, start)
 
     def _span(self) -> tuple[int, _Point]:
-        """When the span begins in the replay, and the point at which it ends."""
+        """Start of the span in the replay, and the point at which it ends."""
         experiment, done = self._experiment, self._done
         works = experiment.works
         last = int(works[np.argmax(done.work_end[works])]) if len(works) else -1
@@ -96,12 +96,12 @@ class _Walker:
                 return first, _OnDevice(last)
         lane, moment = np.array([experiment.lane], np.int32), np.array([experiment.span.end_ns], np.int64)
         stretch = int(self._stretches.at(lane, moment)[0])
-        if stretch < 0:  # no host thread was recorded: what the device did is all there is
+        if stretch < 0:  # no host thread was recorded: only device work remains
             return begin, _OnDevice(last) if last >= 0 else None
         return begin, _OnHost(stretch, int(moment[0]))
 
     def before_work(self, work: int) -> _Point:
-        """Take up a work, and go on to what it waited for."""
+        """Add a work, and continue with what it waited for."""
         done, works = self._done, self._works
         start = int(done.work_start[work])
         self.chain.works.append((work, start, min(int(done.work_end[work]), self._until)))
@@ -126,7 +126,7 @@ class _Walker:
         return point
 
     def before_moment(self, stretch: int, moment: int) -> _Point:
-        """Take up a thread's time in a stretch until a moment, and go on to what the stretch waited for."""
+        """Add a thread's time in a stretch up to this time, and continue with what the stretch waited for."""
         done, stretches = self._done, self._stretches
         lane, begin = int(stretches.lane[stretch]), int(stretches.start[stretch])
         at = min(max(moment, begin), int(stretches.end[stretch]))
@@ -163,19 +163,19 @@ class _Walker:
 PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
-    # "host" or "launch_latency"; a device's "compute", "communication" or "copy"; "wait" for what is not in the trace
+    # "host" or "launch_latency"; a device's "compute", "communication" or "copy"; "wait" for something not in the trace
     "kind": pl.String,
-    "cause": pl.String,  # of host time: one of CAUSES, or "compute" for operators of a machine without a device
-    "lane": pl.Int32,  # the thread of host time, the queue of device work
+    "cause": pl.String,  # host time: one of CAUSES, or "compute" for operators of a machine without a device
+    "lane": pl.Int32,  # thread of host time, queue of device work
     "device": pl.String,
     "queue": pl.String,
-    "table": pl.String,  # where `row` is: "device_work", or the table of the thread's innermost slice; null for none
+    "table": pl.String,  # table of `row`: "device_work", or that of the thread's innermost slice; null if there is none
     "row": pl.UInt32,
     "name": pl.String,
 }
 RESOURCE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "kind": pl.String,
-    "cause": pl.String,  # of host time, else null
+    "cause": pl.String,  # for host time, else null
     "ns": pl.Int64,
     "share": pl.Float64,  # of the path, 0 to 1
 }
@@ -188,11 +188,11 @@ _OF_WORK: Final = {
 
 
 def critical_path(experiment: Experiment, done: Replay | None = None) -> pl.DataFrame:
-    """The critical path of the steps of a replay, by default of the one without a change.
+    """Critical path of the steps in a replay, by default the one without a change.
 
     Returns:
         Columns as in PATH_SCHEMA, in order of time. From the beginning of the first complete step to the end of the
-        last one or of its device work, without holes; in a trace without steps over the device's window.
+        last one or of its device work, without gaps; in a trace without steps, over the device's window.
     """
     chain = walk_back(experiment, done or experiment.measured)
     path = pl.concat([part(experiment, chain) for part in (_device_rows, _host_rows, _other_rows)])
@@ -206,7 +206,7 @@ def critical_path(experiment: Experiment, done: Replay | None = None) -> pl.Data
 
 
 def resources(path: pl.DataFrame) -> pl.DataFrame:
-    """What the path consists of, columns as in RESOURCE_SCHEMA, the largest first: what limits the steps."""
+    """Time on the path by resource, columns as in RESOURCE_SCHEMA, largest first: what limits the steps."""
     total = max(int(path["duration_ns"].sum()), 1)
     table = path.group_by("kind", "cause").agg(ns=pl.col("duration_ns").sum())
     table = table.with_columns(share=pl.col("ns") / total)
@@ -219,9 +219,9 @@ def _taken(rows: list[tuple[int, int, int]]) -> pl.DataFrame:
 
 
 def _device_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
-    """What devices did, and what passed between what work waited for and its start.
+    """Device work on the path, and the delays between dependencies and starts.
 
-    That is latency, and the rest that nothing explains.
+    Delays are latency and an unexplained rest.
     """
     work = experiment.trace.device_work.with_row_index("row").select(
         pl.col("row").cast(pl.Int64), "lane", "device", "queue", "name",
@@ -242,7 +242,7 @@ def _device_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
 
 
 def _other_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
-    """Collectives that the host runs, and batches that worker processes load in a changed replay; with their delays."""
+    """Host-run collectives, and batches loaded by workers in a changed replay, with their delays."""
     first, on_host = experiment.trace.device_work.height, chain.done.graph.on_host
     annotations = experiment.trace.annotations
     taken = pl.concat([_taken(chain.works), _taken(chain.delays)]).filter(pl.col("row") >= first)
@@ -261,7 +261,7 @@ def _other_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
 
 
 def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
-    """Host time, cut where what the thread does changes."""
+    """Host time, cut where the thread's activity changes."""
     activity, scale = experiment.activity, chain.done.graph.host_scale
     on_host = experiment.device is None
     parts = [pl.DataFrame(schema=dict(PATH_SCHEMA))]
@@ -274,7 +274,7 @@ def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
         since = scale.length(lanes, mine[interval, 1], begins)
         until = scale.length(lanes, mine[interval, 1], ends)
         whole = scale.length(np.full(len(mine), lane, np.int32), mine[:, 1], mine[:, 2])
-        gone = whole <= 0  # time that is gone, and yet passes while the thread waits
+        gone = whole <= 0  # removed time that still passes while the thread waits
         since = np.where(gone[interval], begins - mine[interval, 1], since)
         until = np.where(gone[interval], ends - mine[interval, 1], until)
         whole = np.where(gone, np.maximum(mine[:, 2] - mine[:, 1], 1), whole)
@@ -307,22 +307,22 @@ def _conform(table: pl.DataFrame) -> pl.DataFrame:
 
 
 SLACK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "row": pl.UInt32,  # in operators
+    "row": pl.UInt32,  # row in operators
     "name": pl.String,
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
-    "device_ns": pl.Int64,  # of the device work launched directly in it
-    "slack_ns": pl.Int64,  # by which it could end later on the host, or its work on the device; the smaller of both
+    "device_ns": pl.Int64,  # device work launched directly in it
+    "slack_ns": pl.Int64,  # smaller of how much later it could end on the host, and its work on the device
 }
 _NEVER: Final = np.iinfo(np.int64).max // 4
-"""Later than anything: nothing waits for it."""
+"""Later than any time: nothing waits for it."""
 
 
 def slack_of_operators(experiment: Experiment) -> pl.DataFrame:
-    """The slack of every operator that begins in the complete steps, in order of time; columns as in SLACK_SCHEMA.
+    """Slack of every operator that begins in the complete steps, in order of time; columns as in SLACK_SCHEMA.
 
-    Slack 0 means that the operator is on the critical path. An operator for which nothing in the steps waits has as
-    much slack as there is time until their end.
+    Slack 0 means that the operator is on the critical path. If nothing in the steps waits for an operator, its slack
+    reaches to their end.
     """
     done = experiment.measured
     work_late, host_late = _latest(experiment, done)
@@ -348,9 +348,9 @@ def slack_of_operators(experiment: Experiment) -> pl.DataFrame:
 
 
 def slack_by_name(slack: pl.DataFrame) -> pl.DataFrame:
-    """Slack of operators by name: columns name, calls, critical (calls without slack), duration_ns, median_slack_ns.
+    """Slack by operator name: columns name, calls, critical (calls without slack), duration_ns, median_slack_ns.
 
-    The most critical time first.
+    Sorted by critical time, largest first.
     """
     is_critical = pl.col("slack_ns") == 0
     table = slack.group_by("name").agg(
@@ -364,7 +364,7 @@ def slack_by_name(slack: pl.DataFrame) -> pl.DataFrame:
 
 
 class _HostLatest:
-    """By how much each moment of a host thread could come later."""
+    """Slack of times on host threads."""
 
     def __init__(self, experiment: Experiment, stretch: Rows, offset: Times, slack: Times) -> None:
         self._stretches = experiment.graph.stretches
@@ -374,7 +374,7 @@ class _HostLatest:
         self._stretch, self._offset, self._least = stretch[order], offset[order], least
 
     def at(self, lanes: npt.NDArray[np.int32], times: Times) -> Times:
-        """The slack of these moments: the least of what depends on the thread then or later, in the same stretch."""
+        """Slack of these times: the least slack of what depends on the thread from then on, in the same stretch."""
         stretches = self._stretches
         if not len(stretches.start):
             return np.full(len(times), _NEVER)
@@ -384,12 +384,12 @@ class _HostLatest:
         first, last = (np.searchsorted(self._stretch, index, side=side) for side in ("left", "right"))
         position = first + _count_below(self._stretch, self._offset, index, offset)
         known = (found >= 0) & (position < last)
-        least = np.append(self._least, _NEVER)  # where nothing waits for any thread there is no other entry
+        least = np.append(self._least, _NEVER)  # sentinel for the case without any host wait
         return np.where(known, least[np.minimum(position, len(self._least))], _NEVER)
 
 
 def _count_below(stretch: Rows, offset: Times, index: Rows, limit: Times) -> Rows:
-    """For each (stretch, limit) how many entries of that stretch have a smaller offset; entries are sorted."""
+    """For each (stretch, limit) the number of that stretch's entries below the limit; entries are sorted."""
     widest = int(max(offset.max(initial=0), limit.max(initial=0))) + 1
     entries = stretch.astype(np.float64) * widest + offset
     wanted = index.astype(np.float64) * widest + limit
@@ -402,7 +402,7 @@ def _end_of_span(experiment: Experiment, done: Replay) -> int:
 
 
 def _latest(experiment: Experiment, done: Replay) -> tuple[Times, _HostLatest]:
-    """The latest end of each work, and the slack of host moments, with which the span ends no later."""
+    """Latest end of each work, and slack of host times, that do not delay the end of the span."""
     graph, end = done.graph, _end_of_span(experiment, done)
     stretches, works, count = graph.stretches, graph.works, len(graph.stretches.start)
     work_late = np.full(len(works.start), _NEVER)

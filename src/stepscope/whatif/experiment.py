@@ -1,4 +1,4 @@
-"""A trace whose steps can be replayed with changes, and how long they take then."""
+"""A trace whose steps can be replayed with changes."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ from stepscope.whatif.graph import Edges, Graph, Record, Replay, concatenated, r
 from stepscope.whatif.host_waits import silent_wait_ns
 
 MOST_UNEXPLAINED: Final = 0.1
-"""Where more of the steps' time than this is waiting for no known reason, a replay promises nothing."""
+"""Share of unexplained waiting in the steps' time above which a replay is not reliable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a replay gives."""
+    """Result of a replay."""
 
-    step_ns: float  # the mean step's length with the change
-    measured_step_ns: float  # and without it
-    step_count: int  # number of steps; 1 where the trace has none and the whole stretch counts as one
-    replay: Replay  # when everything happens
+    step_ns: float  # mean step with the change
+    measured_step_ns: float  # mean step without it
+    step_count: int  # number of steps; 1 where the trace has none and the whole span counts as one
+    replay: Replay
 
     @property
     def saving_ns(self) -> float:
-        """What a step loses; negative where it becomes longer."""
+        """Saving per step; negative where the step becomes longer."""
         return self.measured_step_ns - self.step_ns
 
     @property
     def saving_share(self) -> float:
-        """The same as a share of the measured step."""
+        """Saving as a share of the measured step."""
         return self.saving_ns / self.measured_step_ns if self.measured_step_ns else 0.0
 
 
 class Experiment:
-    """One trace, its dependency graph, and the stretch whose length counts: its complete steps.
+    """One trace, its dependency graph, and the span to predict: its complete steps.
 
     Args:
-        recorded: the trace, or a view of it that says which device counts.
+        recorded: the trace, or a view that selects the device.
 
     Attributes:
         view: the trace's device, thread, steps and span.
         steps: the complete steps.
-        device: the device that counts; None where the trace has none.
-        lane: the thread that drives the steps; -1 where no thread is known.
-        span: the stretch that counts.
+        device: the device to evaluate; None where the trace has none.
+        lane: thread that drives the steps; -1 if unknown.
+        span: the time to evaluate.
         step_count: number of complete steps; 1 where there are none.
     """
 
@@ -75,22 +75,22 @@ class Experiment:
 
     @property
     def attribution(self) -> Attribution:
-        """The user's line, the module and the phase of everything the host threads did."""
+        """Source line, module and phase of all host activity."""
         return self.view.attribution
 
     @cached_property
     def graph(self) -> Graph:
-        """What waited for what, as measured."""
+        """Dependency graph as measured."""
         return build_graph(self.trace, activity=self.activity)
 
     @cached_property
     def _device_marks_the_span(self) -> bool:
-        """Whether nothing but the device tells where the span begins and ends."""
+        """Whether only the device marks the begin and end of the span."""
         return not self.steps.height or are_of_a_device(self.trace, self.steps)
 
     @cached_property
     def works(self) -> Rows:
-        """The device's work that was launched in the span, or ran in it where no launch is known."""
+        """Device work launched in the span, or that ran in it if its launch is unknown."""
         if self.device is None:
             return np.zeros(0, np.int64)
         table = self.trace.device_work
@@ -104,17 +104,17 @@ class Experiment:
         return np.flatnonzero(inside.to_numpy() & mine)
 
     def length_ns(self, done: Replay) -> int:
-        """How long the span takes in a replay: on the host, or on a device that is still at work when it is done."""
+        """Length of the span in a replay: on the host, or on a device that is still working when the host is done."""
         starts, ends = done.work_start[self.works], done.work_end[self.works]
         host_start, host_end = self.host_ends(done)
         last = max(host_end, int(ends.max(initial=host_end)))
-        # Work may begin sooner, but what then lies before the steps is no part of them.
+        # Work may begin earlier, but whatever then precedes the steps is not part of them.
         soonest = min(host_start, int(self.graph.works.start[self.works].min(initial=last)))
         first = max(int(starts.min(initial=last)), soonest)
         return max(host_end - host_start, last - first, 1)
 
     def host_ends(self, done: Replay) -> tuple[int, int]:
-        """When the span begins and ends on the host in a replay; on the device where nothing else marks it."""
+        """Begin and end of the span on the host in a replay; on the device if nothing else marks it."""
         if self.device is not None and self._device_marks_the_span:
             return int(done.work_start[self.works].min()), int(done.work_end[self.works].max())
         lanes = np.full(2, self.lane, np.int32)
@@ -128,7 +128,7 @@ class Experiment:
 
     @cached_property
     def measured_ns(self) -> int:
-        """How long the span took."""
+        """Replayed length of the span without a change, nanoseconds."""
         return self.length_ns(self.measured)
 
     def run(self, graph: Graph) -> Outcome:
@@ -138,16 +138,16 @@ class Experiment:
         return Outcome(self.length_ns(done) / count, self.measured_ns / count, count, done)
 
     def from_span_on(self, graph: Graph) -> Graph:
-        """The graph changed from the beginning of the span on: both replays then begin with the same state."""
+        """Apply a graph's changes only from the begin of the span on, so that both replays start in the same state."""
         base, begin = self.graph, self.span.start_ns
         stretch, work = base.stretches.start < begin, base.works.start < begin
 
         def edges(measured: Edges, changed: Edges, early: npt.NDArray[np.bool_]) -> Edges:
             return measured.select(early[measured.target]).with_edges(changed.select(~early[changed.target]))
 
-        early, begun = np.zeros((2, len(graph.works.start)), np.bool_)  # a change may add work of its own
+        early, begun = np.zeros((2, len(graph.works.start)), np.bool_)  # a change may add work
         early[: len(work)] = work
-        begun[: len(work)] = base.works.start <= begin  # work with which the span begins: it may not begin sooner
+        begun[: len(work)] = base.works.start <= begin  # work at the start of the span, which may not begin earlier
         at = np.flatnonzero(begun)
         latency, gap = graph.works.latency_ns.copy(), graph.works.gap_ns.copy()
         latency[at], gap[at] = base.works.latency_ns[at], base.works.gap_ns[at]
@@ -165,7 +165,7 @@ class Experiment:
 
     @cached_property
     def unexplained_share(self) -> float:
-        """Share of the span in which the device was idle because work waited for what the trace does not show."""
+        """Share of the span in which the device was idle because work waited for something not in the trace."""
         if self.device is None:
             return 0.0
         table = self.trace.device_work
@@ -178,7 +178,7 @@ class Experiment:
 
     @cached_property
     def why_not(self) -> str | None:
-        """Why replays of this trace promise nothing, in one sentence; None where they do."""
+        """Why replays of this trace are not reliable, in one sentence; None where they are."""
         if self.unexplained_share > MOST_UNEXPLAINED:
             return (
                 f"the device waited {self.unexplained_share:.0%} of the time for something that the trace does not show"
@@ -198,7 +198,7 @@ class Experiment:
 
     @cached_property
     def recorded_ns(self) -> int:
-        """How long the span took from the trace itself, which the replay without a change gives back."""
+        """Measured length of the span, which the replay without a change reproduces."""
         works = self.graph.works
         ends = (works.start + works.duration)[self.works]
         last = max(self.span.end_ns, int(ends.max(initial=self.span.end_ns)))
@@ -207,38 +207,38 @@ class Experiment:
 
 
 Change: TypeAlias = Callable[[Experiment, Graph], Graph]
-"""What would be different: takes a graph and gives the changed one."""
+"""A function that takes a graph and returns the changed one."""
 
 
 MOST_RANKS = 16
-"""So many are replayed together: all of their traces are held at once."""
+"""Most ranks to replay together, since all of their traces are held in memory."""
 _MATCH = ("step", "kind", "group", "order")
 
 
 @dataclass(frozen=True, slots=True)
 class RankProspect:
-    """What a step of one rank would take."""
+    """Predicted step of one rank."""
 
-    name: str  # of the rank, such as "rank 3", or its file
+    name: str  # rank, such as "rank 3", or its file
     measured_step_ns: float  # as recorded
-    step_ns: float  # with the changes on every rank, each waiting for the others in their collectives
-    alone_step_ns: float  # with the changes on this rank alone, the others as recorded
+    step_ns: float  # with the changes on every rank, each waiting for the others in collectives
+    alone_step_ns: float  # with the changes on this rank only
 
 
 @dataclass(frozen=True)
 class Ranks:
     """The same steps of several ranks, whose devices meet in collectives.
 
-    Collectives match by step, kind, group and order in the step. Ranks' clocks differ: each is shifted by the median of
-    what its collectives end later than the first rank's. A collective then has two parts: until the last rank of those
-    that were recorded has come, and from there to its end on each rank, which is the transfer and waiting for ranks
-    that were not recorded. Where no device has any, collectives that the host runs, as gloo's, are matched."""
+    Collectives match by step, kind, group and order in the step. Ranks' clocks differ: each is shifted by the median
+    difference of its collectives' ends from the first rank's. A collective then has two parts: until the last recorded
+    rank arrives, and from there to its end on each rank, which is the transfer and waiting for unrecorded ranks.
+    Without device collectives, host-run ones such as gloo's are matched.
+    """
 
-    experiments: tuple[Experiment, ...]  # one a rank
+    experiments: tuple[Experiment, ...]  # one per rank
 
     @classmethod
     def of(cls, experiments: Sequence[Experiment]) -> Ranks:
-        """The ranks of these traces, each with its own steps."""
         return cls(tuple(experiments))
 
     @cached_property
@@ -262,7 +262,7 @@ class Ranks:
 
     @cached_property
     def shifts_ns(self) -> list[int]:
-        """What to take off each rank's times to have them on the first rank's clock."""
+        """Nanoseconds to subtract from each rank's times to match the first rank's clock."""
         _, _, ends = self._columns
         if not ends.shape[1]:
             return [0] * len(self.experiments)
@@ -270,9 +270,10 @@ class Ranks:
 
     @cached_property
     def meetings(self) -> tuple[Rows, Times]:
-        """The collectives in which all ranks wait together: each rank's works, and each rank's transfer.
+        """Collectives in which all ranks wait together: works and transfer times of each rank.
 
-        Both of shape (ranks, n). One that ends on a rank before another has come does not bring the two together.
+        Both of shape (ranks, n). A collective that ends on one rank before another arrives does not make them wait
+        together.
         """
         rows, starts, ends = self._columns
         shift = np.array(self.shifts_ns, np.int64)[:, None]
@@ -282,7 +283,7 @@ class Ranks:
         return rows[:, together], transfer[:, together]
 
     def run(self, changes: Sequence[Change | None]) -> list[Outcome]:
-        """What each rank's steps take when each rank's graph is changed in its own way, None for not at all."""
+        """Replay every rank's steps, each graph with its own change or None."""
         graphs = [
             experiment.from_span_on(change(experiment, experiment.graph)) if change is not None else experiment.graph
             for experiment, change in zip(self.experiments, changes, strict=True)
@@ -294,7 +295,7 @@ class Ranks:
         return result
 
     def prospects(self, changes: Sequence[Change | None]) -> tuple[RankProspect, ...]:
-        """What a step of each rank takes with its own change, None for none: with the others', and without them."""
+        """Predict each rank's step with its own change or None: with the others' changes, and without them."""
         result = []
         for place, outcome in enumerate(self.run(changes)):
             others = [change if number == place else None for number, change in enumerate(changes)]
@@ -316,7 +317,7 @@ class Ranks:
         ]
 
     def _met(self, graphs: Sequence[Graph]) -> list[Graph]:
-        """The graphs with the numbers of collectives, which last from the last arrival on."""
+        """Graphs with collective numbers set, in which collectives last from the last arrival on."""
         rows, transfer = self.meetings
         result = []
         for graph, mine, lasts in zip(graphs, rows, transfer, strict=True):
@@ -327,7 +328,7 @@ class Ranks:
 
 
 def _collectives(experiment: Experiment, place: int) -> pl.DataFrame:
-    """A rank's collectives: the columns of _MATCH, and work, start and end with the rank's place behind the name."""
+    """Collectives of a rank: the columns of _MATCH, and work, start and end suffixed with the rank's index."""
     found = collectives(experiment.trace, device=experiment.device).filter(pl.col("on_device"))
     if found.is_empty():
         found = _of_host(experiment)
@@ -345,7 +346,7 @@ def _collectives(experiment: Experiment, place: int) -> pl.DataFrame:
 
 
 def _of_host(experiment: Experiment) -> pl.DataFrame:
-    """The collectives that the host runs, whose works stand behind the device's."""
+    """Host-run collectives, whose works follow the device's."""
     graph, first = experiment.graph, experiment.trace.device_work.height
     works = slice(first, first + len(graph.on_host))
     names = experiment.trace.annotations["name"].gather(graph.on_host)
@@ -361,7 +362,7 @@ def _of_host(experiment: Experiment) -> pl.DataFrame:
 
 
 def _joined(graphs: Sequence[Graph], shifts: Sequence[int]) -> Graph:
-    """All graphs as one, on one clock."""
+    """Combine all graphs on one clock."""
     stretch, work, queue, lane = 0, 0, 0, 0
     parts = []
     for graph, shift in zip(graphs, shifts, strict=True):
@@ -385,7 +386,7 @@ def _joined(graphs: Sequence[Graph], shifts: Sequence[int]) -> Graph:
 
 
 def _moved(graph: Graph, shift: int, stretch: int, work: int, queue: int, lane: int) -> Graph:
-    """A graph on another clock, with its numbers behind those of the graphs before it."""
+    """Shift a graph to another clock, and its indices behind those of the previous graphs."""
 
     def behind(rows: Rows, first: int) -> Rows:
         return np.where(rows >= 0, rows + first, -1)
@@ -406,6 +407,5 @@ def _moved(graph: Graph, shift: int, stretch: int, work: int, queue: int, lane: 
 
 
 def _plus(record: Record, **amounts: int) -> Record:
-    """The record with these amounts added to its columns."""
     columns = {name: getattr(record, name) + amount for name, amount in amounts.items()}
     return replace(record, **columns)  # type: ignore[type-var]

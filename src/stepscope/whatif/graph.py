@@ -1,9 +1,9 @@
-"""The dependency graph of a trace: what had to happen before each piece of host and device work could begin.
+"""Dependency graph of a trace: what had to happen before each piece of host and device work could begin.
 
-Host threads are cut into stretches, in which a thread goes on without waiting for anybody. A stretch begins when the
-one before it on its thread has ended and, where the thread waited, when what it waited for was there. Device work
-begins when it was launched, when the work before it in its queue has ended, and when the work of other queues that it
-waits for has. Every dependency has a delay, chosen so that the replay of the graph as it is gives the measured times.
+Host threads are cut into stretches, in which a thread runs without waiting. A stretch begins when the previous one on
+its thread has ended and, where the thread waited, when its wait was over. Device work begins when it was launched, the
+previous work in its queue has ended, and the work of other queues that it waits for has ended. Every dependency has a
+delay, chosen so that the replay of the unchanged graph reproduces the measured times.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ Record = TypeVar("Record")
 
 
 def nothing(kind: type[Record]) -> Record:
-    """A record of no rows."""
+    """Create a record without rows."""
     return kind(*(np.zeros(0, np.int64) for _ in kind.__slots__))  # type: ignore[attr-defined]
 
 
 def concatenated(first: Record, *others: Record) -> Record:
-    """Records of one class as one."""
+    """Concatenate records of one class."""
     names: tuple[str, ...] = type(first).__slots__  # type: ignore[attr-defined]
     return type(first)(*(np.concatenate([getattr(part, name) for part in (first, *others)]) for name in names))
 
 
 def selected(record: Record, which: npt.NDArray[np.bool_] | Rows) -> Record:
-    """The rows of this mask or these positions."""
+    """Select rows by a mask or indices."""
     names: tuple[str, ...] = type(record).__slots__  # type: ignore[attr-defined]
     return type(record)(*(getattr(record, name)[which] for name in names))
 
 
 def previous_in(queue: Rows, start: Times, end: Times) -> Rows:
-    """For each row the one before it in its queue, by start and then end; -1 for a queue's first. Shape (n,)."""
+    """For each row its predecessor in its queue, by start and then end; -1 for the first in a queue. Shape (n,)."""
     order = np.lexsort((end, start, queue))
     previous = np.full(len(order), -1, np.int64)
     same = queue[order][1:] == queue[order][:-1]
@@ -54,15 +54,15 @@ def previous_in(queue: Rows, start: Times, end: Times) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class HostScale:
-    """Factors on host time; arrays of shape (n,). Where intervals overlap their factors are multiplied."""
+    """Factors on host time; arrays of shape (n,). Factors of overlapping intervals multiply."""
 
-    lane: npt.NDArray[np.int32]  # the thread
+    lane: npt.NDArray[np.int32]  # thread
     start: Times  # nanoseconds, measured
     end: Times  # nanoseconds, measured
-    factor: Floats  # by which the time of the interval is multiplied, at least 0
+    factor: Floats  # factor on the time of the interval, at least 0
 
     def with_intervals(self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times, factors: Floats) -> HostScale:
-        """These intervals in addition; empty ones are left out."""
+        """Add these intervals; empty ones are left out."""
         some = ends > starts
         return HostScale(
             np.concatenate([self.lane, lanes[some]]).astype(np.int32),
@@ -72,12 +72,12 @@ class HostScale:
         )
 
     def after(self, moment: int) -> HostScale:
-        """What of it comes after a moment."""
+        """Keep the part after this time."""
         some = self.end > moment
         return HostScale(self.lane[some], np.maximum(self.start[some], moment), self.end[some], self.factor[some])
 
     def added_ns(self) -> float:
-        """How much longer threads take, all of them together; infinite or not a number where it overflows."""
+        """Total time added to all threads; infinite or not-a-number on overflow."""
         added = 0.0
         for lane in np.unique(self.lane).tolist():
             _, saved = self._saved_by(lane)
@@ -85,7 +85,7 @@ class HostScale:
         return added
 
     def length(self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times) -> Times:
-        """How long each interval of a thread's measured time then takes, nanoseconds; shape (n,)."""
+        """Scaled length of each interval of a thread's measured time, nanoseconds; shape (n,)."""
         result: Times = np.array(ends - starts, np.int64)
         for lane in np.unique(self.lane).tolist():
             mine = np.flatnonzero(lanes == lane)
@@ -96,7 +96,7 @@ class HostScale:
         return result
 
     def _saved_by(self, lane: int) -> tuple[Floats, Floats]:
-        """Break points of the thread's time, and how much time was saved until then."""
+        """Break points of the thread's time, and the time saved up to each."""
         its = self.lane == lane
         start, end, factor = self.start[its], self.end[its], self.factor[its]
         gone = factor <= 0.0
@@ -112,26 +112,26 @@ class HostScale:
 
 
 LONGEST_NS: Final = 2**61
-"""What is longer, 73 years, is not replayed: sums of it would not fit into 64 bits."""
+"""Longest time to replay (73 years): sums of longer ones would not fit into 64 bits."""
 Durations = npt.NDArray[np.int64]
-"""Nanoseconds; negative delays occur where two clocks disagree."""
+"""Nanoseconds; delays are negative where two clocks disagree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """Where host threads went on without waiting; arrays of shape (n,), sorted by lane and start."""
+    """Times in which host threads ran without waiting; arrays of shape (n,), sorted by lane and start."""
 
-    lane: npt.NDArray[np.int32]  # the thread
+    lane: npt.NDArray[np.int32]  # thread
     start: Times  # nanoseconds, measured
     end: Times  # nanoseconds, measured
-    previous: Rows  # the stretch before on the same thread, -1 for a thread's first
-    # the shortest time from the end of the stretch before to the start of this one, were nothing waited for
+    previous: Rows  # previous stretch on the same thread, -1 for the first
+    # shortest time from the end of the previous stretch to the start of this one, if nothing was waited for
     own_ns: Durations
-    launch: Rows  # row in `launches` of the call that waited before it, -1 where there was none
-    is_given: npt.NDArray[np.bool_]  # whether it begins with work that another thread gave it
+    launch: Rows  # row in `launches` of the call that waited before it, -1 if there was none
+    is_given: npt.NDArray[np.bool_]  # whether it begins with work handed over by another thread
 
     def at(self, lanes: npt.NDArray[np.int32], times: Times) -> Rows:
-        """For each moment the stretch of that thread that it falls in or after, -1 before the thread's first."""
+        """For each time the stretch of that thread at or before it, -1 before the first."""
         found = np.full(len(times), -1, np.int64)
         for lane in np.unique(lanes).tolist():
             mine, its = np.flatnonzero(lanes == lane), np.flatnonzero(self.lane == lane)
@@ -143,70 +143,68 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True)
 class Works:
-    """What devices did; arrays of shape (n,), as in `device_work`."""
+    """Device work; arrays of shape (n,), as in `device_work`."""
 
     start: Times  # nanoseconds, measured
     duration: Durations  # nanoseconds, measured
-    queue: Rows  # a number for each queue of each device
-    stretch: Rows  # the host stretch it was launched in, -1 where the launch is not in the trace
-    launched: Times  # when it was launched, nanoseconds; undefined where `stretch` is -1
-    latency_ns: Durations  # the shortest time from launch to start
-    previous: Rows  # the work before it in its queue, -1 for a queue's first
-    gap_ns: Durations  # the shortest time from the end of the work before to its start
+    queue: Rows  # index of each queue of each device
+    stretch: Rows  # host stretch that launched it, -1 if the launch is not in the trace
+    launched: Times  # launch time, nanoseconds; undefined where `stretch` is -1
+    latency_ns: Durations  # shortest time from launch to start
+    previous: Rows  # previous work in its queue, -1 for the first
+    gap_ns: Durations  # shortest time from the end of the previous work to its start
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Dependencies beside the order of threads and queues; arrays of shape (n,)."""
+    """Dependencies beyond the order of threads and queues; arrays of shape (n,)."""
 
-    source: Rows  # indices of works or stretches, by the kind of edge
-    target: Rows  # indices of works or stretches, by the kind of edge
-    delay_ns: Durations  # the shortest time from the end of the source to the start of the target
-    time: Times  # for sources on a host thread the moment that counts, nanoseconds, measured; else undefined
+    source: Rows  # works or stretches, depending on the kind of edge
+    target: Rows  # works or stretches, depending on the kind of edge
+    delay_ns: Durations  # shortest time from the end of the source to the start of the target
+    time: Times  # for sources on a host thread the measured time that counts, nanoseconds; else undefined
 
     @classmethod
     def without_delay(cls, source: Rows, target: Rows) -> Edges:
-        """Edges of works whose delay is 0 or not yet known."""
+        """Edges between works whose delay is 0 or not set yet."""
         zero = np.zeros(len(source), np.int64)
         return cls(source, target, zero, zero)
 
     def select(self, which: npt.NDArray[np.bool_]) -> Edges:
-        """The edges of this mask."""
         return selected(self, which)
 
     def with_edges(self, other: Edges) -> Edges:
-        """These edges and others."""
         return concatenated(self, other)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What waited for what."""
+    """Dependency graph."""
 
     stretches: Stretches
     works: Works
     queue_waits: Edges  # work -> work of another queue
-    host_waits: Edges  # work -> the stretch that began when a thread was done waiting for it
-    handovers: Edges  # moment of one thread -> stretch of another
-    # for each work the number of the collective in which it meets other ranks' works, -1 for none; shape (n,).
-    # All works of a collective end together; a work's duration is then what remains after the last arrived
+    host_waits: Edges  # work -> the stretch that began when a thread's wait for it ended
+    handovers: Edges  # time on one thread -> stretch of another
+    # index of the collective in which each work meets other ranks' works, -1 for none; shape (n,).
+    # All works of a collective end together; a work's duration is then the rest after the last arrival
     rendezvous: Rows
-    # rows in `annotations` of collectives that the host runs; each is a work behind those of `device_work`, in
-    # this order, and before any that a change adds
+    # rows in `annotations` of host-run collectives; each is a work after those of `device_work`, in this
+    # order, and before any that a change adds
     on_host: Rows
-    unexplained_ns: Durations  # time by which work began later than all its known dependencies allow; kept as a delay
-    dropped: int  # dependencies that the measured times contradict, which were left out
-    host_scale: HostScale  # by how much host time is stretched where
+    unexplained_ns: Durations  # delay of work beyond all its known dependencies, kept in replays
+    dropped: int  # dependencies left out because the measured times contradict them
+    host_scale: HostScale  # scaled host intervals
     work_scale: npt.NDArray[np.float64]  # factor on each work's duration, shape (n,)
 
     def with_host_time(
         self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times, factors: npt.NDArray[np.float64]
     ) -> Graph:
-        """The graph in which host time in these intervals takes so many times as long; overlapping ones both count."""
+        """Scale host time in these intervals; overlapping factors multiply."""
         return replace(self, host_scale=self.host_scale.with_intervals(lanes, starts, ends, factors))
 
     def with_work(self, rows: Rows, factors: npt.NDArray[np.float64] | float) -> Graph:
-        """The graph in which these works take so many times as long; those that take nothing leave no pause either."""
+        """Scale these works; works scaled to 0 also lose the pauses before them."""
         scale = self.work_scale.copy()
         scale[rows] *= factors
         changed = replace(self, work_scale=scale)
@@ -214,11 +212,11 @@ class Graph:
         return changed._with_pauses(gone, 0.0) if len(gone) else changed
 
     def with_fewer_works(self, rows: Rows, factor: float) -> Graph:
-        """The graph in which these works and their queue's pauses before them take so many times as long."""
+        """Scale these works and their queue's pauses before them."""
         return self.with_work(rows, factor)._with_pauses(rows, factor)
 
     def _with_pauses(self, rows: Rows, factor: float) -> Graph:
-        """Pauses of the queue before these works take so many times as long; what nothing explains of them stays."""
+        """Scale the queue's pauses before these works; their unexplained part stays."""
         gap_ns = self.works.gap_ns.copy()
         own = np.maximum(gap_ns[rows] - self.unexplained_ns[rows], 0)
         less = np.clip(np.rint(own * (1 - factor)), -LONGEST_NS, LONGEST_NS).astype(np.int64)
@@ -226,13 +224,13 @@ class Graph:
         return replace(self, works=replace(self.works, gap_ns=gap_ns))
 
     def without_waits(self, launches: Rows) -> Graph:
-        """The graph in which these calls, rows of `launches`, return without waiting for a device."""
+        """Make these calls, rows of `launches`, return without waiting for a device."""
         stay = ~np.isin(self.stretches.launch[self.host_waits.target], launches)
         return replace(self, host_waits=self.host_waits.select(stay))
 
     @cached_property
     def order(self) -> Rows:
-        """All stretches (their index) and works (number of stretches + index) so that sources come before targets."""
+        """Topological order of all stretches (their index) and works (number of stretches + index)."""
         count = len(self.stretches.start)
         begin = np.full(count + 1, np.iinfo(np.int64).min)
         begin[:count] = self.stretches.start
@@ -244,7 +242,7 @@ class Graph:
 
     @property
     def places(self) -> tuple[Rows, Rows]:
-        """For each stretch and for each work its place in `order`."""
+        """Position in `order` of each stretch and each work."""
         place = np.empty(len(self.order), np.int64)
         place[self.order] = np.arange(len(place))
         return place[: len(self.stretches.start)], place[len(self.stretches.start) :]
@@ -259,19 +257,19 @@ class Graph:
 
 @dataclass(frozen=True)
 class Replay:
-    """When everything happens in a graph; arrays as in the graph's works and stretches."""
+    """Times of everything in a graph; arrays as in the graph's works and stretches."""
 
-    graph: Graph  # what was replayed
+    graph: Graph  # the replayed graph
     stretch_start: Times  # nanoseconds
     stretch_end: Times  # nanoseconds
     work_start: Times  # nanoseconds
     work_end: Times  # nanoseconds
 
     def host_times(self, lanes: npt.NDArray[np.int32], times: Times) -> Times:
-        """When each measured moment of a thread happens now; shape (n,).
+        """Replayed time of measured times on a thread; shape (n,).
 
-        Moments while a thread waits come as long before the wait's end as measured, but not before its beginning;
-        moments before a thread's first stretch stay where they are.
+        Times within a wait keep their distance to its end, but not before its begin; times before a thread's first
+        stretch stay where they are.
         """
         stretches = self.graph.stretches
         if not len(stretches.end):
@@ -294,10 +292,10 @@ class Replay:
 
 
 def replay(graph: Graph) -> Replay:
-    """When everything in the graph happens.
+    """Compute when everything in the graph happens.
 
     Raises:
-        UsageError: changes make it so long that nanoseconds cannot count it.
+        UsageError: changes make it longer than LONGEST_NS.
     """
     stretches, works = graph.stretches, graph.works
     _check_length(graph)
@@ -356,19 +354,19 @@ def replay(graph: Graph) -> Replay:
 
 
 def _check_length(graph: Graph) -> None:
-    """Refuse what changes make longer than whole nanoseconds can tell."""
+    """Raise UsageError if changes make the replay longer than LONGEST_NS."""
     if not len(graph.host_scale.lane) and (graph.work_scale <= 1).all():
         return
     with np.errstate(over="ignore", invalid="ignore"):
         work = np.sum(graph.works.duration * graph.work_scale)
         pauses = np.sum(np.maximum(graph.works.gap_ns, 0), dtype=np.float64)
         longest = work + pauses + graph.host_scale.added_ns()
-    if not longest <= LONGEST_NS:  # neither is infinity times nothing
+    if not longest <= LONGEST_NS:  # also false for not-a-number
         raise UsageError("with these changes the steps would take longer than 70 years: take smaller factors")
 
 
 def _meetings(graph: Graph) -> dict[int, tuple[set[int], list[int]]]:
-    """For each work of a collective of several ranks its works that have not begun, one set for all, and all of them.
+    """For each work of a multi-rank collective: the shared set of its works yet to begin, and all of its works.
 
     They all end when the last has begun and the transfer is done.
     """
@@ -381,7 +379,7 @@ def _meetings(graph: Graph) -> dict[int, tuple[set[int], list[int]]]:
 
 
 def scaled_own(graph: Graph) -> Times:
-    """How long calls take at least, where host time is scaled."""
+    """Least duration of calls where host time is scaled."""
     stretches = graph.stretches
     before = stretches.end[stretches.previous]
     whole = np.where(stretches.previous >= 0, stretches.start - before, 0)
@@ -394,7 +392,7 @@ def scaled_own(graph: Graph) -> Times:
 
 
 def launch_offsets(graph: Graph) -> Times:
-    """From the start of the stretch to the earliest start of each work launched in it."""
+    """Offset from the start of the stretch to the earliest start of each work launched in it."""
     works, stretches = graph.works, graph.stretches
     if not len(stretches.start):
         return np.zeros(len(works.start), np.int64)
@@ -405,7 +403,7 @@ def launch_offsets(graph: Graph) -> Times:
 
 
 def sources_by_target(edges: Edges) -> dict[int, list[tuple[int, int]]]:
-    """For each target its sources, each with the delay from its end."""
+    """Sources of each target, with the delay from their end."""
     result: dict[int, list[tuple[int, int]]] = {}
     for source, target, delay in zip(
         edges.source.tolist(), edges.target.tolist(), edges.delay_ns.tolist(), strict=True
@@ -415,7 +413,7 @@ def sources_by_target(edges: Edges) -> dict[int, list[tuple[int, int]]]:
 
 
 def handovers_by_target(graph: Graph) -> dict[int, list[tuple[int, int]]]:
-    """For each stretch those that hand over to it, each with the time from its start, delay included."""
+    """Stretches that hand over to each stretch, with the time from their start, delay included."""
     edges, stretches = graph.handovers, graph.stretches
     if not len(edges.source):
         return {}

@@ -1,4 +1,4 @@
-"""Where host threads waited: for devices, and for one another."""
+"""Waits of host threads for devices and for one another."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from stepscope.trace.window import Times
 from stepscope.whatif.graph import Durations, Stretches, Works, concatenated, nothing, previous_in, selected
 
 RETURN_NS: Final = 5_000
-"""A call that had nothing to wait for would come back at most so long after the device was done."""
+"""Longest time from the end of device work to the return of a call that had nothing else to wait for."""
 FULL_QUEUE: Final = 256
-"""Launches ahead of the device from which on a long launch call is taken to wait for room in the queue."""
+"""Launches ahead of the device from which on a long launch call counts as waiting for queue space."""
 LONG_LAUNCH: Final = 20
-"""Times the median call of its name that a launch call must last to have waited for room."""
+"""Duration of a launch call, in median calls of its name, from which on it counts as waiting for queue space."""
 LONG_LAUNCH_NS: Final = 100_000
 
 
@@ -36,26 +36,26 @@ class Waits:
     lane: npt.NDArray[np.int32]  # of the call
     start: Times  # of the call
     end: Times  # of the call
-    own_ns: Times  # how long it would last without waiting
+    own_ns: Times  # duration without waiting
     work: Rows  # row in `device_work` that it waited for
 
 
 @dataclass(frozen=True, slots=True)
 class Handovers:
-    """Bursts of work on threads that another thread gave it to; arrays of shape (n,)."""
+    """Bursts of work handed over by another thread; arrays of shape (n,)."""
 
-    lane: npt.NDArray[np.int32]  # the thread that works
+    lane: npt.NDArray[np.int32]  # thread that works
     start: Times  # of the burst
     end: Times  # of the burst
-    giver: npt.NDArray[np.int32]  # the thread that gave the work, -1 where none is known
-    given: Times  # the last moment before the burst at which that thread did something
-    resumed: Times  # when the giver went on after waiting for the burst; -1 where it did not wait
+    giver: npt.NDArray[np.int32]  # thread that handed the work over, -1 if unknown
+    given: Times  # last time before the burst at which that thread was active
+    resumed: Times  # when the giver continued after waiting for the burst; -1 if it did not wait
 
 
 def device_waits(trace: Trace) -> Waits:
-    """The calls in which threads waited for a device, with what they waited for.
+    """Calls in which threads waited for a device, with the work that they waited for.
 
-    A process waits for its own work only, not for what another process in the same file gave the devices.
+    A process waits for its own work only, not for device work of another process in the same file.
     """
     processes = trace.lanes.select("lane", pl.col("process").fill_null(""))
     calls = _calls(trace).join(processes, on="lane", how="left", maintain_order="left")
@@ -75,7 +75,7 @@ def device_waits(trace: Trace) -> Waits:
 
 
 def _waits_of(calls: pl.DataFrame, work: pl.DataFrame, launched: pl.DataFrame) -> Waits:
-    """The waits among the calls of one process; `launched` is the work that it, or nobody known, launched."""
+    """Waits of one process; `launched` is the work launched by it or by an unknown process."""
     start, end = calls["start_ns"].to_numpy(), calls["end"].to_numpy()
     by_end = _ended_within(launched, start, end)
     own_copy = row_numbers(calls["copied"])
@@ -90,7 +90,7 @@ def _waits_of(calls: pl.DataFrame, work: pl.DataFrame, launched: pl.DataFrame) -
     before = _launched_before(launched, start, end)
     found = np.where(silent, before, waiting)
     own = _own(calls, waiting >= 0)
-    # What a copy from pageable memory takes beside its wait, the host spends on copying.
+    # Beyond its wait, a pageable copy takes host time for the copying itself.
     since = work["end"].to_numpy()[np.maximum(waiting, 0)]
     own = np.where(staged & (waiting >= 0), end - np.maximum(since, start), own)
     keep = np.flatnonzero(found >= 0)
@@ -124,7 +124,7 @@ def _calls(trace: Trace) -> pl.DataFrame:
 
 
 def _ended_within(work: pl.DataFrame, start: Times, end: Times) -> Rows:
-    """The work that was the last to end while the call ran, and was launched before the call was made; else -1."""
+    """Last work to end during the call, launched before it; else -1."""
     ordered = work.sort("end")
     ends, rows = ordered["end"].to_numpy(), ordered["work"].to_numpy().astype(np.int64)
     launched = ordered["launched"].fill_null(np.iinfo(np.int64).min).to_numpy()
@@ -135,22 +135,22 @@ def _ended_within(work: pl.DataFrame, start: Times, end: Times) -> Rows:
 
 
 def _if_within(own: Rows, work: pl.DataFrame, start: Times, end: Times) -> Rows:
-    """The call's own copy, where it ended before the call did."""
+    """The call's own copy, if it ended before the call did; else -1."""
     ends = work["end"].to_numpy()[np.maximum(own, 0)]
     return np.where((own >= 0) & (ends <= end) & (ends >= start), own, -1)
 
 
 def _staged(own: Rows, work: pl.DataFrame, start: Times, end: Times) -> npt.NDArray[np.bool_]:
-    """Whether the call copied from pageable memory: its own copy began while it ran, and ended a little later.
+    """Whether the call copied from pageable memory: its copy began during the call, and ended shortly after it.
 
-    Such a call first waits for what was launched before, and then hands the device part after part.
+    Such a call first waits for earlier launches, and then passes the data to the device in parts.
     """
     begin, ends = work["begin"].to_numpy()[np.maximum(own, 0)], work["end"].to_numpy()[np.maximum(own, 0)]
     return (own >= 0) & (begin > start) & (begin < end) & (ends > end) & (end - start > LONG_LAUNCH_NS)
 
 
 def _launched_before(work: pl.DataFrame, start: Times, end: Times) -> Rows:
-    """The work launched last before the call, where it had ended when the call came back; else -1."""
+    """Last work launched before the call, if it had ended when the call returned; else -1."""
     ordered = work.filter(pl.col("launched").is_not_null()).sort("launched", "end")
     if ordered.is_empty():
         return np.full(len(start), -1, np.int64)
@@ -162,7 +162,7 @@ def _launched_before(work: pl.DataFrame, start: Times, end: Times) -> Rows:
 
 
 def _ahead(work: pl.DataFrame, moments: Times) -> Rows:
-    """How much launched work had not ended at each moment."""
+    """Number of launched but unfinished works at each time."""
     known = work.filter(pl.col("launched").is_not_null())
     given = np.searchsorted(np.sort(known["launched"].to_numpy()), moments, side="left")
     done = np.searchsorted(np.sort(known["end"].to_numpy()), moments, side="right")
@@ -170,7 +170,7 @@ def _ahead(work: pl.DataFrame, moments: Times) -> Rows:
 
 
 def _own(calls: pl.DataFrame, waited: npt.NDArray[np.bool_]) -> Times:
-    """How long each call would last with nothing to wait for: as calls of its name that did not wait."""
+    """Duration of each call without waiting: that of calls of its name that did not wait."""
     free = calls.filter(~pl.Series(waited)).group_by("name").agg(own=pl.col("duration_ns").median().cast(pl.Int64))
     own = calls.select("name", "duration_ns").join(free, on="name", how="left", maintain_order="left")
     typical = own["own"].fill_null(RETURN_NS).to_numpy()
@@ -179,7 +179,7 @@ def _own(calls: pl.DataFrame, waited: npt.NDArray[np.bool_]) -> Times:
 
 
 def _disjoint(lane: npt.NDArray[np.int32], start: Times, end: Times) -> npt.NDArray[np.bool_]:
-    """Which of the intervals, sorted by lane and start, begin after all before them on their lane have ended."""
+    """Whether each interval, sorted by lane and start, begins after all earlier ones on its lane have ended."""
     keep = np.ones(len(start), np.bool_)
     last_lane, last_end = -1, 0
     for index, (its_lane, begin, finish) in enumerate(zip(lane.tolist(), start.tolist(), end.tolist(), strict=True)):
@@ -191,16 +191,16 @@ def _disjoint(lane: npt.NDArray[np.int32], start: Times, end: Times) -> npt.NDAr
 
 
 def is_host_collective(trace: Trace) -> npt.NDArray[np.bool_]:
-    """For each row of `annotations` whether it is a collective that a backend of the host's own runs."""
+    """Whether each row of `annotations` is a collective of a host backend."""
     named = trace.annotations["name"].str.contains(HOST_BACKEND) & (trace.annotations["kind"] == "host")
     marks: npt.NDArray[np.bool_] = named.fill_null(False).to_numpy()
     return marks
 
 
 def handovers(trace: Trace, activity: HostActivity) -> Handovers:
-    """The bursts of every thread that is not its process's main thread, but for collectives.
+    """Bursts of every thread other than its process's main thread, without collectives.
 
-    A burst is what a thread does while its main thread does nothing new. The main thread has waited for it when the
+    A burst is a thread's activity while its main thread starts nothing new. The main thread has waited for it when the
     burst fills most of the time for which the main thread was silent.
     """
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
@@ -213,7 +213,7 @@ def handovers(trace: Trace, activity: HostActivity) -> Handovers:
 
 
 def _bursts(activity: HostActivity, lane: int, main: int, apart: npt.NDArray[np.bool_]) -> Handovers:
-    """The bursts of one thread; of annotations those marked in `apart` are no work of the thread's."""
+    """Bursts of one thread; annotations marked in `apart` are not the thread's work."""
     mine = np.flatnonzero((activity.lane == lane) & (activity.parent < 0))
     is_annotation = activity.table[mine] == TABLES.index("annotations")
     mine = mine[~(is_annotation & np.append(apart, False)[np.where(is_annotation, activity.row[mine], -1)])]
@@ -232,14 +232,14 @@ def _bursts(activity: HostActivity, lane: int, main: int, apart: npt.NDArray[np.
     waited = known & (last_end <= following) & (last_end - begin >= 0.5 * (following.astype(np.float64) - given))
     lanes = np.full(len(begin), lane, np.int32)
     giver, resumed = np.where(known, main, -1).astype(np.int32), np.where(waited, following, -1)
-    # Bursts that outlast the silence they began in, and others that begin in the same thread meanwhile, stay apart.
+    # Bursts that outlast their silence, and others that begin meanwhile in the same thread, stay separate.
     return Handovers(lanes, begin, last_end, giver, given, resumed)
 
 
 SOON_NS: Final = 100_000
-"""A thread that goes on so soon after a collective's end has waited for it,"""
+"""Longest time after a collective's end in which a continuing thread counts as having waited for it,"""
 SOON_SHARE: Final = 0.1
-"""or within this share of the time for which it was silent while the collective ran."""
+"""or the share of its silence during the collective that counts as such."""
 LEAST_WAIT_NS: Final = 20_000
 
 
@@ -248,16 +248,16 @@ class HostCollectives:
     """Collectives on threads of their own; arrays of shape (n,), in order of time."""
 
     row: Rows  # in `annotations`
-    lane: Rows  # the thread that runs it
+    lane: Rows  # thread that runs it
     start: Times  # nanoseconds
     end: Times  # nanoseconds
-    giver: Rows  # the main thread of its process
-    given: Times  # the last moment before the start at which the main thread did something
-    paused: Times  # between which the main thread was silent and waited for the end; -1 where it did not wait
-    resumed: Times  # between which the main thread was silent and waited for the end; -1 where it did not wait
+    giver: Rows  # main thread of its process
+    given: Times  # last time before the start at which the main thread was active
+    paused: Times  # begin (paused) and end (resumed) of the main thread's wait; -1 if it did not wait
+    resumed: Times  # begin (paused) and end (resumed) of the main thread's wait; -1 if it did not wait
 
     def waits(self, first: int) -> Waits:
-        """The main threads' waits, of the works that are numbered from `first` on; the last in each pause counts."""
+        """Waits of the main threads for works numbered from `first` on; the last work in each pause counts."""
         order = np.lexsort((-self.end, self.resumed))
         order = order[self.resumed[order] >= 0]
         chosen = order[np.unique(self.resumed[order], return_index=True)[1]]
@@ -268,12 +268,12 @@ class HostCollectives:
         return Waits(none, self.giver[chosen].astype(np.int32), paused, resumed, own, first + chosen)
 
     def works(self, stretches: Stretches, first: int, queues: int) -> Works:
-        """One work each, numbered from `first` on, in queues behind the devices': one a thread."""
+        """One work per collective, numbered from `first` on, in one queue per thread after the devices' queues."""
         stretch = stretches.at(self.giver.astype(np.int32), self.given)
         previous = previous_in(self.lane, self.start, np.arange(len(self.start)))
         queue = queues + np.unique(self.lane, return_inverse=True)[1].astype(np.int64)
         before = np.where(previous >= 0, self.end[previous], np.iinfo(np.int64).min)
-        held = before > self.given  # by the collective before it
+        held = before > self.given  # by the previous collective
         latency: Durations = np.where(held, 0, self.start - self.given)
         gap: Durations = np.where(held, self.start - np.where(held, before, 0), 0)
         known = stretch >= 0
@@ -290,7 +290,7 @@ class HostCollectives:
 
 
 def host_collectives(trace: Trace, activity: HostActivity) -> HostCollectives:
-    """Every collective that a thread other than its process's main thread runs."""
+    """Every collective run by a thread other than its process's main thread."""
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
     mains = {lane: activity.main_lanes.get(process, lane) for lane, process in processes.items()}
     rows = trace.annotations.with_row_index("row").filter(pl.Series(is_host_collective(trace), dtype=pl.Boolean))
@@ -319,16 +319,16 @@ def host_collectives(trace: Trace, activity: HostActivity) -> HostCollectives:
 
 
 SHORTEST_NS: Final = 1_000_000
-"""A call that is shorter than this is taken for the host's own work."""
+"""Shorter calls count as the host's own work."""
 _BUSY: Final = 0.99
-"""Share of a call's time in which the device works, from which on the call is taken to wait for it."""
+"""Share of a call in which the device works from which on the call counts as waiting for it."""
 
 
 def silent_wait_ns(trace: Trace, activity: HostActivity, lane: int, device: str | None, span: Window) -> int:
-    """How long a thread waited for the device in the span without a call that says so, nanoseconds.
+    """Time in the span for which a thread waited for the device without an explicit wait call, nanoseconds.
 
-    Counted are the pieces of a thread's time that lie in slices which wait by their names but are no launches, and
-    pieces of SHORTEST_NS or more inside an operator during which the device works throughout.
+    It includes slices whose name means waiting but that are not launches, and pieces of SHORTEST_NS or more inside an
+    operator during which the device works throughout.
     """
     if trace.metadata.format not in XLA_FORMATS or device is None or not len(activity.table):
         return 0

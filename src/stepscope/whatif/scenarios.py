@@ -1,4 +1,4 @@
-"""Larger changes of how the steps run: graphs, overlapped communication, other buckets, worker processes."""
+"""Larger changes to the steps: CUDA graphs, overlapped communication, bucket sizes, worker processes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["bucket_size", "graphs", "loader_workers", "overlap_communication"]
 
 
 RECEIVED_NS: Final = 1_000_000
-"""To receive a batch from a worker, where the trace has no workers of its own that show it."""
+"""Time to receive a batch from a worker, for traces without workers."""
 PREFETCHED: Final = 2
-"""Batches that each worker may be ahead: the default of torch's DataLoader."""
+"""Batches that each worker may prefetch: the default of torch's DataLoader."""
 
 
 def loader_workers(workers: int) -> Change:
-    """So many worker processes load batches ahead; with 0 the main process loads them itself.
+    """Load batches in this many worker processes; with 0 the main process loads them itself.
 
     Each worker loads one batch after the other, for as long as a batch took in the trace, and stays at most two batches
-    ahead of the program. A call for a batch waits until its batch is there, and takes as long as receiving one.
+    ahead of the program. A call for a batch waits until its batch is ready, and then takes the time to receive it.
 
     Raises:
-        UsageError: a negative number; when applied to a trace without a data loader, or one that does not tell how long
-            loading a batch takes.
+        UsageError: the number is negative; when applied to a trace without a data loader or without the time to load a
+            batch.
     """
     if workers < 0:
         raise UsageError(f"there cannot be {workers} workers")
@@ -74,7 +74,7 @@ def loader_workers(workers: int) -> Change:
 
 
 def _loading_ns(made: Batches, length: Times) -> Times:
-    """How long each batch takes to load in one process."""
+    """Time to load each batch in one process."""
     if made.clock_ns is not None:
         return np.full(len(length), round(made.clock_ns), np.int64)
     if made.workers == 0:
@@ -85,7 +85,7 @@ def _loading_ns(made: Batches, length: Times) -> Times:
 
 
 def _slowed(loading: Times, made: Batches, workers: int, program: ProgramFacts) -> Times:
-    """Loading times where there are fewer processors than workers."""
+    """Loading times with fewer processors than workers."""
     usable = program.process.get("usable_processors")
     if not isinstance(usable, int) or usable < 1 or made.processor_ns is None:
         return loading
@@ -93,18 +93,18 @@ def _slowed(loading: Times, made: Batches, workers: int, program: ProgramFacts) 
 
 
 def _with_batches(graph: Graph, after: Times, asked: Times, loading: Times, workers: int) -> Graph:
-    """The graph with one work for each batch, on a queue for each worker, that the calls for batches wait for."""
+    """Add one work per batch, on one queue per worker, that the calls for batches wait for."""
     works, count = graph.works, len(graph.works.start)
     number = np.arange(len(after))
     before = number - workers * PREFETCHED
     queue = int(works.queue.max(initial=-1)) + 1 + number % workers
     stretches = graph.stretches
-    # The first batches are on their way when the recording begins, one worker's after the other's.
+    # The first batches are already being loaded when the recording begins, staggered by worker.
     ready = asked[0] + number * loading[0] // workers - loading[0]
     source = np.where(before >= 0, stretches.previous[after[np.maximum(before, 0)]], -1)
     launched = np.where(before >= 0, asked[np.maximum(before, 0)], 0)
     start = np.where(before >= 0, launched, ready)
-    start = np.minimum(start, asked)  # in the order of things a batch comes before the call that waits for it
+    start = np.minimum(start, asked)  # a batch starts before the call that waits for it
     none = np.zeros(len(number), np.int64)
     previous = np.where(number >= workers, count + number - workers, -1)
     added = Works(start, loading, queue, source, launched, none, previous, none)
@@ -119,17 +119,17 @@ def _with_batches(graph: Graph, after: Times, asked: Times, loading: Times, work
 
 
 GRAPH_GAP_NS: Final = 1_000
-"""Between kernels of a graph the device needs no longer than this."""
+"""Longest gap between kernels of a graph."""
 _GRADIENTS: Final = ("all_reduce", "reduce_scatter")
 _STAYS: Final = ("input", "host_to_device_copy", "synchronisation", "communication", "logging", "checkpoint")
-"""Causes of host time that a graph does not take away."""
+"""Causes of host time that a graph does not remove."""
 
 
 def graphs() -> Change:
-    """What each step launches between two waits is launched at once, as one graph.
+    """Launch everything between two waits of a step at once, as one graph.
 
-    Host time from the first of these launches to the last is gone, but for loading data, copies, communication and
-    logging, and kernels follow each other as closely as in a graph.
+    Host time from the first to the last of these launches is removed, except for loading data, copies, communication
+    and logging, and kernels run back to back as in a graph.
 
     Raises:
         UsageError: when applied to a trace without launched device work.
@@ -152,7 +152,7 @@ def graphs() -> Change:
 
 
 def _segments(experiment: Experiment, graph: Graph, launched: Rows) -> pl.DataFrame:
-    """What is launched in one stretch and step: columns lane, start, end (of the launch calls), works."""
+    """Launches per stretch and step: columns lane, start, end (of the launch calls), works."""
     starts = np.sort(experiment.steps["start_ns"].to_numpy())
     calls, launch = experiment.trace.launches, experiment.trace.device_work["launch"].cast(pl.Int64).fill_null(-1)
     row = launch.to_numpy()[launched]
@@ -186,18 +186,17 @@ def _without_dispatch(experiment: Experiment, graph: Graph, lane: int, segments:
 
 
 def _with_host_time(graph: Graph, lane: int, pieces: pl.DataFrame, factor: float) -> Graph:
-    """The graph in which these pieces of a thread's time take so many times as long."""
     lanes, factors = np.full(pieces.height, lane, np.int32), np.full(pieces.height, factor)
     return graph.with_host_time(lanes, pieces["start"].to_numpy(), pieces["end"].to_numpy(), factors)
 
 
 def overlap_communication() -> Change:
-    """Gradients are exchanged beside the computation: nothing but the optimizer's work waits for them.
+    """Overlap gradient communication with computation: only the optimizer's work waits for it.
 
-    On a machine without a device the collectives run beside the backward pass, as far as that is long enough.
+    On a machine without a device the collectives run beside the backward pass, as far as it is long enough.
 
     Raises:
-        UsageError: when applied to a trace in which no gradients are exchanged.
+        UsageError: when applied to a trace without gradient communication.
     """
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
@@ -218,7 +217,7 @@ def _gradient_collectives(experiment: Experiment) -> pl.DataFrame:
 
 
 def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
-    """The collectives in queues of their own, waited for by the optimizer's first work of the step alone."""
+    """Move the collectives to queues of their own, awaited only by the optimizer's first work of the step."""
     works, count = graph.works, experiment.trace.device_work.height
     moved = np.zeros(len(works.start), np.bool_)
     moved[rows] = True
@@ -226,7 +225,7 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     group = np.where(moved[:count], -device, works.queue[:count])
     start, end = works.start[:count], (works.start + works.duration)[:count]
     previous = np.append(previous_in(group, start, end), works.previous[count:])
-    place = graph.places[1]  # where clocks disagree, what began before may be replayed after
+    place = graph.places[1]  # where clocks disagree, work that began earlier may be replayed later
     previous = np.where((previous >= 0) & (place[previous] < place), previous, -1)
     waits = graph.queue_waits
     free = waits.select(~(moved[waits.source] & ~moved[waits.target]))
@@ -243,7 +242,7 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
 
 
 def _what_they_send(graph: Graph, rows: Rows, moved: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
-    """For each collective the computation before it in its old queue, whose result it sends, if there is any."""
+    """For each collective the preceding computation in its old queue, whose result it sends, if there is one."""
     before = graph.works.previous[rows]
     while ((before >= 0) & moved[before]).any():
         before = np.where((before >= 0) & moved[before], graph.works.previous[before], before)
@@ -251,7 +250,7 @@ def _what_they_send(graph: Graph, rows: Rows, moved: npt.NDArray[np.bool_]) -> t
 
 
 def _optimizer_after(experiment: Experiment, graph: Graph, rows: Rows) -> tuple[Rows, Rows]:
-    """For each collective the optimizer's first work launched after it, if there is any."""
+    """For each collective the optimizer's first work launched after it, if there is one."""
     works = graph.works
     phase = experiment.attribution.work_phase
     mine = np.flatnonzero((phase == OPTIMIZER) & (works.stretch[: len(phase)] >= 0))
@@ -276,15 +275,14 @@ def _beside_backward(experiment: Experiment, graph: Graph) -> Graph:
 
 
 def bucket_size(megabytes: float) -> Change:
-    """Gradients are sent in buckets of at least this size, in MB (10^6 bytes), the last of a step excepted.
+    """Send gradients in buckets of at least this size, in MB (10^6 bytes), except for the last of a step.
 
-    What a bucket takes follows from the trace's own collectives: the time of the shortest for each, the rate of the
-    quickest for each byte, and what the longest of its parts took beyond that, which is waiting for other ranks. A
-    bucket is sent when the last of its parts is there; what waited for a part waits for its bucket. What the trace
-    sends at once is not divided.
+    The time of a bucket follows from the trace's own collectives: the fixed time of the shortest, the rate of the
+    quickest per byte, and the wait for other ranks in the longest of its parts. A bucket is sent when its last part is
+    ready; whatever waited for a part waits for its bucket. Recorded messages are never split.
 
     Raises:
-        UsageError: a size that is not above 0; when applied to a trace whose collectives do not tell their sizes.
+        UsageError: the size is not above 0; when applied to a trace without the sizes of its collectives.
     """
     if not megabytes > 0:
         raise UsageError(f"a bucket of {megabytes:g} MB holds nothing")
@@ -301,7 +299,7 @@ def bucket_size(megabytes: float) -> Change:
         last = np.flatnonzero(np.append(bucket[1:] != bucket[:-1], True))
         carrier = rows[last][np.searchsorted(last, np.arange(len(rows)))]
         size, measured = found["bytes"].to_numpy(), found["duration_ns"].to_numpy()
-        waiting = np.full(int(bucket.max()) + 1, -np.inf)  # for other ranks: the longest of any part stays
+        waiting = np.full(int(bucket.max()) + 1, -np.inf)  # for other ranks: the longest wait of any part remains
         np.maximum.at(waiting, bucket, measured - each_ns - byte_ns * size)
         total = np.bincount(bucket, weights=size)
         scale = graph.work_scale.copy()
@@ -314,7 +312,7 @@ def bucket_size(megabytes: float) -> Change:
 
 
 def _cost(size: npt.NDArray[np.int64], duration: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Nanoseconds of each collective and of each byte: of the quickest, for others have waited for other ranks."""
+    """Nanoseconds per collective and per byte, from the quickest ones, since others include waiting for other ranks."""
     each = float(duration.min())
     large = size >= np.median(size)
     rate = np.maximum(duration[large] - each, 0.0) / np.maximum(size[large], 1)
@@ -322,7 +320,7 @@ def _cost(size: npt.NDArray[np.int64], duration: npt.NDArray[np.int64]) -> tuple
 
 
 def _buckets(step: Rows, size: npt.NDArray[np.int64], limit: float) -> Rows:
-    """The number of the bucket of each collective, in order of time."""
+    """Bucket index of each collective, in order of time."""
     result, number, filled = np.zeros(len(step), np.int64), 0, 0.0
     for index in range(len(step)):
         if index and (step[index] != step[index - 1] or filled >= limit):
@@ -333,7 +331,7 @@ def _buckets(step: Rows, size: npt.NDArray[np.int64], limit: float) -> Rows:
 
 
 def _of_carriers(graph: Graph, rows: Rows, carrier: Rows) -> Edges:
-    """The waits for parts of a bucket as waits for the bucket, where that can still come before."""
+    """Waits for parts of a bucket as waits for the bucket, where that does not go backwards in time."""
     waits = graph.queue_waits
     to = np.arange(len(graph.works.start))
     to[rows] = carrier
