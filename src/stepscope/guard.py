@@ -49,8 +49,6 @@ _lock = threading.RLock()
 
 
 class _Held:
-    """Something installed in the process, and how to remove it."""
-
     __slots__ = ("process", "take_off", "thread", "what")
 
     def __init__(self, what: str, take_off: Callable[[], object], thread: int | None) -> None:

@@ -198,5 +198,5 @@ class StepscopeCallback(RecordingCallback, _Callback):  # type: ignore[misc]
 
 
 def _task_of(trainer: Any) -> str:
-    """Return the trainer's task: fit, validate, test or predict."""
+    """The trainer's task: fit, validate, test or predict."""
     return str(getattr(trainer.state.fn, "value", trainer.state.fn))

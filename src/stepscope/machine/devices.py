@@ -398,7 +398,7 @@ def figures_of(row: DevicePeaks) -> dict[str, Any]:
 
 
 def _over(value: float, unit: float) -> float:
-    """Convert to a file's unit with nine digits, which hides binary rounding."""
+    """Convert to a file's unit, rounded to nine digits, which hides binary rounding."""
     number = float(f"{value / unit:.9g}")
     return int(number) if number.is_integer() else number
 

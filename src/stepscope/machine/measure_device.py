@@ -130,8 +130,6 @@ class _Cannot(Exception):
 
 
 class _Bench:
-    """The measurements of one device."""
-
     def __init__(self, torch: Any, device: str | None, effort: Effort, progress: Callable[[str], None]) -> None:
         self.torch = torch
         self.device = _device(torch, device)
@@ -282,7 +280,6 @@ class _Bench:
         return float(self.memory or 4 * _COPY_BYTES)
 
     def _described(self) -> tuple[int | None, int | None, str | None, int | None]:
-        """Return memory, units, capability and cache."""
         if self.is_cpu:
             return memory_bytes(Machine()), self.torch.get_num_threads(), None, None
         read = getattr(self.module, "get_device_properties", None)
@@ -345,7 +342,6 @@ def _device(torch: Any, named: str | None) -> Any:
 
 
 def _processor() -> str:
-    """Return the CPU's model name."""
     machine = Machine()
     lines = (machine.read("proc/cpuinfo") or "").splitlines()
     models = (line.partition(":")[2] for line in lines if line.startswith("model name"))

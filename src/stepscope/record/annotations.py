@@ -241,7 +241,6 @@ def _of_nvtx(name: str, number: int | None) -> _Context | None:
 
 @contextlib.contextmanager
 def _torch_range(nvtx: Any, name: str) -> Iterator[None]:
-    """An NVTX range through PyTorch's binding."""
     nvtx.range_push(name)
     yield
     nvtx.range_pop()

@@ -237,7 +237,6 @@ class FirstRecording:
         self._handle = None
 
     def _serve(self) -> None:
-        """Start the agent, now that the rank is known and this process has steps to record."""
         from stepscope.record.agent.server import serve_for_run
 
         self._controller.stays = True  # set even if the start fails: it is tried only once
@@ -396,7 +395,6 @@ def steps_are_marked() -> None:
 
 
 def _apply(folder: RunFolder, options: RunOptions) -> None:
-    """Apply remedies to this process, and report the outcomes at its end."""
     from stepscope.record.apply import install
 
     applying = install(options.apply, folder, is_recorded=not options.measure)
@@ -425,7 +423,6 @@ def _measure(folder: RunFolder, options: RunOptions) -> BenchSteps | None:
 
 
 def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> None:
-    """Send the plan this process's steps and its end, however that comes."""
     steps.listener = plan
     set_controller(steps)
     atexit.register(plan.program_ends)

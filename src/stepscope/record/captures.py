@@ -292,7 +292,6 @@ class OtherProfilers:
 
 
 def _is_in_use() -> bool:
-    """Whether a profiler was started before the watch began."""
     if getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False):
         return True
     states = (

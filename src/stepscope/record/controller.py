@@ -386,7 +386,6 @@ def new_recording(options: RecordOptions, first_step: int, source: StepSource, *
 
 
 def _torch_xla_runs() -> bool:
-    """Whether PyTorch/XLA uses a device, and is not merely imported."""
     module: Any = sys.modules.get("torch_xla")
     is_initialized = getattr(getattr(module, "_XLAC", None), "_xla_runtime_is_initialized", None)
     return bool(is_initialized is not None and is_initialized())

@@ -190,7 +190,6 @@ def is_first_of_its_machine() -> bool:
 
 
 def _torch_on_cuda() -> Any:
-    """Return torch if it has begun to use CUDA, else None."""
     torch: Any = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 

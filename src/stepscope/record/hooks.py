@@ -65,8 +65,6 @@ class Marker:
 
 
 class _Hooks:
-    """Hooks in one framework; they report steps to the process's controller."""
-
     def __init__(self, controller: StepController) -> None:
         self._controller = controller
         self._removals: dict[StepSource, Callable[[], None]] = {}
@@ -279,7 +277,6 @@ class _ForwardCalls:
                     return
 
     def _follow(self, module: Any) -> None:
-        """Wrap the class of a module to detect the module's own calls."""
         kind: Any = type(module)
         self._found = weakref.ref(module)
         called = guard.around(kind.__call__, before=self._called, unless=_compiling())

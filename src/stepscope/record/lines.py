@@ -146,7 +146,6 @@ _CALLER: Final = 2
 
 
 def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
-    """Return code and line of the user's innermost frame, from `frame` outwards."""
     while frame is not None:
         code = frame.f_code
         if _is_user[code.co_filename]:
@@ -538,8 +537,6 @@ def _stop_all() -> None:
 
 
 class _Places:
-    """The distinct recorded lines."""
-
     def __init__(self) -> None:
         self.locations: list[Location] = []
         self._numbers: dict[tuple[int, int], int] = {}

@@ -134,7 +134,6 @@ class ProfileBlock:
         self._end(failed=False)
 
     def _abandon(self) -> None:
-        """After an internal error, end the block."""
         self._is_open, self._recorder = False, None
         self.problem = self.problem or "stepscope failed, and the program went on without it"
         guard.attempted(lambda: input_watch().uninstall(self))

@@ -154,8 +154,6 @@ def record_one_host(order: dict[str, Any]) -> None:
 
 
 class _Child:
-    """The process that records one host."""
-
     def __init__(self, address: str, order: ProfilerOrder, folder: Path) -> None:
         self.address = address
         self.problem: str | None = None
@@ -204,7 +202,6 @@ class _Child:
         return b""
 
     def profile(self, place: Path) -> HostProfile:
-        """Wait for the profile and move it to its place."""
         found = sorted((self._folder / _PROFILES).glob("*/*.xplane.pb"))
         if not found:
             problem = self.problem or "the server sent no profile"

@@ -250,7 +250,6 @@ def _stolen(before: _Sample, after: _Sample) -> Observation:
 
 
 def _processes(machine: Machine) -> dict[int, tuple[str, int]]:
-    """Return name and clock ticks of every visible process."""
     found = {}
     for path in machine.matching("proc", "[0-9]*/stat"):
         text = machine.read(str(path.relative_to(machine.root))) or ""  # a process may have ended in the meantime

@@ -130,8 +130,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection: one request and its reply."""
-
     protocol_version = "HTTP/1.1"
     server_version = "stepscope"
     sys_version = ""

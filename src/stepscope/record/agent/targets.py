@@ -171,7 +171,7 @@ def listener_at(address: str, *, connect_s: float = CONNECT_S, answer_s: float =
 
 
 def _is_settings(answer: bytes) -> bool:
-    """Whether a reply begins with a SETTINGS frame on stream 0, which every HTTP/2 server sends first."""
+    """Whether the reply begins with a SETTINGS frame on stream 0, which every HTTP/2 server sends first."""
     return len(answer) >= _FRAME_BYTES and answer[3] == _SETTINGS and answer[5:_FRAME_BYTES] == bytes(4)
 
 

@@ -443,7 +443,6 @@ class _Batching:
             self._change(frame, around, rewrite)
 
     def _change(self, frame: FrameType, around: FrameType, rewrite: Rewrite) -> None:
-        """Serve the running loops of this code, and give its function the new code."""
         code = around.f_code
         place = f"{os.path.basename(code.co_filename)}:{rewrite.line}"
         name = f"{rewrite.function} ({place})" if rewrite.function else f"the loop at {place}"

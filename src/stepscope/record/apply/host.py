@@ -64,7 +64,7 @@ def install_host(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 def _set_threads(applying: Applying, wanted: int) -> None:
-    """Set the number of threads, and ignore later requests of the program for another number."""
+    """Set the number of threads, and ignore the program's later requests for another number."""
     import torch
 
     original, before = torch.set_num_threads, torch.get_num_threads()

@@ -82,7 +82,6 @@ def install_losses(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 def _is_large(scores: Any, target: Any) -> bool:
-    """Whether the remedy supports these tensors and they are large enough to benefit."""
     return bool(
         scores.dim() == 2
         and scores.shape[1] >= _FEWEST_CLASSES
@@ -124,7 +123,7 @@ def install_logging(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 class _LoggedNumbers:
-    """Which lines only store the numbers that they read, and the numbers that are still pending.
+    """Which source lines only store the numbers that they read, and the numbers still pending.
 
     Attributes:
         verdicts: maps (id of a code object, line) to the line's name, "" if it does more with the number.

@@ -177,7 +177,7 @@ class Applying:
             self._write()
 
     def _write(self) -> None:
-        """Write after every outcome, since a program may be killed; the rank is known only by then."""
+        """Write after every outcome, since the program may be killed, for the rank known by then."""
         self._is_rank = self._is_rank or not is_helper()
         if self._folder is None or not self._is_rank:
             return
@@ -274,7 +274,6 @@ class OutermostCalls:
         self._applying.on_remove(self._unwatch)
 
     def _adopt(self, module: Any) -> None:
-        """Run the actions for a module; an action that fails leaves the module unchanged."""
         found: list[Around] = []
         for flag, action in self._on_new:
             with self._applying.guarded(flag):

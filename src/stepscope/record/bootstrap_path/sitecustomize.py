@@ -98,7 +98,7 @@ def _stepscope() -> None:
 
 
 def _sign() -> None:
-    """Leave a file that shows that a Python process of the run was reached."""
+    """Leave a marker file that shows that a Python process of the run was reached."""
     with contextlib.suppress(OSError):
         folder = os.path.join(os.environ["STEPSCOPE_RUN"], "seen")
         os.makedirs(folder, 0o700, exist_ok=True)

@@ -199,8 +199,6 @@ class Telemetry:
 
 
 class _Throughput:
-    """Accumulates amounts until a second has passed."""
-
     def __init__(self, now_ns: int) -> None:
         self._since_ns = now_ns
         self._amount: float | None = None

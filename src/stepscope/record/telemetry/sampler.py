@@ -278,7 +278,7 @@ class ProcessTree:
         return [(series, max(part - before[0], 0.0) / (whole - before[1]))]
 
     def _lack(self, series: Series, reason: str) -> None:
-        """Record once that a counter is unavailable, and stop reading it."""
+        """Report once that a counter is unavailable, and stop reading it."""
         if series not in self._absent:
             self._absent.add(series)
             self._writer.lacks(series, reason)

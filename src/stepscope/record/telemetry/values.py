@@ -34,8 +34,6 @@ _PAGES_AT_ONCE: Final = 16
 
 @dataclass(slots=True)
 class _Copy:
-    """Numbers being copied from a device."""
-
     event: Any
     page: Any
     numbers: Any
@@ -434,7 +432,6 @@ def _norm(tensor: Any) -> Any:
 
 
 def _first_tensor(output: Any) -> Any:
-    """Return a module's output, or the first tensor in it."""
     torch = sys.modules["torch"]
     if isinstance(output, torch.Tensor):
         return output if output.is_floating_point() else None
