@@ -32,7 +32,7 @@ __all__ = ["QuietReport", "QuietSteps", "prepare_quiet", "quiet_steps"]
 
 _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _VENDORS: Final = ("NVIDIA", "AMD", "Habana", "Intel")
-"""Which devices are meant where there are several makers': the first of these; desktops have an Intel one besides."""
+"""Vendors in order of preference on machines with several; desktops often have an Intel GPU as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from stepscope.trace.program_facts import PauseFacts, StepFacts
 MOST_STEPS: Final = 5_000
 MOST_PAUSES: Final = 5_000
 SHORTEST_PAUSE_NS: Final = 20_000
-"""Shorter runs of the collector are only added up."""
+"""Shorter collections are only added up."""
 _SLOW_READ_NS: Final = 200_000
 _DEEPEST: Final = 64
 

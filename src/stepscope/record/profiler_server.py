@@ -32,9 +32,9 @@ from stepscope.files import make_private, private_file, private_folder
 from stepscope.record.agent.client import for_each
 
 LOG: Final = "profiler-client.log"
-"""What the client of xprof wrote, in the folder of the captures."""
+"""Log file of the xprof client, in the folder of the captures."""
 MOST_SECONDS: Final = 600.0
-"""A server keeps what it records in memory until the end."""
+"""A server keeps its recording in memory until the end."""
 _PROFILES: Final = Path("plugins") / "profile"
 """Where TensorBoard looks for profiles."""
 _START_S: Final = 60.0

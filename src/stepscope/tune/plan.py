@@ -5,14 +5,12 @@ same plan and only have to take different parts of it.
 
 1. Screening: each value of each knob alone against the unchanged program.
 2. Combination: what may help, in the order of its gain, each on top of what was shown to help before; then settings
-that
-   make sense only together with one of these, the other values of their knobs, and, once the step is at most half as
-   long, what a longer step may have hidden. What is not shown to help is left out.
+   that make sense only together with one of these, the other values of their knobs, and, once the step is at most half
+   as long, what a longer step may have hidden. What is not shown to help is left out.
 3. Refinement: further combinations, as a sampler suggests them from all trials (Optuna's TPE). One that is shown to
    help is measured without each setting that came with it, and keeps those that it is slower without.
 4. Proof: the best against the unchanged program, in fresh runs. The best of many noisy measurements looks better than
-it
-   is; only these runs count for the result.
+   it is; only these runs count for the result.
 """
 
 from __future__ import annotations

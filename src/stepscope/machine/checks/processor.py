@@ -14,7 +14,7 @@ _LOAD: Final = Check("cpu-load")
 _STOLEN: Final = Check("stolen-time")
 _SAMPLE_S: Final = 0.5
 _LOAD_CORES: Final = 0.5
-"""Cores that others may keep busy before it is called a problem."""
+"""Load of other processes, in cores, above which it is a problem."""
 _NOTICEABLE_SHARE: Final = 0.01
 
 

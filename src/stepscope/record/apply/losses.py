@@ -33,9 +33,9 @@ LOSS_FLAGS: Final = (
     ),
 )
 _FEWEST_CLASSES: Final = 2000
-"""From which on the rule large-logits takes classes for many."""
+"""Threshold of the rule large-logits."""
 _FEWEST_SCORES: Final = 2**18
-"""Fewer are one block on a CPU, and gain nothing."""
+"""Fewer fit in one block on a CPU, and gain nothing."""
 
 
 def install_losses(applying: Applying, chosen: Mapping[str, str]) -> None:
@@ -102,7 +102,7 @@ LOGGING_FLAGS: Final = (
     ),
 )
 _MOST_UNREAD: Final = 256
-"""Numbers whose pinned memory is held; then the oldest is waited for."""
+"""Maximum pending numbers in pinned memory; beyond it, the oldest is waited for."""
 
 
 def install_logging(applying: Applying, chosen: Mapping[str, str]) -> None:

@@ -44,9 +44,8 @@ class _Imports:
         def execute_and_tell(module: Any) -> None:
             with _Guard():
                 del loader.exec_module
-                self._awaited.discard(
-                    name
-                )  # only when it runs: programs also look up a spec just to check that a module exists
+                # only when it runs: programs also look up a spec just to check that a module exists
+                self._awaited.discard(name)
             with _Hidden():
                 execute(module)
             with _Guard():

@@ -316,7 +316,7 @@ TRACKERS: Final[dict[str, tuple[str, str]]] = {
     "torch.utils.tensorboard.writer": ("SummaryWriter", "add_scalar"),
     "tensorboardX.writer": ("SummaryWriter", "add_scalar"),
 }
-"""Module, and the class and method of it that values are handed to."""
+"""Maps a module to the class and method that log values."""
 _DEEPEST: Final = 8
 
 

@@ -26,7 +26,7 @@ from stepscope.guard import sentence
 from stepscope.record.telemetry.store import Sample, Series, Writer
 
 Logged: TypeAlias = tuple[Series, Any]
-"""A series and its value: anything that is one number."""
+"""A series and its value, anything that is a single number."""
 
 _SMALLEST_PAGE: Final = 64
 _PAGES_AT_ONCE: Final = 16
@@ -217,7 +217,7 @@ def is_capturing() -> bool:
 
 
 Record: TypeAlias = Callable[[Sequence[Logged], int], None]
-"""Takes series with their values, and the step that the watch counts."""
+"""Takes series with their values, and the watch's own step count."""
 
 
 class Watch:
