@@ -40,7 +40,6 @@ def write_report(error: BaseException, *, command: Sequence[str], doing: str) ->
 
 
 def _new_file() -> tuple[int, str]:
-    """Create a file in the user's cache folder, else in the folder for temporary files."""
     try:
         import platformdirs
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 from stepscope.errors import UsageError
 
 _LONGEST_BYTES: Final = 200
-"""Of the name that is kept in that of the file which is being written: a name may have 255."""
+"""Bytes of the original name kept in the temporary file's name, since file names are limited to 255."""
 
 
 @contextlib.contextmanager

@@ -29,13 +29,13 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 ENTRIES: Final[dict[str, Callable[..., Any]]] = {}
-"""Every entry of the modules that are imported, by module and qualified name."""
+"""Every entry of the imported modules, by module and qualified name."""
 
 INLINE: Final[set[str]] = set()
-"""Entries that are called too often for `entry`: see `inline`. The most frequent catch everything by themselves."""
+"""Entries that are called too often for `entry`: see `inline`. The most frequent ones catch their own errors."""
 
 probe: Callable[[str], None] | None = None
-"""Called with an entry's name before it runs; tests have entries fail by it."""
+"""Called with an entry's name before it runs; tests use it to make entries fail."""
 
 _OURS: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LONGEST_REASON: Final = 300
@@ -44,13 +44,11 @@ _failed_in: str | None = None
 """The entry that failed, after which no entry does anything."""
 _held: Final[dict[object, _Held]] = {}
 _inside: Final[set[int]] = set()
-"""Threads that are inside an entry, which may still put something on after another one has failed."""
+"""Threads inside an entry, which may still install something after another entry has failed."""
 _lock = threading.RLock()
 
 
 class _Held:
-    """Something installed in the process, and how to remove it."""
-
     __slots__ = ("process", "take_off", "thread", "what")
 
     def __init__(self, what: str, take_off: Callable[[], object], thread: int | None) -> None:
@@ -258,9 +256,7 @@ class attempt:
 
 
 def inline(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Mark a function as an entry that is called too often for `entry`: it is listed in INLINE and has no
-    bookkeeping.
-    """
+    """Mark a function as an entry that is called too often for `entry`'s bookkeeping; it is listed in INLINE."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @wraps(function)
@@ -292,9 +288,7 @@ def attempted(reading: Callable[[], _R]) -> _R | None:
 
 
 def tried(function: Callable[..., Any], *positional: Any, **named: Any) -> tuple[Any, Exception | None]:
-    """Call foreign code; return its result, or its exception with the traceback, for a caller that may raise it
-    again.
-    """
+    """Call foreign code; return its result, or its exception with the traceback so that it can be raised again."""
     try:
         return function(*positional, **named), None
     except Exception as error:
@@ -352,9 +346,7 @@ def failed(error: BaseException, where: str) -> None:
 
 
 def _take_off() -> None:
-    """Remove everything, unless a thread is still inside an entry or another thread must do it: that thread then
-    does.
-    """
+    """Remove everything once no thread is inside an entry; a removal bound to a live thread waits for that thread."""
     here, process = get_ident(), os.getpid()
     with _lock:
         if _inside.intersection(sys._current_frames()):

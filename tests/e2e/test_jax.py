@@ -169,14 +169,10 @@ def test_a_program_that_ends_while_it_is_recorded_ends_in_a_sentence(
         f"stepscope: nothing was recorded of localhost:{port}\n",
     )
     assert attached.returncode == 2
-    assert [(each.code, each.err) for each in mistakes] == [
-        (2, "stepscope: a profiler server knows no steps: say how long to record, such as --seconds 2\n"),
-        (
-            2,
-            f"stepscope: localhost:{port} is a profiler server, which records for a time that is known at the "
-            f"beginning: stepscope attach localhost:{port} --seconds 2\n",
-        ),
-    ]
+    assert [each.code for each in mistakes] == [2, 2]
+    assert all(each.err.startswith("stepscope: ") and each.err.count("\n") == 1 for each in mistakes)
+    assert "--seconds 2" in mistakes[0].err
+    assert f"stepscope attach localhost:{port} --seconds 2\n" in mistakes[1].err
 
 
 def test_a_program_that_marks_its_steps_is_recorded_and_diagnosed(jax: Jax) -> None:

@@ -1,4 +1,4 @@
-"""From tables to reasons: rules, findings and their ranking."""
+"""Diagnosis: rules turn a trace's tables into findings, ranked by their saving."""
 
 from stepscope.diagnosis.diagnosis import Diagnosis, diagnose, diagnose_view
 from stepscope.diagnosis.finding import Finding

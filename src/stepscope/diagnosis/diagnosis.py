@@ -1,4 +1,4 @@
-"""The answer to "why is this step slow": what reports show and the JSON report is made of."""
+"""The diagnosis of one trace, which reports and the JSON report are made from."""
 
 from __future__ import annotations
 
@@ -44,11 +44,10 @@ class DeviceSummary:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A file among several, such as one rank's, that could not be read: the report is about the others.
+    """One of several files, such as one rank's, that could not be read and is missing from the report.
 
     Attributes:
-        path: of the file.
-        reason: one sentence that names it and says what is wrong with it.
+        reason: one sentence that names the file and says what is wrong with it.
     """
 
     path: str
@@ -57,13 +56,13 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What a step would lose if the causes of several findings were gone at once, by one replay without all of them.
+    """What a step would lose if the causes of several findings were removed together, by one replay.
 
     Attributes:
-        count: findings that it is about: those shown whose own saving was replayed.
+        count: number of shown findings whose own saving was replayed.
         saving_ns_per_step: never more than the step.
-        share: the same as a share of the step, 0 to 1.
-        sum_share: the sum of the findings' own shares: above `share` where savings overlap, below it where one cause
+        share: the saving as a share of the step, 0 to 1.
+        sum_share: sum of the findings' own shares: above `share` where savings overlap, below it where one cause
             hides behind another.
     """
 
@@ -75,11 +74,11 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Afterwards:
-    """A finding that saves hardly anything now, and something once the causes of those shown are gone.
+    """A finding that saves hardly anything now, but would once the causes of the shown findings are gone.
 
     Attributes:
-        saving_ns_per_step: what it saves then, beyond them; never more than the step.
-        saving_share: the same as a share of the step as measured, 0 to 1.
+        saving_ns_per_step: what it then saves in addition to them; never more than the step.
+        saving_share: the saving as a share of the step as measured, 0 to 1.
     """
 
     rule: str
@@ -93,29 +92,27 @@ class Diagnosis:
     """Everything a report needs; tables are small (already cut to the top rows).
 
     Attributes:
-        metadata: of the trace.
-        warnings: of the trace.
         step_source: "annotation", "inferred" or "none".
         steps: columns index, start_ns, duration_ns, complete (bool: fully inside the recording).
-        step_ns: the mean complete step's duration, from which savings are taken; where there are no steps, the length
-            of the device's or the main thread's window.
-        step_count: number of steps that `step_ns` and the savings are about; 1 where there are none.
-        devices: one summary a device; empty for a trace without a device.
-        idle: columns device, cause, trigger, ns, share (of the device's window); sums to idle_ns, device by device.
-        host: columns cause, ns, share: how the main host thread's time went, by the same causes.
-        operators: the top of `stepscope.analysis.operators.operator_table`.
-        operator_count: how many rows the whole table has.
-        kernels: the top of `stepscope.analysis.kernels.kernel_table`.
-        kernel_count: how many rows the whole table has.
-        findings: in order of saving, the largest first.
-        hidden: number of findings below the share that is worth showing.
-        not_answered: questions this trace leaves open.
-        device_uses: how each device spent its window, at a glance.
-        host_use: the same of the main host thread; None where none was recorded.
-        engine_uses: of devices whose queues are engines, how each one's window divides among them.
-        together: what the shown findings save together; None where fewer than two of them have a replayed saving.
-        afterwards: findings that are not shown, and save more once the causes of those shown are gone.
-        applied: what became of the remedies that were applied to the program as it started, a sentence each.
+        step_ns: the mean complete step's duration, which savings are relative to; without steps, the length of the
+            device's or the main thread's window.
+        step_count: number of steps that `step_ns` and the savings refer to; 1 without steps.
+        devices: one summary per device; empty for a trace without a device.
+        idle: columns device, cause, trigger, ns, share (of the device's window); sums to idle_ns for each device.
+        host: columns cause, ns, share: the main host thread's time by the same causes.
+        operators: the top rows of `stepscope.analysis.operators.operator_table`.
+        operator_count: rows of the whole table.
+        kernels: the top rows of `stepscope.analysis.kernels.kernel_table`.
+        kernel_count: rows of the whole table.
+        findings: by saving, the largest first.
+        hidden: number of findings below `minimum_share`.
+        not_answered: questions that this trace cannot answer.
+        device_uses: summary of how each device spent its window.
+        host_use: the same for the main host thread; None if none was recorded.
+        engine_uses: for devices whose queues are engines, how each engine spent the window.
+        together: joint saving of the shown findings; None if fewer than two of them have a replayed saving.
+        afterwards: hidden findings that save more once the causes of the shown ones are gone.
+        applied: outcome of each remedy applied when the program started, one sentence each.
     """
 
     metadata: Metadata
@@ -155,11 +152,11 @@ class Diagnosis:
 
 MINIMUM_SHARE = 0.01
 AFTERWARDS_SHARE = 0.05
-"""Findings that save so much once others are gone are named, though they save next to nothing now."""
+"""Share of the step that a hidden finding must save, once the causes of others are gone, to be reported."""
 MOST_AFTERWARDS = 10
-"""Of the findings that are not shown, those with the largest savings are tried: each takes a replay."""
+"""Number of hidden findings that are tried, those with the largest savings first; each takes a replay."""
 EXPLAINED = 0.5
-"""Share of a general finding's saving that more precise findings must explain to take its place."""
+"""Share of a general finding's saving that more precise findings must explain to replace it."""
 
 
 def diagnose(
@@ -171,17 +168,17 @@ def diagnose(
     minimum_share: float = MINIMUM_SHARE,
     user_code: UserCode = DEFAULT_USER_CODE,
 ) -> Diagnosis:
-    """Why the step of this trace is slow.
+    """Diagnose why the steps of a trace are slow.
 
     Args:
-        rules: identifiers of the rules to ask; all by default.
-        settings: thresholds to use instead of the defaults, by "rule.threshold".
+        rules: identifiers of the rules to run; all by default.
+        settings: thresholds that replace the defaults, by "rule.threshold".
         top: rows of the operator and kernel tables to keep; 0 for all.
-        minimum_share: findings that save less than this share of the step are counted and not kept.
-        user_code: which files are the user's, beside those that are no library's.
+        minimum_share: findings that save less than this share of the step are counted but not kept.
+        user_code: which files are the user's, besides those that belong to no library.
 
     Raises:
-        UsageError: an unknown rule or threshold.
+        UsageError: unknown rule or threshold.
     """
     _check_settings(settings or {})
     return diagnose_view(View(trace, settings, user_code), rules=rules, top=top, minimum_share=minimum_share)
@@ -190,10 +187,10 @@ def diagnose(
 def diagnose_view(
     view: View, *, rules: Sequence[str] | None = None, top: int = 20, minimum_share: float = MINIMUM_SHARE
 ) -> Diagnosis:
-    """As `diagnose`, of a trace of which more is asked: what was computed for the diagnosis stays with the view.
+    """Diagnose a trace through an existing view, which keeps what was computed for later analyses.
 
     Raises:
-        UsageError: an unknown rule.
+        UsageError: unknown rule.
     """
     findings, questions = asked(view, RULES if rules is None else [rule_by_id(identifier) for identifier in rules])
     findings = without_replaced(findings)
@@ -212,13 +209,13 @@ def diagnose_view(
 
 
 def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAnswered]]:
-    """Everything that these rules find, and what they cannot answer, in the rules' order."""
+    """Run the rules and return their findings and unanswered questions, in the rules' order."""
     findings: list[Finding] = []
     questions: list[NotAnswered] = []
     without_operators = PARTS["operators"].is_missing(view.trace)
     for rule in rules:
         if without_operators and "operators" in rule.needs:
-            continue  # other frameworks' operators are not what it knows; the report says that it could not look
+            continue  # it knows only PyTorch's operators; the report says that the rule could not run
         result = rule.ask(view)
         findings.extend(result.findings)
         questions.extend(_with_those_concerned(question) for question in result.not_answered)
@@ -226,7 +223,6 @@ def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAns
 
 
 def _with_those_concerned(question: NotAnswered) -> NotAnswered:
-    """The question with the rules that need the part of the recording that is missing."""
     part = next((name for name, part in PARTS.items() if part.question == question.question), None)
     concerned = tuple(rule.id for rule in RULES if part in rule.needs)
     return replace(question, rules=concerned) if concerned else question
@@ -266,12 +262,10 @@ def _diagnosis(
 
 
 def _saved_ns(view: View, findings: Sequence[Finding]) -> int:
-    """What a step would lose if the causes of these findings were gone, by one replay; never more than the step."""
     return view.saved_ns(together(*(finding.change for finding in findings if finding.change is not None)))
 
 
 def _together(view: View, several: Sequence[Finding]) -> Together | None:
-    """One replay without the causes of all of these findings, whose own savings were replayed."""
     if len(several) < 2:
         return None
     saving = _saved_ns(view, several)
@@ -284,10 +278,10 @@ def _together(view: View, several: Sequence[Finding]) -> Together | None:
 
 
 def _afterwards(view: View, first: Sequence[Finding], before: int, small: Sequence[Finding]) -> tuple[Afterwards, ...]:
-    """What each finding that is too small to be shown saves once the causes of those shown are gone.
+    """Find what each hidden finding saves once the causes of the shown ones are gone.
 
     Args:
-        before: what the findings shown first save together, nanoseconds per step.
+        before: joint saving of the shown findings, nanoseconds per step.
     """
     if not first:
         return ()
@@ -300,9 +294,9 @@ def _afterwards(view: View, first: Sequence[Finding], before: int, small: Sequen
 
 
 def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings without those that others explain more precisely.
+    """Drop findings that others explain more precisely.
 
-    The finding of a rule that others replace goes where these explain at least EXPLAINED of its saving; notes stay.
+    A finding is dropped if the findings that replace it explain at least EXPLAINED of its saving; notes stay.
     """
     precise: Counter[str] = Counter()
     replaces = {rule.id: rule.replaces for rule in RULES}
@@ -316,10 +310,10 @@ def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def rule_by_id(identifier: str) -> Rule:
-    """The rule of that name.
+    """Return the rule with this identifier.
 
     Raises:
-        UsageError: there is none; the message suggests the nearest.
+        UsageError: the rule does not exist; the message suggests the nearest one.
     """
     known = {rule.id: rule for rule in RULES}
     if identifier not in known:

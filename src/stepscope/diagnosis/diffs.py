@@ -1,7 +1,7 @@
-"""The remedies of findings as changes of the user's own lines.
+"""Turn the remedies of findings into diffs of the user's own files.
 
-What a trace says of files is not trusted: nothing is read here, and a source text counts only where the function and
-the line of a finding stand in it.
+File names in a trace are not trusted: this module reads no files, and a source text is used only if the function and
+line of a finding are in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stepscope.diagnosis.finding import Finding, Location, Remedy
 from stepscope.remedies.rewrites import REWRITES, Kind, Rewrite, rewrites_of, unified_diff
 
 MOST_REWRITES: Final = 20
-"""Rewrites that one finding gets at most: a diff that nobody reads is no help."""
+"""Maximum number of rewrites for one finding: nobody reads a longer diff."""
 _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "workers": ("num_workers", ""),
     "prefetch": ("prefetch_factor", ""),
@@ -27,7 +27,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     "static-graph": ("static_graph", "True"),
     "no-find-unused": ("find_unused_parameters", "False"),
 }
-"""Flag of a remedy -> the keyword that it stands for, and its value where the flag has none."""
+"""Flag of a remedy -> the keyword that it sets, and the value if the flag has none."""
 _NO_FUNCTION: Final = ("", "<module>")
 
 
@@ -36,8 +36,8 @@ class UserSource:
     """A source file of the user.
 
     Attributes:
-        path: as diffs are to name it, with / between folders.
-        inside: whether that is relative to the folder that a patch will be applied in.
+        path: name for diffs, with / between folders.
+        inside: whether `path` is relative to the folder where a patch will be applied.
     """
 
     path: str
@@ -47,10 +47,10 @@ class UserSource:
 
 
 class Diffs:
-    """Fills in the diffs of diagnoses, and keeps what they change for one patch.
+    """Fills in the diffs of diagnoses and collects their changes for one patch.
 
     Args:
-        read: the source file of a name in a trace; None where there is none that may be read.
+        read: returns the source of a file named in a trace; None if there is no file that may be read.
     """
 
     def __init__(self, read: Callable[[str], UserSource | None]) -> None:
@@ -59,18 +59,21 @@ class Diffs:
         self._changed: dict[str, tuple[UserSource, dict[Rewrite, None]]] = {}
 
     def filled(self, diagnosis: Diagnosis) -> Diagnosis:
-        """The diagnosis with the diff of each finding whose remedy is a rewrite of lines that can be read."""
+        """Return the diagnosis with a diff for each finding whose remedy is a rewrite of readable source."""
         files = list(dict.fromkeys(place.file for finding in diagnosis.findings for place in finding.where))
         return replace(diagnosis, findings=tuple(self._filled(finding, files) for finding in diagnosis.findings))
 
     def patch(self) -> bytes:
-        """All changes as one patch for `git apply` or `patch -p1`, each file in its own encoding; b"" without any."""
+        """All changes as one patch for `git apply` or `patch -p1`; b"" if there are none.
+
+        The part of each file is in that file's encoding.
+        """
         return b"".join(
             _encoded(source, list(rewrites)) for source, rewrites in self._changed.values() if source.inside
         )
 
     def outside(self) -> list[str]:
-        """Files that a patch cannot name, since they are not below the folder that it is applied in."""
+        """Files that a patch cannot name because they are outside the folder where it is applied."""
         return [source.path for source, _ in self._changed.values() if not source.inside]
 
     def _filled(self, finding: Finding, files: Iterable[str]) -> Finding:
@@ -103,7 +106,7 @@ class Diffs:
                         break
 
     def _of_file(self, source: UserSource, settings: Mapping[str, str]) -> list[Rewrite]:
-        """Every rewrite of a file; none where it is no Python."""
+        """All rewrites of a file; empty if it is not valid Python."""
         key = source.path, tuple(sorted(settings.items()))
         if key not in self._found:
             try:
@@ -114,7 +117,7 @@ class Diffs:
 
 
 def settings_of(remedy: Remedy) -> dict[str, str]:
-    """Keywords of constructors that the remedy's flags stand for, as source text."""
+    """Constructor keywords that the remedy's flags set, with their values as source text."""
     found = {}
     for word in remedy.apply:
         name, _, value = word.partition("=")
@@ -125,10 +128,10 @@ def settings_of(remedy: Remedy) -> dict[str, str]:
 
 
 def is_at(place: Location, rewrite: Rewrite) -> bool:
-    """Whether a rewrite changes the statement, or in an inexact place the function, that a finding names."""
+    """Whether a rewrite changes the statement (for an inexact place: the function) that a finding names."""
     name = place.function.rpartition(".")[2]
     in_function = name == rewrite.function.rpartition(".")[2] or (name in _NO_FUNCTION and not rewrite.function)
-    inner = name.startswith("<")  # of a comprehension or lambda, in the function that is not named
+    inner = name.startswith("<")  # a comprehension or lambda, whose enclosing function is not recorded
     if place.exact_line:
         return (in_function or inner) and rewrite.line <= place.line <= rewrite.last_line
     return in_function
@@ -142,7 +145,7 @@ def _kinds(finding: Finding) -> Iterator[Kind]:
 
 
 def _stands(text: str, place: Location | None) -> bool:
-    """Whether the function that a finding names stands in the text where it says."""
+    """Whether the finding's function is defined around its line in this text."""
     if place is None or place.function in _NO_FUNCTION or place.function.startswith("<"):
         return True
     name = place.function.rpartition(".")[2]
@@ -155,7 +158,7 @@ def _stands(text: str, place: Location | None) -> bool:
 
 
 def _encoded(source: UserSource, rewrites: list[Rewrite]) -> bytes:
-    """A diff whose lines are in the file's encoding, and whose names are in that of file systems."""
+    """The diff with its lines in the file's encoding and the file names in UTF-8."""
     lines = unified_diff(source.path, source.text, rewrites).split("\n")
     head, body = lines[:2], lines[2:]
     return "\n".join([*head, ""]).encode("utf-8", "backslashreplace") + "\n".join(body).encode(source.encoding)

@@ -1,4 +1,4 @@
-"""What a diagnosis consists of: findings with their evidence, place and remedy, and what could not be answered."""
+"""The parts of a diagnosis: findings with their evidence, place and remedy, and unanswered questions."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ class Figure:
 
     Attributes:
         name: what was measured, in words.
-        value: the number.
         unit: "ns", "bytes", "share" (0 to 1), "count" or "".
-        threshold: the limit it was held against, in the same unit, where there was one.
+        threshold: the rule's limit for the value, in the same unit; None without a limit.
     """
 
     name: str
@@ -32,7 +31,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A stretch of the trace that shows the finding, for looking it up in a timeline."""
+    """A stretch of the trace that shows the finding, to look up in a timeline."""
 
     start_ns: int
     duration_ns: int
@@ -52,8 +51,8 @@ class Location:
     """A place in the user's code.
 
     Attributes:
-        line: the line of the function's definition when `exact_line` is false, of the statement when true.
-        share: how much of the finding's cost this place carries, 0 to 1.
+        line: the statement's line if `exact_line` is true, otherwise the line of the function's definition.
+        share: share of the finding's cost at this place, 0 to 1.
         call_path: the user's frames that lead there, outermost first.
     """
 
@@ -67,12 +66,12 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """What to change: a sentence, the change as code, and how to try it without touching the program.
+    """What to change: a sentence, the change as code, and how to try it without editing the program.
 
     Attributes:
-        apply: what `stepscope run --apply` takes for it, such as "fuse-optimizer" or "workers=4"; empty where the
-            program itself has to be changed.
-        diff: the change of the user's own lines as a unified diff; empty where their source was not read.
+        apply: values for `stepscope run --apply`, such as "fuse-optimizer" or "workers=4"; empty if the program
+            itself has to be changed.
+        diff: the change to the user's own lines as a unified diff; empty if their source was not read.
     """
 
     text: str
@@ -89,13 +88,12 @@ class Finding:
         rule: identifier of the rule, such as "input-bound".
         title: one sentence with the number that matters.
         saving_ns_per_step: time a step would lose if the cause were gone; 0 for a note. Never more than the step.
-        saving_share: the same as a share of the step, 0 to 1.
+        saving_share: the saving as a share of the step, 0 to 1.
         saving_basis: how the saving was obtained, in words.
-        where: places in the user's code, the costliest first; empty when the trace does not show them.
-        ends_run_in_ns: how long the run goes on before the cause ends it, as a leak does; 0 where it has ended; None
-            where it goes on. Such findings stand before all savings.
-        saving_from: how the saving was obtained.
-        change: what would be different without the cause, for replays; None where no replay can show it.
+        where: places in the user's code, the costliest first; empty if the trace does not show them.
+        ends_run_in_ns: time until the cause ends the run, as a leak does; 0 if it has already ended it; None if it
+            does not end it. Such findings come before all savings.
+        change: the change to replay; None if no replay can show it.
     """
 
     rule: str
@@ -114,18 +112,18 @@ class Finding:
 
     @property
     def rank(self) -> tuple[bool, int, int, str]:
-        """By which findings are sorted: what ends the run, the soonest first, then the largest saving."""
+        """Sort key: findings that end the run come first, the soonest first, then the largest saving."""
         ends = self.ends_run_in_ns
         return (ends is None, ends or 0, -self.saving_ns_per_step, self.rule)
 
 
 @dataclass(frozen=True, slots=True)
 class NotAnswered:
-    """A question the trace cannot answer, why, and how to record one that can.
+    """A question the trace cannot answer, why, and how to record a trace that can.
 
     Attributes:
         rule: identifier of the rule that asks.
-        rules: identifiers of the rules that could not look for the same reason.
+        rules: identifiers of the rules that could not run for the same reason.
     """
 
     question: str
@@ -137,7 +135,7 @@ class NotAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """What one rule says about one trace."""
+    """The findings and unanswered questions of one rule for one trace."""
 
     findings: tuple[Finding, ...] = ()
     not_answered: tuple[NotAnswered, ...] = ()

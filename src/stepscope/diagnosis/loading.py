@@ -1,4 +1,4 @@
-"""What the rules about input share: how long the steps wait for batches, and what making batches takes."""
+"""Shared by the rules about input: how long the steps wait for batches, and how long making a batch takes."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from stepscope.trace.naming import LOADER_START, cause_of_name
 from stepscope.trace.program_facts import LoaderFacts
 
 CARRIES_MOST: Final = 0.5
-"""Share of the time to make a batch from which on one function is called the slow one."""
+"""Share of the time to make a batch above which a function counts as the slow one."""
 NEARLY_ALL: Final = 0.8
-"""Workers that take away this share of the waits are the remedy; otherwise the function is."""
+"""Workers that remove at least this share of the waits are the remedy; otherwise the function is."""
 _AS_FAST: Final = 1.05
-"""Workers with which a step takes no longer than so many times its computation keep up with it."""
+"""Workers keep up if a step takes at most this many times its computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """The data loader's part in the steps. Times are nanoseconds over the span, unless they say otherwise.
+    """The data loader's part in the steps; times are nanoseconds over the span unless stated otherwise.
 
     Attributes:
-        pieces: idle pieces (without a device: the main thread's time) in which the host waited for a batch.
-        wait_ns: their sum; with a device also until it has work again, and for a batch before its first work.
-        calls: batches asked for.
-        waits: of each of these calls, how much of `wait_ns` lies in it; columns start_ns, wait_ns.
-        batches: what the recording knows of making one batch.
-        load: of one step; None where it is not known how long a batch takes.
-        loader: facts of the loader with the most workers; None without facts.
-        processors: that the program may use; None for unknown.
+        pieces: idle pieces (without a device: pieces of the main thread's time) in which the host waited for a batch.
+        wait_ns: sum of the pieces; with a device, also the idle time until it has work again, and waits before its
+            first work.
+        calls: number of batches requested.
+        waits: the part of `wait_ns` inside each of these calls; columns start_ns, wait_ns.
+        batches: what the recording shows about making one batch.
+        load: per step; None if the time to make a batch is unknown.
+        loader: facts about the loader with the most workers; None without facts.
+        processors: number that the program may use; None if unknown.
     """
 
     pieces: pl.DataFrame
@@ -49,25 +50,25 @@ class Loading:
 
     @property
     def workers(self) -> int | None:
-        """Worker processes; None for unknown."""
+        """Number of worker processes; None if unknown."""
         return self.batches.workers
 
     @property
     def keeps_up(self) -> bool:
-        """Whether the worker processes that there are make batches as fast as they are used."""
+        """Whether the existing workers make batches as fast as they are used."""
         load, workers = self.load, self.workers
         return load is not None and bool(workers) and load.step_ns(workers or 0) <= _AS_FAST * load.compute_ns
 
     @property
     def received_ns(self) -> int:
-        """Of the waits what every batch takes, at the median: with workers that keep up, to be received."""
+        """The waits, each capped at the median: with workers that keep up, the time to receive batches."""
         waits = self.waits["wait_ns"].to_numpy()
         return int(np.minimum(waits, np.median(waits)).sum()) if len(waits) else 0
 
     def saved_ns(self, view: View, workers: int, cheaper_ns: float = 0.0) -> int:
-        """What the span would lose with so many workers, or with batches cheaper by so much a step; at most the waits.
+        """Time the span would lose with this number of workers, or with batches cheaper by `cheaper_ns` a step.
 
-        Where it is unknown how long a batch takes, all of the waits.
+        At most the waits; all of them if the time to make a batch is unknown.
         """
         if self.load is None:
             return self.wait_ns
@@ -94,7 +95,7 @@ class Costly:
 
 
 def loading_of(view: View) -> Loading:
-    """The loader's part in the steps of a view."""
+    """Measure the loader's part in the steps of a view."""
     pieces = view.pieces_of("input")
     marks = marks_of(view)
     made = batches(view.program, " ".join(marks["name"].unique().to_list()))
@@ -110,15 +111,15 @@ def loading_of(view: View) -> Loading:
 
 
 def marks_of(view: View) -> pl.DataFrame:
-    """The annotations of the span in which threads asked a loader for batches; columns as in `annotations`."""
+    """Annotations in the span that mark requests for batches; columns as in `annotations`."""
     return view.begin_in_span(view.trace.annotations.filter(pl.col("name").str.contains("DataLoader")))
 
 
 def _refill_ns(view: View, pieces: pl.DataFrame) -> int:
     """Idle time after the waits until the device has work again.
 
-    The batch is to blame for it as well: had it been there, the host would have been ahead. Not where the host
-    synchronised, which takes its lead in any case.
+    The late batch caused it as well: with the batch in time, the host would have been ahead. Idle time after the host
+    synchronised is left out, because that removes the host's lead in any case.
     """
     waits = pieces.drop_nulls("gap").group_by("gap").agg(begin=pl.col("start_ns").min())
     others = view.pieces.filter((pl.col("cause") != "input") & pl.col("trigger_launch").is_null())
@@ -127,9 +128,9 @@ def _refill_ns(view: View, pieces: pl.DataFrame) -> int:
 
 
 def _unseen_ns(view: View, marks: pl.DataFrame, wait_ns: int) -> int:
-    """What the device waited for batches before its first work in the trace, when its idle time does not show.
+    """Estimated wait of the device for batches before its first work, when the trace does not show idle time.
 
-    As long as for the others, but no longer than the span has gone on.
+    The mean of the other batches' waits for each, but no longer than the span until the first work.
     """
     unseen = marks.filter(pl.col("start_ns") + pl.col("duration_ns") <= view.first_work_ns).height
     if unseen in (0, marks.height):
@@ -149,7 +150,7 @@ def _waits(pieces: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
 def _load(view: View, made: Batches, marks: pl.DataFrame, wait_ns: int, processors: int | None) -> Load | None:
     per_step = marks.height / view.step_count
     clock = made.clock_ns
-    if made.workers == 0:  # what the main process takes is what the trace shows
+    if made.workers == 0:  # the trace shows the main process's time
         clock = float(marks["duration_ns"].sum()) / marks.height if marks.height else None
     if clock is None or not per_step:
         return None
@@ -160,7 +161,7 @@ def _load(view: View, made: Batches, marks: pl.DataFrame, wait_ns: int, processo
 
 
 def _busy_ns(view: View, compute_ns: float, loading_ns: float) -> float:
-    """Processor time of a step's computation: as counted, else as many threads as torch uses."""
+    """Processor time of a step's computation: as counted, otherwise the time multiplied by torch's threads."""
     counted = [step.process_processor_ns for step in view.program.steps if step.process_processor_ns is not None]
     if counted:
         return max(sum(counted) / len(counted) - loading_ns, 0.0)
@@ -171,10 +172,10 @@ def _busy_ns(view: View, compute_ns: float, loading_ns: float) -> float:
 
 
 def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> Costly | None:
-    """The innermost function that carries most of the time to make a batch; None where there is none.
+    """Innermost function that takes most of the time to make a batch; None if no single function does.
 
     Args:
-        of_users: the innermost of the user's own; otherwise of a library's.
+        of_users: look for a function of the user; otherwise for one of a library.
     """
     table = input_table(view.trace, activity=view.activity, window=view.span)
     if table.is_empty():
@@ -196,14 +197,14 @@ def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> C
 
 
 def _by_function(table: pl.DataFrame) -> pl.DataFrame:
-    """The table with what one function costs at several lines, as a generator does, in one row; the costliest first."""
+    """One row per function, the costliest first: a generator, for one, has a row for each of several lines."""
     sums = table.sort("total_ns", descending=True).group_by("stage", "function", "file", maintain_order=True)
     together = sums.agg(pl.col("line").first(), pl.col("calls", "total_ns").sum())
     return together.sort("total_ns", descending=True, maintain_order=True)
 
 
 def places_of(view: View, loading: Loading, costly: Costly | None) -> tuple[Location, ...]:
-    """The lines at which the main process makes batches, where they are known; else the costly function."""
+    """The lines at which the main process makes batches, if known; otherwise the costly function."""
     places = view.locations(loading.pieces)
     if costly is None or (not loading.workers and sum(place.share for place in places) >= CARRIES_MOST):
         return places
@@ -220,10 +221,10 @@ def _whole_ns(view: View, table: pl.DataFrame, loading: Loading) -> int:
 
 
 def iterator_starts(view: View) -> list[Window]:
-    """From where an iterator over a loader with workers began to be made to where its first batch was there.
+    """Windows on the main thread from creating an iterator over a loader with workers to its first batch.
 
-    Of the main thread in the span. The call that ended the iteration before, which stops its workers, belongs to it if
-    nothing was computed since.
+    They begin in the span. A window includes the call that ended the previous iteration and stopped its workers, if
+    no operator ran since.
     """
     mine = pl.col("lane") == view.lane
     slices = ("start_ns", "duration_ns", "name", "lane")
@@ -234,7 +235,7 @@ def iterator_starts(view: View) -> list[Window]:
     marks = marks.select(mark_ns="start_ns", end_ns=end).sort("mark_ns")
     first = made.join_asof(marks, left_on="start_ns", right_on="mark_ns", strategy="forward").drop_nulls("mark_ns")
     first = view.begin_in_span(first)
-    # Of slices inside each other the outermost, which comes first.
+    # Of nested slices, keep the outermost, which comes first.
     windows = first.group_by("mark_ns").agg(pl.col("start_ns").min(), pl.col("end_ns").first()).sort("start_ns")
     before = windows.join_asof(
         marks.rename({"end_ns": "last_end_ns"}).rename({"mark_ns": "last_ns"}), left_on="start_ns", right_on="last_ns"
@@ -252,7 +253,7 @@ def iterator_starts(view: View) -> list[Window]:
 
 
 def settings_figures(loading: Loading) -> list[Figure]:
-    """What is known of the loader, as figures."""
+    """The loader's known settings, as figures."""
     ahead = loading.loader.prefetch_factor if loading.loader is not None and loading.workers else None
     counts = {
         "worker processes": loading.workers,

@@ -1,4 +1,4 @@
-"""The rules' pages in the user's guide, as Markdown: what stands in docs/rules and what `stepscope explain` prints."""
+"""The rules' pages as Markdown: the contents of docs/rules and the output of `stepscope explain`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SECTIONS: Final = (
 
 
 def rule_page(rule: Rule) -> str:
-    """The page of one rule: its title and identifier, the sections of its docstring, and its thresholds."""
+    """The page of one rule: title, identifier, the sections of its docstring, and its thresholds."""
     sections = re.sub("^# ", "## ", rule.page, flags=re.MULTILINE)
     parts = [f"# {rule.title}", f"Rule `{rule.id}`", sections, *_thresholds(rule)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def rule_index() -> str:
-    """The list of all rules, in the order in which they are asked."""
+    """The list of all rules, in the order in which they run."""
     rows = [f"| [{rule.id}]({rule.id}.md) | {rule.title} | {_first_sentence(rule)} |" for rule in RULES]
     return "\n".join(
         [

@@ -1,4 +1,6 @@
-"""What a recording may lack, which rules need it, and how to record it with the profiler that wrote the file."""
+"""Parts that a recording may lack, which rules need them, and how to record them with the profiler that wrote the
+file.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,13 @@ _TORCH_XLA_LINES: Final = "run with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1, so that comp
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Something that a recording may hold or lack.
+    """A part of a recording that may be missing.
 
     Attributes:
-        question: what stays open without it.
-        why: how that is said.
-        is_missing: whether a trace lacks it.
-        how: reader's name, or framework that the program uses -> how to record it with that profiler, or what to record
-            instead; "" stands for all others.
+        question: what cannot be answered without it.
+        why: the reason, in words.
+        how: reader's name or the program's framework -> how to record the part with that profiler, or what to record
+            instead; "" for all others.
     """
 
     question: str
@@ -49,7 +50,7 @@ class Part:
     how: Mapping[str, str]
 
     def how_for(self, trace_format: str, framework: str | None = None) -> str:
-        """How to record it in a program of this framework, with the profiler that writes this format."""
+        """How to record this part in a program of this framework, with the profiler that writes this format."""
         return how_to_record(self.how, trace_format, framework)
 
 
@@ -173,8 +174,7 @@ PARTS: Final[dict[PartName, Part]] = {
         },
     ),
 }
-"""Part -> what it is, in the order in which reports name what is missing. A rule `needs` the parts without which
-it cannot look at all."""
+"""Parts in the order in which reports list missing ones. A rule `needs` the parts without which it cannot run."""
 LAUNCHES: Final[Mapping[str, str]] = {
     "": "record CPU activities too, with warm-up steps before the recorded ones",
     "nsight_systems": "record with --trace=cuda,nvtx,osrt, from the program's start or with warm-up steps before",
@@ -182,7 +182,7 @@ LAUNCHES: Final[Mapping[str, str]] = {
     "xplane": "record the host too: options.host_tracer_level = 2, with warm-up steps before",
     "xla_json": "record the host too: options.host_tracer_level = 2, with warm-up steps before",
 }
-"""Reader's name -> how the calls that give a device its work are recorded; "" stands for all others."""
+"""Reader's name -> how to record the calls that launch work on a device; "" for all others."""
 HOST: Final[Mapping[str, str]] = {
     "": f"record with {PROFILE.format('with_stack=True')}, and every rank if there are several",
     "nsight_systems": "record NVTX ranges around the program's parts, and --trace=cuda,nvtx,osrt",
@@ -191,16 +191,16 @@ HOST: Final[Mapping[str, str]] = {
     "xla_json": f"{_JAX_LINES}; stepscope attach does so with --stacks",
     "torch_xla": 'name the parts of the step: with torch_xla.debug.profiler.Trace("forward")',
 }
-"""Reader's name -> how more of what the host did is recorded; "" stands for all others."""
+"""Reader's name -> how to record more of the host's activity; "" for all others."""
 
 
 def how_to_record(what: Mapping[str, str], trace_format: str, framework: str | None = None) -> str:
-    """The entry of LAUNCHES, HOST or a part's `how` for the framework, or else for the profiler of this format."""
+    """The entry of LAUNCHES, HOST or a part's `how` for the framework, otherwise for the profiler of this format."""
     return next(what[key] for key in (framework, trace_format, "") if key is not None and key in what)
 
 
 def missing(view: View) -> list[PartName]:
-    """The parts that the view's trace lacks; shapes of operators only where there are operators."""
+    """The parts that the view's trace lacks; "shapes" is left out where "operators" is missing."""
     absent = [name for name, part in PARTS.items() if part.is_missing(view.trace)]
     if "operators" in absent:
         absent = [name for name in absent if name != "shapes"]
@@ -211,67 +211,67 @@ HOST_WORK: Final = (
     "python", "dispatch", "optimizer", "compute", "untraced", "garbage_collection", "logging", "graph_tracing",
     "step_marker",
 )  # fmt: skip
-"""Causes of time in which the launching thread itself had work to do."""
+"""Causes of time that the launching thread spent on its own work."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCounts:
-    """Sums over the counted steps of the span.
+    """Sums of the operating system's counts over the complete steps of the span.
 
     Attributes:
-        steps: the counted steps.
-        length_ns: what they took by the clock.
+        length_ns: wall time of the steps.
     """
 
     steps: tuple[StepFacts, ...]
     length_ns: int
 
     def total(self, figure: Callable[[StepFacts], int | None]) -> int | None:
-        """A figure's sum; None where a step does not have it."""
+        """Sum of a figure; None if any step lacks it."""
         known = [value for step in self.steps if (value := figure(step)) is not None]
         return sum(known) if known and len(known) == len(self.steps) else None
 
     def per_step(self, figure: Callable[[StepFacts], int | None]) -> float | None:
-        """Its mean."""
+        """Mean of a figure; None if any step lacks it."""
         total = self.total(figure)
         return None if total is None else total / len(self.steps)
 
     def share(self, ns: int) -> float:
-        """Time as a share of the counted steps', 0 to 1."""
+        """A time as a share of the counted steps' wall time, 0 to 1."""
         return min(ns / self.length_ns, 1.0) if self.length_ns else 0.0
 
 
 def host_counts(view: View) -> HostCounts | None:
-    """The counts of the complete steps; None where the recording has none."""
+    """The counts of the complete steps; None if the recording has none."""
     wanted = set(view.complete_steps["index"].to_list())
     steps = tuple(step for step in view.program.steps if step.index in wanted and step.duration_ns > 0)
     return HostCounts(steps, sum(step.duration_ns for step in steps)) if steps else None
 
 
 def host_work_ns(view: View) -> int:
-    """Time in the span that the step spent on the launching thread's own work: with a device, its idle time for it."""
+    """Time in the span spent on the launching thread's own work; with a device, the device's idle time during it."""
     return int(view.pieces_of(*HOST_WORK)["duration_ns"].sum())
 
 
 def scaled_host_work(factor: float) -> Change:
-    """The threads' own work takes so many times as long; "compute" is dispatch, on a machine without a device."""
+    """Multiply the time of the threads' own work; "compute" is left out, because without a device it is dispatch."""
     return together(*(scaled_cause(cause, factor) for cause in HOST_WORK if cause != "compute"))
 
 
 def whole(view: View, name: str) -> int | None:
-    """A whole number among the process's figures."""
+    """An integer among the process's figures; None if it is missing."""
     return whole_figure(view.program, name)
 
 
 OPERATOR_NS: Final = 600.0
-"""What torch's profiler takes for an operator with its shapes at least; of some operators it takes twice as much."""
+"""Minimum overhead of torch's profiler for an operator with shapes; for some operators it is twice as much."""
 
 
 def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
-    """What pieces of the main thread's time would cost without the profiler, as a part of `view.length_ns`.
+    """Time that pieces of the main thread's time would cost without the profiler, scaled to `view.length_ns`.
 
-    Their share of a step, less what recording its operators takes of both. Only where the recorder timed steps before
-    it recorded and these were quicker, and without a device, which hides the host's time; otherwise the pieces' time.
+    The profiler's overhead per operator is subtracted from both the pieces and the steps. This needs a recorder that
+    timed faster steps before it recorded, and no device, which would hide the host's time; otherwise the pieces' time
+    is returned unchanged.
 
     Args:
         pieces: columns start_ns and duration_ns; they do not overlap.
@@ -289,7 +289,7 @@ def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
 
 
 def _operator_ns(view: View, operators: int) -> float:
-    """What recording took for one of so many operators, OPERATOR_NS at the most."""
+    """Recording overhead per operator, at most OPERATOR_NS; 0 if unknown."""
     warm_up = whole(view, "warm_up_ns")
     if not operators or not warm_up or view.device is not None:
         return 0.0

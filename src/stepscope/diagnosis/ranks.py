@@ -1,4 +1,6 @@
-"""What several ranks' traces show together: which rank the others wait for, and how fast data moves between them."""
+"""Findings from several ranks' traces together: which rank the others wait for, and how fast data moves between
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,19 @@ from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 
 _TELLING: Final = 0.25
-"""Of the waiting, what a cause must explain to be named."""
+"""Share of the waiting that a cause must explain to be reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What is kept of one rank's trace to hold it against the others'.
+    """The data kept of one rank's trace for comparison with the others.
 
     Attributes:
-        name: of the rank, such as "rank 3".
-        causes: time per step by cause: of the device's idle time, or of the host's where there is no device.
-        places: the user's lines of each cause.
+        name: such as "rank 3".
+        causes: time per step by cause: the device's idle time, or the host's time without a device.
+        places: the user's lines for each cause.
         exposed_ns: time per step in which the rank only communicates.
-        on_device: whether a device runs its collectives.
+        on_device: whether the collectives run on a device.
     """
 
     name: str
@@ -52,7 +54,7 @@ class RankRecord:
 
 
 def rank_record(trace: Trace, view: View | None = None) -> RankRecord:
-    """What `across_ranks` needs of one trace, without its tables."""
+    """Extract what `across_ranks` needs from one trace, without its tables."""
     view = view or View(trace)
     found = collectives(trace, device=view.device, window=view.device_span)
     numbers = view.steps["index"].to_numpy()
@@ -83,12 +85,12 @@ def rank_record(trace: Trace, view: View | None = None) -> RankRecord:
 
 
 def diagnose_ranks(traces: Sequence[Trace]) -> tuple[Finding, ...]:
-    """Findings about ranks together: of each rank's trace of the same steps. See the rules late-rank, slow-transfer."""
+    """Compare each rank's trace of the same steps; see the rules late-rank and slow-transfer."""
     return across_ranks([rank_record(trace) for trace in traces])
 
 
 def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
-    """As `diagnose_ranks`, from what was kept of each trace; the one that saves most first."""
+    """Compare ranks by their records; the finding with the largest saving comes first."""
     if len(records) < 2:
         return ()
     matched = matched_collectives([record.collectives for record in records])
@@ -101,7 +103,7 @@ def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
 
 
 def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """The diagnoses without the question that one rank's trace leaves open, where every rank's is there."""
+    """Drop the question that a single rank's trace cannot answer if the traces of all ranks are present."""
     ranks = {diagnosis.metadata.rank for diagnosis in diagnoses} - {None}
     if len(ranks) < max((diagnosis.metadata.world_size or 2 for diagnosis in diagnoses), default=2):
         return list(diagnoses)
@@ -113,7 +115,6 @@ def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
 
 
 def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
-    """The rank that the others wait for most."""
     by_rank = matched.group_by("last").agg(late=pl.col("late_ns").sum()).sort("late", "last", descending=[True, False])
     last, late = by_rank.row(0)
     total = int(matched["late_ns"].sum())
@@ -122,7 +123,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
     exposed = max(record.exposed_ns for record in others)
     saved = min(late // steps, exposed, step_ns)
     limit, times = (late_rank.RULE.thresholds[name].value for name in ("share", "times"))
-    missing = max(record.ranks for record in records) > len(records)  # one that is not here may be the last
+    missing = max(record.ranks for record in records) > len(records)  # a missing rank may be the last one
     if missing or saved <= 0 or saved / step_ns < limit or late < times * total:
         return None
     slow = records[last]
@@ -155,7 +156,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
 
 
 def _own_cause(slow: RankRecord, others: Sequence[RankRecord]) -> tuple[str, int]:
-    """What takes the late rank's time that it does not take the others', and how much more; "" where nothing does."""
+    """The cause with the largest extra time over the others' mean, and that time; "" and 0 without extra time."""
     more = {
         cause: ns - sum(other.causes.get(cause, 0) for other in others) // len(others)
         for cause, ns in slow.causes.items()
@@ -166,11 +167,10 @@ def _own_cause(slow: RankRecord, others: Sequence[RankRecord]) -> tuple[str, int
 
 
 def _slow(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
-    """Whether data moves slowly once all ranks are there."""
     rate, fewest, limit = (slow_transfer.RULE.thresholds[name].value for name in ("bytes_per_second", "bytes", "share"))
     large = matched.filter((pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive"))
     if large.is_empty() or not all(record.on_device for record in records):
-        return None  # a host's network has no rate that could be expected
+        return None  # a host's network has no known expected rate
     ranks = max(record.ranks for record in records)
     carried = sum(bus_bytes(kind, size, ranks) for kind, size in large.select("kind", "bytes").iter_rows())
     taken = int(large["transfer_ns"].sum())

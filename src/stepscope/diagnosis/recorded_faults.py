@@ -1,9 +1,9 @@
-"""What a recording adds to the steps of a program on a CPU: memory that cannot be used again, and must be mapped anew.
+"""Page faults that recording adds to the steps of a program on a CPU.
 
-A profiler keeps a note of each operator until the recording ends. The C library puts such notes into blocks that the
-program has just freed, so that a large tensor does not fit there any more: it gets new memory from the system, which
-maps and clears every page of it. Steps that map hardly a page may map tens of thousands while they are recorded, and
-take twice as long, most of it where large tensors are made and soon freed, as in loops.
+A profiler keeps a note of each operator until the recording ends. The C library places such notes in blocks that the
+program has just freed, so that a large tensor no longer fits there: it gets new memory from the system, which maps
+and clears every page of it. Steps that otherwise map hardly a page may map tens of thousands while they are recorded
+and take twice as long, mostly where large tensors are created and soon freed, as in loops.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from stepscope.trace.program_facts import ProgramFacts
 from stepscope.whatif import Change, Experiment, Graph
 
 FAULT_NS: Final = 2_000
-"""Longest time in the operating system that one mapped page explains; the rule host-allocator says the same."""
+"""Longest time in the operating system that one mapped page explains, as in the rule host-allocator."""
 PAGE_BYTES: Final = 4_096
 LEAST_OF_A_STEP: Final = 0.1
-"""Where less of a recorded step's time passes before the recording, no step has."""
+"""If less than this share of a recorded step's time passed before the recording, no step ran before it."""
 
 
 def without_recorded_faults(experiment: Experiment) -> Change | None:
-    """The steps without the pages that only the recording made them map; None where that is not known, or is nothing.
+    """Remove the page faults that only the recording caused; None if they are unknown or zero.
 
-    How many pages those are, and what one takes, the operating system counted, in recorded steps and in those before.
-    Where they were mapped the addresses of the allocations show: in operators that took memory none had before.
-    Only without a device, which hides the host's time.
+    The operating system's counts, in recorded steps and in those before, give the number of pages and the time for
+    each. The addresses of the allocations show where they were mapped: in operators that took memory no allocation
+    had used before. Applies only without a device, which would hide the host's time.
     """
     trace = experiment.trace
     if experiment.device is not None or trace.metadata.program is None:
@@ -58,12 +58,13 @@ def without_recorded_faults(experiment: Experiment) -> Change | None:
 
 
 def faults_before(program: ProgramFacts, step_ns: float) -> float | None:
-    """Pages mapped in a step that was not recorded; None where no step passed before the recording.
+    """Pages mapped in a step that was not recorded; None if no step ran before the recording.
 
-    Recorded steps may take several times as long, so a part of one's time is a whole step of the warm-up.
+    Recorded steps may take several times as long, so the warm-up may hold a whole step although it is shorter than a
+    recorded one.
 
     Args:
-        step_ns: a recorded step's time.
+        step_ns: duration of a recorded step.
     """
     faults, length_ns = (whole_figure(program, name) for name in ("warm_up_faults", "warm_up_ns"))
     if faults is None or length_ns is None:
@@ -73,13 +74,13 @@ def faults_before(program: ProgramFacts, step_ns: float) -> float | None:
 
 
 def whole_figure(program: ProgramFacts, name: str) -> int | None:
-    """A whole number among the process's figures."""
+    """An integer among the process's figures; None if it is missing."""
     value = program.process.get(name)
     return value if type(value) is int else None
 
 
 def _recorded_only(program: ProgramFacts, indexes: set[int]) -> tuple[float, float]:
-    """Pages that only recorded steps map, per step, and what one takes, nanoseconds; 0 where that is not known."""
+    """Pages per step that only recorded steps map, and nanoseconds per page; both 0 if unknown."""
     steps = [step for step in program.steps if step.index in indexes and step.duration_ns > 0]
     faults = [step.minor_faults for step in steps if step.minor_faults is not None]
     system = [step.thread_system_ns for step in steps if step.thread_system_ns is not None]
@@ -92,7 +93,7 @@ def _recorded_only(program: ProgramFacts, indexes: set[int]) -> tuple[float, flo
 
 
 def _fresh_pages(trace: Trace) -> tuple[Rows, npt.NDArray[np.float64]]:
-    """The outermost operators, as rows of `operators`, and how many pages each took that no allocation had before."""
+    """Rows of the outermost operators, and the number of never-used pages each took; shape (operators,)."""
     operators = trace.operators
     outermost = np.flatnonzero(operators["parent"].is_null().to_numpy())
     pages = np.zeros(len(outermost))
@@ -116,8 +117,8 @@ def _fresh_pages(trace: Trace) -> tuple[Rows, npt.NDArray[np.float64]]:
 
 
 def fresh_bytes(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """How many bytes of each block, in order of time, no block before it had; shape of `sizes`."""
-    begins: list[int] = []  # of what blocks had so far, as intervals that neither touch nor overlap
+    """Bytes of each block that no earlier block covered; blocks in order of time, shape of `sizes`."""
+    begins: list[int] = []  # addresses covered so far, as disjoint intervals
     ends: list[int] = []
     found = np.zeros(len(sizes))
     for index, (begin, size) in enumerate(zip(addresses.tolist(), sizes.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""What a rule is, and how one is asked: the engine reads thresholds, drops what is below them and replays the rest."""
+"""The type of a rule and how it runs: the engine applies thresholds, drops small findings and replays the rest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
     "tally_figures",
 ]
 PartName: TypeAlias = Literal["steps", "lines", "operators", "shapes", "types", "messages", "memory", "grids"]
-"""Something that a recording may lack; see `stepscope.diagnosis.parts`."""
+"""A part that a recording may lack; see `stepscope.diagnosis.parts`."""
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
 
@@ -53,7 +53,7 @@ class Threshold:
 
     Attributes:
         value: the default.
-        meaning: what is held against it; "{period}" stands for the step, or for the recording where there are no steps.
+        meaning: what is compared with it; "{period}" is replaced by "step", or by "recording" without steps.
     """
 
     value: float
@@ -67,19 +67,19 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a rule found. It becomes a finding if its cost reaches the rule's threshold.
+    """What a rule found; it becomes a finding if its cost reaches the rule's threshold.
 
     Attributes:
         title: one sentence with the number that matters.
-        cost_ns: what it costs over the span; the saving where no replay of `change` gives one.
+        cost_ns: cost over the span; the saving if no replay of `change` gives one.
         basis: how the cost was obtained, in words.
-        figures: evidence beside the share of the step, which the engine adds.
-        limit: the threshold that the cost is held against.
-        weighed_ns: what is held against it instead of the cost.
-        share_at: the place among the figures where the engine adds the share; None where it does not.
-        severity: where it does not follow from the saving, as for notes, which no threshold is held against.
+        figures: evidence besides the share of the step, which the engine adds.
+        limit: name of the threshold that the cost is compared with.
+        weighed_ns: time that is compared with the threshold instead of the cost.
+        share_at: index among the figures where the engine inserts the share; None to leave it out.
+        severity: set for notes, which have no threshold; otherwise it follows from the saving.
         ends_run_in_ns: see `Finding`.
-        for_every_framework: whether the remedy holds whatever the rule prescribes for other frameworks.
+        for_every_framework: whether the remedy applies even if the rule has remedies for other frameworks.
     """
 
     title: str
@@ -100,7 +100,7 @@ class Found:
 
 
 def note_from_files(title: str, figures: Sequence[Figure], remedy: Remedy, where: tuple[Location, ...] = ()) -> Found:
-    """What only files beside the trace report: a note, which claims no saving."""
+    """Create a note about something that only files beside the trace report; it claims no saving."""
     basis = "no saving: the files beside the trace count, and do not show what the device waited for"
     return Found(title, 0, basis, "high", remedy, figures, where=where, severity="note")
 
@@ -118,11 +118,11 @@ class Limits:
         return self._view.settings.get(f"{self._rule.id}.{name}", self._rule.thresholds[name].value)
 
     def reached(self, ns: float, name: str = "share") -> bool:
-        """Whether time over the span is any, and reaches a threshold that is a share of the step."""
+        """Whether a time over the span is positive and reaches a threshold that is a share of the step."""
         return ns > 0 and self._view.share(ns) >= self[name]
 
     def figure(self, name: str, value: float) -> Figure:
-        """A value with the threshold that it was held against."""
+        """A value with the threshold that it was compared with."""
         threshold = self._rule.thresholds[name]
         return Figure(threshold.meant(self._view.period), value, threshold.unit, self[name])
 
@@ -132,10 +132,10 @@ class Rule:
     """One reason why steps are slow, and everything that stepscope says about it.
 
     Attributes:
-        check: yields what is found in a view and what cannot be answered.
-        needs: parts of a recording without which the rule cannot look.
+        check: yields findings in a view and questions that it cannot answer.
+        needs: parts of a recording without which the rule cannot run.
         replaces: rules whose cause this one explains more precisely.
-        remedies: what to do in other frameworks than PyTorch on a GPU, instead of what `check` prescribes.
+        remedies: remedies for frameworks other than PyTorch on a GPU, used instead of the one from `check`.
     """
 
     id: str
@@ -156,7 +156,7 @@ class Rule:
         return Limits(self, view)
 
     def ask(self, view: View) -> RuleResult:
-        """What the rule finds in a view and what it cannot answer."""
+        """Run the rule on a view."""
         limits = self.limits(view)
         answers = list(self.check(view, limits))
         found = [each for each in answers if isinstance(each, Found) and self._counts(each, limits)]
@@ -171,7 +171,6 @@ class Rule:
         return found.severity is not None or (found.cost_ns > 0 and limits.reached(weighed_ns, found.limit))
 
     def _finding(self, found: Found, view: View, limits: Limits) -> Finding:
-        """The finding, whose saving a replay of its change gives, or else what it cost."""
         saving_ns, change = view.saving_ns(found.cost_ns, found.change)
         share = saving_ns / view.step_ns
         figures = list(found.figures)
@@ -199,7 +198,7 @@ class Rule:
 
 
 def severity(share: float) -> Severity:
-    """How a saving of this share of the step is called."""
+    """The severity of a saving of this share of the step."""
     if share >= HIGH_SHARE:
         return "high"
     return "medium" if share >= MEDIUM_SHARE else "low"

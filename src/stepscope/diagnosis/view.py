@@ -1,4 +1,4 @@
-"""One trace as the rules see it: its tables and analyses, each computed once, and the ways to build a finding."""
+"""One trace as the rules see it: tables and analyses, each computed once, and helpers that build findings."""
 
 from __future__ import annotations
 
@@ -33,27 +33,26 @@ from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
 
 Framework: TypeAlias = Literal["jax", "torch_xla", "hpu"]
-"""What a program may use other than PyTorch on a GPU or CPU; "hpu" is PyTorch on Intel Gaudi."""
+"""Frameworks other than PyTorch on a GPU or CPU; "hpu" is PyTorch on Intel Gaudi."""
 _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
     "torch_xla": r"SyncTensorsGraph|XLAGraphExecutor|LazyGraphExecutor|XlaMarkStep|torch_xla/|^StepMarker$",
     "jax": r"^PjitFunction|^jit\(|\bjit_\w|(?:^|/)jax/|backend_compile|^\$?(?:pjit|api|pxla|dispatch)\.py[:(]",
 }
-"""Names that only a program of that framework records; the first framework that is found decides."""
+"""Patterns of names that only this framework records; the first framework that matches is used."""
 MOST_PLACES = 20
-"""Places of operators that are looked at together with the lines of other time."""
+"""Maximum number of operators' places that are merged with the lines of the remaining time."""
 MOST_TRIGGERS = 3
 SMALLEST_PLACE = 0.02
-"""Places in the code that carry less of a finding's cost than this explain nothing and are not named."""
+"""Places in the code with a smaller share of a finding's cost explain nothing and are not reported."""
 
 
 class View(StepView):
-    """What rules look at.
+    """The data that rules look at.
 
     Args:
-        trace: the trace to diagnose.
         settings: thresholds by "rule.threshold", as the user set them.
         user_code: which files are the user's.
-        device: the device that findings are about, if it worked; otherwise the busiest.
+        device: the device that findings are about, if it did any work; otherwise the busiest one.
     """
 
     def __init__(
@@ -68,22 +67,22 @@ class View(StepView):
 
     @cached_property
     def program(self) -> ProgramFacts:
-        """Settings of the program where the recording has them; otherwise all unknown."""
+        """Settings of the program; all unknown if the recording has none."""
         return self.trace.metadata.program or ProgramFacts()
 
     @cached_property
     def evidence(self) -> RunCounts:
-        """What other files of the run say where some were given; otherwise nothing."""
+        """Counts from other files of the run; empty if none were given."""
         return self.trace.metadata.evidence or RunCounts()
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The trace's dependency graph, to be replayed with changes."""
+        """The trace's dependency graph, for replays with changes."""
         return Experiment(self)
 
     @cached_property
     def _unrecorded(self) -> tuple[Graph, float]:
-        """The graph from which changes are replayed, without the pages that only the recording mapped; and its step."""
+        """The graph for replays, without page faults caused by recording, and its step in nanoseconds."""
         experiment = self.experiment
         change = without_recorded_faults(experiment)
         if change is None:
@@ -92,10 +91,10 @@ class View(StepView):
         return graph, experiment.run(graph).step_ns
 
     def saved_ns(self, change: Change) -> int:
-        """What a step loses with this change, by a replay, at most the step.
+        """Time a step loses with this change, by a replay; at most the step.
 
-        Where the recording slowed the steps down in a way that is known, the replay is without that, and the share that
-        it gives is taken of the recorded step.
+        If the recording slowed the steps in a known way, the replay leaves that out, and its relative saving is
+        applied to the recorded step.
         """
         graph, before = self._unrecorded
         after = self.experiment.run(change(self.experiment, graph)).step_ns
@@ -103,14 +102,14 @@ class View(StepView):
 
     @cached_property
     def summary(self) -> StepSummary:
-        """Of the steps."""
+        """Summary of the steps."""
         return step_summary(self.steps)
 
     @cached_property
     def torch_device(self) -> str:
-        """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and where nothing shows, else torch.accelerator.
+        """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and unknown devices, else torch.accelerator.
 
-        The latter has the same functions for every accelerator (PyTorch 2.9 and later).
+        torch.accelerator has the same functions for every accelerator (PyTorch 2.9 and later).
         """
         calls = self.trace.launches["name"]
         has_cuda = calls.is_empty() or bool(calls.str.contains(r"^(?:cuda|cu[A-Z]|hip)").any())
@@ -118,59 +117,59 @@ class View(StepView):
 
     @cached_property
     def torch_stream(self) -> str:
-        """What makes a stream of the device."""
+        """PyTorch's stream class for the device."""
         return "torch.cuda.Stream" if self.torch_device == "torch.cuda" else "torch.Stream"
 
     def on_stream(self, stream: str) -> str:
-        """What code puts between "with" and ":" to work on a stream of the device."""
+        """The expression for a `with` statement that works on a stream of the device."""
         return f"torch.cuda.stream({stream})" if self.torch_device == "torch.cuda" else stream
 
     @cached_property
     def framework(self) -> Framework | None:
-        """What the program uses, by what only it records; None for PyTorch on a GPU or CPU and where nothing shows."""
+        """The program's framework, by names that only it records; None for PyTorch on a GPU or CPU and if unknown."""
         return framework_of(self.trace)
 
     @property
     def period(self) -> str:
-        """What costs are shares of: "step", or "recording" where there are no steps."""
+        """What costs are shares of: "step", or "recording" without steps."""
         return "step" if self.complete_steps.height else "recording"
 
     @property
     def per(self) -> str:
-        """The end of a figure's name: "per step", or "in the recording" where there are no steps."""
+        """The end of a figure's name: "per step", or "in the recording" without steps."""
         return "per step" if self.complete_steps.height else "in the recording"
 
     @property
     def a_step(self) -> str:
-        """As in "3 times a step"; "in the recording" where there are no steps."""
+        """The words for "3 times a step": "a step", or "in the recording" without steps."""
         return "a step" if self.complete_steps.height else "in the recording"
 
     @property
     def each_step(self) -> str:
-        """As in "in each step"; "in the recording" where there are no steps."""
+        """The words "in each step", or "in the recording" without steps."""
         return "in each step" if self.complete_steps.height else "in the recording"
 
     @cached_property
     def first_work_ns(self) -> int:
-        """When the device first worked in the trace; it must have."""
+        """Start of the device's first work in the trace; the device must have worked."""
         return int(np.min(self.trace.device_work.filter(pl.col("device") == self.device)["start_ns"].to_numpy()))
 
     @cached_property
     def device_span(self) -> Window:
-        """The span, and after it the device's work that was launched in it: a host that runs ahead is done earlier."""
+        """The span, extended to the end of the device work that was launched in it, because the host runs ahead."""
         ends = (self.work["start_ns"] + self.work["duration_ns"]).to_numpy()
         return Window(self.span.start_ns, max(self.span.end_ns, int(ends.max(initial=0))))
 
     @cached_property
     def length_ns(self) -> int:
-        """How long the steps took: on the host, or on a device that is still at work when the host is done."""
+        """Duration of the steps: on the host, or on a device that is still working when the host is done."""
         starts = self.work["start_ns"].to_numpy()
         first = int(starts.min(initial=self.device_span.end_ns))
         return max(self.span.duration_ns, self.device_span.end_ns - first, 1)
 
     @cached_property
     def step_ns(self) -> int:
-        """The mean step's length."""
+        """Mean duration of a step."""
         return max(self.length_ns // self.step_count, 1)
 
     @cached_property
@@ -180,7 +179,8 @@ class View(StepView):
 
     @cached_property
     def pieces(self) -> pl.DataFrame:
-        """What findings explain: idle pieces of `device` in the span, or without a device the main thread's time.
+        """The time in the span that findings explain: idle pieces of `device`, or without a device the main thread's
+        time.
 
         Columns gap, start_ns, duration_ns, cause, trigger_launch, lane, launch, as in `idle_time`, and slice, the
         index of the thread's innermost slice in `activity`, -1 for none.
@@ -191,7 +191,7 @@ class View(StepView):
 
     @cached_property
     def host_pieces(self) -> pl.DataFrame:
-        """The main thread's time in the span, also while the device works; columns as in `pieces`."""
+        """The main thread's time in the span, including while the device works; columns as in `pieces`."""
         rows = (
             host_time(self.trace, window=self.span, activity=self.activity)
             if self.lane is not None
@@ -211,23 +211,23 @@ class View(StepView):
 
     @cached_property
     def memories(self) -> tuple[DeviceMemory, ...]:
-        """As `stepscope.analysis.memory.device_memories`."""
+        """Memory of each device; see `stepscope.analysis.memory.device_memories`."""
         return device_memories(self.trace, steps=self.steps, activity=self.activity)
 
     @cached_property
     def operator_costs(self) -> pl.DataFrame:
-        """As `stepscope.analysis.operators.operator_costs`."""
+        """Cost of each operator; see `stepscope.analysis.operators.operator_costs`."""
         return operator_costs(self.trace)
 
     @cached_property
     def operators(self) -> pl.DataFrame:
-        """The operators that begin in the span, of all threads, with `row`."""
+        """Operators of all threads that begin in the span, with their `row` in the trace's table."""
         rows = self.trace.operators.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
         return self.begin_in_span(rows)
 
     @cached_property
     def parents(self) -> Rows:
-        """For each operator, the row of the one around it, -1 for none."""
+        """For each operator, the row of the operator around it, -1 for none."""
         parents: Rows = self.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
         return parents
 
@@ -252,20 +252,20 @@ class View(StepView):
         return table.filter(pl.col("start_ns").is_between(self.span.start_ns, self.span.end_ns, closed="left"))
 
     def steps_with(self, starts: Times) -> int:
-        """Number of complete steps in which one of these moments lies; 1 where there are no steps."""
+        """Number of complete steps that contain at least one of these times; 1 without steps."""
         bounds = self.complete_steps["start_ns"].to_numpy()
         return len(np.unique(np.searchsorted(bounds, starts, side="right"))) if len(bounds) else 1
 
     def inside(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which operators are one of these rows of `operators` or run inside one; shape (operators,)."""
+        """Which operators are among these rows of `operators` or run inside one of them; shape (operators,)."""
         return inside(rows, self.parents)
 
     def outermost(self, rows: Rows) -> Rows:
-        """Those of these rows of `operators` that run inside no other of them."""
+        """The rows of `operators` among these that run inside no other of them."""
         return outermost(rows, self.parents)
 
     def backward_of(self, rows: Rows) -> Rows:
-        """Rows of the outermost backward operators that these forward operators, or operators inside them, caused."""
+        """Rows of the outermost backward operators of these forward operators and the operators inside them."""
         operators = self.trace.operators
         caused = self.backward_source
         wanted = self.inside(rows)
@@ -274,14 +274,14 @@ class View(StepView):
 
     @cached_property
     def backward_source(self) -> Rows:
-        """For each operator of the backward pass, the row of the forward operator it belongs to, -1 for none."""
+        """For each backward operator, the row of its forward operator, -1 for none."""
         return backward_source(self.trace)
 
     def cost_ns(self, rows: Rows) -> int:
-        """What these operators cost, each moment counted once.
+        """Cost of these operators, with each moment counted once.
 
-        Without a device the threads' time in them; with one its time for the work launched inside them, and its idle
-        time before that work.
+        Without a device, the threads' time in them; with a device, its time for the work launched inside them and its
+        idle time before that work.
 
         Args:
             rows: rows of `operators`; one may run inside another.
@@ -299,7 +299,7 @@ class View(StepView):
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """The device's work that was launched in the span (or ran in it, where no launch is known), with `row`."""
+        """Device work that was launched in the span (or ran in it, if its launch is unknown), with `row`."""
         calls = self.trace.launches.select(launch_start_ns="start_ns").with_row_index("launch")
         rows = self.trace.device_work.with_row_index("row").filter(pl.col("device") == pl.lit(self.device, pl.String))
         rows = rows.join(calls, on="launch", how="left", maintain_order="left")
@@ -308,7 +308,7 @@ class View(StepView):
         return rows.filter(time.is_between(self.span.start_ns, self.span.end_ns, closed="left"))
 
     def exposed_ns(self, kinds: tuple[str, ...]) -> int:
-        """Time in the span when the device worked on these kinds of work and on no computation."""
+        """Time in the span when the device ran these kinds of work and no computation."""
         mine = self.trace.device_work.filter(pl.col("device") == pl.lit(self.device, pl.String))
         wanted = busy_intervals(mine.filter(pl.col("kind").is_in(kinds)), self.device_span)
         compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), self.device_span)
@@ -323,9 +323,9 @@ class View(StepView):
         return min(float(ns) / self.length_ns, 1.0)
 
     def locations(self, pieces: pl.DataFrame, top: int = 3) -> tuple[Location, ...]:
-        """Places in the user's code that carry these pieces' time; needs the columns of `pieces`.
+        """Places in the user's code that account for these pieces' time; needs the columns of `pieces`.
 
-        What the thread did outside of operators is placed by the lines it was at, where the recording kept them.
+        Time outside of operators is placed by the line that the thread was executing, if the recording has lines.
         """
         slices, ns = pieces["slice"].to_numpy(), pieces["duration_ns"].to_numpy()
         in_operator = at(self.activity.table, slices) >= TABLES.index("operators")
@@ -337,13 +337,13 @@ class View(StepView):
         return tuple(_location(place, total) for place in merged(found)[:top] if place.ns >= SMALLEST_PLACE * total)
 
     def locations_of(self, slices: Rows, ns: Rows, top: int = 3) -> tuple[Location, ...]:
-        """Places in the user's code under which the slices stand, weighted by `ns`."""
+        """Places in the user's code that contain these slices, weighted by `ns`."""
         total = max(int(np.sum(ns)), 1)
         found = places(self.attribution, slices, ns, top)
         return tuple(_location(place, total) for place in found if place.ns >= SMALLEST_PLACE * total)
 
     def at_operators(self, rows: Rows, ns: Rows | None = None) -> tuple[Location, ...]:
-        """Places in the user's code that called these rows of `operators`, weighted by `ns` or else by their time."""
+        """Places in the user's code that called these rows of `operators`, weighted by `ns` or by their duration."""
         if ns is None:
             ns = self.trace.operators["duration_ns"].to_numpy()[rows]
         return self.locations_of(self.slices_of_operators(rows), np.maximum(ns, 1))
@@ -354,7 +354,7 @@ class View(StepView):
         return self.locations_of(self.slices_of_launches(launched["launch"]), launched[weight].to_numpy())
 
     def at_triggers(self, triggers: Sequence[Trigger]) -> tuple[Location, ...]:
-        """The lines of the user's code that files beside the trace name most."""
+        """The lines of the user's code that files beside the trace name most often."""
         counts: Counter[tuple[str, int, str]] = Counter()
         for trigger in triggers:
             frame = next((frame for frame in trigger.frames if frame.file in self.user_code), None)
@@ -367,11 +367,11 @@ class View(StepView):
         )
 
     def slices_of_operators(self, rows: Rows) -> Rows:
-        """Indices of the slices of these rows of `operators`."""
+        """Indices in `activity` of the slices of these rows of `operators`."""
         return self.activity.slices_of("operators")[rows]
 
     def slices_of_launches(self, launches: pl.Series) -> Rows:
-        """Indices of the slices of these rows of `launches`, -1 for null."""
+        """Indices in `activity` of the slices of these rows of `launches`, -1 for null."""
         slices = np.append(self.activity.slices_of("launches"), -1)
         found: Rows = slices[launches.cast(pl.Int64).fill_null(-1).to_numpy()]
         return found
@@ -384,25 +384,25 @@ class View(StepView):
         return tuple(Interval(begin, ns, what) for begin, ns in top.select("begin", "ns").iter_rows())
 
     def saving_ns(self, cost_ns: float, change: Change | None) -> tuple[int, Change | None]:
-        """What a step loses with a change and the change, or with the cost and None where no replay is possible."""
+        """The saving per step and the replayed change; from the cost, with None, if no replay is possible."""
         if change is None or self.experiment.why_not is not None:
             return self.per_step(cost_ns), None
         return self.saved_ns(change), change
 
     def count_per_step(self, name: str, count: float) -> Figure:
-        """A number over the span as one per step."""
+        """A number over the span as a figure per step."""
         return Figure(f"{name} {self.per}", count / self.step_count, "count")
 
     def ns_per_step(self, name: str, ns: float) -> Figure:
-        """A cost over the span as one per step, never more than the step."""
+        """A cost over the span as a figure per step, never more than the step."""
         return Figure(f"{name} {self.per}", self.per_step(ns), "ns")
 
     def bytes_per_step(self, name: str, size: int) -> Figure:
-        """A size over the span as one per step."""
+        """A size over the span as a figure per step."""
         return Figure(f"{name} {self.per}", size // self.step_count, "bytes")
 
     def share_figure(self, name: str, ns: float) -> Figure:
-        """A cost over the span as a share of the steps' time; the name follows "share of the step"."""
+        """A cost over the span as a share of the steps' time; the figure's name is "share of the step" and `name`."""
         return Figure(f"share of the {self.period} {name}", self.share(ns), "share")
 
 
@@ -414,7 +414,7 @@ def clipped(pieces: pl.DataFrame, window: Window) -> pl.DataFrame:
 
 
 def framework_of(trace: Trace) -> Framework | None:
-    """The framework of a program other than PyTorch on a GPU or CPU, by the names that only it records."""
+    """The framework of a program other than PyTorch on a GPU or CPU, detected by names that only it records."""
     if trace.metadata.format == "gaudi":
         return "hpu"
     if trace.metadata.format not in XLA_FORMATS:
@@ -425,7 +425,7 @@ def framework_of(trace: Trace) -> Framework | None:
 
 
 def tally_figures(what: str, tally: Tally | None) -> list[Figure]:
-    """How often something happened in the whole run, how long all of it took and the longest, as far as is known."""
+    """Count, total time and longest time of an event in the whole run, as far as they are known."""
     if tally is None:
         return []
     times = ((f"time of all {what}", tally.total_ns), (f"longest of the {what}", tally.longest_ns))

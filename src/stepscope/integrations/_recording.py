@@ -16,7 +16,7 @@ from stepscope.record.profile import profile
 from stepscope.record.schedule import schedule
 
 DEFAULT_SCHEDULE: Final = schedule(skip_first=5, warmup=2, active=5, repeat=1)
-"""Five steps pass, two warm the profiler up, five are recorded, and then the training is left alone."""
+"""Skips five steps, warms up for two, records five, and then leaves the training alone."""
 
 
 class FrameworkRecording:

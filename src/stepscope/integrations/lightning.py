@@ -47,9 +47,9 @@ _STEPS: Final = {
     "test": "on_test_batch_end",
     "predict": "on_predict_batch_end",
 }
-"""What the trainer was asked to do -> the hook of the module that ends a step of it."""
+"""Maps the trainer's task to the module hook that ends a step of it."""
 _AROUND_STEPS: Final = ("run_training_epoch",)
-"""Actions that last over many steps: naming them would cover everything else."""
+"""Actions that span many steps: naming them would cover everything else."""
 
 
 class StepscopeProfiler(_Profiler):  # type: ignore[misc]
@@ -129,9 +129,7 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
         super().teardown(stage)
 
     def _is_loop(self, action_name: str) -> bool:
-        """Whether the steps begin with this action; before training, Lightning runs a validation check, which does
-        not count.
-        """
+        """Whether the steps begin with this action; Lightning's validation check before training does not count."""
         if self._stage == "fit":
             return action_name in _AROUND_STEPS
         return action_name.endswith("_next")  # the first batch is fetched
@@ -200,5 +198,5 @@ class StepscopeCallback(RecordingCallback, _Callback):  # type: ignore[misc]
 
 
 def _task_of(trainer: Any) -> str:
-    """Return the trainer's task: fit, validate, test or predict."""
+    """The trainer's task: fit, validate, test or predict."""
     return str(getattr(trainer.state.fn, "value", trainer.state.fn))

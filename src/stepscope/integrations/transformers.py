@@ -20,8 +20,7 @@ except ImportError as error:
 
 
 class StepscopeCallback(RecordingCallback, _TrainerCallback):  # type: ignore[misc]
-    """A callback for Transformers' Trainer that records a few steps; with gradient accumulation, a step is an optimizer
-    step.
+    """A callback for Transformers' Trainer that records a few steps; a step is one optimizer step.
 
     Args:
         out: a trace file, a folder, or None for a run folder; as in `stepscope.profile`.

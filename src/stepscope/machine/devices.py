@@ -26,7 +26,7 @@ from stepscope.files import read_small
 NumberType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"]
 NUMBER_TYPES: Final[tuple[str, ...]] = get_args(NumberType)
 USUAL_BEST_SHARE: Final = 0.85
-"""Share of the peak that the best matrix products reach where nobody measured it for the device."""
+"""Share of the peak that the best matrix products reach, for devices without a measurement."""
 
 
 class Described(Protocol):
@@ -157,7 +157,7 @@ _UNITS: Final = {
     "peak_tflop_s": ("flops_s", 1e12),
     "measured_tflop_s": ("sustained_flops_s", 1e12),
 }
-"""For each key of a table with a unit: the attribute of `DevicePeaks` and what one unit stands for."""
+"""For each key with a unit: the attribute of `DevicePeaks` and the factor to base units."""
 _TERMS: Final = {
     " | null": "",
     "`float": "`number",
@@ -167,7 +167,7 @@ _TERMS: Final = {
     "`object`": "a table",
     "> 0.0": "above 0",
 }
-"""msgspec's terms in words."""
+"""Replacements for the terms in msgspec's messages."""
 _WHOLE_KEYS: Final = ("multiprocessors", "clock_mhz", "power_w")
 
 
@@ -241,7 +241,7 @@ def _shipped_row(values: dict[str, str]) -> DevicePeaks:
 
 
 FILE_VARIABLE: Final = "STEPSCOPE_DEVICES"
-"""Names a further file of devices, such as a project's."""
+"""The path of an additional file of devices, such as a project's."""
 FOLDER_VARIABLE: Final = "STEPSCOPE_CONFIG_DIR"
 
 
@@ -398,15 +398,15 @@ def figures_of(row: DevicePeaks) -> dict[str, Any]:
 
 
 def _over(value: float, unit: float) -> float:
-    """Convert to a file's unit with nine digits, which hides binary rounding."""
+    """Convert to a file's unit, rounded to nine digits, which hides binary rounding."""
     number = float(f"{value / unit:.9g}")
     return int(number) if number.is_integer() else number
 
 
 _MEMORY_TOLERANCE: Final = 0.05
-"""Devices report up to 5 % less or more memory than their makers say, some of it reserved for error correction."""
+"""Devices report up to 5 % less or more memory than specified, partly because of error correction."""
 _GIB: Final = 2**30 / 1e9
-"""What makers call a GB is a GiB on many devices."""
+"""Many devices have GiB where their makers write GB."""
 _NAMED_AT_MOST: Final = 8
 _LONGEST_NAME: Final = 200
 _ALIKE: Final = 0.5

@@ -30,9 +30,9 @@ NOT_ALLOWED: Final = (
     "RAPL's counters may be read by root alone, unless zeusd reads them or their files may be read by all"
 )
 SAMPLE_S: Final = 0.1
-"""Between two samples of the power of a device without a counter; NVML's figures change about so often."""
+"""Interval between two power samples of a device without an energy counter; NVML's values change about as often."""
 _MOST_WATTS: Final = 1000.0
-"""More than a package or its memory draws: how soon a counter can have come round to where it was."""
+"""Upper bound for a package or its memory, which gives the shortest time in which a counter can wrap."""
 
 
 class Source(Protocol):

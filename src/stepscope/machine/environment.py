@@ -35,7 +35,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     settings.versions,
     settings.power_supply,
 )
-"""Everything that is looked at, in the order of the report."""
+"""All checks, in the order of the report."""
 
 _ORDER: Final = ("problem", "note", "fine", "unknown")
 

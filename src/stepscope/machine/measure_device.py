@@ -24,11 +24,11 @@ COPIES: Final = ("copy on the device", "copy to the device", "copy from the devi
 SMALL_KERNEL: Final = "small kernel"
 _COPY_BYTES: Final = 512 << 20
 _MOST_OF_MEMORY: Final = 8
-"""Buffers take at most this part, one eighth, of what is free."""
+"""Buffers take at most one eighth of the free memory."""
 _SMALLEST_SIDE: Final = 512
 _LARGEST_SIDE: Final = 16384
 _LARGE_ENOUGH_S: Final = 5e-3
-"""From this time of one product on, larger ones are hardly faster."""
+"""Above this time per product, larger products are hardly faster."""
 _SMALL_KERNELS: Final = 500
 
 
@@ -42,7 +42,7 @@ class Effort:
 
 
 QUICK: Final = Effort(runs=3, run_s=0.005, warm_s=0.05)
-"""For a first impression."""
+"""For a quick estimate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,6 @@ class _Cannot(Exception):
 
 
 class _Bench:
-    """The measurements of one device."""
-
     def __init__(self, torch: Any, device: str | None, effort: Effort, progress: Callable[[str], None]) -> None:
         self.torch = torch
         self.device = _device(torch, device)
@@ -190,7 +188,7 @@ class _Bench:
         return self._figure(multiply, lambda seconds: 2 * side**3 / seconds, f"products of {side} x {side} matrices")
 
     def _is_long(self, work: Callable[[], object]) -> bool:
-        """Whether the work lasts long enough, measured twice in case of an interruption or a cold start."""
+        """Whether the work lasts long enough: clearly at first, or in the shortest of three more runs."""
         first = self._timed(work, 1)
         return first >= 20 * _LARGE_ENOUGH_S or min(self._timed(work, 1) for _ in range(3)) >= _LARGE_ENOUGH_S
 
@@ -232,9 +230,7 @@ class _Bench:
         return self._figure(lambda: target.copy_(source, non_blocking=True), lambda seconds: moved / seconds, detail)
 
     def small_kernels(self, _: str) -> Figure:
-        """Return nanoseconds from one small kernel to the next, replayed from a graph so that the host is not the
-        limit.
-        """
+        """Return nanoseconds between small kernels, replayed from a graph so that the host is not the limit."""
         number = self.torch.zeros(1, device=self.device)
 
         def work() -> None:
@@ -284,7 +280,6 @@ class _Bench:
         return float(self.memory or 4 * _COPY_BYTES)
 
     def _described(self) -> tuple[int | None, int | None, str | None, int | None]:
-        """Return memory, units, capability and cache."""
         if self.is_cpu:
             return memory_bytes(Machine()), self.torch.get_num_threads(), None, None
         read = getattr(self.module, "get_device_properties", None)
@@ -347,7 +342,6 @@ def _device(torch: Any, named: str | None) -> Any:
 
 
 def _processor() -> str:
-    """Return the CPU's model name."""
     machine = Machine()
     lines = (machine.read("proc/cpuinfo") or "").splitlines()
     models = (line.partition(":")[2] for line in lines if line.startswith("model name"))
@@ -355,9 +349,9 @@ def _processor() -> str:
 
 
 _DIGITS: Final = 4
-"""Of a measured figure; runs differ by more."""
+"""Significant digits of a measured figure; runs differ by more."""
 _UNSTEADY: Final = 0.1
-"""From this share of the median between the quartiles on, a figure says little."""
+"""Above this interquartile range, as a share of the median, a figure is unreliable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeAlias
 Verdict: TypeAlias = Literal["problem", "note", "fine", "unknown"]
 
 _PACKAGES: Final = ("torch",)
-"""Whose versions are compared with the table of slow ones."""
+"""Packages whose versions are compared with the table of slow ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +208,7 @@ class Machine:
         return {node: cpu_list(text) for node, text in sorted(lists.items()) if text}
 
     def cgroup_folders(self, controller: str) -> Iterator[str]:
-        """Yield the process's control group for a controller such as "cpu", then its parents, as paths below the
-        root.
-        """
+        """Yield the process's control group for a controller such as "cpu", then its parents, below the root."""
         for mount, inner in self._cgroups(controller):
             parts = [part for part in inner.split("/") if part]
             for length in range(len(parts), -1, -1):

@@ -32,7 +32,7 @@ __all__ = ["QuietReport", "QuietSteps", "prepare_quiet", "quiet_steps"]
 
 _VISIBLE: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _VENDORS: Final = ("NVIDIA", "AMD", "Habana", "Intel")
-"""Which devices are meant where there are several makers': the first of these; desktops have an Intel one besides."""
+"""Vendors in order of preference on machines with several; desktops often have an Intel GPU as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _physical(machine: Machine, cores: frozenset[int]) -> list[frozenset[int]]:
 
 
 def _part(cores: list[frozenset[int]], number: int, parts: int) -> list[frozenset[int]]:
-    """Return contiguous part `number` of `parts` nearly equal ones."""
+    """Return part `number` of `parts`: contiguous and nearly equal in size."""
     return cores[number * len(cores) // parts : (number + 1) * len(cores) // parts]
 
 
@@ -316,7 +316,6 @@ class _HeldCollector:
         self._froze = False
 
     def hold(self) -> str:
-        """Hold it off; return what was done."""
         with self._lock:
             self._holders += 1
             if self._holders == 1:
@@ -332,7 +331,6 @@ class _HeldCollector:
             return f"garbage collection held off during the recorded steps, {frozen}"
 
     def release(self) -> None:
-        """Restore it, if nobody else holds it."""
         with self._lock:
             self._holders -= 1
             if self._holders:
@@ -388,7 +386,6 @@ def _restore(before: dict[int, set[int]], own: set[int]) -> None:
 
 
 def _threads() -> list[int]:
-    """Return the system's ids of the process's threads."""
     try:
         return [int(path.name) for path in Path("/proc/self/task").iterdir()]
     except OSError:

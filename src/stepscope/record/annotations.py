@@ -26,12 +26,13 @@ _R = TypeVar("_R")
 _Context = AbstractContextManager[Any]
 
 STEP_NAME: Final = "stepscope.step#{} {}"
-"""What a step's annotation is called; `readers.event_names.step_number` knows it."""
+"""Name of a step's annotation; parsed by `readers.event_names.step_number`."""
 
 _UNDER_NSIGHT: Final = any(name in os.environ for name in ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH"))
 _WITH_SCOPES: Final = any(os.environ.get(name, "0") != "0" for name in ("XLA_IR_DEBUG", "XLA_HLO_DEBUG"))
-"""PyTorch/XLA puts annotations into the names of its operations. A program may not synchronise inside one then, so only
-where that was asked for."""
+"""PyTorch/XLA adds annotations to the names of its operations. Synchronising inside one is then not allowed, so this
+is opt-in.
+"""
 _BY_DAEMON: Final = "KINETO_USE_DAEMON" in os.environ
 """Kineto's daemon starts profiles behind torch's back."""
 
@@ -240,7 +241,6 @@ def _of_nvtx(name: str, number: int | None) -> _Context | None:
 
 @contextlib.contextmanager
 def _torch_range(nvtx: Any, name: str) -> Iterator[None]:
-    """An NVTX range through PyTorch's binding."""
     nvtx.range_push(name)
     yield
     nvtx.range_pop()
@@ -265,7 +265,7 @@ _METHODS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("torchmetrics.metric", "Metric", "forward", PREFIX + "torchmetrics"),
     ("torch.utils.data.dataloader", "DataLoader", "__iter__", LOADER_START),
 )
-"""Module, class, method, and what its calls are called in the trace; only modules that the program imported count."""
+"""Module, class, method, and name in the trace; only imported modules are patched."""
 
 
 class NamedCalls:
@@ -350,16 +350,13 @@ _FUNCTIONS: Final[tuple[tuple[str, str, str], ...]] = (
     ("torch.serialization", "save", "torch.save"),
     ("torch", "load", "torch.load"),
     ("torch.serialization", "load", "torch.load"),
-    (
-        "safetensors.torch",
-        "serialize_file",
-        "safetensors.save_file",
-    ),  # called by its save_file, however that was imported
+    # called by its save_file, however that was imported
+    ("safetensors.torch", "serialize_file", "safetensors.save_file"),
     ("torch.distributed.checkpoint", "save", "torch.distributed.checkpoint.save"),
     ("torch.distributed.checkpoint", "load", "torch.distributed.checkpoint.load"),
     ("torch.distributed.checkpoint", "async_save", "torch.distributed.checkpoint.async_save"),
 )
-"""Module, function, and what its calls are called in the trace; only modules that the program imported count."""
+"""Module, function, and name in the trace; only imported modules are patched."""
 
 
 class CheckpointCalls(NamedCalls):

@@ -111,7 +111,7 @@ def _moved(function: Callable[..., Any], by: int) -> Callable[..., Any]:
 
 
 PREFIX: Final = "steps-"
-"""Files of a rank's folder that begin so hold what `BenchSteps` noted."""
+"""Prefix of the files in a rank's folder that hold the results of `BenchSteps`."""
 _DEVICE_KINDS: Final = ("cuda", "xpu")
 
 
@@ -259,9 +259,7 @@ class DeviceMarks:
         return None
 
     def mark(self) -> bool:
-        """Record an event after all launched work; return False during graph capture, which would record the event
-        too.
-        """
+        """Record an event after all launched work; return False during graph capture, which would record it too."""
         if self._is_capturing():
             return False
         event = self._module.Event(enable_timing=True)
@@ -270,9 +268,7 @@ class DeviceMarks:
         return True
 
     def ends_ns(self) -> list[int]:
-        """Return when the device reached each event, on this process's clock (time.perf_counter_ns); waits for the
-        last.
-        """
+        """Return when the device reached each event (time.perf_counter_ns); waits for the last."""
         if not self._events:
             return []
         self._events[-1].synchronize()

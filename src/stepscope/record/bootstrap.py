@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 WARMUP_STEPS: Final = 5
 WARMUP_S: Final = 3.0
 MOST_WARMUP_STEPS: Final = 10
-"""Warm-up: at least WARMUP_STEPS, then until WARMUP_S have passed or this many steps; with several ranks this many."""
+"""Warm-up lasts at least WARMUP_STEPS, then until WARMUP_S have passed or this many steps; with several ranks, this
+many.
+"""
 LONG_WARMUP_S: Final = 60.0
-"""Steps so long that two of them take this are warm by then."""
+"""If two steps take this long, the program is warm after them."""
 _LONGEST_STEP_S: Final = 60.0
 _LONGEST_STEP_RATIO: Final = 20
 
@@ -51,11 +53,11 @@ class Phase(Enum):
     WARMING_UP = auto()
     """Steps pass until the program is warm."""
     CAPTURING = auto()
-    """A capture is asked for or under way."""
+    """A capture is requested or running."""
     TIMING = auto()
-    """The capture has ended; steps are timed, and their energy is measured, while no profiler runs."""
+    """The capture has ended; steps are timed and their energy is measured without a profiler."""
     RESTING = auto()
-    """Everything is kept; only a better sign of steps begins it anew."""
+    """Everything is saved; only a better step source restarts the recording."""
     OVER = auto()
     """The program has ended, or stepscope has failed in it."""
 
@@ -64,14 +66,14 @@ class Event(Enum):
     """An event that moves a first recording from one phase to another."""
 
     BETTER_SIGN = auto()
-    """Something shows more certainly where steps end: what was begun by the lesser sign is dropped."""
+    """A better step source was seen: recordings by the worse one are dropped."""
     WARM = auto()
     GAVE_WAY = auto()
     """The program started a profiler of its own before a step was recorded."""
     CAPTURED = auto()
-    """The capture has ended, and steps without a profiler are to follow."""
+    """The capture has ended, and steps without a profiler follow."""
     CAPTURED_LAST = auto()
-    """The capture has ended, and so is the program to."""
+    """The capture has ended, and the program must end too."""
     TIMED = auto()
     ENDED = auto()
 
@@ -85,7 +87,7 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = {
     **{(phase, Event.BETTER_SIGN): Phase.WARMING_UP for phase in Phase if phase is not Phase.OVER},
     **{(phase, Event.ENDED): Phase.OVER for phase in Phase},
 }
-"""Every move there is; any other event in a phase is a fault of ours."""
+"""All valid transitions; any other event in a phase is an internal error."""
 
 
 class FirstRecording:
@@ -235,7 +237,6 @@ class FirstRecording:
         self._handle = None
 
     def _serve(self) -> None:
-        """Start the agent, now that the rank is known and this process has steps to record."""
         from stepscope.record.agent.server import serve_for_run
 
         self._controller.stays = True  # set even if the start fails: it is tried only once
@@ -344,7 +345,7 @@ def _energy_meter(controller: StepController) -> EnergyMeter:
 
 
 _hooks: AllHooks | None = None
-"""Those of the plan that this process is recorded by."""
+"""The hooks of the plan that records this process."""
 
 
 def _run_of_environment() -> tuple[RunFolder, RunOptions] | None:
@@ -394,7 +395,6 @@ def steps_are_marked() -> None:
 
 
 def _apply(folder: RunFolder, options: RunOptions) -> None:
-    """Apply remedies to this process, and report the outcomes at its end."""
     from stepscope.record.apply import install
 
     applying = install(options.apply, folder, is_recorded=not options.measure)
@@ -423,7 +423,6 @@ def _measure(folder: RunFolder, options: RunOptions) -> BenchSteps | None:
 
 
 def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> None:
-    """Send the plan this process's steps and its end, however that comes."""
     steps.listener = plan
     set_controller(steps)
     atexit.register(plan.program_ends)

@@ -225,7 +225,7 @@ _FUNCTIONS: Final = {
     "jax._src.profiler": _XLA,  # called by jax.profiler.trace
     "torch_xla.debug.profiler": _XLA,
 }
-"""Functions by module, and whether a profiler is in use after they were called."""
+"""Functions by module, each with whether a profiler is in use after the call."""
 _NAMES: Final = {"torch.autograd.profiler": "torch.profiler", "torch_xla.debug.profiler": "torch_xla.debug.profiler"}
 
 _watchers: list[OtherProfilers] = []
@@ -280,9 +280,7 @@ class OtherProfilers:
             self._our_own = False
 
     def guard(self, recording: bool) -> None:
-        """Set whether the next foreign profiler must wait for stepscope to give way, because stepscope is using the
-        profiler.
-        """
+        """Set whether stepscope is recording, and must give way when another profiler begins."""
         self._recording = recording
 
     def _called(self, module: str, in_use: bool) -> None:
@@ -294,7 +292,6 @@ class OtherProfilers:
 
 
 def _is_in_use() -> bool:
-    """Whether a profiler was started before the watch began."""
     if getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False):
         return True
     states = (

@@ -256,9 +256,7 @@ class StepController:
         self._rest()
 
     def _abandon(self, capture: Capture, result: CaptureResult) -> None:
-        """Discard a capture. Ending torch's profiler on another thread can crash the program, so the thread that
-        runs the steps does it.
-        """
+        """Discard a capture on the thread that runs the steps: on another thread, ending torch's profiler can crash."""
         capture.handle.settle(result)
         if capture.recorder is None or self._thread == threading.get_ident():
             self._drop(capture)
@@ -388,7 +386,6 @@ def new_recording(options: RecordOptions, first_step: int, source: StepSource, *
 
 
 def _torch_xla_runs() -> bool:
-    """Whether PyTorch/XLA uses a device, and is not merely imported."""
     module: Any = sys.modules.get("torch_xla")
     is_initialized = getattr(getattr(module, "_XLAC", None), "_xla_runtime_is_initialized", None)
     return bool(is_initialized is not None and is_initialized())

@@ -22,7 +22,7 @@ from stepscope.trace.program_facts import PauseFacts, StepFacts
 MOST_STEPS: Final = 5_000
 MOST_PAUSES: Final = 5_000
 SHORTEST_PAUSE_NS: Final = 20_000
-"""Shorter runs of the collector are only added up."""
+"""Shorter collections are only added up."""
 _SLOW_READ_NS: Final = 200_000
 _DEEPEST: Final = 64
 
@@ -247,8 +247,6 @@ def _place(where: tuple[str, int, str] | None) -> dict[str, Any]:
 
 
 class _Usage(NamedTuple):
-    """Resource usage of the thread, and page faults of the process."""
-
     system_ns: int | None = None
     switches: int | None = None
     involuntary: int | None = None
@@ -269,7 +267,6 @@ def _usage() -> _Usage:
 
 
 def _core_reader() -> Callable[[], int | None]:
-    """Return a function that reads the core of the calling thread."""
     if not sys.platform.startswith("linux"):
         return lambda: None
     import ctypes

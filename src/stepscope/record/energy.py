@@ -36,9 +36,11 @@ from stepscope.trace.energy_records import (
 )
 
 WINDOW_S: Final = 2.0
-"""A window ends with the first step after this: NVML's counters change about every 100 ms, shorter ones say little."""
+"""A window ends with the first step after this: NVML's counters change about every 100 ms, so shorter ones are
+inaccurate.
+"""
 MEASURED_S: Final = 10.0
-"""The program is measured at least this long, where it goes on for so long."""
+"""Minimum measured time, if the program runs that long."""
 _LOCAL_RANKS: Final = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 OpenCounters = Callable[..., tuple[list[Source], list[MissingCounter]]]
@@ -188,15 +190,12 @@ def is_first_of_its_machine() -> bool:
 
 
 def _torch_on_cuda() -> Any:
-    """Return torch if it has begun to use CUDA, else None."""
     torch: Any = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 def devices_in_use(uses_jax: bool) -> list[int]:
-    """Return the GPUs that this process uses, as it numbers them; queries only libraries that are already
-    initialised.
-    """
+    """Return the GPUs that this process uses, as it numbers them; queries only initialised libraries."""
     torch = _torch_on_cuda()
     if torch is not None:
         numbers = range(torch.cuda.device_count())

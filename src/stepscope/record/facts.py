@@ -62,7 +62,7 @@ def _compilation(metrics: Any) -> CompilationFacts:
 
 
 MOST: Final = 50
-"""Of one kind that are described."""
+"""Maximum number of described objects of one kind."""
 _DATA_PARALLEL: Final = "torch.nn.parallel.data_parallel", "DataParallel"
 _DISTRIBUTED: Final = "torch.nn.parallel.distributed", "DistributedDataParallel"
 
@@ -306,16 +306,16 @@ def add_to_trace(path: Path, facts: ProgramFacts | None) -> None:
 
 
 IGNORED: Final = -100
-"""What losses of torch ignore by default."""
+"""The default `ignore_index` of torch's losses."""
 
 _MOST_BATCHES: Final = 64
 _MOST_POSITIONS: Final = 1 << 22
 _SHORTEST: Final = 8
-"""Tensors of fewer columns are no sequences."""
+"""Tensors with fewer columns are not treated as sequences."""
 _FEWEST_POSITIONS: Final = 64
 _DEEPEST: Final = 4
 _TIMES: Final = 16
-"""How many times the rows that are looked at a data set is taken to have."""
+"""Assumed size of the data set, as a multiple of the inspected rows."""
 
 
 class PaddingSamples:
@@ -365,9 +365,8 @@ class PaddingSamples:
     def _add(self, name: str, tensor: Any) -> None:
         if not 0 < tensor.numel() <= _MOST_POSITIONS:
             return
-        self._tensors.setdefault(name, _Sequences()).add(
-            tensor.numpy()
-        )  # these operators are not recorded by any profiler
+        # these operators are not recorded by any profiler
+        self._tensors.setdefault(name, _Sequences()).add(tensor.numpy())
 
     def _look_around(self) -> None:
         """Measure live integer tensors that did not come from a loader, such as labels made in the step."""
@@ -424,9 +423,7 @@ class _Sequences:
         )
 
     def _sorted(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield the same rows sorted by length into batches of the same sizes, which estimates sorting the whole
-        data set.
-        """
+        """Yield the rows sorted into batches of the same sizes, an estimate for sorting the whole data set."""
         rows = iter(length for length in sorted(self._rows) for _ in range(_TIMES))
         for size in self._sizes * _TIMES:
             batch = list(islice(rows, size))

@@ -33,11 +33,11 @@ from stepscope.record.controller import StepController, StepSource, controller, 
 from stepscope.record.step_times import mark
 
 _TAKES_OVER_AFTER: Final = 16
-"""Repetitions of another object, without one of the marker, after which the marker counts as gone."""
+"""After this many repetitions of another object without one of the marker, the marker counts as gone."""
 _RAREST: Final = 32
-"""An object that comes more than this many times less often than the marker does not mark steps."""
+"""An object that repeats less often than the marker by more than this factor does not mark steps."""
 _LOOK_S: Final = ((2.0, 0.01), (30.0, 0.05), (float("inf"), 0.25))
-"""How often to look for a forward call, by the seconds since torch was imported."""
+"""Interval between samples of forward calls, by the seconds since torch was imported."""
 _FORWARD_PATIENCE_S: Final = 3.0
 
 
@@ -65,8 +65,6 @@ class Marker:
 
 
 class _Hooks:
-    """Hooks in one framework; they report steps to the process's controller."""
-
     def __init__(self, controller: StepController) -> None:
         self._controller = controller
         self._removals: dict[StepSource, Callable[[], None]] = {}
@@ -279,7 +277,6 @@ class _ForwardCalls:
                     return
 
     def _follow(self, module: Any) -> None:
-        """Wrap the class of a module to detect the module's own calls."""
         kind: Any = type(module)
         self._found = weakref.ref(module)
         called = guard.around(kind.__call__, before=self._called, unless=_compiling())

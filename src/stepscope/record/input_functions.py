@@ -150,9 +150,9 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 STRIDE: Final = 3
-"""Calls, time by the clock and time on a processor of one stage, one after the other."""
+"""Counters of one stage: calls, wall time, CPU time."""
 COLLATE: Final = 1
-"""The stage of the collate function, behind that of the items."""
+"""Index of the collate function's stage, after the items'."""
 _ITEM_BYTES: Final = 8
 
 

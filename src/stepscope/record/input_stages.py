@@ -36,7 +36,7 @@ from stepscope.record.input_functions import (
 from stepscope.trace.program_facts import InputStageFacts, LoaderFacts
 
 _MOST: Final = 100
-"""Loaders that are distinguished; the first are forgotten."""
+"""Maximum number of distinct loaders; the oldest are dropped."""
 _Key = tuple[str, str, "str | None", "int | None", bool]
 _Sums = dict[_Key, list[int]]
 
@@ -354,9 +354,8 @@ def _measured_kind(kind: Any) -> Any:
 
 @guard.entry
 def _pinning_begins(watch: InputWatch, *_: Any, **__: Any) -> tuple[int, int] | None:
-    if getattr(
-        watch.local, "pinning", False
-    ):  # default_convert and default_collate call themselves for each part of a batch
+    # default_convert and default_collate call themselves for each part of a batch
+    if getattr(watch.local, "pinning", False):
         return None
     watch.local.pinning = True
     return time.perf_counter_ns(), time.thread_time_ns()

@@ -24,7 +24,7 @@ from stepscope.trace.naming import UserCode
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, Location, ThreadLines
 
 CallNotes = list[Any]
-"""Time and module of one note after the other; None for the module where a call has ended."""
+"""Flat list of time and module; None instead of a module marks the end of a call."""
 
 _COMPILED: Final = "_orig_mod"
 
@@ -95,18 +95,18 @@ def _names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
 
 
 MOST_NOTES: Final = 3_000_000
-"""On one thread, about 100 bytes each; a program that runs more lines in its recorded steps loses the later ones."""
+"""Limit for one thread, at about 100 bytes each; lines beyond it are lost."""
 STRIDE: Final = 3
 
 _REVIEW_EVERY: Final = 2048
 _BUSY_NS: Final = _REVIEW_EVERY * 2_000
-"""Lines that come faster than every 2 us take several times as long when each is noted."""
+"""Lines that are faster than every 2 us take several times as long when each is recorded."""
 _BUSY_SHARE: Final = 0.25
 _OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RESUMABLE: Final = 0x20 | 0x80 | 0x200  # generators and coroutines, by inspect.CO_*
 
 Notes = list[Any]
-"""Time, code and line of one note after the other: a flat list costs the garbage collector nothing."""
+"""Flat list of time, code and line, which costs the garbage collector nothing."""
 
 
 class Watch(Protocol):
@@ -142,11 +142,10 @@ _TRACE: Final = "record.lines.Tracing"
 _MONITOR: Final = "record.lines.Monitoring"
 guard.INLINE.update((_TRACE, _MONITOR))
 _CALLER: Final = 2
-"""Frames between a callback, which the guard calls, and the code that it is called about."""
+"""Number of frames between a callback, which the guard calls, and the code that it is called for."""
 
 
 def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
-    """Return code and line of the user's innermost frame, from `frame` outwards."""
     while frame is not None:
         code = frame.f_code
         if _is_user[code.co_filename]:
@@ -538,8 +537,6 @@ def _stop_all() -> None:
 
 
 class _Places:
-    """The distinct recorded lines."""
-
     def __init__(self) -> None:
         self.locations: list[Location] = []
         self._numbers: dict[tuple[int, int], int] = {}

@@ -54,7 +54,7 @@ _HIDDEN: Final = "***"
 _LONGEST_VALUE: Final = 500
 _GIT_PATIENCE_S: Final = 3.0
 _LATEST_S: Final = 2.0**37
-"""Seconds since 1970 that a calendar still has."""
+"""Upper limit for times, in seconds since 1970, that dates can represent."""
 _LARGEST: Final = 2**31
 
 
@@ -283,9 +283,7 @@ def _in_one_line(stat: str) -> str:
 
 
 def process_facts(*, redact: bool = False) -> dict[str, Any]:
-    """Return what only the program's process knows: versions, devices, environment. Imports nothing, starts no
-    device.
-    """
+    """Return what only the program's process knows: versions, devices, environment. Starts no device."""
     from stepscope.remedies.compile_caches.entries import hit_counts
 
     versions = {"python": platform.python_version()}
@@ -307,9 +305,7 @@ def process_facts(*, redact: bool = False) -> dict[str, Any]:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return rank and world size from torch.distributed or jax.distributed, else from the launcher's variables, else
-    (0, 1).
-    """
+    """Return rank and world size: torch.distributed's or jax.distributed's, else the launcher's, else (0, 1)."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()

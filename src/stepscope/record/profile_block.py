@@ -134,7 +134,6 @@ class ProfileBlock:
         self._end(failed=False)
 
     def _abandon(self) -> None:
-        """After an internal error, end the block."""
         self._is_open, self._recorder = False, None
         self.problem = self.problem or "stepscope failed, and the program went on without it"
         guard.attempted(lambda: input_watch().uninstall(self))
@@ -178,9 +177,7 @@ class ProfileBlock:
             self._recorder.start()
 
     def _leave(self, before: str, now: str) -> None:
-        """End the current phase if it does not continue: save a finished cycle, discard a warm-up without a
-        recording.
-        """
+        """End a phase that does not continue: save a finished cycle, discard a warm-up without a recording."""
         if before in (schedules.RECORD, schedules.RECORD_AND_SAVE):
             self._save()
         elif before == schedules.WARM_UP and now == schedules.NOTHING and self._recorder is not None:
@@ -335,9 +332,7 @@ def _run_folder(name: str | None, world_size: int) -> RunFolder:
 
 
 def _diagnosis_text(path: Path) -> str:
-    """Return the output of `stepscope diagnose`, run in a separate process so that the program's memory is
-    unaffected.
-    """
+    """Return the output of `stepscope diagnose`, run in another process to leave the program's memory alone."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STEPSCOPE_RUN")}
     places = [_PACKAGE_FOLDER, environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))

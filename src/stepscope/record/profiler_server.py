@@ -32,9 +32,9 @@ from stepscope.files import make_private, private_file, private_folder
 from stepscope.record.agent.client import for_each
 
 LOG: Final = "profiler-client.log"
-"""What the client of xprof wrote, in the folder of the captures."""
+"""Log file of the xprof client, in the folder of the captures."""
 MOST_SECONDS: Final = 600.0
-"""A server keeps what it records in memory until the end."""
+"""A server keeps its recording in memory until the end."""
 _PROFILES: Final = Path("plugins") / "profile"
 """Where TensorBoard looks for profiles."""
 _START_S: Final = 60.0
@@ -154,8 +154,6 @@ def record_one_host(order: dict[str, Any]) -> None:
 
 
 class _Child:
-    """The process that records one host."""
-
     def __init__(self, address: str, order: ProfilerOrder, folder: Path) -> None:
         self.address = address
         self.problem: str | None = None
@@ -204,7 +202,6 @@ class _Child:
         return b""
 
     def profile(self, place: Path) -> HostProfile:
-        """Wait for the profile and move it to its place."""
         found = sorted((self._folder / _PROFILES).glob("*/*.xplane.pb"))
         if not found:
             problem = self.problem or "the server sent no profile"

@@ -95,13 +95,13 @@ def _pack(source: Path, target: Path) -> None:
 
 
 STEP_NAME: Final = "ProfilerStep#{}"
-"""What torch.profiler calls its steps, and every reader of its traces knows."""
+"""Name of torch.profiler's step events, which every reader of its traces knows."""
 
 _RANKS: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
 
 _only_one = threading.Lock()
-"""Held while a recorder of this process has the profiler."""
+"""Held while a recorder of this process uses the profiler."""
 
 
 class Recorder(ProfilerRecording):

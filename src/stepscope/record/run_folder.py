@@ -30,7 +30,7 @@ _TRACE: Final = re.compile(r"trace-(\d{1,9})\.(?:json(?:\.gz)?|xplane\.pb)", re.
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,99}", re.ASCII)
 _SEEN: Final = "seen"
 LEFT: Final = "left"
-"""The sign of a process that stepscope left because of an error of its own."""
+"""Marker of a process from which stepscope detached after an internal error."""
 
 
 class RunFolder:

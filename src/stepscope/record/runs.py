@@ -108,8 +108,7 @@ class RunIndex:
         self._using(lambda database: database.execute("delete from runs where path = ?", (os.fspath(record.path),)))
 
     def _using(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Run an action on the database in a transaction. A new database, or one that replaces a damaged file, is
-        filled from the folders first.
+        """Run an action on the database in a transaction; a new or replaced database is first filled from the folders.
 
         Raises:
             UsageError: it cannot be read or written.
@@ -226,9 +225,7 @@ def _put(database: sqlite3.Connection, records: Iterable[RunRecord]) -> None:
 
 
 def _is_whole(row: tuple[object, ...]) -> bool:
-    """Whether a row matches its checksum; for rows of the first version, which have none, whether the types are
-    right.
-    """
+    """Whether a row matches its checksum or, in the first version without checksums, has the right types."""
     *values, checksum = row
     fits = all(isinstance(value, kind) for value, kind in zip(values, _TYPES, strict=True))
     return fits and checksum in (None, _checksum(values))

@@ -13,7 +13,7 @@ WARM_UP: Final = "WARMUP"
 RECORD: Final = "RECORD"
 RECORD_AND_SAVE: Final = "RECORD_AND_SAVE"
 ACTIONS: Final = (NOTHING, WARM_UP, RECORD, RECORD_AND_SAVE)
-"""What is done in a step, by the names of torch.profiler.ProfilerAction."""
+"""The actions of a step, with the names of torch.profiler.ProfilerAction."""
 
 Schedule = Callable[[int], Any]
 

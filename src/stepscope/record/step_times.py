@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 TIMED_STEPS: Final = 50
-"""Steps that are timed after the recording, before the program is left alone."""
+"""Number of steps timed after the recording, before stepscope detaches."""
 TIMED_S: Final = 30.0
-"""No further step is timed when this has passed since the recording."""
+"""Time after the recording at which timing stops."""
 _MOST_STEPS: Final = 10_000
 
 

@@ -22,7 +22,7 @@ from stepscope.record.run_folder import xplane_name
 from stepscope.record.schedule import RecordOptions
 
 STEP_NAME: Final = "step"
-"""What a step is called that the program does not mark itself; its number is the event's `step_num`."""
+"""Name of the step events that stepscope adds; the number is the event's `step_num`."""
 
 
 class XlaProfiler(Protocol):
@@ -80,9 +80,7 @@ class TorchXlaProfiler:
 
 
 def torch_xla_event(name: str, **stats: Any) -> AbstractContextManager[Any]:
-    """Return a plain profile event: PyTorch/XLA's own annotations also open a scope, inside which the program may
-    not call torch_xla.sync().
-    """
+    """Return a plain profile event; inside PyTorch/XLA's own annotations, torch_xla.sync() is not allowed."""
     annotation: Any = import_module("torch_xla.debug.profiler").Trace
     event: AbstractContextManager[Any] = annotation.__bases__[0](name, **stats)
     return event

@@ -76,7 +76,7 @@ _PUBLIC: Final = {
     "rewrites": "rewrites_of unified_diff",
     "tied_weights": "LoopConstants check_tied keeps_ties tie_again tied_parameters",
 }
-"""Module of this folder -> the public names that it has."""
+"""Module of this folder -> its public names."""
 _HOMES: Final = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)

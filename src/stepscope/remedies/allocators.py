@@ -50,7 +50,7 @@ _PACKAGES: Final = {
     "brew": ("brew install", "jemalloc", "gperftools"),
     "conda": ("conda install -c conda-forge", "jemalloc", "gperftools"),
 }
-"""Package manager -> its command, and what it calls jemalloc and tcmalloc."""
+"""Package manager -> (its command, its package of jemalloc, its package of tcmalloc)."""
 _USUAL: Final = ("apt-get", "dnf", "conda", "brew")
 _OTHERS: Final = re.compile(r"lib(?:jemalloc|tcmalloc|mimalloc|snmalloc|rpmalloc|hoard|scudo)", re.ASCII)
 """Libraries that replace malloc; two of them in one process contend for it."""

@@ -20,7 +20,7 @@ import torch
 from stepscope.remedies.host_settings import host_memory, streams_of
 
 _DEEPEST: Final = 64
-"""Sums of sums that are put off: a host that is further ahead than this waits."""
+"""Deepest chain of deferred sums: a host further ahead waits."""
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,7 @@ from stepscope.remedies.host_settings import check_whole, host_memory, streams_o
 
 Write = Callable[[int, str, float], object]
 _MOST_UNREAD: Final = 4
-"""Groups of values whose copies to the host may be under way; then the oldest is waited for."""
+"""Most groups of values being copied to the host; beyond that, the oldest is waited for."""
 
 
 @dataclass(slots=True)

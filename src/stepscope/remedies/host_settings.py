@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 _LONGEST: Final = 64 * 1024
-"""Bytes read of a file of the kernel."""
+"""Bytes to read of a kernel file."""
 
 
 def allowed_processors() -> set[int]:

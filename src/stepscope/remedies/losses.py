@@ -88,7 +88,7 @@ def applied(function: Any, *arguments: Any) -> Tensor:
 
 
 _FEWEST_ROWS: Final = 128
-"""Positions in a block at least, for a matrix product of fewer mostly reads the weight."""
+"""Fewest positions in a block: a smaller matrix product spends its time reading the weight."""
 
 
 def linear_loss(

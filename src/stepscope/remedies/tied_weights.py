@@ -19,10 +19,10 @@ __all__ = ["LoopConstants"]
 
 
 Ties: TypeAlias = tuple[tuple[str, ...], ...]
-"""Groups of the names of parameters that are one, in the model's order."""
+"""Groups of names of the same parameter, in the model's order."""
 
 _WRAPPERS: Final = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts of names that wrappers put in: data parallel, torch.compile, FSDP, activation checkpointing."""
+"""Parts of names that wrappers add: data parallel, torch.compile, FSDP, activation checkpointing."""
 
 
 def tied_parameters(model: torch.nn.Module) -> Ties:
@@ -169,9 +169,9 @@ class _Named:
 
 
 _LAZY = ("xla", "hpu")
-"""Devices whose graphs differ by the place that is read."""
+"""Devices on which reading another index makes another graph."""
 _ALIGNMENT_BYTES = 16
-"""Compiled code copies inputs that begin elsewhere before it uses them."""
+"""Compiled code copies inputs with another alignment before it uses them."""
 
 
 class LoopConstants:

@@ -1,1 +1,1 @@
-"""Searches by trial: which remedies make a program faster, and which hyperparameters make it better."""
+"""Search by trials: which remedies make a program faster, and which hyperparameters make it better."""

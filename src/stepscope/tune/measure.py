@@ -1,4 +1,4 @@
-"""Measuring a proposal: its reference and its configuration in turn, with their losses, as `stepscope bench` does."""
+"""Measure a proposal: alternate runs of its reference and its configuration, with losses, as `stepscope bench` does."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from stepscope.tune.trials import TOLERANCES, Configuration, LossCheck, Measured
 
 SCREEN_ROUNDS: Final = 2
 MOST_ROUNDS: Final = 5
-"""Of a combination: it ends before where the interval leaves 0 out, or the estimate is no gain."""
+"""Most rounds of a combination: it ends earlier if the interval excludes 0, or the estimate is no gain."""
 FEWEST_PROOF_ROUNDS: Final = 4
-"""Also where no time is left: two runs a side tell next to nothing."""
+"""Applies even if no time is left: two runs a side show next to nothing."""
 MOST_PROOF_ROUNDS: Final = 30
 _HOPELESS: Final = 0.1
-"""What is slower by more than this share after one round gets no second one."""
+"""A configuration slower by more than this share after one round gets no second one."""
 _LONGEST_FACTOR: Final = 10.0
 _LONGEST_S: Final = 300.0
 """A run may take this factor of the longest run of the reference and these seconds more, such as to compile."""
@@ -40,12 +40,12 @@ _KILLED: Final = ("exit code 137", "exit code 9")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a proposal.
+    """The result of measuring a proposal.
 
     Attributes:
-        measured: None where it failed.
+        measured: None if it failed.
         runs: each with "side" (A is the reference), "round", "step_ns", "dropped" and "losses".
-        is_program: whether the program fails as it is, without anything changed.
+        is_program: whether the program fails even without changes.
     """
 
     measured: Measured | None = None
@@ -56,7 +56,7 @@ class Outcome:
 
 
 class Measure(Protocol):
-    """Measures a proposal; `left_s` is the time that is left for all that is still to be measured."""
+    """Measures a proposal; `left_s` is the time left for everything still to be measured."""
 
     def __call__(self, proposal: Proposal, number: int, left_s: float) -> Outcome: ...
 
@@ -66,7 +66,7 @@ class BenchMeasure:
     """Measures with real runs of the program.
 
     Attributes:
-        words: what is started.
+        words: the command that is started.
         settings: steps, quiet machine, seed and precision of the proof.
         tolerance: of the losses; None for that of each kind of change.
     """
@@ -82,11 +82,11 @@ class BenchMeasure:
     _longest_s: float = 0.0
 
     def __call__(self, proposal: Proposal, number: int, left_s: float) -> Outcome:
-        """Run both in turn until it is clear whether the configuration helps.
+        """Alternate runs of both sides until it is clear whether the configuration helps.
 
         Raises:
             UsageError: a program cannot be started, or the folder cannot be written.
-            KeyboardInterrupt: Ctrl-C came.
+            KeyboardInterrupt: on Ctrl-C.
         """
         bench = self._new_bench(proposal, number, left_s)
         try:
@@ -94,7 +94,7 @@ class BenchMeasure:
         except UsageError as error:  # such as an allocator that is not installed here
             return Outcome(reason=str(error))
         with held(self.folder / f".measuring-{platform.node()}.lock"):
-            end_leftovers(self.folder)  # of a search that was killed: nobody else measures this study here
+            end_leftovers(self.folder)  # left by a killed search: only this process measures this study on this machine
             return self._outcome_of(bench, proposal, left_s)
 
     def _outcome_of(self, bench: Bench, proposal: Proposal, left_s: float) -> Outcome:
@@ -139,7 +139,7 @@ class BenchMeasure:
         return BenchCommand(label, text, words, variables, self.space.apply_words(configuration))
 
     def _why_not_applied(self, bench: Bench, changed: Configuration) -> str:
-        """Why a remedy came to nothing in the first run; "" where all that were added were applied."""
+        """Why a remedy was not applied in the first run; "" if all added ones were."""
         outcomes = _outcomes(bench, self.space.apply_words(changed))
         applied = {outcome.flag for outcome in outcomes if outcome.applied}
         missing = [outcome for outcome in outcomes if outcome.flag not in applied]
@@ -157,7 +157,7 @@ class BenchMeasure:
         return found
 
     def _losses_of_another_seed(self, bench: Bench, reference: Configuration) -> tuple[float, ...]:
-        """Of the reference; empty where that run fails."""
+        """Losses of the reference; empty if that run fails."""
         if reference not in self._seeded:
             settings = replace(bench.settings, seed=(bench.settings.seed or 0) + 1)
             other = Bench((bench.commands[0],), settings, bench.folder / "another-seed")
@@ -196,12 +196,12 @@ class BenchMeasure:
 
 
 def _outcomes(bench: Bench, words: Sequence[str]) -> Sequence[AppliedOutcome]:
-    """What the first changed run said of these remedies."""
+    """What the first changed run reported about these remedies."""
     return applied_outcomes(words, RunFolder(bench.runs_of("B")[0].folder)) if words else ()
 
 
 def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
-    """Whether it is clear enough, after a whole round, what the configuration does."""
+    """Whether the effect of the configuration is clear after a whole round."""
     if proposal.purpose == "proof":
         is_over = bench.seconds + bench.seconds / bench.rounds > left_s
         return bench.rounds >= FEWEST_PROOF_ROUNDS and (is_over or stop_of(bench) is not None)

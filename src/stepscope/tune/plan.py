@@ -1,16 +1,16 @@
-"""What a search does next, given all that was measured: a function of the trials alone.
+"""Decide what a search does next: a function of the trials alone.
 
-So a search that was stopped, however that came, goes on where it was, and several processes that read the same trials
-come to the same plan and only have to take different parts of it.
+So a search that was stopped, in any way, resumes where it was, and several processes that read the same trials make the
+same plan and only have to take different parts of it.
 
-1. Screening: each value of each knob alone against the program as it is.
-2. Combination: what may help, in the order of its gain, each on top of what was shown to help before; then what makes
-   sense only together with one of these, the other values of their knobs, and where the step is at most half as long by
-   now, what a longer step may have hidden. What is not shown to help is left out.
+1. Screening: each value of each knob alone against the unchanged program.
+2. Combination: what may help, in the order of its gain, each on top of what was shown to help before; then settings
+   that make sense only together with one of these, the other values of their knobs, and, once the step is at most half
+   as long, what a longer step may have hidden. What is not shown to help is left out.
 3. Refinement: further combinations, as a sampler suggests them from all trials (Optuna's TPE). One that is shown to
    help is measured without each setting that came with it, and keeps those that it is slower without.
-4. Proof: the best against the program as it is, in fresh runs. The best of many noisy measurements looks better than it
-   is; only these runs count for the result.
+4. Proof: the best against the unchanged program, in fresh runs. The best of many noisy measurements looks better than
+   it is; only these runs count for the result.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ Phase: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof", "
 
 MOST_REFINEMENTS: Final = 8
 PATIENCE: Final = 4
-"""Refinements one after the other that are not shown to help, after which there are no more."""
+"""Refinement ends after so many in a row that are not shown to help."""
 _HIDDEN_UNTIL: Final = 0.5
-"""Of the unchanged step: what the best must take at most, for what showed nothing alone to be tried once more."""
+"""Settings without a gain alone are retried once the best step is at most this share of the unchanged one."""
 _HIDDEN_GAIN: Final = 0.05
-"""Of the best's step: what it must have been able to save, as far as its interval tells, to be tried once more."""
+"""They are retried if, by their interval, they may save this share of the best step."""
 _HARMFUL: Final = -0.05
-"""What makes a step longer by more than this share alone is not tried in combinations."""
+"""A setting whose gain alone is below this is not tried in combinations."""
 _AHEAD: Final = 4
-"""Combinations that are offered before the outcome of earlier ones is known, to processes that have nothing to do."""
+"""Combinations offered to idle processes before the outcome of earlier ones is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done.
+    """The next work of a search.
 
     Attributes:
-        best: the configuration that is shown to help most so far; empty where none is.
-        proposals: what nobody has measured or measures now, the most useful first; empty where others measure what
-            the next step depends on, and in "refine", where a sampler makes them.
+        best: the configuration that is shown to help most so far; empty if none is.
+        proposals: those that nobody has measured or is measuring, the most useful first; empty while others measure
+            what the next step depends on, and in "refine", where a sampler makes them.
     """
 
     phase: Phase
@@ -65,11 +65,11 @@ class _Known:
         return self._ended.get(proposal)
 
     def alone(self, name: str, value: str) -> Trial | None:
-        """A setting alone against the program as it is."""
+        """The trial of a setting alone against the unchanged program."""
         return self.ended(Proposal("screen", Configuration(((name, value),))))
 
     def open(self, proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-        """Those that nobody has measured or measures."""
+        """Those that nobody has measured or is measuring."""
         return tuple(each for each in proposals if each not in self._taken)
 
     def refinements(self) -> list[Trial]:
@@ -77,10 +77,10 @@ class _Known:
 
 
 def plan(space: Space, trials: Sequence[Trial], *, hurry: bool = False) -> Plan:
-    """What is to be done next.
+    """Decide what to do next.
 
     Args:
-        trials: all of the study, without those whose process ended before it kept an outcome.
+        trials: all of the study, without those whose process ended before it stored an outcome.
         hurry: prove what is known by now, and search no further.
     """
     known = _Known(trials)
@@ -117,7 +117,7 @@ def _screens(space: Space) -> Iterator[Proposal]:
 
 
 def _combined(space: Space, known: _Known) -> tuple[Configuration, list[Proposal]]:
-    """What was shown to help, put together one by one, and what has to be measured to know more."""
+    """Combine what was shown to help, one by one; also return what has to be measured to know more."""
     best, best_ns = Configuration(), float("inf")
     wanted: list[Proposal] = []
 
@@ -126,14 +126,14 @@ def _combined(space: Space, known: _Known) -> tuple[Configuration, list[Proposal
         if not _is_possible(space, candidate) or len(wanted) >= _AHEAD:
             return
         trial = None
-        if not best.settings:  # screening was this very comparison; where that was not clear, it is measured again
+        if not best.settings:  # screening was this very comparison; if it was unclear, measure again
             trial = known.ended(Proposal("screen", candidate))
             trial = trial if trial is not None and trial.is_shown else None
         proposal = Proposal("combine", candidate, best)
         trial = trial or known.ended(proposal)
         if trial is None:
             wanted.append(proposal)
-        elif trial.is_shown and not wanted:  # what comes after one that is not known counts only if that is no help
+        elif trial.is_shown and not wanted:  # the settings after an unknown one count only if that one does not help
             best = candidate
             best_ns = (trial.measured.after_ns if trial.measured is not None else None) or best_ns
 
@@ -155,7 +155,7 @@ def _combined(space: Space, known: _Known) -> tuple[Configuration, list[Proposal
 
 
 def _hidden(space: Space, known: _Known, best_ns: float) -> Iterator[tuple[str, str]]:
-    """What showed no gain alone, but may have one beside a step that is much shorter than the one it was tried on."""
+    """Settings without a gain alone that may show one beside a step much shorter than the one they were tried on."""
     for knob in space.knobs:
         for value in knob.values:
             trial = known.alone(knob.name, value)
@@ -169,7 +169,7 @@ def _hidden(space: Space, known: _Known, best_ns: float) -> Iterator[tuple[str, 
 
 
 def _by_gain(space: Space, known: _Known) -> list[tuple[str, str]]:
-    """What may help alone, the most first."""
+    """Settings that may help alone, the largest gain first."""
     settings = ((knob.name, value, known.alone(knob.name, value)) for knob in space.knobs for value in knob.values)
     found = [(-(trial.gain or 0.0), name, value) for name, value, trial in settings if trial and trial.is_promising]
     return [(name, value) for _, name, value in sorted(found)]
@@ -199,7 +199,7 @@ def _is_possible(space: Space, configuration: Configuration) -> bool:
 def _refined(best: Configuration, known: _Known) -> tuple[Configuration, Proposal | None]:
     """The best with the refinements that were shown to help, in the order in which they were measured.
 
-    Also what has to be measured to know whether all of the last one is needed; None where that is known.
+    Also what has to be measured to know whether all of the last one is needed; None if that is known.
     """
     for trial in known.refinements():
         if trial.is_shown and trial.proposal.reference == best:
@@ -216,7 +216,7 @@ def _refined(best: Configuration, known: _Known) -> tuple[Configuration, Proposa
 
 
 def _may_refine(space: Space, known: _Known, best: Configuration) -> bool:
-    """Whether a sampler is to be asked: something helps, there is more to combine, and patience is left."""
+    """Whether to ask a sampler: something helps, there is more to combine, and patience is left."""
     tried = known.refinements()
     if not best.settings or len(tried) >= MOST_REFINEMENTS:
         return False
@@ -226,7 +226,7 @@ def _may_refine(space: Space, known: _Known, best: Configuration) -> bool:
 
 
 def choices(space: Space, trials: Sequence[Trial], best: Configuration) -> dict[str, tuple[str, ...]]:
-    """The knobs and values that refinements combine: those that are in the best, and those that did no harm alone."""
+    """The knobs and values that refinements combine: those in the best, and those that did no harm alone."""
     known = _Known(trials)
     served = [knob for knob in space.knobs if not knob.needs or best.value(knob.needs) not in (None, "0")]
     usable = {knob.name: _usable(space, known, knob.name) for knob in served}
@@ -234,7 +234,7 @@ def choices(space: Space, trials: Sequence[Trial], best: Configuration) -> dict[
 
 
 def is_new(space: Space, trials: Sequence[Trial], configuration: Configuration) -> bool:
-    """Whether a refinement is worth measuring: it is possible, and no trial has measured it."""
+    """Whether a refinement is possible and no trial has measured it."""
     if not configuration.settings or not _is_possible(space, configuration):
         return False
     return all(trial.proposal.configuration != configuration for trial in trials)

@@ -1,4 +1,4 @@
-"""The search: plan, take, measure, tell, until nothing is left to do or the time is over."""
+"""The search loop: plan, take a proposal, measure it, store the outcome, until nothing is left or time is up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 UNCHANGED: Final = "unchanged"
-"""The value of a knob that is left as the program has it."""
+"""The value of a knob that keeps the program's own setting."""
 _ON: Final = "on"
 _MOST_ASKED: Final = 32
 _PROGRAM: Final = "program"
@@ -42,9 +42,9 @@ class TuneStudy(SharedStudy):
         self._aside: frozenset[int] = frozenset()
 
     def check_program(self, program: Mapping[str, Any]) -> None:
-        """Keep what is tuned, or see that it is the same as before.
+        """Store which program is tuned, or check that it is the same as before.
 
-        Raises UsageError where the study is about another program, or the program was changed.
+        Raises UsageError if the study is about another program, or the program was changed.
         """
         known, name = self.study.user_attrs.get(_PROGRAM), self.study.study_name
         if known is None:
@@ -63,17 +63,17 @@ class TuneStudy(SharedStudy):
             )
 
     def space(self) -> Space | None:
-        """What is searched; None where nobody has said so yet. Of several that processes wrote at once, the first."""
+        """The search space; None if it is not yet stored. If several processes stored one at once, the first."""
         found = sorted(name for name in self.study.user_attrs if name.startswith(_SPACE))
         return self._read(self.study.user_attrs[found[0]], Space) if found else None
 
     def keep_space(self, space: Space) -> Space:
-        """Keep what is searched; returns what everybody searches."""
+        """Store the search space; return the one that all processes use."""
         self.study.set_user_attr(f"{_SPACE} {time.time_ns()} {self.owner['process']}", msgspec.to_builtins(space))
         return self.space() or space
 
     def trials(self) -> list[Trial]:
-        """Those that were measured, that failed for a reason of their own, and that are being measured."""
+        """Trials that were measured, failed for a reason of their own, or are being measured."""
         found = []
         for frozen in self.study.get_trials(deepcopy=False):
             attributes, is_running = frozen.user_attrs, frozen.state.name == "RUNNING"
@@ -106,15 +106,15 @@ class TuneStudy(SharedStudy):
         return UsageError(f"the study {name} is damaged, or of another version of stepscope: {error}")
 
     def set_unclear_proofs_aside(self) -> None:
-        """Have proofs that show nothing, and contradict nothing, measured again: a search goes on, with new time."""
+        """Have inconclusive proofs that contradict nothing measured again: a search resumes, with new time."""
         proofs = [trial for trial in self.trials() if trial.proposal.purpose == "proof" and trial.state == "measured"]
         self._aside |= {trial.number for trial in proofs if trial.keeps_losses and not trial.is_shown}
 
     @contextlib.contextmanager
     def claimed(self, proposal: Proposal, space: Space) -> Iterator[Claim | None]:
-        """Take a proposal, or another one that waits; None where another process was first.
+        """Take a proposal, or another one that waits; None if another process was first.
 
-        The claim is given back when the block ends without an outcome, for whatever reason.
+        The claim is released when the block ends without an outcome, for whatever reason.
         """
         if self._is_known(proposal.key):
             yield None
@@ -137,12 +137,12 @@ class TuneStudy(SharedStudy):
 
     @contextlib.contextmanager
     def _beating(self, trial: optuna.Trial) -> Iterator[None]:
-        """Note now and then that this process is alive, for those on other machines."""
+        """Record now and then that this process is alive, for processes on other machines."""
         over = threading.Event()
 
         def note() -> None:
             while not over.wait(BEAT_S):
-                with contextlib.suppress(UsageError):  # the database is busy or away: the next one may come through
+                with contextlib.suppress(UsageError):  # the database is busy or away: the next one may succeed
                     self.beat(trial)
 
         thread = threading.Thread(target=note, daemon=True)
@@ -154,11 +154,11 @@ class TuneStudy(SharedStudy):
             thread.join()
 
     def suggested(self, space: Space, chosen: Mapping[str, Sequence[str]], best: Configuration) -> Proposal | None:
-        """A further combination that Optuna's TPE suggests from what was measured; None where there is nothing new."""
+        """A further combination that Optuna's TPE suggests from the measurements; None if there is nothing new."""
         optuna = import_optuna()
         trials = self.trials()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that several parameters at once are an experiment of Optuna's
+            warnings.simplefilter("ignore")  # that multivariate sampling is experimental in Optuna
             sampler = optuna.samplers.TPESampler(seed=len(trials), n_startup_trials=5, multivariate=True)
         advice = optuna.create_study(sampler=sampler)
         distributions = _distributions(chosen)
@@ -198,10 +198,10 @@ _Record = TypeVar("_Record", Space, _Kept)
 
 
 class Claim:
-    """A proposal that this process measures as a trial of that number.
+    """A proposal that this process measures, with its trial number.
 
     Attributes:
-        trial: the outcome, once it is kept.
+        trial: the outcome, once it is stored.
     """
 
     def __init__(self, study: TuneStudy, taken: optuna.Trial, proposal: Proposal) -> None:
@@ -210,7 +210,7 @@ class Claim:
         self.trial: Trial | None = None
 
     def tell(self, outcome: Outcome, *, reference: float = 1.0) -> Trial:
-        """Keep what came of it.
+        """Store the outcome.
 
         Args:
             reference: the step of the proposal's reference, as a share of the unchanged program's.
@@ -249,20 +249,20 @@ def _named(value: str) -> str:
 Stop: TypeAlias = Literal["done", "budget", "interrupted"]
 
 _PROOF_SHARE: Final = 0.2
-"""Of the budget, kept for the proof; more where runs take long, but never more than half."""
+"""Share of the budget reserved for the proof; more if runs take long, but never more than half."""
 _PROOF_RUNS: Final = 2 * FEWEST_PROOF_ROUNDS
 _WAIT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class TuneResult:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
-        trials: in the order in which they were taken, those of other processes among them.
-        best: the configuration that was shown to help most; empty where none was.
-        stop: why the search ended; "done" where nothing is left to try.
-        seconds: of this process.
+        trials: in the order in which they were taken, including those of other processes.
+        best: the configuration that was shown to help most; empty if none was.
+        stop: why the search ended; "done" if nothing is left to try.
+        seconds: spent in this process.
     """
 
     space: Space
@@ -283,7 +283,6 @@ class Search:
     """One process's part in a search.
 
     Attributes:
-        measure: measures a proposal.
         lock: the file that keeps two processes of a machine from measuring at the same time.
         budget_s: seconds after which no further trial begins.
         pause_s: seconds between two trials, in which another process may take its turn.
@@ -300,9 +299,9 @@ class Search:
     pause_s: float = 0.2
 
     def run(self) -> TuneResult:
-        """Search until nothing is left to do, the budget is used up, or Ctrl-C comes.
+        """Search until nothing is left to do, the budget is used up, or Ctrl-C is pressed.
 
-        Raises UsageError where the program fails as it is, or cannot be started.
+        Raises UsageError if the program fails even without changes, or cannot be started.
         """
         begun_s = time.monotonic()
         self.study.set_unclear_proofs_aside()
@@ -323,7 +322,7 @@ class Search:
         with held(self.lock, self.waiting):
             trials = self.study.trials()
             step = plan(self.space, trials, hurry=left_s < self._reserve_s(trials))
-            if step.phase == "done" and step.proof is None and left_s > 0:  # nothing to keep time for a proof of
+            if step.phase == "done" and step.proof is None and left_s > 0:  # nothing to reserve time for a proof of
                 step = plan(self.space, trials)
             proposal = step.proposals[0] if step.proposals else None
             if step.phase == "refine":
@@ -349,7 +348,7 @@ class Search:
             self.tell(claim.tell(outcome, reference=share_of_unchanged(claim.proposal.reference, trials)))
 
     def _reserve_s(self, trials: Sequence[Trial]) -> float:
-        """Seconds that the proof needs, as far as the trials tell."""
+        """Estimate from the trials how many seconds the proof needs."""
         runs = [
             trial.measured.seconds / (2 * trial.measured.rounds)
             for trial in trials

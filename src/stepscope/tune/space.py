@@ -1,4 +1,4 @@
-"""The search space of a program: what its findings prescribe, the user's own knobs, and what is worth a try always."""
+"""The search space of a program: remedies from its findings, the user's own knobs, and standard knobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stepscope.tune.trials import ON, Knob, Losses, Space, named_once
 
 _MOST_WORKERS: Final = 16
 _PROCESSOR_BF16: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""What processors call it in /proc/cpuinfo, on x86 and on Arm."""
+"""CPU flags for bf16 in /proc/cpuinfo, on x86 and on Arm."""
 _LOADER: Final = "enumerate(DataLoader)#"
 _OPTIMIZER: Final = "Optimizer.step#"
 _TF32_CAPABILITY: Final = 8
@@ -33,17 +33,17 @@ _TF32_CAPABILITY: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What decides which knobs make sense; None where it is not known.
+    """Facts that decide which knobs make sense; None if unknown.
 
     Attributes:
         cores: that a rank can keep busy.
         accelerator: whether the program uses one.
         cuda: whether that is a CUDA device.
-        half: whether the device, or without one the processor, multiplies bf16 in hardware.
+        half: whether the device, or without one the CPU, multiplies bf16 in hardware.
         tf32: whether the device multiplies TF32.
         loader, optimizer: whether the program iterates a DataLoader, and steps an optimizer of torch.
         ranks: of the program.
-        allocators: that the system has.
+        allocators: installed on the system.
     """
 
     cores: int | None = None
@@ -60,11 +60,11 @@ class Surroundings:
 def surroundings_of(
     trace: Trace | None, facts: Mapping[str, Any], ranks: int, machine: Machine | None = None
 ) -> Surroundings:
-    """Of a program on this machine.
+    """Collect the facts for a program on this machine.
 
     Args:
-        trace: of its baseline; None where nothing could be recorded.
-        facts: what its process said of itself (`stepscope.record.manifest.process_facts`).
+        trace: of its baseline; None if nothing could be recorded.
+        facts: what its process reported about itself (`stepscope.record.manifest.process_facts`).
     """
     machine = machine or Machine()
     cores = usable_cores(machine).usable
@@ -104,7 +104,7 @@ def _processor_has_bf16(machine: Machine) -> bool:
 
 
 def search_space(findings: Sequence[Finding], user: Sequence[Knob], around: Surroundings) -> Space:
-    """What is worth measuring: findings by their promise, the user's knobs, then the standard ones.
+    """List what is worth measuring: findings by promised saving, the user's knobs, then the standard ones.
 
     Args:
         findings: of the baseline, the largest saving first.
@@ -128,7 +128,7 @@ def search_space(findings: Sequence[Finding], user: Sequence[Knob], around: Surr
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Such as "a was", or "a, b and c were"."""
+    """Join names, such as "a was", or "a, b and c were"."""
     if len(names) == 1:
         return f"{names[0]} was"
     return f"{', '.join(names[:-1])} and {names[-1]} were"
@@ -137,7 +137,7 @@ def _listed(names: Sequence[str]) -> str:
 def chosen_space(space: Space, only: Sequence[str] | None, skip: Sequence[str]) -> Space:
     """The space with these names only; the user's own knobs always stay.
 
-    Raises UsageError where no knob has one of the names.
+    Raises UsageError if no knob has one of the names.
     """
     known = {flag.name for flag in all_flags()} | {knob.name for knob in space.knobs}
     for name in (*(only or ()), *skip):
@@ -152,7 +152,7 @@ def chosen_space(space: Space, only: Sequence[str] | None, skip: Sequence[str]) 
 
 
 def _is_allowed(knob: Knob, value: str, known: set[str], around: Surroundings) -> bool:
-    """Whether `--apply` takes the word here; of other kinds everything is allowed."""
+    """Whether `--apply` accepts the word here; knobs of other kinds are always allowed."""
     if knob.kind != "apply":
         return True
     if knob.name == "allocator" and value not in around.allocators:
@@ -164,7 +164,7 @@ def _is_allowed(knob: Knob, value: str, known: set[str], around: Surroundings) -
 
 
 def _of_finding(finding: Finding, around: Surroundings) -> Iterator[Knob]:
-    """A knob for each word of a finding's remedy, the first with the promise."""
+    """A knob for each word of a finding's remedy; the first carries the promised saving."""
     for place, word in enumerate(finding.remedy.apply):
         name, _, value = word.partition("=")
         losses, draws, needs = _NATURE.get(name, ("reordered", False, ""))
@@ -193,12 +193,14 @@ _NATURE: Final[dict[str, tuple[Losses, bool, str]]] = {
     "channels-last": ("compiled", False, ""),
     "cudnn-benchmark": ("compiled", False, ""),
 }
-"""How close losses stay, whether other random numbers may be drawn, and the knob without which it does nothing; what is
-not named here computes the same in another order at most."""
+"""How close losses stay, whether other random numbers may be drawn, and the knob without which it does nothing.
+
+Knobs not listed here at most change the order of the same computation.
+"""
 
 
 def _standard(around: Surroundings) -> Iterator[tuple[Knob, str | None]]:
-    """The standard knobs, and why one makes no sense here."""
+    """The standard knobs, each with the reason why it makes no sense here, or None."""
     for name, values, needed in _STANDARD:
         losses, draws, needs = _NATURE.get(name, ("reordered", False, ""))
         reason = next((why for need in needed for holds, why in [_NEEDED[need]] if not holds(around)), None)
@@ -214,7 +216,7 @@ def _worker_counts(around: Surroundings) -> tuple[str, ...]:
 
 
 def _thread_counts(around: Surroundings) -> tuple[str, ...]:
-    """One, half of the cores and all: torch takes one for each physical core by itself."""
+    """One thread, half of the cores, and all: torch's own default is one per physical core."""
     cores = around.cores or 1
     return tuple(map(str, dict.fromkeys([1, max(1, cores // 2), cores]))) if cores > 1 else ()
 
@@ -230,7 +232,7 @@ _NEEDED: Final[dict[str, tuple[Callable[[Surroundings], bool], str]]] = {
     "ranks": (lambda around: around.ranks > 1, "the program is one process"),
     "allocators": (lambda around: bool(around.allocators), "neither jemalloc nor tcmalloc is installed"),
 }
-"""What a knob needs -> whether it is there, and what is said where it is not."""
+"""Requirement of a knob -> (whether it is met, the message if not)."""
 
 
 def _only(*values: str) -> Callable[[Surroundings], tuple[str, ...]]:
@@ -262,11 +264,11 @@ _STANDARD: Final[tuple[tuple[str, Callable[[Surroundings], tuple[str, ...]], tup
     ("prefetch", _only("4"), ("loader",)),
     ("persistent-workers", _SWITCH, ("loader",)),
 )
-"""Knob, its values, and what it needs."""
+"""Knob, its values, and its requirement."""
 
 
 def program_hash(words: Sequence[str]) -> str:
-    """The hash of the script among a command's words, by its content; "" without one."""
+    """The hash of the content of the script among a command's words; "" without one."""
     from hashlib import sha256
 
     script = next((Path(word) for word in words[1:] if word.endswith(".py") and Path(word).is_file()), None)
@@ -275,7 +277,7 @@ def program_hash(words: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a profile of the program as it is tells."""
+    """The result of profiling the unchanged program."""
 
     trace: Trace | None = None
     findings: tuple[Finding, ...] = ()
@@ -292,14 +294,14 @@ def baseline_of(
     read: Callable[[str], UserSource | None],
     say: Callable[[str], None],
 ) -> Baseline:
-    """Record a few steps of the program and diagnose them; what cannot be recorded is said, and the search goes on.
+    """Record a few steps of the program and diagnose them; a failed recording is reported, and the search goes on.
 
     Args:
-        read: a source file that the trace names, for diffs; None where it may not be read.
+        read: returns a source file that the trace names, for diffs; None if it may not be read.
 
     Raises:
         UsageError: the program cannot be started.
-        KeyboardInterrupt: Ctrl-C came.
+        KeyboardInterrupt: on Ctrl-C.
     """
     bench = Bench((BenchCommand("baseline", " ".join(command), tuple(words), {}),), settings, folder)
     run = profile_commands(bench, say).get("baseline")

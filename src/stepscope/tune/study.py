@@ -1,13 +1,12 @@
-"""Optuna's study in a database that many processes write to: opening it, and telling which of them are alive.
+"""Open Optuna's study in a database that many processes write to, and detect which of them are alive.
 
-A place is a file, which becomes an SQLite database, or a URL of any database that Optuna's RDBStorage takes, such as
-`postgresql://...`. Here SQLite begins every transaction as a writer: one that reads first and writes then is
-refused at once when another process wrote in between, however long it would wait, and two processes could take the same
-trial. On file systems of this machine readers do not wait for writers (a write-ahead log, which does not work over a
-network).
+A place is a file, which becomes an SQLite database, or a URL of any database that Optuna's RDBStorage supports, such as
+`postgresql://...`. Here SQLite begins every transaction as a writer: a transaction that reads first and then writes is
+refused at once if another process wrote in between, whatever its timeout, and two processes could take the same
+trial. On local file systems readers do not wait for writers (a write-ahead log, which does not work over a network).
 
-A process that takes a trial leaves its name there and, every half minute, the time. Where it is gone (known at once on
-this machine, after some minutes of silence on another one), what it was doing is done again.
+A process that takes a trial stores its name there and, every half minute, the time. If the process is gone (known at
+once on this machine, after some minutes of silence on another one), its work is repeated.
 """
 
 from __future__ import annotations
@@ -41,20 +40,20 @@ OWNER: Final = "owner"
 BEAT: Final = "beat"
 BEAT_S: Final = 30.0
 SILENT_S: Final = 300.0
-"""A process of another machine that was silent for so long is dead; its clock may differ by a part of that."""
+"""A process of another machine is dead after this silence; clocks may differ by a part of it."""
 
 
 @contextlib.contextmanager
 def held(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock that is the file at `path`, which is made where it is missing and stays.
+    """Hold the lock on the file at `path`, which is created if missing and not removed.
 
-    Where the system has no such locks, nothing is held.
+    On a system without such locks, nothing is held.
 
     Args:
-        waiting: called once where another process holds it.
+        waiting: called once if another process holds it.
 
     Raises:
-        UsageError: the file cannot be made.
+        UsageError: the file cannot be created.
     """
     try:
         private_folder(path.parent, tighten=False)
@@ -68,7 +67,7 @@ def held(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[Non
                 time.sleep(_LOOK_S)
         yield
     finally:
-        os.close(handle)  # which gives the lock back
+        os.close(handle)  # which releases the lock
 
 
 def _take(handle: int) -> bool:
@@ -85,13 +84,13 @@ def _take(handle: int) -> bool:
 
 _SQLITE: Final = "sqlite:///"
 _WAIT_S: Final = 120.0
-"""How long a process waits for others that write."""
+"""How long a process waits for other writers."""
 _LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "f2fs", "apfs"})
 """File systems on which a write-ahead log works."""
 
 
 def import_optuna() -> Any:
-    """The package optuna, which says nothing but warnings. Raises UsageError where it is not installed."""
+    """Import optuna with only its warnings shown. Raises UsageError if it is not installed."""
     try:
         import optuna
         import sqlalchemy  # noqa: F401
@@ -112,11 +111,11 @@ def open_study(
     pruner: optuna.pruners.BasePruner | None = None,
     create: bool = True,
 ) -> optuna.Study:
-    """The study of that name, made where it is missing.
+    """Open the study of that name; create it if missing.
 
     Args:
         place: a file, or the URL of a database.
-        create: False where it must be there already.
+        create: False if it must already exist.
 
     Raises:
         UsageError: Optuna is missing, the database cannot be opened or holds something else, or there is no such study.
@@ -133,7 +132,7 @@ def open_study(
             known = ", ".join(sorted(package.get_all_study_names(storage))[:10])
             has = f"it has {known}" if known else "it has none"
             raise UsageError(f"{_shown(place)} has no study {name!r}; {has}") from None
-        try:  # Optuna decodes what it kept where it is asked for, and raises whatever that gives
+        try:  # Optuna decodes stored values on access, and raises whatever that gives
             _ = study.user_attrs, study.get_trials(deepcopy=False)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
             raise UsageError(f"the study {name} in {_shown(place)} is damaged: {error}") from error
@@ -141,16 +140,16 @@ def open_study(
 
 
 def open_storage(place: str | Path) -> optuna.storages.RDBStorage:
-    """The storage at that place, made where it is missing.
+    """Open the storage at that place; create it if missing.
 
-    Raises UsageError where Optuna is missing, or the database cannot be opened or holds something else.
+    Raises UsageError if Optuna is missing, or the database cannot be opened or holds something else.
     """
     package = import_optuna()
     file = _file_of(place)
     if file is None:
         with _explained(place):
             return package.storages.RDBStorage(str(place))  # type: ignore[no-any-return]
-    with held(file.with_name(file.name + ".lock")), _explained(place):  # two processes cannot make the tables at once
+    with held(file.with_name(file.name + ".lock")), _explained(place):  # two processes cannot create the tables at once
         _check(file)
         private_file(file)
         storage = package.storages.RDBStorage(f"{_SQLITE}{file}", engine_kwargs={"connect_args": {"timeout": _WAIT_S}})
@@ -166,7 +165,7 @@ def _file_of(place: str | Path) -> Path | None:
 
 
 def _check(file: Path) -> None:
-    """Refuse a file that is no study, before Optuna writes its tables into it."""
+    """Refuse a file that is not a study, before Optuna writes its tables into it."""
     if not file.exists() or (file.is_file() and file.stat().st_size == 0):
         return
     if not file.is_file():
@@ -182,7 +181,7 @@ def _check(file: Path) -> None:
 
 
 def _write_in_turn(engine: Any, *, with_log: bool) -> None:
-    """Have every transaction of the engine begin as a writer, also its reads."""
+    """Make every transaction of the engine begin as a writer, including reads."""
     from sqlalchemy import event
 
     def connected(connection: sqlite3.Connection, record: object) -> None:
@@ -194,13 +193,13 @@ def _write_in_turn(engine: Any, *, with_log: bool) -> None:
     def begins(connection: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    engine.dispose()  # the connections that made the tables
+    engine.dispose()  # the connections that created the tables
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", begins)
 
 
 def _is_local(file: Path) -> bool:
-    """Whether the file's folder is on a file system of this machine; False where the system does not say."""
+    """Whether the file's folder is on a local file system; False if the system does not say."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         device = os.stat(file.parent).st_dev
         number = f"{os.major(device)}:{os.minor(device)}"
@@ -227,9 +226,9 @@ def _explained(place: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without Optuna's notes that something is experimental, and without its complaint that a trial is over.
+    """Suppress Optuna's notes about experimental features, and its error that a trial has ended.
 
-    It is over where this process was silent for so long that another one took it for dead: that one's repeat counts.
+    A trial has ended if this process was silent for so long that another one assumed it dead: that one's repeat counts.
 
     Raises:
         UsageError: the database does not answer.
@@ -261,7 +260,7 @@ def _shown(place: str | Path) -> str:
 
 
 class SharedStudy:
-    """A study whose trials several processes take."""
+    """A study whose trials are taken by several processes."""
 
     def __init__(self, study: optuna.Study) -> None:
         self.study = study
@@ -272,7 +271,7 @@ class SharedStudy:
         self.beat(trial)
 
     def beat(self, trial: optuna.Trial) -> None:
-        """Say that this process is alive."""
+        """Record that this process is alive."""
         self.note(trial, BEAT, time.time())
 
     def note(self, trial: optuna.Trial, key: str, value: Any) -> None:
@@ -280,12 +279,12 @@ class SharedStudy:
             trial.set_user_attr(key, value)
 
     def end(self, trial: optuna.Trial, state: str) -> None:
-        """The trial has no value: "FAIL" or "PRUNED"."""
+        """End the trial without a value: "FAIL" or "PRUNED"."""
         with quietly():
             self.study.tell(trial, state=import_optuna().trial.TrialState[state], skip_if_finished=True)
 
     def is_lost(self, trial: optuna.trial.FrozenTrial) -> bool:
-        """Whether the process that took the trial is gone; False where nobody has said that he took it."""
+        """Whether the process that took the trial is gone; False if no process is recorded."""
         owner, beat = trial.user_attrs.get(OWNER), trial.user_attrs.get(BEAT)
         if not isinstance(owner, dict):
             return False
@@ -295,11 +294,11 @@ class SharedStudy:
 
 
 def process_name() -> dict[str, Any]:
-    """What tells this process from every other one of every machine."""
+    """Identify this process among all processes of all machines."""
     parts = [platform.node()]
     with contextlib.suppress(OSError, ValueError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))  # in a container, its space of process numbers
+        parts.append(os.readlink("/proc/self/ns/pid"))  # in a container, its PID namespace
     return {"machine": " ".join(parts), "process": os.getpid(), "started": _started(os.getpid())}
 
 
@@ -315,15 +314,15 @@ def is_alive(owner: Mapping[str, Any]) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it exists and is somebody else's
+    except OSError:  # it exists and belongs to another user
         return True
     return True
 
 
 def _started(process: int) -> str | None:
-    """When it was started, in the system's own count; None where it is gone or the system does not say."""
+    """Start time in the system's own units; None if the process is gone or the system does not say."""
     with contextlib.suppress(OSError, IndexError):
         text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
         words = text.rpartition(")")[2].split()
-        return None if words[0] in ("Z", "X") else words[19]  # ended, and only not yet taken note of
+        return None if words[0] in ("Z", "X") else words[19]  # a zombie: ended, but not yet waited for
     return None

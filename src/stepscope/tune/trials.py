@@ -1,4 +1,4 @@
-"""The records of a search: knobs and their values, configurations, what is to be measured, and what came of it."""
+"""The records of a search: knobs and their values, configurations, proposals, and outcomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepscope.errors import UsageError
 Kind: TypeAlias = Literal["apply", "option", "variable"]
 """A word of `stepscope run --apply`, an option of the program, or a variable of its environment."""
 Losses: TypeAlias = Literal["reordered", "compiled", "tf32", "half"]
-"""How close the losses stay, the closest first; see `stepscope.tune.trials`."""
+"""How close the losses stay, the closest first."""
 
 ON: Final = ""
 """The value of a knob that is a switch."""
@@ -26,17 +26,16 @@ _OPTION: Final = re.compile(r"-{0,2}[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One thing that can be changed; that it is left as it is, is always one of the choices.
+    """One setting to vary; leaving it unchanged is always one of the choices.
 
     Attributes:
-        name: of the `--apply` word, such as "workers"; of an option as it is written, "--fused"; of a variable.
-        values: what it can be set to; "" is a switch that is on.
+        name: the `--apply` word, such as "workers"; an option as it is written, "--fused"; or a variable.
+        values: possible values; "" is a switch that is on.
         losses: how close the losses stay.
         draws: whether other random numbers may be drawn, so that the losses are those of another seed.
-        needs: another knob without which it changes nothing; "" where there is none.
-        source: where it comes from: "finding", "standard" or "user".
+        needs: another knob without which it changes nothing; "" without one.
         why: in words.
-        promised_ns: nanoseconds of a step that the finding promises; None where nothing is promised.
+        promised_ns: nanoseconds of a step that the finding promises to save; None without a promise.
         code: the remedy as code.
         diff: the change of the user's own lines.
     """
@@ -54,11 +53,11 @@ class Knob:
     diff: str = ""
 
     def shown(self, value: str) -> str:
-        """The setting for people: "workers=4", "fuse-optimizer", "--loader-workers 4", "OMP_NUM_THREADS=1"."""
+        """The setting for display: "workers=4", "fuse-optimizer", "--loader-workers 4", "OMP_NUM_THREADS=1"."""
         return " ".join(self.words(value))
 
     def words(self, value: str) -> tuple[str, ...]:
-        """What stands for it in `--apply`, in the program's arguments or before the program."""
+        """Its form for `--apply`, for the program's arguments, or before the program."""
         if value == ON:
             return (self.name,)
         if self.kind == "option" and not self.name.endswith("="):
@@ -68,7 +67,7 @@ class Knob:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Configuration:
-    """Knobs that are set, by name; those that are not named are left as the program has them."""
+    """Values of knobs by name; knobs not listed keep the program's own setting."""
 
     settings: tuple[tuple[str, str], ...] = ()
 
@@ -77,20 +76,20 @@ class Configuration:
         return cls(tuple(sorted(settings.items())))
 
     def with_setting(self, name: str, value: str) -> Configuration:
-        """The same with one knob set, too or otherwise."""
+        """A copy with one knob added or changed."""
         return Configuration.of({**dict(self.settings), name: value})
 
     def without(self, name: str) -> Configuration:
         return Configuration(tuple(pair for pair in self.settings if pair[0] != name))
 
     def value(self, name: str) -> str | None:
-        """What a knob is set to; None where it is left alone."""
+        """The value of a knob; None if it is unchanged."""
         return dict(self.settings).get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is searched.
+    """The search space.
 
     Attributes:
         knobs: the most promising first.
@@ -101,7 +100,7 @@ class Space:
     said: tuple[str, ...] = ()
 
     def knob(self, name: str) -> Knob:
-        """The knob of that name. Raises KeyError where there is none."""
+        """The knob of that name. Raises KeyError if there is none."""
         return {knob.name: knob for knob in self.knobs}[name]
 
     def shown(self, configuration: Configuration) -> str:
@@ -113,11 +112,11 @@ class Space:
         return self._words(configuration, "apply")
 
     def arguments(self, configuration: Configuration) -> tuple[str, ...]:
-        """What stands behind the program's own arguments."""
+        """Arguments to append to the program's own."""
         return self._words(configuration, "option")
 
     def variables(self, configuration: Configuration) -> dict[str, str]:
-        """What is set in the program's environment."""
+        """Variables to set in the program's environment."""
         return {name: value for name, value in configuration.settings if self.knob(name).kind == "variable"}
 
     def _words(self, configuration: Configuration, kind: Kind) -> tuple[str, ...]:
@@ -125,7 +124,7 @@ class Space:
         return tuple(word for knob, value in chosen if knob.kind == kind for word in knob.words(value))
 
     def losses_of(self, configuration: Configuration) -> tuple[Losses, bool]:
-        """How close losses of a configuration stay: the least close of its knobs, and whether any draws others."""
+        """(the least close loss class of a configuration's knobs, whether any changes the random numbers)."""
         knobs = [self.knob(name) for name, _ in configuration.settings]
         order: tuple[Losses, ...] = ("reordered", "compiled", "tf32", "half")
         least: Losses = max((knob.losses for knob in knobs), key=order.index, default="reordered")
@@ -133,7 +132,7 @@ class Space:
 
 
 def user_knob(text: str) -> Knob:
-    """A knob of the program's own, as `--knob` takes it.
+    """Parse a knob of the program's own, as `--knob` takes it.
 
     "--batched-loss" is a switch, "--loader-workers=0,2,4" an option with values, "data.workers=0,2" an argument of that
     form, "env:OMP_NUM_THREADS=1,2" a variable.
@@ -162,7 +161,7 @@ def user_knob(text: str) -> Knob:
 
 
 def named_once(knobs: Iterable[Knob]) -> list[Knob]:
-    """The knobs with those of one name put together: the values of all, the rest from the first."""
+    """Merge knobs of the same name: the values of all, the rest from the first."""
     found: dict[str, Knob] = {}
     for knob in knobs:
         first = found.get(knob.name)
@@ -179,20 +178,20 @@ TOLERANCES: Final[dict[Losses, float]] = {"reordered": 1e-4, "compiled": 1e-3, "
 differences larger step by step. TF32 keeps 11 bits of each factor (5e-4), bf16 8 bits (4e-3)."""
 NATURAL: Final = 2.0
 _SMALL_LOSS: Final = 0.1
-"""A loss below this share of the run's mean is compared as if it were that large: small losses end in noise."""
+"""A loss below this share of the run's mean is compared as if it were that large: small losses are noisy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossCheck:
-    """What a comparison of losses came to.
+    """The result of a comparison of losses.
 
     Attributes:
-        equal: whether they are as equal as is allowed; None where there were none to compare.
-        largest: the largest relative difference; None where there were none to compare, or one is no number.
-        allowed: the largest that is allowed.
-        basis: what `allowed` is: the tolerance, the spread of the unchanged program's runs, or another seed's.
+        equal: whether they are as equal as allowed; None if there were none to compare.
+        largest: the largest relative difference; None if there were none to compare, or one is not finite.
+        allowed: the largest allowed difference.
+        basis: the source of `allowed`: the tolerance, the spread of the unchanged program's runs, or another seed's.
         compared: losses of a run.
-        sentence: what is wrong, for people; "" where nothing is.
+        sentence: the problem in words; "" without one.
     """
 
     equal: bool | None
@@ -215,7 +214,7 @@ def compare_losses(
     Args:
         before, after: for each run, the losses of its backward passes in order.
         tolerance: largest relative difference that is allowed in any case.
-        seeded: losses of the unchanged program with another seed, for what draws other random numbers.
+        seeded: losses of the unchanged program with another seed, for changes that draw other random numbers.
     """
     first, second = [run for run in before if run], [run for run in after if run]
     if not first and not second:
@@ -244,7 +243,7 @@ def compare_losses(
 
 
 def _is_broken(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], step: int) -> bool:
-    """Whether a loss of the changed program is no number where the other's is one."""
+    """Whether a loss of the changed program is not finite where the other's is."""
     return all(math.isfinite(run[step]) for run in before) and not all(math.isfinite(run[step]) for run in after)
 
 
@@ -253,7 +252,7 @@ def _mean(runs: Sequence[Sequence[float]], count: int) -> list[float]:
 
 
 def _scale(runs: Sequence[Sequence[float]], count: int) -> list[float]:
-    """What the difference of each loss is divided by."""
+    """The divisor for the difference of each loss."""
     sizes = [abs(loss) for loss in _mean(runs, count)]
     finite = [size for size in sizes if math.isfinite(size)]
     least = _SMALL_LOSS * fmean(finite) if finite else 0.0
@@ -261,7 +260,7 @@ def _scale(runs: Sequence[Sequence[float]], count: int) -> list[float]:
 
 
 def _difference(run: Sequence[float], other: Sequence[float], scale: Sequence[float]) -> float:
-    """The largest, of the losses that both have; what is no number on both sides does not differ."""
+    """The largest relative difference among the losses that are finite in both runs; 0.0 without any."""
     found = 0.0
     for one, two, size in zip(run, other, scale, strict=False):
         if math.isfinite(one) and math.isfinite(two) and size > 0:
@@ -270,17 +269,20 @@ def _difference(run: Sequence[float], other: Sequence[float], scale: Sequence[fl
 
 
 Purpose: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof"]
-"""Why something is measured: alone against the program as it is; on top of what helps so far; further combinations of
-knobs; one of these without a setting; and the best against the program as it is, afresh."""
+"""Why a proposal is measured.
+
+"screen": alone against the unchanged program; "combine": on top of what helps so far; "refine": a further combination
+of knobs; "simplify": one of these without a setting; "proof": the best against the unchanged program, in fresh runs.
+"""
 State: TypeAlias = Literal["running", "measured", "failed"]
 
 LEAST_GAIN: Final = 0.01
-"""A gain smaller than this share of a step does not count: nobody changes a program for it."""
+"""A smaller gain, as a share of a step, does not count: nobody changes a program for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One comparison that is to be measured."""
+    """One comparison to be measured."""
 
     purpose: Purpose
     configuration: Configuration
@@ -288,7 +290,7 @@ class Proposal:
 
     @property
     def key(self) -> str:
-        """One text for each proposal."""
+        """A text that identifies the proposal, read by `from_key`."""
         return json.dumps([self.purpose, self.reference.settings, self.configuration.settings])
 
     @classmethod
@@ -304,17 +306,16 @@ class Measured:
 
     Attributes:
         before_ns, after_ns: the mean step of the reference and of the configuration; None without steps.
-        change: after_ns / before_ns - 1; None where it is not defined.
-        change_low, change_high: its interval; None where there is none.
+        change: after_ns / before_ns - 1; None if undefined.
+        change_low, change_high: its confidence interval; None without one.
         confidence: of the interval.
         verdict: "faster", "slower" or "no difference shown".
         rounds: in which both ran.
         steps: of the configuration, that counted.
-        losses: how they compare.
-        applied: what the run said of the remedies, a sentence each.
+        applied: what the run reported about the remedies, a sentence each.
         caveats: what makes the figures less certain than they look.
-        seconds: that the measurement took.
-        other_cores: that others kept busy meanwhile, in the run with most; None where unknown.
+        seconds: duration of the measurement.
+        other_cores: cores that other programs kept busy meanwhile, the largest of all runs; None if unknown.
     """
 
     before_ns: float | None
@@ -335,12 +336,12 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A proposal, and what came of it.
+    """A proposal and its outcome.
 
     Attributes:
         number: in the study.
-        state: "failed" is a result too: it says why it cannot be had, in `reason`.
-        measured: None where it failed, or still runs.
+        state: "failed" is a result too: `reason` says why.
+        measured: None if it failed, or still runs.
     """
 
     number: int
@@ -353,7 +354,7 @@ class Trial:
 
     @property
     def gain(self) -> float | None:
-        """The share of the reference's step that is saved, negative where it is slower; None where not measured."""
+        """The share of the reference's step that is saved, negative if slower; None if not measured."""
         if self.measured is None or self.measured.change is None:
             return None
         return -self.measured.change
@@ -365,7 +366,7 @@ class Trial:
 
     @property
     def is_shown(self) -> bool:
-        """Whether it is shown to help: the interval leaves 0 out too."""
+        """Whether it is shown to help: the interval also excludes 0."""
         return self.is_promising and self.measured is not None and self.measured.verdict == "faster"
 
     @property
@@ -432,5 +433,5 @@ _CODE: Final = {
 
 
 def code_of(name: str, value: str) -> str:
-    """The remedy of an `--apply` word as code; "" for a word that is not known here."""
+    """The remedy of an `--apply` word as code; "" for an unknown word."""
     return _CODE.get(name, "").format(word=name, value=value, quoted=f'"{value or "default"}"', number=value or 50)

@@ -1,4 +1,4 @@
-"""Copies between host and device, and data that goes out and comes back."""
+"""Shared by rules about copies between host and device, including data that goes to the host and back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_slices, scaled_work, together
 
 SHORT_KERNEL_NS: Final = 5_000
-"""What making a tensor on the device takes at most: a kernel that fills a megabyte, or the gap of a launch."""
+"""Upper limit for creating a tensor on the device: a kernel that fills a megabyte, or the gap of a launch."""
 
 
 def copies(view: View) -> pl.DataFrame:
     """The span's copies that operators made, in order of time.
 
-    Columns row (the outermost operator that copies), launch, lane, start_ns (of the operator), end_ns (of the operator
-    or of the copy, whichever ends later), direction (copy_in or copy_out), bytes, copy_ns (the device's time), step.
+    Columns row (the outermost operator that copies), launch, lane, start_ns (of the operator), end_ns (of the
+    operator or of the copy, whichever ends later), direction (copy_in or copy_out), bytes, copy_ns (the device's
+    time), step.
     """
     work = view.work.filter(pl.col("kind").is_in(["copy_in", "copy_out"]) & pl.col("launch").is_not_null())
     launch = work["launch"].to_numpy().astype(np.int64)
@@ -45,7 +46,7 @@ def copies(view: View) -> pl.DataFrame:
 
 
 def outermost_of(view: View) -> Rows:
-    """For each operator, the outermost one around it or itself."""
+    """For each operator, the row of the outermost operator around it, or its own row."""
     return inherit(np.where(view.parents < 0, np.arange(len(view.parents)), -1), view.parents)
 
 
@@ -56,11 +57,11 @@ def work_of(view: View, launches: Sequence[int]) -> Rows:
 
 
 def lost_ns(view: View, starts: Sequence[int], ends: Sequence[int], launches: Sequence[int]) -> int:
-    """The device's idle time in these stretches and that which these calls caused later, and its time for them alone.
+    """The device's idle time in these stretches, and the idle time that these calls caused later.
 
     Args:
-        starts, ends: stretches of the host's time, apart from each other and in order.
-        launches: the copying calls; idle time while one of them waited, or in the refill after it, is theirs.
+        starts, ends: disjoint stretches of the host's time, in order.
+        launches: the copying calls; idle time while one of them waited, or in the refill after it, is charged to it.
     """
     pieces = view.pieces
     begin = pieces["start_ns"].to_numpy()
@@ -73,7 +74,7 @@ def lost_ns(view: View, starts: Sequence[int], ends: Sequence[int], launches: Se
 
 
 _SMALLEST_BYTES: Final = 64
-"""Less is a number that the program reads, not data that it works on."""
+"""A smaller copy is a number that the program reads, not data that it works on."""
 
 
 _NO_WORK: Final = VIEWS | {
@@ -96,16 +97,16 @@ _NO_WORK: Final = VIEWS | {
     "select",
     "slice",
 }
-"""Operators between two copies that say nothing about the host's working on what was copied."""
+"""Operators between two copies that do not show that the host worked on the copied data."""
 
 
 _WORKING_SHARE: Final = 0.1
-"""Of the time between two copies that operators on the host must take, or they are not what it is spent on."""
+"""Share of the time between two copies that operators on the host must take to count as its use."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """One copy to the host and the next one to the device on that thread.
+    """A copy to the host and the next copy to the device on the same thread.
 
     Attributes:
         out, back: rows of `copies`.
@@ -117,16 +118,16 @@ class RoundTrip:
     on_host: tuple[int, ...]
 
     def both(self, column: str) -> tuple[int, int]:
-        """A column of `copies` of both copies."""
+        """A column's values for the two copies."""
         return self.out[column], self.back[column]
 
     def interval(self, what: str) -> Interval:
-        """From the first copy's operator to the end of the second."""
+        """The interval from the first copy's operator to the end of the second copy."""
         return Interval(self.out["start_ns"], self.back["end_ns"] - self.out["start_ns"], what)
 
 
 def round_trips(view: View) -> list[RoundTrip]:
-    """Round trips in order of time. Loading data and what the optimizer does in between ends one."""
+    """Round trips in order of time; loading data and the optimizer's operators end one."""
     found = copies(view)
     ordered, position = outermost_in_order(view)
     launching = np.zeros(view.trace.operators.height, np.bool_)
@@ -145,7 +146,7 @@ def round_trips(view: View) -> list[RoundTrip]:
                 on_host = tuple(row for row in between.tolist() if _works_on_host(view, row, launching))
                 worked = sum(durations[row] for row in on_host)
                 on_host = on_host if worked >= _WORKING_SHARE * (copy["start_ns"] - out["start_ns"]) else ()
-                # Other data that happens to be copied later is no return, unless the host made it of what went out.
+                # A copy of a different size is no return trip, unless the host computed it from this data.
                 if copy["bytes"] == out["bytes"] or on_host:
                     trips.append(RoundTrip(out, copy, on_host))
                 out = None
@@ -153,7 +154,7 @@ def round_trips(view: View) -> list[RoundTrip]:
 
 
 def rows_and_around(view: View, operators: pl.Series) -> Rows:
-    """These rows of `operators` and those around them."""
+    """These rows of `operators` and the rows of the operators around them."""
     found = [np.unique(operators.to_numpy().astype(np.int64))]
     while (parents := np.setdiff1d(view.parents[found[-1]], -1)).size:
         found.append(parents)
@@ -173,7 +174,7 @@ def cost_ns(view: View, trips: list[RoundTrip]) -> int:
 
 
 def without_trips(view: View, trips: list[RoundTrip]) -> Change:
-    """The copies are gone, with their waits; what worked on the host is a short kernel of the device each."""
+    """Remove the copies and their waits; each operator that worked on the host becomes a short kernel."""
     rows = np.array([row for trip in trips for row in (*trip.both("row"), *trip.on_host)], np.int64)
     kernels = SHORT_KERNEL_NS * sum(len(trip.on_host) for trip in trips)
     left = kernels / max(sum(sum(trip.both("copy_ns")) for trip in trips), 1)

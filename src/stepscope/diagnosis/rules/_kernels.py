@@ -1,4 +1,6 @@
-"""What rules about single kernels share: which of them decide the step, and how much of the device they fill."""
+"""Shared by rules about single kernels: which kernels determine the step's length, and how much of the device they
+fill.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ from stepscope.trace.nesting import Rows
 
 
 def decides(view: View) -> npt.NDArray[np.bool_]:
-    """For each row of `view.work`, whether the step would end earlier if that work were shorter.
+    """For each row of `view.work`, whether the step would end earlier if that work were shorter; shape (works,).
 
-    Work that runs before a gap for which the host was late, without having waited for the device, decides nothing: the
-    gap would only begin earlier. Shape (works,).
+    Work before a gap for which the host was late, without having waited for the device, does not: the gap would only
+    begin earlier.
     """
     waited = (pl.col("cause") == "synchronisation") | (pl.col("trigger_launch").is_not_null() & ~pl.col("refill"))
     gaps = (
@@ -33,20 +35,20 @@ def decides(view: View) -> npt.NDArray[np.bool_]:
     if gaps.is_empty():
         return np.ones(len(ends), np.bool_)
     following = np.searchsorted(gaps["start_ns"].to_numpy(), ends, side="left")
-    waits = np.append(gaps["waits"].to_numpy(), True)  # after the last gap the step's end follows
+    waits = np.append(gaps["waits"].to_numpy(), True)  # the last gap is followed by the step's end
     result: npt.NDArray[np.bool_] = waits[following]
     return result
 
 
 def alone_share(view: View) -> float:
-    """The device's busy time over the sum of its works' times: less than 1 where queues work at the same time."""
+    """The device's busy time divided by the sum of its works' durations: below 1 if queues work at the same time."""
     total = int(view.work["duration_ns"].sum())
     busy = busy_intervals(view.work, view.device_span).total_ns
     return min(busy / total, 1.0) if total else 1.0
 
 
 def multiprocessors(view: View) -> int | None:
-    """How many the device has, as the trace or the table of devices says."""
+    """The device's number of multiprocessors, from the trace or the table of devices; None if unknown."""
     described = view.trace.metadata.devices
     counts = {one.multiprocessors for one in described if one.device == view.device} or {
         one.multiprocessors for one in described
@@ -58,7 +60,7 @@ def multiprocessors(view: View) -> int | None:
 
 
 def blocks(grids: pl.Series) -> Rows:
-    """How many thread blocks a grid "x,y,z" has, -1 where it is not known; shape (n,)."""
+    """The number of thread blocks of each grid "x,y,z", -1 if unknown; shape (n,)."""
     known: dict[str | None, int] = {None: -1}
     for grid in grids.unique().to_list():
         if grid is not None:

@@ -1,4 +1,4 @@
-"""What rules about memory share: amounts in words, and the lines that allocated."""
+"""Shared by rules about memory: sizes in words, and the lines that allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The program's own operators: which these are, the pauses between them, and how long their work has to take."""
+"""Shared by rules about the program's own operators: which these are, the pauses between them, and their work's
+minimum time.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ from stepscope.whatif.changes import Lanes, scaled_host_time, scaled_operators, 
 _PRODUCTS: Final = frozenset({"mm", "bmm", "addmm", "matmul", "linear", "baddbmm"})
 _ELEMENTWISE: Final = PLAIN | ARITHMETIC | REDUCTIONS
 _GOOD: Final = 0.9
-"""Quantile of the rates that counts as the best; the very best may be a slip of the clock."""
+"""Quantile of the rates that counts as the best; the very best may be a clock error."""
 _SHORT: Final = 0.05
 """Quantile of the lengths that counts as an operator's overhead."""
 _SLICING: Final = frozenset({"select", "slice", "narrow", "index", "index_select", "unbind", "split", "chunk"})
 
 
 class WorkLeft:
-    """Estimates how long operators' work has to take, by how fast the trace's own operators are."""
+    """Estimates the minimum time of operators' work from the rates of the trace's own operators."""
 
     def __init__(self, view: View) -> None:
         self._operators = view.trace.operators
@@ -40,10 +42,10 @@ class WorkLeft:
         self._on_device = view.device is not None
 
     def ns(self, rows: Rows) -> float:
-        """The sum over operators that run one after the other.
+        """Sum over operators that run one after the other, nanoseconds.
 
-        Matrix products count by their operations, element-wise operators by what they move; taking slices is gone; of
-        others the overhead of the operators inside them is taken off.
+        Matrix products are estimated from their operations and element-wise operators from the data they move;
+        slicing counts as zero; other operators lose the overhead of the operators inside them.
         """
         columns = self._operators.select("name", "input_shapes")[rows]
         result = 0.0
@@ -65,14 +67,14 @@ class WorkLeft:
 
     @cached_property
     def overhead_ns(self) -> float:
-        """What a call costs that has nothing to do."""
+        """Cost of a call that has nothing to do."""
         idle = self._working > 0 if self._on_device else (self._inner == 1) & self._is(_ELEMENTWISE)
         lengths = self._working[idle]
         return float(np.quantile(lengths, _SHORT)) if len(lengths) else 0.0
 
     @cached_property
     def _inner(self) -> Rows:
-        """How many operators each consists of, itself included."""
+        """Number of operators inside each operator, itself included."""
         count = np.ones(len(self._parents), np.int64)
         for row in np.flatnonzero(self._parents >= 0)[::-1].tolist():
             count[self._parents[row]] += count[row]
@@ -91,7 +93,7 @@ class WorkLeft:
         return self._best_rate(PLAIN, _elements)
 
     def _best_rate(self, names: frozenset[str], amount: Callable[[tuple[Shape, ...]], int]) -> float:
-        """What operators of these names take for one of what `amount` counts; those alike by their median time."""
+        """Nanoseconds per unit of `amount` at the best rate of these operators; equal ones count with their median."""
         alike = (
             self._operators.select("name", "input_shapes", working=pl.Series(self._working))
             .filter(pl.Series(self._is(names)) & (pl.col("working") > 0) & pl.col("input_shapes").is_not_null())
@@ -111,9 +113,9 @@ def _elements(tensors: tuple[Shape, ...]) -> int:
 
 
 def operations(tensors: tuple[Shape, ...]) -> int:
-    """Multiplications and additions of a matrix product of these inputs; 0 where the shapes are unclear.
+    """Multiplications and additions of a matrix product of these inputs; 0 if the shapes are unclear.
 
-    The inputs are those of mm, bmm, matmul and linear (two matrices first) or addmm (a bias, then two).
+    The inputs are those of mm, bmm, matmul and linear (two matrices first) or addmm (a bias, then two matrices).
     """
     matrices = [shape for shape in tensors if len(shape) >= 2]
     if len(matrices) < 2:
@@ -125,15 +127,15 @@ def operations(tensors: tuple[Shape, ...]) -> int:
 
 
 HostTime: TypeAlias = tuple[Lanes, Times, Times]
-"""Threads, starts and ends of intervals; nanoseconds, each of shape (n,)."""
+"""Threads, starts and ends (nanoseconds) of intervals, each of shape (n,)."""
 LONGEST_PAUSE_NS: Final = 50_000
-"""Between two operators that follow each other; what takes longer is not Python's way from one to the next."""
+"""Longest pause between consecutive operators that counts; Python does not need longer from one to the next."""
 
 
 def called_from_python(view: View) -> Rows:
-    """Rows of the operators in the span that no operator of a library called, in order; the backward pass's left out.
+    """Rows of the forward operators in the span that no library operator called, in order.
 
-    What runs inside a function of autograd that the program defined counts as the program's.
+    Operators inside a custom autograd function of the program count as the program's.
     """
     operators = view.operators
     parents = view.trace.operators["name"].gather(operators["parent"])
@@ -142,20 +144,20 @@ def called_from_python(view: View) -> Rows:
 
 
 def working_ns(view: View) -> Rows:
-    """For each row of `operators`, the time in which its work was done: the device's, or without one the thread's."""
+    """For each row of `operators`, the time of its work: on the device, or without a device on the thread."""
     if view.device is None:
         return view.trace.operators["duration_ns"].to_numpy()
     return view.operator_costs["device_total_ns"].to_numpy()
 
 
 def length_ns(view: View, time: HostTime) -> int:
-    """The length of a thread's pauses, which count only without a device."""
+    """Total length of a thread's pauses; 0 with a device."""
     _, start, end = time
     return int((end - start).sum()) if view.device is None else 0
 
 
 def pauses(view: View, *sequences: Rows) -> HostTime:
-    """A thread's time between each of the operators, given in order, and the next of its sequence; at least one."""
+    """A thread's time between each operator and the next one of its sequence; needs at least one operator."""
     operators = view.trace.operators
     starts, durations = operators["start_ns"].to_numpy(), operators["duration_ns"].to_numpy()
     row = np.concatenate([rows[:-1] for rows in sequences])
@@ -165,7 +167,7 @@ def pauses(view: View, *sequences: Rows) -> HostTime:
 
 
 def engine_pauses(view: View, rows: Rows) -> HostTime:
-    """The time after each of these outermost operators until the next one of its thread begins."""
+    """The time after each of these outermost operators until the next operator of its thread begins."""
     outermost = view.trace.operators.with_row_index("row").filter(pl.col("parent").is_null()).sort("lane", "row")
     end = pl.col("start_ns") + pl.col("duration_ns")
     pause = (pl.col("start_ns").shift(-1).over("lane") - end).fill_null(0).clip(0, LONGEST_PAUSE_NS)
@@ -176,12 +178,12 @@ def engine_pauses(view: View, rows: Rows) -> HostTime:
 
 
 def scaled_with_pauses(rows: Rows, between: Sequence[HostTime], factor: float) -> Change:
-    """These operators, on the host and on the device, and these pauses between them take so many times as long."""
+    """Multiply the time of these operators, on the host and the device, and of the pauses between them."""
     return together(scaled_operators(rows, factor), *(scaled_host_time(*each, factor) for each in between))
 
 
 def outermost_in_order(view: View) -> tuple[Rows, Rows]:
-    """All outermost operators, thread by thread in order of time, and each one's position there; -1 for others."""
+    """All outermost operators, by thread and time, and each operator's position in that order, -1 for others."""
     ordered = rows_of(view.trace.operators.with_row_index("row").filter(pl.col("parent").is_null()).sort("lane", "row"))
     position = np.full(view.trace.operators.height, -1, np.int64)
     position[ordered] = np.arange(len(ordered))
@@ -193,7 +195,7 @@ _AROUND_NORMS: Final = NORMS | {"detach", "item", "pow", "square", "sum", "add",
 
 
 def reported_elsewhere(found: Sequence[Loop]) -> list[Loop]:
-    """Those that other rules report: setting gradients to zero, clipping them, updating parameters by hand."""
+    """The loops that other rules report: zeroing gradients, clipping them, and hand-written parameter updates."""
     clips = any(is_clipping(loop) for loop in found)
     return [
         loop
@@ -203,24 +205,24 @@ def reported_elsewhere(found: Sequence[Loop]) -> list[Loop]:
 
 
 def is_zeroing(loop: Loop) -> bool:
-    """Gradients set to zero one by one."""
+    """Whether the loop sets gradients to zero one by one."""
     names = {base_name(name) for name in loop.body}
     return "zero" in names and names <= {"zero", "detach", "requires_grad"}
 
 
 def is_clipping(loop: Loop) -> bool:
-    """Norms one by one."""
+    """Whether the loop computes norms one by one."""
     names = {base_name(name) for name in loop.body}
     is_norm = not names.isdisjoint(NORMS) or {"pow", "sum"} <= names or {"square", "sum"} <= names
     return is_norm and names <= _AROUND_NORMS
 
 
 def is_scaling(loop: Loop) -> bool:
-    """Tensors multiplied in place one by one."""
+    """Whether the loop multiplies tensors in place one by one."""
     return set(loop.body) <= {"aten::mul_", "aten::detach", "aten::to"} and "aten::mul_" in loop.body
 
 
 def is_update(loop: Loop) -> bool:
-    """Adam, spelled out."""
+    """Whether the loop is a hand-written Adam update."""
     changed = {base_name(name) for name in loop.body if name.endswith("_")}
     return any(base_name(name) == "sqrt" for name in loop.body) and not changed.isdisjoint({"addcdiv", "sub", "add"})

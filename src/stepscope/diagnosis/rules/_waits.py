@@ -1,4 +1,4 @@
-"""The calls that make the host wait for a device: their kinds, what to do about each, and which are the program's."""
+"""Calls that make the host wait for a device: their kinds, the remedy for each, and which are the program's own."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ class Kind:
 
     Attributes:
         what: the call, as the subject of a sentence.
-        remedy: what to do instead; "{every}" stands for a number of steps, "{torch}" for torch.cuda or the like.
+        remedy: what to do instead; "{every}" is replaced by a number of steps, "{torch}" by torch.cuda or
+            torch.accelerator.
     """
 
     what: str
     remedy: Remedy
 
     def told_for(self, view: View, every: int = 100) -> Kind:
-        """The kind in words for this view's device, with values read every so many steps."""
+        """The kind with its words filled in for this view's device, with values read every `every` steps."""
 
         def filled(text: str) -> str:
             return text.replace("{every}", str(every)).replace("{torch}", view.torch_device)
@@ -143,7 +144,7 @@ KINDS: Final[dict[str, Kind]] = {
         ),
     ),
 }
-"""By key; where several fit, the first one does, but "copy_in" goes before what the operator's name says."""
+"""By key; the first kind that fits applies, but "copy_in" takes precedence over the operator's name."""
 
 ITEM: Final = "^aten::(item|_local_scalar_dense|is_nonzero)$"
 SHAPE: Final = "^aten::(nonzero|masked_select|unique.*|_unique2)$"
@@ -188,7 +189,7 @@ def kinds_of(view: View, calls: pl.DataFrame) -> pl.Series:
 
 
 def _on_logging_line(view: View, calls: pl.DataFrame) -> Mask:
-    """Which calls' operators stand on a line of the user's that logs: what is logged is computed there."""
+    """Which calls' operators are on a line of the user's code that logs, where the logged values are computed."""
     place = pl.when(pl.col("source_line").is_not_null()).then(pl.format("{}:{}", "source_file", "source_line"))
     places = view.trace.operators.select(place=place)["place"]
     logging = places.filter(view.trace.operators["name"].str.starts_with("stepscope.logging#")).drop_nulls().unique()
@@ -197,7 +198,7 @@ def _on_logging_line(view: View, calls: pl.DataFrame) -> Mask:
 
 
 def _inside(view: View, operators: pl.Series, pattern: str) -> Mask:
-    """Which of these rows of `operators`, null for none, are of that name or run inside one."""
+    """Which of these rows of `operators`, null for none, have a matching name or run inside such an operator."""
     known = operators.cast(pl.Int64).fill_null(-1).to_numpy()
     rows = np.flatnonzero(view.trace.operators["name"].str.contains(pattern).to_numpy())
     if not len(rows):
@@ -207,7 +208,7 @@ def _inside(view: View, operators: pl.Series, pattern: str) -> Mask:
 
 
 def _in_optimizer(view: View, slices: Rows) -> Mask:
-    """Which slices run inside an optimizer's step, and not in a closure that it calls."""
+    """Which slices run inside an optimizer's step but not in a closure that it calls."""
     annotations = view.trace.annotations["name"].str.starts_with("Optimizer.step#").to_numpy()
     activity = view.activity
     own = np.full(len(activity.row), -1, np.int64)
@@ -226,7 +227,7 @@ def _in_optimizer(view: View, slices: Rows) -> Mask:
 
 
 def _before_optimizer(view: View, calls: pl.DataFrame) -> Mask:
-    """Which calls come after the last backward operator and before the optimizer's step that follows it."""
+    """Which calls come between the last backward operator and the next optimizer step."""
     backward = np.sort(_backward_ends(view))
     steps = view.trace.annotations.filter(pl.col("name").str.starts_with("Optimizer.step#"))["start_ns"].sort()
     starts = calls["start_ns"].to_numpy()
@@ -249,28 +250,28 @@ def _backward_ends(view: View) -> Rows:
 
 
 BACKWARD_NODE: Final = "autograd::engine::evaluate_function"
-"""Beginning of what the engine calls a node's run. Values read right inside are not the program's: anomaly detection
-asks whether they are NaN."""
+"""Prefix of the engine's name for running a node. Values read directly inside are not the program's: anomaly detection
+checks whether they are NaN."""
 
 
 _REDUCER: Final = r"^torch(\.|::)distributed(\.ddp\.|::)reducer::"
-"""What DistributedDataParallel's reducer calls its own work."""
+"""Names that DistributedDataParallel's reducer gives its own work."""
 
 
 _EVERY: Final = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 def every_steps(cost_ns: int, length_ns: int, share: float) -> int:
-    """The smallest round number of steps between two logs at which they cost no more than this share of the rest."""
+    """The smallest round number of steps between logs at which logging costs no more than this share of the rest."""
     wanted = math.ceil(cost_ns / (share * max(length_ns - cost_ns, 1)))
     return next((number for number in _EVERY if number >= wanted), _EVERY[-1])
 
 
 def reads_of_reducer(view: View) -> Rows:
-    """The rows in `operators` of values that DistributedDataParallel reads, which are not the program's.
+    """Rows in `operators` of values that DistributedDataParallel itself reads.
 
-    Where it looks for unused parameters, it reads for each one whether any rank used it: `used[number].item()` on the
-    line of the backward pass.
+    When it searches for unused parameters, it reads for each one whether any rank used it: `used[number].item()` on
+    the line of the backward pass.
     """
     place = pl.format("{}:{}", "source_file", "source_line")
     operators = view.trace.operators.with_row_index("row").select(

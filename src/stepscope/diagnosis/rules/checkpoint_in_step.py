@@ -63,7 +63,7 @@ def check(view: View, limits: Limits) -> Answers:
             "    threading.Thread(target=torch.save, args=(copy, path)).start()",
         ),
         where=view.locations(pieces),
-        # Also the copies to the host that checkpoints make go.
+        # The checkpoints' copies to the host disappear too.
         change=scaled_stretches(activity.lane[mine], activity.start[mine], activity.end[mine], 0.0),
     )
 

@@ -93,9 +93,10 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _named(view: View) -> Rows:
-    """Rows of the operators that fell back, as their names say, or a file beside the trace and copies to the host.
+    """Operators that fell back to the CPU, by their names or by a file beside the trace.
 
-    A file may name an operator without its overload, as aten::add of aten::add.out.
+    Operators from a file count only if they copy to the host. A file may name an operator without its overload, as
+    aten::add for aten::add.out.
     """
     reported = {each.operator.partition(".")[0] for each in view.evidence.fallbacks}
     names = view.operators["name"].unique().to_list()
@@ -105,7 +106,7 @@ def _named(view: View) -> Rows:
 
 
 def _copying_out(view: View) -> Rows:
-    """Operators in which something is copied to the host; those of the same name that stay on the device have none."""
+    """Operators that copy to the host; calls of the same operator that stay on the device do not."""
     copies = view.trace.device_work.filter(pl.col("kind") == "copy_out")["launch"].drop_nulls()
     return rows_and_around(view, view.trace.launches["operator"].gather(copies).drop_nulls())
 
@@ -119,7 +120,7 @@ def _counts(view: View) -> list[Figure]:
 
 
 def _noted(view: View) -> Iterator[Found]:
-    """What only the files beside the trace report."""
+    """Fallbacks that only the files beside the trace report."""
     fallbacks = view.evidence.fallbacks
     if not fallbacks:
         return

@@ -42,7 +42,7 @@ def check(view: View, limits: Limits) -> Answers:
         return
     rows = view.outermost(rows_of(found))
     calls = pl.col("launch").is_in(view.launched_in(rows).astype(np.uint32).tolist())
-    # The busiest device's time for what these operators launched on it, and its idle time before that.
+    # Time of the busiest device for the work of these operators, and its idle time before that.
     cost = sum(int(table.filter(calls)["duration_ns"].sum()) for table in (view.work, view.pieces))
     devices = view.trace.device_work["device"].n_unique()
     yield Found(

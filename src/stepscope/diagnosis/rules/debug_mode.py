@@ -39,7 +39,7 @@ _ENGINE: Final = r"^autograd::engine::evaluate_function"
 _CHECKS: Final = ("aten::isnan", "aten::any", "aten::is_nonzero", "aten::item")
 _LAUNCH_CALL: Final = r"^(?:cuda|hip|cu)\w*Launch\w*Kernel"
 _LAUNCH_NS: Final = 10_000
-"""What a launch takes that does not wait, at most."""
+"""Upper limit for a launch that does not wait."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -86,9 +86,9 @@ def _anomaly(view: View, limits: Limits) -> Answers:
 
 
 def _slowed(view: View) -> tuple[Rows, Rows]:
-    """Forward operators that made autograd nodes, and how much longer each took than is usual for its name.
+    """Forward operators that made autograd nodes, and each one's extra time over the usual time for its name.
 
-    Where a name has no calls that make no node, the others' median excess is taken.
+    If all calls of a name make nodes, the median extra time of the other names is used.
     """
     operators = view.operators.with_columns(own=view.operator_costs["host_self_ns"].gather(view.operators["row"]))
     caused = view.backward_source
@@ -104,7 +104,7 @@ def _slowed(view: View) -> tuple[Rows, Rows]:
 
 
 def _without_excess(view: View, rows: Rows, excess: Rows) -> Change:
-    """Each of these operators takes so much less of the host's time, nanoseconds."""
+    """Shorten each of these operators on the host by its extra time, nanoseconds."""
     operators = view.trace.operators
     lanes, starts = operators["lane"].to_numpy()[rows], operators["start_ns"].to_numpy()[rows]
     durations = operators["duration_ns"].to_numpy()[rows]
@@ -151,7 +151,7 @@ def _blocking(view: View, limits: Limits) -> Answers:
 
 
 def _launches_that_return(view: View, launches: Rows) -> Change:
-    """These calls take no longer than a launch that does not wait."""
+    """Shorten these calls to the time of a launch that does not wait."""
     calls = view.trace.launches[np.unique(launches)]
     starts, durations = calls["start_ns"].to_numpy(), calls["duration_ns"].to_numpy()
     factors = np.minimum(_LAUNCH_NS / np.maximum(durations, 1), 1.0)

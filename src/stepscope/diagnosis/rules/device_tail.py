@@ -101,7 +101,7 @@ def _ends(view: View) -> pl.DataFrame:
     head = joined.filter((pl.col("end_ns") <= pl.col("first")) & (pl.col("start_ns") >= pl.col("before")))
     head = head.filter(
         ~pl.col("name").str.contains("(?i)pageable")
-    )  # another queue would not help: exposed-copy reports these
+    )  # a separate queue would not help; exposed-copy reports these
     tail = joined.filter((pl.col("start_ns") >= pl.col("last")) & (pl.col("end_ns") <= pl.col("after")))
     columns = ("row", "start_ns", "duration_ns", "bytes", "launch")
     return pl.concat([each.select(*columns, is_head=pl.lit(each is head)) for each in (head, tail)])

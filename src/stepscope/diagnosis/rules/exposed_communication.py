@@ -87,8 +87,8 @@ def _collectives(view: View) -> tuple[pl.DataFrame, tuple[Location, ...]]:
 
 
 def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change:
-    """Of the collectives only what runs beside computations takes time."""
-    if view.device is None:  # where threads wait for a collective, other threads may have nothing to say of it
+    """Leave only the part of the collectives' time that overlaps with computation."""
+    if view.device is None:  # threads other than the waiting one may record no cause for the wait
         exposed = exposed_intervals_on_host(view.trace, view.span)
         lanes = np.array(list(view.activity.timelines), np.int32)
         starts, ends = np.tile(exposed.starts, len(lanes)), np.tile(exposed.ends, len(lanes))
@@ -98,7 +98,7 @@ def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change
 
 
 def _remedy(view: View, work: pl.DataFrame) -> Remedy:
-    """For what most of the collectives' time goes to; without what the recording knows to be set already."""
+    """Remedy for the kind of collective that takes the most time, without settings already in use."""
     if _are_between_two(work):
         return _BETWEEN_TWO
     facts = next(iter(view.program.data_parallel), None)
@@ -116,7 +116,7 @@ def _remedy(view: View, work: pl.DataFrame) -> Remedy:
 
 
 def _are_between_two(work: pl.DataFrame) -> bool:
-    """Whether most of the time goes to sending and receiving, not to collectives of a whole group."""
+    """Whether most of the time goes to sends and receives, not to collectives of a whole group."""
     sent = [kind_of(name) == "send_receive" for name in work["name"]] if "name" in work.columns else []
     total = int(work["duration_ns"].sum())
     return bool(sent) and int(work.filter(pl.Series(sent))["duration_ns"].sum()) > total / 2

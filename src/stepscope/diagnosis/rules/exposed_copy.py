@@ -34,7 +34,7 @@ from stepscope.whatif.changes import overlapped, together, without_waits
 
 _KINDS: Final = ("copy_in", "copy_out")
 _MEMORY: Final = "(?i)pageable|pinned"
-"""Names of copies that say which memory of the host they use, as those of GPUs do."""
+"""Names of copies that say which kind of host memory they use, as GPU profilers do."""
 
 
 _STAY: Final = Remedy(
@@ -78,10 +78,10 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
-    """Copies take time only beside computations, and nobody waits for those to the device."""
+    """Copies take only the time that overlaps with computation, and no call waits for copies to the device."""
     activity = view.activity
     calls = (activity.table == TABLES.index("launches")) & (activity.cause == CAUSE_CODES["host_to_device_copy"])
-    if view.device is not None:  # the very first call waits for the device to be set up
+    if view.device is not None:  # the first call of all waits for the device's initialisation
         calls &= activity.start >= device_window(view.trace, view.device).start_ns
     return together(overlapped(rows_of(copies)), without_waits(activity.row[calls]))
 
@@ -92,7 +92,6 @@ def _computing_ns(view: View) -> int:
 
 
 def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
-    """What to change, by the direction of the copies, the memory they use and what the loaders do."""
     durations = copies.group_by("kind").agg(pl.col("duration_ns").sum())
     outward = durations.sort("duration_ns", descending=True)["kind"][0] == "copy_out" if durations.height else False
     if outward:

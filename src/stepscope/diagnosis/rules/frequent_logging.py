@@ -111,7 +111,7 @@ def check(view: View, limits: Limits) -> Answers:
             (f"quiet-progress={every}",) if bar else (),
         ),
         where=view.locations(pieces),
-        # host-synchronisation charges what waits inside cost.
+        # host-synchronisation charges the waits inside these calls.
         change=scaled_pieces(
             _pieces(view, view.host_pieces, around, calls, reading_lines),
             1 - saving / int(pieces["duration_ns"].sum()),
@@ -120,9 +120,9 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
-    """Lines that read many values in each step: slices of the reads, and for each such line one of them.
+    """Slices that read values on lines that read many in each step, and a slice for each such line.
 
-    Where nothing in the function that holds such a line has a gradient, which is a metric's, all its lines count.
+    If nothing in the function with such a line has a gradient, as in a metric, all its lines count.
     """
     if view.lane is None:
         return np.zeros(0, np.int64), {}
@@ -131,7 +131,7 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
     operators = view.trace.operators.with_row_index("row").select(
         "row", "name", "lane", "start_ns", "parent", place=place, function=function
     )
-    own = pl.col("parent").is_null()  # compiled code and the search for anomalies read values of their own
+    own = pl.col("parent").is_null()  # compiled code and anomaly detection read values themselves
     is_read = (pl.col("name") == "aten::item") & own & (pl.col("lane") == view.lane)
     items = view.begin_in_span(operators.filter(is_read))
     items = items.filter(pl.Series(~np.isin(rows_of(items), reads_of_reducer(view)), dtype=pl.Boolean))
@@ -157,7 +157,10 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
 
 
 def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading_lines: dict[str, int]) -> pl.DataFrame:
-    """What of the pieces is in the calls or on lines that read values, or Python's on lines that log; column call."""
+    """The parts of the pieces that are logging; adds the column call, a slice.
+
+    These are parts inside the calls, on lines that read values, and in Python on lines that log.
+    """
     mine = pieces.filter(pl.col("lane") == view.lane)
     slices = mine["slice"].to_numpy()
     mine = mine.with_columns(call=pl.Series(np.where(slices >= 0, around[np.maximum(slices, 0)], -1)))
@@ -184,7 +187,7 @@ def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading
 
 
 def _kind(view: View, pieces: pl.DataFrame) -> tuple[str, str]:
-    """What logs most of the time, in words, and an example of it."""
+    """The kind of logging that takes the most time, in words, and an example."""
     costs: Counter[tuple[str, str]] = Counter()
     activity = view.activity
     for call, ns in pieces.group_by("call").agg(pl.col("duration_ns").sum()).iter_rows():

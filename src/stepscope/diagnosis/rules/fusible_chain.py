@@ -50,7 +50,7 @@ _SHORTEST: Final = 2
 
 
 class _Fused(NamedTuple):
-    """A function that does at once what a chain does: as titles name it, and how to use it."""
+    """A function that replaces a chain: its name for titles, and how to use it."""
 
     what: str
     remedy: Remedy
@@ -98,7 +98,7 @@ _COMPILE: Final = Remedy(
 
 
 def _fused_function(view: View, chain: Chain) -> _Fused | None:
-    """The function that does what this chain does, None where none is known."""
+    """The function that computes what this chain does; None if no such function is known."""
     names = set(chain.names)
     if _updates_parameters(chain):
         return _OPTIMIZER
@@ -117,7 +117,7 @@ def _fused_function(view: View, chain: Chain) -> _Fused | None:
 
 
 def _updates_parameters(chain: Chain) -> bool:
-    """A square root of a running average, and parameters that are overwritten with a quotient: Adam."""
+    """Whether the chain is Adam: a square root of a running average, and parameters overwritten with a quotient."""
     changed = {name for name, in_place in zip(chain.names, chain.in_place, strict=True) if in_place}
     return "sqrt" in chain.names and bool(changed & {"addcdiv", "sub", "add"}) and bool(changed & {"mul", "lerp"})
 
@@ -154,9 +154,10 @@ def _activation(chain: Chain) -> _Fused | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """What chains of one kind cost over the span, and what of it a fused function would still take; nanoseconds.
+    """Cost of the chains of one kind over the span, and what a fused function would still take; nanoseconds.
 
-    Of what remains, `working_ns` is the calculation itself; it was `worked_ns` with a device, all of it without one.
+    `working_ns` is the part of the remaining time spent on the calculation itself. With a device it was `worked_ns`
+    before; without one the whole cost was.
     """
 
     forward_ns: int
@@ -184,7 +185,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def rows_of_named_functions(view: View) -> Rows:
-    """The operators of chains that one named function replaces."""
+    """The operators of chains that a single named function replaces."""
     found = chains(view.trace, _candidates(view), _SHORTEST)
     return np.array([row for chain in found if _fused_function(view, chain) for row in chain.operators], np.int64)
 
@@ -198,7 +199,7 @@ def _candidates(view: View) -> Rows:
 
 
 def _merged(view: View, kinds: dict[tuple[object, ...], list[Chain]]) -> list[list[Chain]]:
-    """Kinds that one named function replaces in one function of the user's are reported together."""
+    """Merge kinds of chains that the same named function replaces in the same function of the user's code."""
     merged: defaultdict[tuple[object, ...], list[Chain]] = defaultdict(list)
     for key, same in kinds.items():
         function = _fused_function(view, same[0])
@@ -242,7 +243,7 @@ def _weighed(view: View, limits: Limits, same: Sequence[Chain]) -> Answers:
 
 
 def _fused(view: View, same: Sequence[Chain], rows: Rows, cost: _Cost) -> Change:
-    """One call instead of each chain: on a device it still takes what its work does, the host launches once."""
+    """Replace each chain by one call: one launch on the host, and on a device the remaining time of its work."""
     between = pauses(view, *(np.array(chain.operators, np.int64) for chain in same))
     if view.device is None:
         return scaled_with_pauses(rows, [between], 1 - cost.saved_ns / cost.total_ns)
@@ -278,21 +279,21 @@ def _cost(view: View, same: Sequence[Chain], forward: Rows, backward: Rows) -> _
         for name, row, moved in zip(chain.names, chain.operators, chain.traffic, strict=True):
             if name in ARITHMETIC:
                 calculating += max(working[row] - rate * moved.elements, 0.0)
-        # An average must be known before it is used: its input is read twice. The backward pass reads the gradient too.
+        # An average reads its input once before the result is used. The backward pass also reads the gradient.
         moved_once = chain.elements_moved_fused + (0 if REDUCTIONS.isdisjoint(chain.names) else chain.elements)
         streaming += rate * (2 * moved_once + chain.elements if len(backward) else moved_once)
     calculating *= 2 if len(backward) else 1
     count = sum(len(chain.names) for chain in same)
     worked = int(working[view.outermost(forward)].sum() + working[backward].sum())
     waiting = forward_ns + backward_ns - worked if view.device else between
-    # One launch, or one line of Python, stays of each chain's.
+    # One launch, or one line of Python, remains for each chain.
     rest = max(waiting, 0) * len(same) / count
     left = calculating + streaming
     return _Cost(forward_ns, backward_ns, between, int(left + rest), int(left), worked)
 
 
 def _ns_per_element(same: Sequence[Chain], working: Rows) -> float:
-    """What the chains' plain operators, or where there are none all of them, took to read or write one number."""
+    """Time per number read or written by the chains' plain operators, or by all of them if none are plain."""
     full = max(chain.elements for chain in same)
     for kinds in (PLAIN, PLAIN | REDUCTIONS | ARITHMETIC):
         rates = [

@@ -64,12 +64,12 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _runs(view: View, table: pl.DataFrame, pattern: str) -> pl.DataFrame:
-    """The collector's runs in the span, by the names that a table has for them."""
+    """The collector's runs in the span, by the names they have in the table."""
     return view.begin_in_span(table.filter(pl.col("name").str.contains(pattern)))
 
 
 def _where(pauses: list[PauseFacts]) -> tuple[Location, ...]:
-    """The lines that call the collector; where it runs by itself, the lines that make objects and so set it off."""
+    """The lines that call the collector; where it runs automatically, the lines whose allocations trigger it."""
     total = sum(pause.duration_ns for pause in pauses)
     places: Counter[tuple[str, int, str]] = Counter()
     for pause in pauses:

@@ -45,7 +45,7 @@ from stepscope.diagnosis.rules._operators import (
 from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together, without_waits_in
 
 _KEPT: Final = ("linalg_vector_norm", "norm", "sum", "mul")
-"""What one call for all gradients still does for each of them on a CPU."""
+"""Operators that a single call for all gradients still runs for each of them on a CPU."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -86,7 +86,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _runs(view: View, minimum: int) -> tuple[list[Loop], list[Loop]]:
-    """The runs of norms, and those of multiplications in place that come next in the same step."""
+    """The runs of norms, and the runs of in-place multiplications that come next in the same step."""
     norms: list[Loop] = []
     scalings: list[Loop] = []
     found = loops(view.trace, view.activity, view.span, minimum, view.steps["start_ns"].to_numpy())
@@ -102,10 +102,13 @@ def _runs(view: View, minimum: int) -> tuple[list[Loop], list[Loop]]:
 
 
 def _at_once(view: View, found: list[Loop], rows: Rows, left: float) -> Change:
-    """One call for all gradients, whose norms nobody reads: of each loop the host runs the operators of one repetition.
+    """Replace the loops by one call whose norms nobody reads.
+
+    The host then runs the operators of one repetition of each loop.
 
     Args:
-        left: share of the loops' time that stays on a CPU, where each gradient still takes its time in the one call.
+        left: share of the loops' time that remains on a CPU, where the single call still spends time on each
+            gradient.
     """
     between = pauses(view, *(loop.operators for loop in found))
     if view.device is None:

@@ -39,7 +39,7 @@ def check(view: View, limits: Limits) -> Answers:
     if counts is None or allocator not in ("glibc", "musl", None):
         return
     least = limits["faults"]
-    # A program that takes in its memory once has many faults in a few steps only.
+    # A program that allocates its memory once has many faults in only a few steps.
     many = [step for step in counts.steps if (step.minor_faults or 0) >= least]
     if not many or 2 * len(many) < len(counts.steps):
         return

@@ -65,7 +65,6 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _figures(view: View, counts: HostCounts) -> Iterator[Figure]:
-    """What the operating system counted besides, as far as it did."""
     switches = counts.per_step(lambda step: step.involuntary_switches)
     pressure = counts.per_step(lambda step: step.pressure_ns)
     if switches is not None:

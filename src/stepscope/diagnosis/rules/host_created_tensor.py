@@ -74,7 +74,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _made_on_the_device(view: View, found: pl.DataFrame) -> Change:
-    """Without what made the tensors; each copy is a short kernel, for which nobody waits."""
+    """Remove the operators that created the tensors; each copy becomes a short kernel that nobody waits for."""
     operators = view.trace.operators[found["row"]]
     starts = operators["start_ns"].to_numpy()
     work = work_of(view, found["launch"].to_list())
@@ -92,7 +92,7 @@ def _function(maker: str) -> str:
 
 
 def _made_and_copied(view: View) -> pl.DataFrame:
-    """Copies as in `copies`, with the row of the operator that made the tensor, and when that began."""
+    """Copies as in `copies`, with the row and the start of the operator that created the tensor."""
     found = copies(view).filter(pl.col("direction") == "copy_in").unique("row", keep="first", maintain_order=True)
     ordered, position = outermost_in_order(view)
     names = view.trace.operators["name"]
@@ -118,7 +118,7 @@ def _maker(
     names: pl.Series,
     launching: np.ndarray[tuple[int], np.dtype[np.bool_]],
 ) -> int:
-    """The operator that made what the one at `position` copies; -1 where it came from elsewhere."""
+    """The operator that created what the operator at `position` copies; -1 if the data came from elsewhere."""
     lanes = view.trace.operators["lane"]
     slices = view.slices_of_operators(ordered[max(position - 4, 0) : position])
     causes = view.activity.cause_of(slices)

@@ -1,5 +1,5 @@
 """# What it finds
-The host waits for the device, and the device then waits for the host.
+Calls that make the host wait for the device, after which the device waits for the host.
 
 # Why it costs time
 A host that runs ahead of the device keeps its queues full. `.item()`, a copy to the host, `nonzero`, printing a tensor
@@ -67,14 +67,14 @@ _ON_CPU: Final = (
     ("item", "^aten::(item|is_nonzero)$"),
     ("shape", "^aten::(nonzero|masked_select|_unique2|unique_consecutive)$"),
 )
-"""Kinds that can be seen without a device, and the operators that show them."""
+"""Kinds that are visible without a device, and the operators that show them."""
 _REPORTED_ELSEWHERE: Final = (
     "input", "host_to_device_copy", "compilation", "checkpoint", "logging", "garbage_collection", "allocation",
     "communication", "profiler_overhead",
 )  # fmt: skip
 """Causes of idle time after a wait that other rules charge."""
 _ACCESS: Final = "trying to access tensor value"
-"""What PyTorch/XLA reports where a graph had to run early for a value in it."""
+"""Cause that PyTorch/XLA reports if a graph had to run early because the program read a value."""
 _NUMBERS_BYTES: Final = 64
 _OF_NUMBERS: Final = Kind(
     "a copy of single numbers to the device",
@@ -84,11 +84,11 @@ _OF_NUMBERS: Final = Kind(
         "result = tensor * value                            # a Python number needs no copy",
     ),
 )
-"""Copies so small that no batch is among them; pinned memory would not help."""
+"""Kind of copies too small to be a batch; pinned memory would not help."""
 _FREQUENT: Final = 0.01
 """Share of the step that a wait may cost at the advised frequency."""
 _FRAMEWORKS_OWN: Final = ("optimizer", "input", "checkpoint", "profiler_overhead")
-"""Causes whose synchronising calls are the framework's, on values that mostly lie on the CPU anyway."""
+"""Causes whose synchronising calls are the framework's, mostly on values that are on the CPU anyway."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -107,7 +107,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _reported(view: View) -> Iterator[Found]:
-    """What only the files beside the trace report about reading values from the device."""
+    """Reads of values from the device that only the files beside the trace report."""
     evidence = view.evidence
     reads, accesses = evidence.transfers_out, [each for each in evidence.execute_triggers if _ACCESS in each.cause]
     if evidence.reads_too_often and reads is not None:
@@ -129,7 +129,7 @@ def _read_figures(view: View) -> tuple[Figure, ...]:
 
 
 def _calls_without_device(view: View, limits: Limits) -> Iterator[Found]:
-    """What would wait for a GPU, of a program that ran without one."""
+    """Calls that would wait for a GPU, in a program that ran without one."""
     for kind, pattern in _ON_CPU:
         rows = _calls_on_cpu(view, pattern)
         if len(rows) and len(rows) / view.step_count >= limits["calls"]:
@@ -137,7 +137,7 @@ def _calls_without_device(view: View, limits: Limits) -> Iterator[Found]:
 
 
 def _calls_on_cpu(view: View, pattern: str) -> Rows:
-    """The rows in `operators` of the program's own calls in the span."""
+    """Rows in `operators` of the program's own matching calls in the span."""
     operators = view.trace.operators.with_row_index("row")
     parents = view.trace.operators["name"].gather(operators["parent"])
     found = operators.filter(
@@ -155,9 +155,10 @@ def _calls_on_cpu(view: View, pattern: str) -> Rows:
 
 
 def _in_closure(view: View, rows: Rows) -> npt.NDArray[np.bool_]:
-    """Which operators inside an optimizer's step belong to a closure: at another of the user's places than its update.
+    """Which operators inside an optimizer's step belong to a closure.
 
-    Lightning, for one, runs the whole training step inside the optimizer's. The update comes last.
+    Their places in the user's code differ from the update's, which comes last. Lightning, for one, runs the whole
+    training step inside the optimizer's.
     """
     steps = view.trace.annotations.filter(pl.col("name").str.starts_with("Optimizer.step#"))
     ends = steps.select("lane", end_ns=pl.col("start_ns") + pl.col("duration_ns")).sort("end_ns")
@@ -169,7 +170,7 @@ def _in_closure(view: View, rows: Rows) -> npt.NDArray[np.bool_]:
 
 
 def _user_places(view: View, rows: Rows) -> list[tuple[object, ...] | None]:
-    """Where in the user's code each operator was called: the line, else the function, None where neither is known."""
+    """Where in the user's code each operator was called: the line, else the function, None if neither is known."""
     lines = view.trace.operators.select("source_file", "source_line")[rows]
     frames = view.activity.user_frame[view.slices_of_operators(rows)]
     functions = view.trace.frames["name"].gather(pl.Series(frames).replace(-1, None))
@@ -193,14 +194,14 @@ def _note(view: View, limits: Limits, key: str, rows: Rows) -> Found:
             Figure(f"calls {view.per}", per_step, "count", limits["calls"]),
             view.ns_per_step("time inside the calls", inside_ns),
         ],
-        remedy=replace(kind.remedy, apply=()),  # a trial here would show nothing
+        remedy=replace(kind.remedy, apply=()),  # a trial on a CPU would show nothing
         where=view.at_operators(rows),
         severity="note",
     )
 
 
 def charged_waits(view: View) -> pl.DataFrame:
-    """The synchronising calls with the idle time each is charged: columns launch, charged_ns, duration_ns, kind."""
+    """The synchronising calls with the idle time charged to each: columns launch, charged_ns, duration_ns, kind."""
     late = view.pieces.filter(
         pl.col("trigger_launch").is_not_null()
         & pl.col("lane").is_not_null()
@@ -241,7 +242,7 @@ def _found(view: View, key: str, calls: pl.DataFrame, cost: int) -> Found:
 
 
 def _copies_numbers(view: View, calls: pl.DataFrame) -> bool:
-    """Whether the copies to the device that these calls wait for, by their operators, are of a few bytes each."""
+    """Whether the copies to the device that these calls wait for (found by their operators) are of a few bytes each."""
     operators = view.trace.launches["operator"]
     copies = view.work.filter((pl.col("kind") == "copy_in") & pl.col("launch").is_not_null())
     mine = operators.gather(copies["launch"]).is_in(calls["operator"].drop_nulls().implode()).fill_null(False)
@@ -250,7 +251,7 @@ def _copies_numbers(view: View, calls: pl.DataFrame) -> bool:
 
 
 def _waits_of_kind(view: View, key: str, charged: Rows) -> Rows:
-    """Rows in `launches` of all waits of this kind in the span, also of those after which nothing was late."""
+    """Rows in `launches` of all waits of this kind in the span, including those that made nothing late."""
     stretches, waits = view.experiment.graph.stretches, view.experiment.graph.host_waits
     rows = np.union1d(stretches.launch[waits.target], charged)
     calls = view.trace.launches.with_row_index("launch").select("launch", "start_ns", "operator", "name")

@@ -51,9 +51,9 @@ from stepscope.machine.devices import USUAL_BEST_SHARE
 from stepscope.whatif.changes import scaled_work_of
 
 _MOST: Final = 5
-"""Findings that one trace gets at most."""
+"""Maximum number of findings for one trace."""
 _NAMES: Final = {"matrix": "matrix product", "elementwise": "element-wise work"}
-"""Kinds of work whose names are not their words."""
+"""Words for kinds of work, where they differ from the kind's name."""
 _REMEDIES: Final = {
     "matrix": Remedy(
         "Make the sizes multiples of 64, join small products of the same input into one, or let the compiler choose "
@@ -106,7 +106,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _groups(view: View, limits: Limits, calls: pl.DataFrame) -> pl.DataFrame:
-    """Operators of one shape: what they took and lose, the costliest loss first."""
+    """Operators grouped by shape, with their time and loss, the largest loss first."""
     judged = calls.filter(pl.col("limit").is_not_null()).join(_judged(view, limits), on="row", how="inner")
     peaks = None if view.device is None else device_peaks(view.trace, view.device)
     best = USUAL_BEST_SHARE if peaks is None else peaks.best_share
@@ -151,7 +151,7 @@ def _written_out_attention(view: View) -> list[int]:
 
 
 def _judged(view: View, limits: Limits) -> pl.DataFrame:
-    """Operators whose kernels are long enough and have blocks enough, and what share of their time decides the step."""
+    """Operators with long enough kernels and enough blocks, and the share of their time that determines the step."""
     count = multiprocessors(view)
     grids = blocks(view.work["grid"])
     few = (grids >= 0) & (grids < count) if count else np.zeros(len(grids), np.bool_)
@@ -206,7 +206,7 @@ def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
 
 
 def _shapes(text: str) -> str:
-    """The tensors' shapes for a sentence: "32x3x224x224 and 64x3x7x7"."""
+    """The tensors' shapes in words, such as "32x3x224x224 and 64x3x7x7"."""
     inner = [part for part in text.strip("[] ").replace("],", ";").replace("[", "").split(";") if part.strip()]
     shapes = ["x".join(size.strip() for size in part.strip(" ]").split(",")) for part in inner]
     shown = [shape for shape in shapes if shape and "x" in shape][:2] or shapes[:1]
@@ -214,7 +214,7 @@ def _shapes(text: str) -> str:
 
 
 def _question(view: View, limits: Limits, calls: pl.DataFrame) -> Iterator[NotAnswered]:
-    """What stays open where matrix work carries the step and the device or the shapes are not known."""
+    """The question that remains if matrix work dominates the step but the device or the shapes are unknown."""
     names = [name for name in calls["operator"].unique().to_list() if is_eligible(name)]
     eligible = calls.filter(pl.col("operator").is_in(names))
     if view.share(int(eligible["device_ns"].sum())) < limits["unknown"]:

@@ -47,14 +47,14 @@ from stepscope.whatif.changes import scaled_cause
 
 _INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/")
 _WORTHWHILE: Final = 0.25
-"""Share of the waits; workers that take away less are not the remedy."""
+"""Share of the waits that workers must remove to be the remedy."""
 _BY_TRIAL: Final = (
     "# or let these numbers be found by trial:\n"
     "from stepscope.remedies import tune_loader\n"
     "loader = tune_loader(dataset, step_ms=..., batch_size=...).loader()"
 )
 _RECEIVED_NS: Final = 1_000_000
-"""To receive a batch of a few tensors by name, from a worker that computes; on slow virtual machines."""
+"""Time to receive a batch of a few tensors by name from a busy worker, measured on slow virtual machines."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -69,7 +69,7 @@ def check(view: View, limits: Limits) -> Answers:
     costly = None if loading.keeps_up else costly_function(view, loading)
     library = None if loading.keeps_up or costly is not None else costly_function(view, loading, of_users=False)
     figures = []
-    if library is not None:  # which may have a faster way
+    if library is not None:  # the library may have a faster function
         figures = [Figure(f"share of it in {_called(library)}", library.share, "share")]
         text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
         remedy = replace(remedy, text=text)
@@ -93,12 +93,12 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _called(library: Costly) -> str:
-    """A library's function with its file, from the installed package on."""
+    """A library's function with its file, the path starting at the installed package."""
     return f"{library.name} of {_INSTALLED.sub('', library.file)}"
 
 
 def _of_workers_that_keep_up(loading: Loading) -> tuple[int, str, Remedy]:
-    """Saving over the span, how it was obtained, and what to do, where workers make batches as fast as needed."""
+    """Saving over the span, its basis and the remedy, if workers make batches as fast as they are used."""
     late = loading.wait_ns - loading.received_ns
     received = max(loading.received_ns - loading.calls * _RECEIVED_NS, 0)
     alone = max(loading.wait_ns - int(loading.calls * (loading.batches.clock_ns or 0.0)), 0)
@@ -110,7 +110,7 @@ def _of_workers_that_keep_up(loading: Loading) -> tuple[int, str, Remedy]:
 
 
 def _advice(view: View, loading: Loading) -> tuple[int, str, Remedy]:
-    """Saving over the span, how it was obtained, and what to do."""
+    """Saving over the span, its basis and the remedy."""
     waits = (
         "idle time of the device while the launching thread was loading data"
         if view.device is not None

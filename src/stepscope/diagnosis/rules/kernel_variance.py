@@ -65,7 +65,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _alike(view: View) -> pl.DataFrame:
-    """Computation with what makes it the same work: its operator's shapes, or its place among a graph's works."""
+    """Computation with the keys that identify equal work: its operator's shapes, or its place in a graph."""
     shapes = view.trace.operators.select(input_shapes="input_shapes").with_row_index("operator")
     launching = view.trace.launches.select(operator="operator", launch_kind="kind").with_row_index("launch")
     return (

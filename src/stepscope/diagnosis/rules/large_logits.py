@@ -45,9 +45,9 @@ from stepscope.whatif.changes import scaled_work_of
 
 _COPIES: Final = ("aten::contiguous", "aten::clone")
 _SHIFTED: Final = 0.1
-"""Share of positions by which targets may differ from scores: each is for the next position."""
+"""Share by which the number of targets may differ from that of scores: each target is the next position's token."""
 _SPARSE_WORK: Final = 2
-"""How much more a row takes in a sparse gradient."""
+"""Factor by which a row takes longer in a sparse gradient."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -100,13 +100,13 @@ def _scores(view: View, limits: Limits) -> Answers:
 
 
 def _saved_of_handling(view: View, losses: list[LogitsLoss], handling: Rows) -> int:
-    """What of the loss and the conversions would go if they ran in blocks."""
+    """The time of the loss and the conversions that computing them in blocks would save."""
     converting = _conversions(view, handling, losses)
     if view.device is not None:
-        # One pass over the scores stays.
+        # One pass over the scores remains.
         kept = view.cost_ns(np.unique([loss.log_softmax for loss in losses]))
         return max(view.cost_ns(handling) - kept, 0)
-    # What clearing a fresh tensor as large as the scores takes, in all losses; each does so for its gradient.
+    # Time to clear a fresh tensor as large as the scores, for all losses; each loss does so for its gradient.
     cleared = _on_scores(view, handling, losses, ("aten::zero_",))
     fresh = int(view.trace.operators["duration_ns"].to_numpy()[cleared].sum())
     backward = view.backward_of(np.unique([loss.projection for loss in losses]))
@@ -124,7 +124,7 @@ def _conversions(view: View, handling: Rows, losses: list[LogitsLoss]) -> Rows:
 
 
 def _on_scores(view: View, handling: Rows, losses: list[LogitsLoss], names: Sequence[str]) -> Rows:
-    """Operators of these names whose first input is as large as the scores."""
+    """Operators with these names whose first input is as large as the scores."""
     sizes = {loss.positions * loss.classes for loss in losses}
     inside = np.flatnonzero(view.inside(handling))
     columns = view.trace.operators.select("name", "input_shapes")[inside]
@@ -133,7 +133,7 @@ def _on_scores(view: View, handling: Rows, losses: list[LogitsLoss], names: Sequ
 
 
 def _ignored_share(view: View, losses: list[LogitsLoss]) -> float:
-    """The share of positions that the loss ignores, as the recorder saw it in targets of as many; else 0."""
+    """The share of positions that the loss ignores, from recorded targets of the same size; 0 if unknown."""
     positions = {loss.positions for loss in losses}
     return max(
         (
@@ -203,7 +203,7 @@ def _tables(view: View, limits: Limits) -> Answers:
 
 
 def _read(table: DenseTable) -> float:
-    """The share of a table's rows that one lookup can read at most."""
+    """The largest share of a table's rows that one lookup can read."""
     return min(table.indices / table.shape[0], 1.0)
 
 

@@ -68,7 +68,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _pieces(view: View) -> pl.DataFrame:
-    """The idle pieces that end in a step's first launch, as far as they lie in that step."""
+    """The idle pieces that end in a step's first launch, cut to that step."""
     firsts = _first_launches(view)
     mine = view.pieces.filter(pl.col("cause").is_in(_PREPARING) & pl.col("lane").is_not_null())
     mine = mine.join(firsts.unique("launch"), on="launch", how="inner")
@@ -97,7 +97,7 @@ def _first_launches(view: View) -> pl.DataFrame:
 
 
 def _prepared_while_the_device_works(view: View) -> Change:
-    """What the host does before each step's first launch, done after the last computation that the step launches."""
+    """Move the host work before each step's first launch behind the step's last launch of a computation."""
     calls = view.trace.launches.with_row_index("launch").select("launch", "lane", "start_ns", "duration_ns")
     computing = view.work.filter((pl.col("kind") == "compute") & pl.col("launch").is_not_null())
     after = calls.join(computing, on="launch", how="semi").select(
@@ -118,7 +118,7 @@ def _prepared_while_the_device_works(view: View) -> Change:
 
 
 def _uncharged(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
-    """The pieces without the part that is charged to the waits that made the host late."""
+    """The pieces without the part charged to waits that made the host late."""
     waits = charged_waits(view).select(
         pl.col("launch").alias("trigger_launch"), charged=pl.col("charged_ns") / pl.col("late_ns")
     )
@@ -128,9 +128,9 @@ def _uncharged(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
 
 
 def _unseen_ns(view: View, cost_ns: int) -> int:
-    """What the device waited before its first work in the trace, when its idle time does not show.
+    """Estimated idle time of the device before its first work in the trace, which the trace does not show.
 
-    As long as in the mean of the other steps, but no longer than the first step has gone on.
+    The mean of the other steps, but no longer than the time since the first step began.
     """
     begins = view.complete_steps["start_ns"].to_numpy()
     if len(begins) < 2 or view.first_work_ns < begins[0] or view.first_work_ns >= begins[1]:

@@ -35,7 +35,7 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 from stepscope.whatif.changes import scaled_work
 
 _ALIKE: Final = 4
-"""Collectives of one kind and size from which the fastest says how long they take when nobody waits."""
+"""Number of collectives of one kind and size needed for the fastest to show the time without waits."""
 _FEWEST_STEPS: Final = 2
 
 

@@ -125,7 +125,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _on_launching_thread(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
-    """The pieces with launch latency as time of the launching thread: its call runs meanwhile."""
+    """The pieces with launch latency as time of the launching thread, whose call is running then."""
     lanes = view.trace.launches["lane"].gather(pieces["launch"])
     return pieces.with_columns(lane=pl.coalesce("lane", lanes))
 
@@ -143,7 +143,7 @@ def _fewer_launches(view: View, launched: pl.DataFrame, calls: pl.DataFrame) -> 
 
 
 def _hindrance(view: View, launched: pl.DataFrame) -> str | None:
-    """What keeps the steps from being launched as a graph; None where nothing in the trace does."""
+    """What prevents capturing the steps as a graph; None if the trace shows nothing."""
     begins = view.complete_steps["start_ns"].to_numpy()
     ends = begins + view.complete_steps["duration_ns"].to_numpy()
     times, names = launched["launch_start_ns"].to_numpy(), launched["name"]
@@ -161,7 +161,7 @@ def _hindrance(view: View, launched: pl.DataFrame) -> str | None:
 
 
 def _varies(view: View, begins: Times, ends: Times) -> bool:
-    """Whether input shapes of the operators differ from step to step."""
+    """Whether the operators' input shapes differ between steps."""
     operators = view.operators.filter(pl.col("input_shapes").is_not_null() & pl.col("parent").is_null())
     start = operators["start_ns"].to_numpy()
     shapes = [

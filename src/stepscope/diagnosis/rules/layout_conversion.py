@@ -53,7 +53,7 @@ def check(view: View, limits: Limits) -> Answers:
     durations = view.trace.operators["duration_ns"].to_numpy()
     slices = np.concatenate([view.slices_of_operators(forward), launches])
     weights = np.concatenate([np.maximum(durations[forward], 1), launched["duration_ns"].to_numpy()])
-    longer = np.array(list(excess), np.int64)  # operators that take so much longer than without the copies
+    longer = np.array(list(excess), np.int64)  # operators that the copies slow down
     left = 1 - np.array(list(excess.values()), np.int64) / np.maximum(durations[longer], 1)
     changes = (len(copying) + kernels.height) / view.step_count
     yield Found(

@@ -39,10 +39,10 @@ from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Rem
 from stepscope.whatif.changes import scaled_cause, scaled_pieces, together
 
 _FEW: Final = 0.25
-"""Of the batches; where these carry most of the waits, the rest comes in time."""
+"""Share of the batches; if these cause most of the waits, the others arrive in time."""
 _MOST: Final = 0.75
 _FEWEST: Final = 8
-"""Batches from which on late ones are a pattern."""
+"""Number of batches needed for late ones to be a pattern."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -103,7 +103,7 @@ def _too_many(view: View, limits: Limits, loading: Loading) -> Found | None:
 
 
 def _less_waiting(view: View, starved_ns: float, share: float) -> Change:
-    """This share less of the waits for data, and of the time that the thread's own work stood for a processor."""
+    """Reduce the waits for data, and the time that the thread's own work waited for a processor, by this share."""
     work = 1 - share * starved_ns / max(host_work_ns(view), starved_ns, 1)
     return together(scaled_cause("input", 1 - share), scaled_host_work(work))
 
@@ -119,7 +119,7 @@ def _too_little_ahead(view: View, limits: Limits, loading: Loading) -> Found | N
     cost = int(late["wait_ns"].sum())
     if load is None or outside.height < _FEWEST or cost < _MOST * loading.wait_ns or not limits.reached(cost):
         return None
-    if load.step_ns(workers) > load.compute_ns * 1.05:  # the workers are too slow on the whole
+    if load.step_ns(workers) > load.compute_ns * 1.05:  # the workers are too slow overall
         return None
     ahead = loading.loader.prefetch_factor if loading.loader is not None else None
     more = max(2 * (ahead or 2), 4)

@@ -51,7 +51,7 @@ def check(view: View, limits: Limits) -> Answers:
     if loading.workers == 0:
         return
     batches = loader.batches if loader is not None and loader.batches else 0
-    # The recording may hold more beginnings than its share.
+    # The recording may contain more epoch starts than is typical.
     share = min(loading.calls / (len(starts) * batches), 1.0) if batches and loading.calls else 1.0
     pieces = [clipped(view.pieces, start) for start in starts]
     batch_ns = int(loading.batches.clock_ns or 0)
@@ -82,7 +82,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _without_starting(lane: int, batch_ns: int, starts: Sequence[Window], share: float) -> Change:
-    """This share of the starts takes no longer than one batch."""
+    """Shorten this share of the starts to the time of one batch."""
     begins, ends = (np.array([getattr(start, name) for start in starts]) for name in ("start_ns", "end_ns"))
     length = ends - begins
     saved = np.maximum(length - batch_ns, 0).sum() * share

@@ -61,7 +61,7 @@ _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
 def check(view: View, limits: Limits) -> Answers:
     kinds: defaultdict[tuple[str, ...], list[tuple[Loop, LoopSigns]]] = defaultdict(list)
     for loop, seen in _loops(view, limits)[0]:
-        # Of equal bodies, whichever of its operators a run happened to begin with.
+        # Group equal bodies, whichever operator a run happened to begin with.
         turns = (loop.body[turn:] + loop.body[:turn] for turn in range(len(loop.body)))
         kinds[min(turns)].append((loop, seen))
     for same in kinds.values():
@@ -69,14 +69,14 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def rows_of_loops(view: View) -> Rows:
-    """The rows of `operators` that are parts of loops, whatever they cost; updates of parameters are left out."""
+    """Rows of `operators` that belong to loops of any cost; parameter updates are left out."""
     mine, elsewhere = _loops(view, RULE.limits(view))
     parts = [loop.operators for loop, _ in mine] + [loop.operators for loop in elsewhere if not is_update(loop)]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], list[Loop]]:
-    """The loops that this rule reports, and those that others do."""
+    """The loops that this rule reports, and the loops that other rules report."""
     many = max(int(limits["repetitions"]), 2)
     few = max(min(int(limits["clear_repetitions"]), many), 2)
     parameters = view.program.model.parameters if view.program.model else None
@@ -140,14 +140,14 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
         ],
         intervals=(_interval(view, largest),),
         remedy=_remedy(runs[0].body, same[0][1]),
-        # A long body lies in functions that it calls; it begins where they are called, or in the first of them.
+        # A long body is spread over called functions; its place is the call, or the first of them.
         where=view.at_operators(begins),
         change=scaled_with_pauses(rows, between, 1 - saved / cost),
     )
 
 
 def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
-    """What the loop's work would take in one call."""
+    """Time of the loop's work in a single call."""
     work = WorkLeft(view)
     operators = view.trace.operators
     names = operators["name"]

@@ -86,7 +86,7 @@ def _double(view: View, limits: Limits) -> Answers:
 
 
 def _without_scores(view: View, wide: Rows, conversions: list[Cast]) -> tuple[Rows, list[Cast]]:
-    """Without what a loss over the scores of many classes does with them in float64, which large-logits reports."""
+    """Leave out operators on the scores of many classes in a float64 loss, which large-logits reports."""
     losses = logits_losses(view.trace, rows_of(view.operators), _MANY_CLASSES)
     if not losses:
         return wide, conversions
@@ -96,7 +96,7 @@ def _without_scores(view: View, wide: Rows, conversions: list[Cast]) -> tuple[Ro
 
 
 def _is_double_model(view: View, wide: Rows) -> bool:
-    """Whether matrix products and convolutions are on float64 tensors, nearly all of them."""
+    """Whether nearly all matrix products and convolutions are on float64 tensors."""
     names = view.trace.operators["name"]
     eligible = [name for name in names.unique() if is_eligible(name)]
     products = view.operators.filter(pl.col("name").is_in(eligible))
@@ -105,7 +105,7 @@ def _is_double_model(view: View, wide: Rows) -> bool:
 
 
 def _lists(view: View) -> Rows:
-    """Operators on lists of tensors, whose number types the profiler does not write: those of the optimizer."""
+    """Operators of the optimizer on lists of tensors, whose number types the profiler does not record."""
     lists = view.operators.filter(pl.col("name").str.contains("^aten::_(?:foreach|fused)_"))
     large = [sum(map(elements, listed_shapes(text))) > 0 for text in lists["input_shapes"]]
     return rows_of(lists.filter(pl.Series(large, dtype=pl.Boolean)))
@@ -158,7 +158,7 @@ def _single(view: View, limits: Limits) -> Answers:
 
 
 def _tensor_core_figures(view: View) -> tuple[Figure, ...]:
-    """How much of the operators that tensor cores can work for used them."""
+    """How many of the operators that are eligible for tensor cores used them."""
     calls = eligible_calls(view.trace, window=view.device_span).filter(pl.col("device") == view.device)
     eligible = int(calls["matrix_ns"].sum())
     if not eligible:

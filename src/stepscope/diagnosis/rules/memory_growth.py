@@ -40,7 +40,7 @@ _SEVERITIES: Final[tuple[tuple[int, Severity], ...]] = (
     (24 * _HOUR_NS, "medium"),
     (7 * 24 * _HOUR_NS, "low"),
 )
-"""How long the run goes on -> how severe the leak is; one that takes longer is a note."""
+"""Time until memory is full -> severity of the leak; a slower leak is a note."""
 
 
 def check(view: View, limits: Limits) -> Answers:

@@ -38,7 +38,7 @@ _LARGEST_FACTOR: Final = 64
 LARGER_BATCH: Final = Remedy(
     "Raise the batch size step by step until operations are long or memory is full, and adapt the learning rate to it."
 )
-"""For compiled programs."""
+"""Remedy for compiled programs."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -72,7 +72,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _factor(memory: DeviceMemory, capacity: int, kept_free: float) -> int:
-    """How many times as large the part of the peak that grows with the batch may be."""
+    """By which factor the part of the peak that grows with the batch could grow."""
     alive = dict(alive_table(memory, "category").select("category", "bytes").iter_rows())
     fixed = sum(alive.get(name, 0) for name in _FIXED) + (memory.fragmentation_bytes or 0)
     growing = memory.peak_bytes - sum(alive.get(name, 0) for name in _FIXED)

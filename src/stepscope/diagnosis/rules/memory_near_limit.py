@@ -68,7 +68,6 @@ def _near(memory: DeviceMemory, used: int, capacity: int, limit: float) -> Found
 
 
 def _failed(memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Found:
-    """The last time that memory could not be had."""
     at = max(int(memory.levels["start_ns"].search_sorted(failure["start_ns"], side="right")) - 1, 0)
     held, reserved = memory.levels.select("allocated_bytes", "reserved_bytes").row(at)
     sizes = {"asked for": failure["asked_bytes"], "held then": held, "held by the allocator then": reserved}

@@ -31,7 +31,7 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 
 _LARGEST_LIST: Final = 4096
 _LARGEST: Final = 1 << 16
-"""Number of a processor; a damaged file may hold any."""
+"""Largest processor number accepted; a damaged file may hold any number."""
 
 
 def check(view: View, limits: Limits) -> Answers:

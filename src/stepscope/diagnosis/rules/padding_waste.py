@@ -73,12 +73,12 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _shorter_rows(view: View, once: Rows, twice: Rows, kept: float) -> Change:
-    """This part of the positions is left: of what grows with their square, this part of this part."""
+    """Scale work by the share of positions kept, and work that grows with their square by its square."""
     if view.device is not None:
         return scaled_work_of(np.concatenate([once, twice]), np.repeat([kept, kept * kept], [len(once), len(twice)]))
     alone = once[~view.inside(twice)[once]]
     within = view.inside(alone)[twice]
-    # Inside what shrinks already, the other side of the squares is left to shrink.
+    # Inside operators that are scaled already, only the second factor of the square remains.
     return together(
         scaled_work_of(alone, kept), scaled_work_of(twice[within], kept), scaled_work_of(twice[~within], kept * kept)
     )
@@ -87,7 +87,7 @@ def _shorter_rows(view: View, once: Rows, twice: Rows, kept: float) -> Change:
 def _growing(view: View) -> tuple[Rows, Rows]:
     """Rows of operators that grow with the positions, and of those that grow with their square.
 
-    The positions of a step are those that its largest lookup of embeddings, or else its largest integer input, has.
+    A step's positions are the shape of its largest embedding lookup, or else of its largest integer input.
     """
     once: list[int] = []
     twice: list[int] = []

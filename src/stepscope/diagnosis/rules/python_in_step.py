@@ -35,7 +35,7 @@ from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Rem
 from stepscope.whatif.changes import scaled_host_time, together
 
 _HABIT: Final = 0.25
-"""Of the stretches at a line; where fewer are long, it is not the line that makes them so."""
+"""Share of a line's stretches that must be long; if fewer are, the line is not the cause."""
 
 _REMEDY: Final = Remedy(
     "Move what does not depend on the batch out of the step, and let a background thread do what need not be done at "
@@ -75,7 +75,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _without_stretches(view: View, mine: pl.DataFrame) -> Change:
-    """Without the Python of which these pieces are part, also where the device still works meanwhile."""
+    """Remove the Python stretches that these pieces are part of, including the time when the device still works."""
     changes = []
     for (lane,), pieces in mine.drop_nulls("lane").group_by("lane", maintain_order=True):
         whole = view.activity.pieces(int(str(lane))).filter(pl.col("cause") == "python")
@@ -89,7 +89,7 @@ def _without_stretches(view: View, mine: pl.DataFrame) -> Change:
 
 
 def _with_stretch(pieces: pl.DataFrame) -> pl.DataFrame:
-    """The pieces with the number of their `stretch`: pieces that follow each other at once are of one."""
+    """The pieces with the number of their `stretch`; adjacent pieces belong to one stretch."""
     pieces = pieces.sort("start_ns")
     starts = pieces["start_ns"].to_numpy()
     ends = starts + pieces["duration_ns"].to_numpy()
@@ -98,7 +98,7 @@ def _with_stretch(pieces: pl.DataFrame) -> pl.DataFrame:
 
 
 def _stretches(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
-    """Each stretch's length, and the line, or else the slice, that has most of it: columns stretch, ns, place."""
+    """Each stretch's length, and the line (or else the slice) that takes most of it: columns stretch, ns, place."""
     parts = [_placed(view, int(str(lane)), mine) for (lane,), mine in pieces.drop_nulls("lane").group_by("lane")]
     if not parts:
         return pl.DataFrame(schema={"stretch": pl.Int64, "ns": pl.Int64, "place": pl.String})
@@ -124,7 +124,7 @@ def _placed(view: View, lane: int, pieces: pl.DataFrame) -> pl.DataFrame:
 def _slice_names(view: View, slices: Rows) -> pl.Series:
     """The names of these slices, null for -1."""
     names = pl.Series([None] * len(slices), dtype=pl.String)
-    if not len(view.activity.row):  # lines without any slice
+    if not len(view.activity.row):  # a trace with lines but no slices
         return names
     table, row = view.activity.table[slices], view.activity.row[slices]
     for code, name in enumerate(TABLES):

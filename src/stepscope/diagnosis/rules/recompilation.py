@@ -71,12 +71,12 @@ _MOST_VALUES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class VaryingGuard:
-    """One thing that a function was compiled for again and again.
+    """A guard that made a function compile repeatedly.
 
     Attributes:
         count: compilations that it caused.
-        what: what varied, as the end of a sentence after "because".
-        remedy: what keeps it from causing compilations.
+        what: what varied, worded to follow "because".
+        remedy: what prevents these compilations.
     """
 
     function: str
@@ -88,7 +88,10 @@ class VaryingGuard:
 
 
 def varying_guards(compilations: Sequence[CompilationFacts]) -> list[VaryingGuard]:
-    """What varied, the most frequent first; compilations of stepscope's own functions and first ones say nothing."""
+    """Guards that failed, the most frequent first.
+
+    Ignores the first compilation of a function and stepscope's own functions.
+    """
     found: defaultdict[tuple[str, str | None, int | None, str, str], list[str]] = defaultdict(list)
     for fact in compilations:
         if fact.reason and not (fact.file and _OWN_FILE.search(fact.file)):
@@ -102,7 +105,7 @@ def varying_guards(compilations: Sequence[CompilationFacts]) -> list[VaryingGuar
 
 
 def _read(reason: str) -> tuple[str, str, list[str]]:
-    """The kind of guard, what it was about, and two values: the expected, and the actual one or nothing."""
+    """The kind of guard, its subject, and its values: the expected one and, if known, the actual one."""
     if size := _SIZE.search(reason):
         return "size", f"{size[1]}, {size[2]}", [size[3], size[4]]
     if other := _PROPERTY.search(reason):
@@ -176,7 +179,7 @@ def check(view: View, limits: Limits) -> Answers:
         yield from _open_question(view)
         return
     count, steps = _compilations(view)
-    # A function that is not compiled any more is the reason only where there is no other.
+    # A function that is no longer compiled is the reason only if there is no other.
     worst = next((guard for guard in varying if guard not in full), varying[0] if varying else None)
     shapes = _shapes_of_regions(view)
     yield Found(
@@ -218,7 +221,7 @@ def _at_limit(view: View, limits: Limits, varying: Sequence[VaryingGuard]) -> li
     """The guards of functions that were compiled as often as torch allows, one for each function."""
     limit = _limit(view, limits)
     totals = Counter((fact.function, fact.file, fact.line) for fact in view.program.compilations)
-    # More compilations than that show that the limit is another.
+    # More compilations than this show that the program set a different limit.
     found = {
         (guard.function, guard.file, guard.line): guard
         for guard in reversed(varying)
@@ -248,7 +251,7 @@ def _note(view: View, limits: Limits, guard: VaryingGuard) -> Found:
 
 
 def _reported(view: View, limits: Limits) -> Iterator[Found]:
-    """What the files beside the trace report about compiling, where the trace shows no cost of it."""
+    """Compilation that the files beside the trace report but that has no cost in the trace."""
     evidence = view.evidence
     compilations, executions = evidence.compilations, evidence.executions
     figures = tally_figures("compilations of graphs", compilations)
@@ -269,7 +272,7 @@ def _reported(view: View, limits: Limits) -> Iterator[Found]:
 
 
 def _open_question(view: View) -> Iterator[NotAnswered]:
-    """Whether graphs go on being compiled, where a file counts them and not the steps."""
+    """Whether compilation continues, if a file counts graphs but not steps."""
     compilations = view.evidence.compilations
     if compilations is not None and compilations.count >= 2 and view.evidence.steps is None:
         yield NotAnswered(
@@ -286,7 +289,7 @@ def _place(guard: VaryingGuard | None) -> tuple[Location, ...]:
 
 
 def _shapes_of_regions(view: View) -> int:
-    """With how many different input shapes compiled code began in the span."""
+    """Number of different input shapes with which compiled code started in the span."""
     parents = view.trace.operators["name"].gather(view.operators["parent"])
     inside = view.operators.filter(
         parents.str.contains(_REGION).fill_null(False) & pl.col("input_shapes").is_not_null()
@@ -296,9 +299,10 @@ def _shapes_of_regions(view: View) -> int:
 
 
 def _unseen_ns(view: View, cost_ns: int) -> int:
-    """What the device waited for compilers before its first work in the trace, when its idle time does not show.
+    """Estimated wait of the device for compilers before its first work in the trace, which the trace does not show.
 
-    In proportion to the later compilations, for which it waited `cost_ns`, but no longer than the span has gone on.
+    Proportional to the later compilations, for which it waited `cost_ns`, but no longer than the time since the span
+    began.
     """
     if view.device is None:
         return 0
@@ -311,7 +315,7 @@ def _unseen_ns(view: View, cost_ns: int) -> int:
 def _compiling(view: View) -> tuple[Times, Times]:
     """Begins and ends of the outermost compiling slices that begin in the span.
 
-    What other threads compile while the main thread waits in its compiler is a part of that one compilation.
+    What other threads compile while the main thread waits in its compiler is part of the same compilation.
     """
     activity = view.activity
     compiling = activity.cause == CAUSE_CODES["compilation"]

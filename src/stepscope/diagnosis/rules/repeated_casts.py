@@ -78,7 +78,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _without_named_functions(view: View, paired: list[Cast]) -> list[Cast]:
-    """Without the pairs of which one lies in a chain that a named function replaces: fusible-chain reports them."""
+    """Leave out pairs with a cast in a chain that a named function replaces, which fusible-chain reports."""
     named = set(rows_of_named_functions(view).tolist())
     waiting: dict[tuple[object, ...], list[Cast]] = {}
     kept: list[Cast] = []

@@ -58,17 +58,17 @@ _UPDATING: Final = r"^aten::(?:_fused_\w+|_foreach_\w+|(?:add|mul|lerp|addcmul|a
 _ONCE: Final = ("aten::addcdiv_", "aten::add_")
 _ONCE_FOR_EACH: Final = ("aten::addcdiv_", "aten::add_", "aten::lerp_", "aten::mul_")
 _SHORTEST_KERNEL_NS: Final = 3_000.0
-"""A kernel that takes longer does so for its work."""
+"""A kernel that takes longer needs the time for its work."""
 _TENSORS_FOR_A_KERNEL: Final = 36
-"""Tensors that one kernel of a fused update takes, of four for each parameter (torch's depth_to_max_tensors)."""
+"""Tensors that one kernel of a fused update handles, with four for each parameter (torch's depth_to_max_tensors)."""
 _CALLS_FOR_EACH: Final = {"SGD": 0.5, "Adam": 1.5, "AdamW": 1.5, "Adagrad": 1.5}
-"""Overheads of an operator that a fused update takes for each parameter, mostly for collecting it in Python.
+"""Cost of a fused update for each parameter, in operator overheads, mostly for collecting it in Python.
 
 Measured with torch 2.13: 0.7 to 1.2 us a tensor for SGD, 3.3 to 3.6 us for the others, where an operator takes 1.9."""
 _OVERHEAD_NS: Final = 1_900.0
-"""An operator that takes longer launches its work meanwhile, or is slow for being recorded."""
+"""Upper limit for an operator's overhead; a longer one includes launching its work, or the recording slows it."""
 _CALLS_OF_OTHERS: Final = 1.5
-"""The same for optimizers without a fused implementation, with operators over lists of tensors."""
+"""As _CALLS_FOR_EACH, for optimizers without a fused implementation, with operators over lists of tensors."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -112,7 +112,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _fused(view: View, work: pl.DataFrame, kernels_left: float) -> Change:
-    """The kernels take this part of their time, and the host what collecting the tensors takes instead of launching."""
+    """Scale the kernels' time by `kernels_left`, and replace the host's launches by the time to collect the tensors."""
     launching = view.trace.launches["operator"].gather(work["launch"]).drop_nulls().unique()
     direct = launching.cast(pl.Int64).sort().to_numpy()
     outermost = np.unique(outermost_of(view)[direct])
@@ -133,7 +133,6 @@ def _fused(view: View, work: pl.DataFrame, kernels_left: float) -> Change:
 
 
 def _on_cpu(view: View, limits: Limits) -> Answers:
-    """What a fused update would save of the thread's time in the optimizer."""
     name = _name(view)
     rows = _operators_of_optimizer(view)
     names = view.trace.operators["name"].gather(rows)
@@ -172,7 +171,7 @@ def _on_cpu(view: View, limits: Limits) -> Answers:
 
 
 def _operators_of_optimizer(view: View) -> Rows:
-    """The outermost operators of the optimizer's update; a closure's, which need gradients, are left out."""
+    """Outermost operators of the optimizer's update; operators of a closure, which need gradients, are left out."""
     operators = view.operators.filter(
         pl.col("parent").is_null() & pl.col("name").str.contains(_UPDATING) & ~pl.col("name").str.contains("zero_$")
     )
@@ -183,13 +182,13 @@ def _operators_of_optimizer(view: View) -> Rows:
 
 
 def _tensors(names: pl.Series) -> int:
-    """How many tensors were updated: each operator of the update runs once for each, some twice."""
+    """Number of tensors updated: each operator of the update runs once for each tensor, some twice."""
     counts = names.filter(names.is_in(list(_ONCE_FOR_EACH))).value_counts()["count"]
     return min(counts.to_list(), default=0)
 
 
 def _fused_ns(view: View, name: str, rows: Rows, tensors: int) -> int:
-    """What a fused update of the same tensors would take over the span."""
+    """Time of a fused update of the same tensors over the span."""
     columns = view.trace.operators.select("name", "input_shapes")[rows]
     duration = view.trace.operators["duration_ns"].to_numpy()[rows]
     overhead = float(np.quantile(duration, 0.05))
@@ -199,7 +198,7 @@ def _fused_ns(view: View, name: str, rows: Rows, tensors: int) -> int:
 
 
 def _kernels_left_ns(view: View, work: pl.DataFrame) -> int:
-    """What the kernels of a fused update of the same tensors would take over the span."""
+    """Time of a fused update's kernels for the same tensors over the span."""
     operators = view.trace.launches["operator"].gather(work["launch"])
     columns = view.trace.operators.select("name", "input_shapes")[operators.drop_nulls().cast(pl.Int64).to_numpy()]
     duration = work["duration_ns"].to_numpy()
@@ -211,7 +210,7 @@ def _kernels_left_ns(view: View, work: pl.DataFrame) -> int:
 
 
 def _traffic_left(name: str, columns: pl.DataFrame, tensors: int) -> float:
-    """How much of what the update's operators read and write a fused one does; 1 where shapes are not known."""
+    """The fraction of the update's memory traffic that a fused update has; 1 if shapes are unknown."""
     if name not in _PASSES:
         return 1.0
     moved = [traffic(shapes) for shapes in columns["input_shapes"]]
@@ -246,7 +245,7 @@ def _remedy(view: View) -> Remedy:
 
 
 def _is_zeroing(view: View, launched: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which work fills gradients with zeros, which another rule reports."""
+    """Which work fills gradients with zeros, which zero-grad reports."""
     operators = view.trace.operators
     around = operators["parent"].gather(view.trace.launches["operator"].gather(launched["launch"]))
     own = operators["name"].gather(view.trace.launches["operator"].gather(launched["launch"]))

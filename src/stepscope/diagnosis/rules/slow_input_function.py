@@ -75,7 +75,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _is_something_else(view: View, loading: Loading) -> bool:
-    """Whether workers that are not there yet would take away nearly all of the waits, or those that are suffice."""
+    """Whether additional workers would remove nearly all of the waits, or the existing ones are enough."""
     load, now = loading.load, loading.workers
     if load is None:
         return now == 0

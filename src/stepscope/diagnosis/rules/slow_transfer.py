@@ -31,7 +31,7 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 from stepscope.whatif.changes import scaled_work
 
 ALIKE: Final = 4
-"""Collectives of one kind and size from which the fastest says how long they take when nobody waits."""
+"""Number of collectives of one kind and size needed for the fastest to show the time without waits."""
 
 REMEDY: Final = Remedy(
     "See which way the data takes, and send less of it.",

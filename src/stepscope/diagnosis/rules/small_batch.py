@@ -70,7 +70,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _held_share(view: View) -> float | None:
-    """The most that the device's allocator held, as a share of its memory; None where either is not known."""
+    """The peak of reserved memory as a share of the device's memory; None if either is unknown."""
     sizes = {device.device: device.memory_bytes for device in view.trace.metadata.devices}
     memory = sizes.get(view.device or "")
     events = view.trace.memory.filter(pl.col("device") == pl.lit(view.device, pl.String))

@@ -7,8 +7,8 @@ the algorithm. Gradients that are reduced one parameter at a time pay it for eac
 
 # How it is measured
 Reductions per step, and the shortest of them, which is almost entirely fixed cost; on the host, which runs several at a
-time, the shortest time between the ends of two. Collecting the same bytes in buckets of 25 MB leaves one reduction for
-each bucket; the fixed cost of the others is counted as saved, as far as no computation overlaps it.
+time, the mean time between their ends. Collecting the same bytes in buckets of 25 MB leaves one reduction for each
+bucket; the fixed cost of the others is counted as saved, as far as no computation overlaps it.
 
 # Known false positives
 Several groups of ranks, whose messages cannot be combined.
@@ -35,7 +35,7 @@ from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work, t
 
 _BUCKET_BYTES: Final = 25 * 2**20
 _OUTLIER: Final = 10
-"""Times the median from which the time between two ends is not a reduction's price, but a rank's that came late."""
+"""A time between two ends above this many medians is due to a late rank, not the fixed cost of a reduction."""
 _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -74,7 +74,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _fewer(view: View, found: pl.DataFrame, less_ns: float, saved_ns: float) -> Change:
-    """Each reduction of a device takes so much less; on the host starting them and waiting for them does in all."""
+    """Shorten each reduction by `less_ns` on a device; on the host, shorten starts and waits by `saved_ns` in total."""
     if view.device is not None:
         left = 1 - less_ns / found["duration_ns"].to_numpy()
         return scaled_work(rows_of(found), np.maximum(left, 0.0))
@@ -86,7 +86,7 @@ def _fewer(view: View, found: pl.DataFrame, less_ns: float, saved_ns: float) -> 
 
 
 def _price(view: View, found: pl.DataFrame) -> float:
-    """What a short reduction takes; on the host, which runs several at a time, how soon one ends after another."""
+    """Fixed cost of a reduction: a short one's time; on the host, where several overlap, the mean time between ends."""
     if found["on_device"].all():
         return float(found["duration_ns"].quantile(0.1) or 0)
     steps = view.steps["start_ns"].to_numpy()

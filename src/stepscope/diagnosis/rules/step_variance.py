@@ -66,7 +66,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _largest_excess(view: View, index: int) -> tuple[str, int]:
-    """The cause by which a step exceeds the typical step most, in words, and by how much; nanoseconds."""
+    """The cause by which a step exceeds the typical step most, in words, and its extra time in nanoseconds."""
     steps = view.complete_steps.sort("start_ns")
     of_step = np.searchsorted(steps["start_ns"].to_numpy(), view.pieces["start_ns"].to_numpy(), side="right") - 1
     sums = view.pieces.with_columns(step=pl.Series(of_step, dtype=pl.Int64)).filter(pl.col("step") >= 0)
@@ -84,7 +84,7 @@ def _largest_excess(view: View, index: int) -> tuple[str, int]:
 
 
 def _selection(step: dict[str, int], source: str) -> str:
-    """The option that reads one step; steps that were inferred carry no number in the file and are chosen by time."""
+    """The option that selects one step; inferred steps have no number in the file and are selected by time."""
     if source == "annotation":
         return f"--steps {step['index']}"
     end_ns = step["start_ns"] + step["duration_ns"]

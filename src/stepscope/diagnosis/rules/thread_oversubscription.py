@@ -42,7 +42,7 @@ def check(view: View, limits: Limits) -> Answers:
     waited = counts.total(lambda step: step.thread_waiting_ns)
     if ran is None or waited is None:
         return
-    # What the thread spends on data or synchronisation it may sleep as well.
+    # The thread may also sleep while it waits for data or synchronisation.
     work_ns = host_work_ns(view)
     elsewhere = max(view.length_ns - work_ns, 0)
     slept = max(counts.share(max(counts.length_ns - ran - waited, 0)) * view.length_ns - elsewhere, 0)

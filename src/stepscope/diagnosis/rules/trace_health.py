@@ -32,7 +32,7 @@ from stepscope.whatif.changes import without_cause
 
 
 def check(view: View, limits: Limits) -> Answers:
-    if view.trace.metadata.format == "torch_snapshot":  # which is about memory alone, and has all of that
+    if view.trace.metadata.format == "torch_snapshot":  # a snapshot is about memory alone and complete
         return
     yield from _overhead(view)
     yield from _missing_parts(view)
@@ -97,7 +97,7 @@ def _missing_events(view: View, limits: Limits) -> Iterator[NotAnswered]:
 
 
 def _silent_host(view: View, limits: Limits) -> Iterator[NotAnswered]:
-    """Without a device, what the main thread did while nothing of it was recorded."""
+    """The question of what the main thread did while it recorded nothing, in a trace without a device."""
     silent = int(view.pieces_of("untraced")["duration_ns"].sum())
     if view.share(silent) > limits["untraced"]:
         yield NotAnswered(

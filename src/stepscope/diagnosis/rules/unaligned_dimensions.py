@@ -95,7 +95,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _products(view: View) -> list[_Product]:
-    """The span's products of 16-bit matrices that did some work."""
+    """The span's products of 16-bit matrices that took device time."""
     device = view.operator_costs["device_total_ns"].to_numpy()
     calls = view.operators.filter(pl.col("name").is_in(_PRODUCTS)).select("row", "input_shapes", "input_types")
     found = []
@@ -112,7 +112,7 @@ def _products(view: View) -> list[_Product]:
 
 
 def _sizes(left: Shape, right: Shape) -> tuple[int, int, int] | None:
-    """Rows, columns and length of the sums of a product."""
+    """A product's numbers of rows and columns, and the length of its sums."""
     return (left[-2], right[-1], left[-1]) if left[-1] == right[-2] else None
 
 

@@ -46,9 +46,9 @@ _BACKWARD_PRODUCTS: Final = 5
 """Matrix products of one score block in a fused backward pass, which computes the scores again."""
 _BACKWARD_SOFTMAXES: Final = 2
 _SOFTMAX_AT_MOST: Final = 0.5
-"""What the softmax of a block in the cache takes at most, as a share of a product's time."""
+"""Upper limit for the softmax of a cached block, as a share of a product's time."""
 _BLOCK: Final = 512
-"""Keys in a block, of which those that a causal mask hides are skipped."""
+"""Keys in a block; blocks that a causal mask hides are skipped."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -80,10 +80,9 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _remaining_ns(view: View, attention: WrittenOutAttention, *, with_backward: bool) -> int:
-    """What a fused operator takes in place of this one."""
     column = view.trace.operators["duration_ns"] if view.device is None else view.operator_costs["device_total_ns"]
     product = int(column[attention.second_product])
-    softmax = min(int(column[attention.softmax]), product * _SOFTMAX_AT_MOST)  # what is longer waits for fresh memory
+    softmax = min(int(column[attention.softmax]), product * _SOFTMAX_AT_MOST)  # any excess is page faults
     products = _FORWARD_PRODUCTS + (_BACKWARD_PRODUCTS if with_backward else 0)
     softmaxes = 1 + (_BACKWARD_SOFTMAXES if with_backward else 0)
     blocks = -(-attention.scores[-1] // _BLOCK)
@@ -140,7 +139,7 @@ def _remedy(found: list[WrittenOutAttention]) -> Remedy:
 
 
 def _question(view: View, limits: Limits) -> Iterator[NotAnswered]:
-    """Where shapes are missing and softmax takes a noticeable part of the step, what it belongs to is open."""
+    """The question of what a long softmax belongs to, if shapes are missing."""
     softmax = view.operators.filter(view.operators["name"].is_in(["aten::softmax", "aten::_softmax"]))
     if softmax.is_empty() or softmax["input_shapes"].null_count() < softmax.height:
         return

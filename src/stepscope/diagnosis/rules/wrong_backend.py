@@ -38,7 +38,7 @@ def check(view: View, limits: Limits) -> Answers:
     if view.device is None or view.work.filter(pl.col("kind") == "communication").height:
         return
     backends = {facts.backend or "" for facts in view.program.data_parallel} | {view.trace.metadata.backend or ""}
-    noted = pl.col("name").str.contains(_HOST_OPERATOR)  # an operator, or an annotation, as the profiler likes
+    noted = pl.col("name").str.contains(_HOST_OPERATOR)  # an operator or an annotation, depending on the profiler
     marks = view.trace.annotations.filter(noted & (pl.col("kind") == "host")).select("name")
     through_host = pl.concat([view.operators.filter(noted).select("name"), marks])
     if through_host.is_empty() and not any(name in _HOST_BACKENDS for name in backends):
@@ -47,7 +47,7 @@ def check(view: View, limits: Limits) -> Answers:
     rows = rows_of(found)
     calls = pl.col("launch").is_in(view.launched_in(rows).astype(np.uint32).tolist())
     busy_ns = int(view.work.filter(calls)["duration_ns"].sum())
-    # The device is idle before what these operators launch, or waits for ranks.
+    # The device is idle before the work of these operators, or waits for ranks.
     idle = view.pieces.filter(calls.fill_null(False) | (pl.col("cause") == "communication"))
     cost = busy_ns + int(idle["duration_ns"].sum())
     moved = int(found["bytes"].sum() or 0)
@@ -76,7 +76,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _by_the_device(view: View, rows: Rows, left_ns: float, busy_ns: int, cost_ns: int) -> Change:
-    """Without the host; what the device's own backend takes replaces the copies, or else the waits."""
+    """Remove the host; the time of the device's own backend replaces the copies, or else the waits."""
     if not busy_ns:
         return scaled_cause("communication", left_ns / cost_ns)
     return together(

@@ -40,7 +40,7 @@ _ACCUMULATING: Final = r"AccumulateGrad$"
 _ADDING: Final = r"^aten::add_?$"
 _SHAPE: Final = r"\[[\d, ]*\]"
 _MATCHING: Final = 0.9
-"""Share of the tensors that are filled and added to, as many as there are of both, from which they are the same."""
+"""Share of shapes that filled tensors and additions must have in common to count as the same tensors."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -80,7 +80,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _rows(view: View) -> tuple[Rows, Rows]:
-    """The operators that fill tensors with zeros, and those that add in AccumulateGrad."""
+    """The operators that fill tensors with zeros, and the additions inside AccumulateGrad."""
     names = view.trace.operators["name"]
     called = called_from_python(view)
     filling = called[names.gather(called).str.contains(_FILLING).to_numpy()]
@@ -92,7 +92,7 @@ def _rows(view: View) -> tuple[Rows, Rows]:
 
 
 def _tensors(view: View, filling: Rows, added: int) -> int:
-    """How many tensors were filled; an operator over a list of unknown length filled all that are added to."""
+    """Number of tensors filled; an operator over a list of unknown length fills all that are added to."""
     lists = view.trace.operators["name"].gather(filling).str.contains("_foreach_")
     shapes = view.trace.operators["input_shapes"].gather(filling).fill_null("").filter(lists)
     inside = int(shapes.str.count_matches(r"\[\d").sum())
@@ -100,7 +100,7 @@ def _tensors(view: View, filling: Rows, added: int) -> int:
 
 
 def _are_the_same(view: View, filling: Rows, adding: Rows) -> bool:
-    """Whether recorded shapes show that the tensors that are filled are those that the backward pass adds to."""
+    """Whether recorded shapes show that the filled tensors are the ones that the backward pass adds to."""
     operators = view.trace.operators
     lists = operators["name"].gather(filling).str.contains("_foreach_")
     filled = operators["input_shapes"].gather(filling).str.extract_all(_SHAPE)

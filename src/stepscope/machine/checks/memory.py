@@ -10,7 +10,7 @@ from stepscope.machine.observed import Check, Machine, Observation
 _NEARLY_FULL: Final = 0.9
 _SMALL_SHARED_BYTES: Final = 1 << 30
 _UNLIMITED_BYTES: Final = 1 << 60
-"""Version 1 of control groups writes a number near 2**63 where there is no limit."""
+"""Control groups of version 1 report a number near 2**63 for no limit."""
 _ALLOCATORS: Final = ("jemalloc", "tcmalloc", "mimalloc")
 
 

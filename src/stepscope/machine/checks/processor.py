@@ -14,7 +14,7 @@ _LOAD: Final = Check("cpu-load")
 _STOLEN: Final = Check("stolen-time")
 _SAMPLE_S: Final = 0.5
 _LOAD_CORES: Final = 0.5
-"""Cores that others may keep busy before it is called a problem."""
+"""Load of other processes, in cores, above which it is a problem."""
 _NOTICEABLE_SHARE: Final = 0.01
 
 
@@ -250,7 +250,6 @@ def _stolen(before: _Sample, after: _Sample) -> Observation:
 
 
 def _processes(machine: Machine) -> dict[int, tuple[str, int]]:
-    """Return name and clock ticks of every visible process."""
     found = {}
     for path in machine.matching("proc", "[0-9]*/stat"):
         text = machine.read(str(path.relative_to(machine.root))) or ""  # a process may have ended in the meantime

@@ -55,7 +55,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("PYTHONDEVMODE", "Python checks memory and arguments at every call"),
     Setting("PYTHONTRACEMALLOC", "Python keeps a traceback for every allocation"),
 )
-"""Debugging aids and limits, by variable; the meaning follows PyTorch's, NVIDIA's, AMD's and Python's references."""
+"""Debugging aids and limits, by variable, as documented by PyTorch, NVIDIA, AMD and Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ SLOW_VERSIONS: Final[tuple[SlowVersions, ...]] = (
         "https://docs.python.org/3/whatsnew/3.11.html#faster-cpython",
     ),
 )
-"""Versions whose slowness somebody has measured or announced; a row needs a source."""
+"""Versions with measured or announced slowness; each row needs a source."""
 
 
 def debug_settings(machine: Machine) -> list[Observation]:

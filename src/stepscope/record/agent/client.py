@@ -27,7 +27,7 @@ _COPY_BYTES: Final = 1 << 20
 _UNAUTHORIZED: Final = 401
 _ATTEMPTS: Final = 6
 _MARGIN_STEPS: Final = 2
-"""The step that runs, and one in which the profiler warms up."""
+"""The current step, and one in which the profiler warms up."""
 _SAMPLE_S: Final = 0.25
 _MARGIN_S: Final = 0.25
 _PATIENT_SAMPLE_S: Final = 10.0
@@ -277,8 +277,6 @@ class HttpTransport:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path

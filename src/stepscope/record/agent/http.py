@@ -33,7 +33,7 @@ Handle = Callable[[str, str, bytes], Reply]
 """Carries out a request: method, target, body."""
 
 _REQUEST_S: Final = 10.0
-"""A client has this long to send its whole request, and as long to take each piece of the answer."""
+"""Time for a client to send its whole request, and to receive each piece of the reply."""
 _MAX_REQUEST_BYTES: Final = MAX_BODY_BYTES + 32 * 1024
 _MAX_CONNECTIONS: Final = 64
 _MAKE_ROOM_S: Final = 1.0
@@ -58,9 +58,8 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def __init__(self, address: Any, family: int, handle: Handle, token: str, *, needs_token: bool) -> None:
         self.address_family = family
         self.is_unix = family not in (socket.AF_INET, socket.AF_INET6)
-        self.allow_reuse_address = (
-            os.name == "posix" and not self.is_unix
-        )  # on other systems two programs could share a port
+        # on other systems two programs could share a port
+        self.allow_reuse_address = os.name == "posix" and not self.is_unix
         self.handle, self.token, self.needs_token = handle, token, needs_token
         self.sending: dict[_BoundedInput, None] = {}  # incomplete requests, the oldest first
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
@@ -131,8 +130,6 @@ class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection: one request and its reply."""
-
     protocol_version = "HTTP/1.1"
     server_version = "stepscope"
     sys_version = ""

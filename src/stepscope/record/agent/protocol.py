@@ -36,13 +36,13 @@ from stepscope.record.run_folder import write_json
 from stepscope.record.schedule import RecordOptions
 
 VERSION: Final = 1
-"""Of the protocol; an agent names it in its status."""
+"""Protocol version, part of an agent's status."""
 MAX_BODY_BYTES: Final = 64 * 1024
-"""The largest body a request may have."""
+"""The largest body of a request."""
 MAX_WAIT_S: Final = 30.0
-"""The longest that one request may wait for the end of a capture."""
+"""The longest time that one request may wait for the end of a capture."""
 TOO_LATE: Final = 412
-"""The status of a refusal because the first step to record has begun already."""
+"""HTTP status of the refusal because the first step to record has already begun."""
 
 WAITING: Final = "waiting"
 RECORDING: Final = "recording"
@@ -50,7 +50,7 @@ DONE: Final = "done"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 ENDED: Final = frozenset({DONE, FAILED, CANCELLED})
-"""The states of a capture that nothing follows."""
+"""The final states of a capture."""
 
 _OPTIONS: Final = frozenset(option.name for option in fields(RecordOptions))
 _LONGEST_REASON: Final = 120

@@ -32,9 +32,9 @@ Handle = Callable[[str, str, bytes], Reply]
 _IDLE_S: Final = 0.5
 _BUSY_S: Final = 0.05
 _BUSY_FOR_S: Final = 30.0
-"""After a request more will follow; so long the folder is looked at more often."""
+"""After a request more are likely; for this long the folder is checked more often."""
 _SETTLED_NS: Final = 2_000_000_000
-"""Some file systems count time in seconds: a folder that changed this lately may have changed again since."""
+"""Some file systems store times in whole seconds: a folder that changed this recently may have changed again since."""
 _ANYWAY_S: Final = 10.0
 _MAX_REPLY_BYTES: Final = 16 * 2**20
 _CLIENT_LOOKS_S: Final = (0.02, 0.25)

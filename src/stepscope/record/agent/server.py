@@ -49,7 +49,7 @@ from stepscope.record.manifest import rank_and_world_size
 from stepscope.record.run_folder import RunFolder
 
 _KEPT: Final = 16
-"""Captures that are remembered; older ones are forgotten, and their files removed where no run keeps them."""
+"""Number of captures kept; older ones are dropped, with their files unless a run keeps those."""
 _CAPTURE: Final = re.compile(r"/captures/([0-9a-z]{1,20})(?:/(trace|stop)|/files/([\w.-]{1,200}))?", re.ASCII)
 _ANSWER_S: Final = 0.2
 _PATIENCE_S: Final = 2.0

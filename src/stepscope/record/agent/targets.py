@@ -21,14 +21,14 @@ from stepscope.record.agent.requests import FileTransport
 from stepscope.record.run_folder import RunFolder
 
 FindRun = Callable[[str], "RunFolder | None"]
-"""The run of a name or path, or None."""
+"""Returns the run of a name or path, or None."""
 
 _ADDRESS: Final = re.compile(r"(?:http://|grpc://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})/?", re.ASCII)
 _EVERYWHERE: Final = ("0.0.0.0", "::")
 
 CONNECT_S: Final = 5.0
 ANSWER_S: Final = 20.0
-"""An agent shares its interpreter with the program, so it may take a while to answer."""
+"""An agent shares its interpreter with the program, so a reply may take a while."""
 
 _HTTP: Final = b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 _HTTP_2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -171,7 +171,7 @@ def listener_at(address: str, *, connect_s: float = CONNECT_S, answer_s: float =
 
 
 def _is_settings(answer: bytes) -> bool:
-    """Whether a reply begins with a SETTINGS frame on stream 0, which every HTTP/2 server sends first."""
+    """Whether the reply begins with a SETTINGS frame on stream 0, which every HTTP/2 server sends first."""
     return len(answer) >= _FRAME_BYTES and answer[3] == _SETTINGS and answer[5:_FRAME_BYTES] == bytes(4)
 
 

@@ -60,7 +60,7 @@ APPLICATIONS: Final = (
     Family(code_swaps.BATCHING_FLAGS, code_swaps.install_batching),
     Family(losses.LOGGING_FLAGS, losses.install_logging),
 )
-"""Patches are put in place in this order."""
+"""In the order in which they are installed."""
 
 
 def all_flags() -> tuple[Flag, ...]:

@@ -27,7 +27,7 @@ from stepscope.remedies.rewrites import Criterion, Edit, Positions, Rewrite, rew
 from stepscope.remedies.rewrites.source_text import Place, SourceText
 
 _NAME: Final = "__stepscope_holds__"
-"""Of the built-in function that the new code asks: any module sees it, and none lists it."""
+"""Name of the guard as a built-in that the new code calls: visible in every module, listed in none."""
 
 Holds = Callable[[Rewrite, list[Any], Any], bool]
 
@@ -40,7 +40,7 @@ class Guard:
     """The run-time check in the new code: whether a rewrite's assumptions hold for its tensors and its criterion."""
 
     _rewrites: ClassVar[list[Rewrite]] = []
-    """By the numbers in the new codes, which stay when another guard is installed."""
+    """Indexed by the numbers in the new code objects, which outlive the guard that was installed first."""
 
     def __init__(self, holds: Holds) -> None:
         self._holds = holds
@@ -66,8 +66,7 @@ class Guard:
 def guarded(
     source: str, rewrites: Sequence[Rewrite], guard: Guard, keep_lines: Callable[[ast.AST], None]
 ) -> ast.Module:
-    """Return the syntax tree in which each rewritten statement runs in its new form if the guard holds, else in its old
-    form.
+    """Return the syntax tree where each rewritten statement is guarded: new form if the guard holds, else the old.
 
     Args:
         keep_lines: sets line numbers of the original source on the rewritten nodes.
@@ -388,14 +387,14 @@ class _Batching:
         self._not_users = (os.path.dirname(torch.__file__) + os.sep, PACKAGE)
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._judged: dict[int, CodeType] = {}
-        """By identity; holding them keeps the identities theirs."""
+        """By id; the references keep the ids valid."""
         self._guard = Guard(is_right)
         self._guard.install()
         self._new: list[CodeType] = []
         self._waiting: dict[int, tuple[str, int]] = {}
-        """New code, by identity -> the function that has it from its next call on, and the code that it had."""
+        """Maps the id of new code to the function that has it from its next call on, and that function's old code."""
         self._served: dict[int, list[ServedPositions]] = {}
-        """Calling code, by identity -> its loops that run already."""
+        """Maps the id of calling code to its loops that are already running."""
 
     def called(self, original: Any, *positional: Any, **named: Any) -> Any:
         """Inspect the caller of a loss the first time it appears."""
@@ -444,7 +443,6 @@ class _Batching:
             self._change(frame, around, rewrite)
 
     def _change(self, frame: FrameType, around: FrameType, rewrite: Rewrite) -> None:
-        """Serve the running loops of this code, and give its function the new code."""
         code = around.f_code
         place = f"{os.path.basename(code.co_filename)}:{rewrite.line}"
         name = f"{rewrite.function} ({place})" if rewrite.function else f"the loop at {place}"

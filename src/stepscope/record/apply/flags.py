@@ -13,10 +13,10 @@ from stepscope.files import readable, say_changed, say_passed_over
 from stepscope.record.run_folder import MANIFEST, RunFolder, is_run_folder
 
 LONGEST_NUMBER: Final = 9
-"""Digits that a value may have; all that is counted here is far below."""
+"""Maximum digits of a value, far more than any flag needs."""
 
 MOST_PROCESSES: Final = 1024
-"""Workers, or threads: more than any machine has processors for, and few enough to be started by mistake."""
+"""Maximum for workers or threads: more than any machine has cores, and few enough to start by mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,9 @@ def _refuse_contradictions(found: dict[str, str], known: dict[str, Flag]) -> Non
 
 
 PREFIX: Final = "applied-"
-"""Files of a rank's folder that begin so hold what one process applied."""
+"""Prefix of the files in a rank's folder that hold the outcomes of one process."""
 MOST_SENTENCES: Final = 20
-"""About one flag in one process, so that a program that makes a thousand loaders stays readable."""
+"""Limit for one flag in one process, so that a program that makes a thousand loaders stays readable."""
 
 
 @dataclass(frozen=True, slots=True)

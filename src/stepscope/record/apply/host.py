@@ -64,7 +64,7 @@ def install_host(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 def _set_threads(applying: Applying, wanted: int) -> None:
-    """Set the number of threads, and ignore later requests of the program for another number."""
+    """Set the number of threads, and ignore the program's later requests for another number."""
     import torch
 
     original, before = torch.set_num_threads, torch.get_num_threads()
@@ -105,7 +105,7 @@ GARBAGE_FLAGS: Final = (
     ),
 )
 _EVERY: Final = 50
-"""What `collect_garbage_at_steps` takes where nothing is said."""
+"""The default of `collect_garbage_at_steps`."""
 
 
 def install_garbage(applying: Applying, chosen: Mapping[str, str]) -> None:
@@ -148,7 +148,7 @@ class _Garbage:
 
 
 DEFAULT_STEPS: Final = "20"
-"""As few updates as the Gaudi optimisation guide advises at most."""
+"""The largest number of updates that the Gaudi optimisation guide recommends."""
 PROGRESS_FLAGS: Final = (
     Flag(
         "quiet-progress",

@@ -48,7 +48,7 @@ _AS_MADE: Final = (
     "pins its batches as it was made to",
 )
 _DEFAULT_PREFETCH: Final = 2
-"""Batches that a worker of torch's prepares ahead where nothing is given (documented for DataLoader)."""
+"""Torch's default number of batches that a worker prefetches (documented for DataLoader)."""
 
 
 def install_loaders(applying: Applying, chosen: Mapping[str, str]) -> None:
@@ -60,9 +60,8 @@ def install_loaders(applying: Applying, chosen: Mapping[str, str]) -> None:
 
     def tell(loader: Any, name: str, plan: _Plan) -> None:
         for flag, sentence in plan.done:
-            if sentence not in _AS_MADE or not applying.said_about(
-                flag
-            ):  # for example when a library recreates a loader
+            # for example when a library recreates a loader
+            if sentence not in _AS_MADE or not applying.said_about(flag):
                 applying.did(flag, f"{name} {sentence}")
         for flag, sentence in plan.refused:
             applying.could_not(flag, f"{name}: {sentence}")

@@ -33,9 +33,9 @@ LOSS_FLAGS: Final = (
     ),
 )
 _FEWEST_CLASSES: Final = 2000
-"""From which on the rule large-logits takes classes for many."""
+"""Threshold of the rule large-logits."""
 _FEWEST_SCORES: Final = 2**18
-"""Fewer are one block on a CPU, and gain nothing."""
+"""Fewer fit in one block on a CPU, and gain nothing."""
 
 
 def install_losses(applying: Applying, chosen: Mapping[str, str]) -> None:
@@ -82,7 +82,6 @@ def install_losses(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 def _is_large(scores: Any, target: Any) -> bool:
-    """Whether the remedy supports these tensors and they are large enough to benefit."""
     return bool(
         scores.dim() == 2
         and scores.shape[1] >= _FEWEST_CLASSES
@@ -102,7 +101,7 @@ LOGGING_FLAGS: Final = (
     ),
 )
 _MOST_UNREAD: Final = 256
-"""Numbers whose pinned memory is held; then the oldest is waited for."""
+"""Maximum pending numbers in pinned memory; beyond it, the oldest is waited for."""
 
 
 def install_logging(applying: Applying, chosen: Mapping[str, str]) -> None:
@@ -124,7 +123,7 @@ def install_logging(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 
 class _LoggedNumbers:
-    """Which lines only store the numbers that they read, and the numbers that are still pending.
+    """Which source lines only store the numbers that they read, and the numbers still pending.
 
     Attributes:
         verdicts: maps (id of a code object, line) to the line's name, "" if it does more with the number.

@@ -111,9 +111,8 @@ def _install_channels_last(applying: Applying) -> None:
 
     def on_new(module: Any) -> Around | None:
         with applying.guarded("channels-last"):
-            if _is_distributed(module) or convert(
-                module
-            ):  # converted before the buckets of DistributedDataParallel were made
+            # converted before the buckets of DistributedDataParallel were made
+            if _is_distributed(module) or convert(module):
                 return around
         return None
 
@@ -165,9 +164,9 @@ def _install_cudnn_benchmark(applying: Applying) -> None:
 
 _FIRST_SCALE: Final = 2.0**16
 _GOOD_STEPS: Final = 2000
-"""Without an overflow, after which the scale is doubled."""
+"""Steps without an overflow after which the scale is doubled."""
 _PASSES_SEARCHED: Final = 2
-"""Backward passes in which parameters are looked for that no optimizer has."""
+"""Backward passes that are searched for parameters without an optimizer."""
 
 
 class LossScaling:
@@ -203,9 +202,8 @@ class LossScaling:
     def _made(self, original: Any, optimizer: Any, *positional: Any, **named: Any) -> None:
         original(optimizer, *positional, **named)
         self._optimizers[optimizer] = 0
-        self._guard(
-            type(optimizer)
-        )  # install now: a learning-rate schedule keeps a reference to the step method it finds
+        # install now: a learning-rate schedule keeps a reference to the step method it finds
+        self._guard(type(optimizer))
 
     def _backward(self, original: Any, tensors: Any, grad_tensors: Any = None, *positional: Any, **named: Any) -> None:
         import torch
@@ -218,9 +216,8 @@ class LossScaling:
             positional[2:] or named.get("inputs") is not None or named.get("grad_variables") is not None
         )
         if self._is_scaled or later or not is_plain or any(map(_is_missing, roots, given)):
-            original(
-                tensors, grad_tensors, *positional, **named
-            )  # nested in another pass, or not into the .grad of every leaf
+            # nested in another pass, or not into the .grad of every leaf
+            original(tensors, grad_tensors, *positional, **named)
             return
         self._passes += 1
         self._hook(

@@ -183,7 +183,7 @@ _ARGUMENTS: Final = {
     "no-find-unused": ("find_unused_parameters", "does not look for unused parameters"),
 }
 _DEFAULT_BUCKET_MB: Final = 25
-"""What torch takes where nothing is given (documented for DistributedDataParallel)."""
+"""Torch's default (documented for DistributedDataParallel)."""
 
 
 def install_data_parallel(applying: Applying, chosen: Mapping[str, str]) -> None:

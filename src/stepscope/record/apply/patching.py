@@ -28,7 +28,7 @@ Changed = TypeVar("Changed")
 PACKAGE: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _FOLDERS: Final = re.compile(r"(?<![\w.:/\\])(?:[A-Za-z]:)?[/\\][^\s'\"(),:]*[/\\]")
-"""Of a path in a text, all but the last part; parts of an address are left."""
+"""The folders of a path in a text, all but the last part; parts of a URL do not match."""
 _LONGEST_REASON: Final = 200
 _STANDARD_LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
 
@@ -81,9 +81,7 @@ class Applying:
 
     @contextlib.contextmanager
     def guarded(self, *flags: str) -> Iterator[None]:
-        """Record any error in the block as the reason why the flags are not applied; the program continues
-        unchanged.
-        """
+        """Record any error in the block as the reason why the flags are not applied; the program continues."""
         with guard.attempt() as applying:
             yield
         if applying.error is not None:
@@ -179,7 +177,7 @@ class Applying:
             self._write()
 
     def _write(self) -> None:
-        """Write after every outcome, since a program may be killed; the rank is known only by then."""
+        """Write after every outcome, since the program may be killed, for the rank known by then."""
         self._is_rank = self._is_rank or not is_helper()
         if self._folder is None or not self._is_rank:
             return
@@ -221,10 +219,12 @@ def in_a_line(error: BaseException) -> str:
 
 
 _ENOUGH_CALLS: Final = 64
-"""Outermost calls after which the program's modules are known."""
+"""After this many outermost calls, all of the program's modules are taken to be known."""
 
 Around = Callable[..., Any]
-"""Called as around(call, module, *arguments, **named): returns what call(*arguments, **named) does, or changes it."""
+"""Called as around(call, module, *arguments, **named); returns the result of call(*arguments, **named), or a changed
+one.
+"""
 
 
 class OutermostCalls:
@@ -274,7 +274,6 @@ class OutermostCalls:
         self._applying.on_remove(self._unwatch)
 
     def _adopt(self, module: Any) -> None:
-        """Run the actions for a module; an action that fails leaves the module unchanged."""
         found: list[Around] = []
         for flag, action in self._on_new:
             with self._applying.guarded(flag):
@@ -325,9 +324,8 @@ def _is_the_programs(module: Any) -> bool:
     """Whether this is a module with parameters called by the program itself, not by backward or DataParallel."""
     import torch
 
-    if isinstance(module, torch.jit.ScriptModule) or hasattr(
-        module, "_former_parameters"
-    ):  # a replica made by DataParallel
+    # a replica made by DataParallel
+    if isinstance(module, torch.jit.ScriptModule) or hasattr(module, "_former_parameters"):
         return False
     task = getattr(torch._C, "_current_graph_task_id", lambda: -1)()
     return task == -1 and next(module.parameters(), None) is not None

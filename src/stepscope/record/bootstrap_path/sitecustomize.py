@@ -44,9 +44,8 @@ class _Imports:
         def execute_and_tell(module: Any) -> None:
             with _Guard():
                 del loader.exec_module
-                self._awaited.discard(
-                    name
-                )  # only when it runs: programs also look up a spec just to check that a module exists
+                # only when it runs: programs also look up a spec just to check that a module exists
+                self._awaited.discard(name)
             with _Hidden():
                 execute(module)
             with _Guard():
@@ -99,7 +98,7 @@ def _stepscope() -> None:
 
 
 def _sign() -> None:
-    """Leave a file that shows that a Python process of the run was reached."""
+    """Leave a marker file that shows that a Python process of the run was reached."""
     with contextlib.suppress(OSError):
         folder = os.path.join(os.environ["STEPSCOPE_RUN"], "seen")
         os.makedirs(folder, 0o700, exist_ok=True)

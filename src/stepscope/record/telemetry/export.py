@@ -107,7 +107,6 @@ def export_wandb(telemetry: Telemetry, folder: Path, *, project: str = "stepscop
 
 
 def _log_to_wandb(run: Any, samples: pl.DataFrame) -> None:
-    """Log samples of the same moment and step together."""
     kept = samples.filter(pl.col("value").is_not_null())
     for hidden in (_STEP, _SECONDS):
         run.define_metric(hidden, hidden=True)

@@ -199,8 +199,6 @@ class Telemetry:
 
 
 class _Throughput:
-    """Accumulates amounts until a second has passed."""
-
     def __init__(self, now_ns: int) -> None:
         self._since_ns = now_ns
         self._amount: float | None = None
@@ -316,7 +314,7 @@ TRACKERS: Final[dict[str, tuple[str, str]]] = {
     "torch.utils.tensorboard.writer": ("SummaryWriter", "add_scalar"),
     "tensorboardX.writer": ("SummaryWriter", "add_scalar"),
 }
-"""Module, and the class and method of it that values are handed to."""
+"""Maps a module to the class and method that log values."""
 _DEEPEST: Final = 8
 
 

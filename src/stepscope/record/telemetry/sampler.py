@@ -42,9 +42,7 @@ class NvidiaDevices:
         self._absent: set[tuple[str, str]] = set()
 
     def sample(self, now_ns: int) -> Values:
-        """Read every counter of every device; a failed counter is None, and is dropped if the device does not
-        support it.
-        """
+        """Read every counter of every device; a failed one is None, and an unsupported one is dropped."""
         values: Values = []
         for device, handle in self._devices.items():
             for names, counter in self._counters():
@@ -124,7 +122,7 @@ def _whole(text: str | None) -> int | None:
 
 
 _LISTING_SHARE: Final = 0.005
-"""Listing all processes to find the children costs more than all the rest; it may take this share of a core."""
+"""Share of a core that listing all processes to find the children may take; it costs more than everything else."""
 
 
 def _process(name: str, unit: str | None) -> Series:
@@ -280,7 +278,7 @@ class ProcessTree:
         return [(series, max(part - before[0], 0.0) / (whole - before[1]))]
 
     def _lack(self, series: Series, reason: str) -> None:
-        """Record once that a counter is unavailable, and stop reading it."""
+        """Report once that a counter is unavailable, and stop reading it."""
         if series not in self._absent:
             self._absent.add(series)
             self._writer.lacks(series, reason)
@@ -348,9 +346,7 @@ class Sampler:
 
 
 def available_sources(writer: Writer) -> list[Source]:
-    """Return the sources of this machine; unavailable ones are recorded, and a missing package is reported on
-    stderr.
-    """
+    """Return the sources of this machine, recording what is unavailable; a missing package is reported on stderr."""
     sources: list[Source] = []
     absent = []
     try:

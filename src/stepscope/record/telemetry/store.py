@@ -30,7 +30,7 @@ from stepscope.guard import sentence
 FORMAT_VERSION: Final = 1
 
 NOT_A_NUMBER: Final = "nan"
-"""SQLite turns a NaN into null, which means something else here: the word is kept instead."""
+"""SQLite converts NaN to null, which means "missing" here, so this word is stored instead."""
 
 _TABLES: Final = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -138,13 +138,15 @@ class TelemetryStore:
 
 
 FLUSH_S: Final = 1.0
-"""Seconds between two writes, and so what a killed process loses at most."""
+"""Seconds between two writes, which is what a killed process loses at most."""
 MAXIMUM_WAITING: Final = 500_000
-"""Rows kept while the disk takes none; beyond them the oldest go, and the file says how many."""
+"""Maximum number of buffered rows while the disk fails; beyond it the oldest are dropped, and the file says how
+many.
+"""
 
 _LOST_ROWS: Final = Series("telemetry", "rows")
 _ABANDONED: Final[list[TelemetryStore]] = []
-"""Stores of a parent process: SQLite forbids to use or close them in a child, so they are kept from being freed."""
+"""Stores of a parent process, kept alive because SQLite forbids using or closing them in a child."""
 
 
 class Writer:

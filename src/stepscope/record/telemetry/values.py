@@ -26,7 +26,7 @@ from stepscope.guard import sentence
 from stepscope.record.telemetry.store import Sample, Series, Writer
 
 Logged: TypeAlias = tuple[Series, Any]
-"""A series and its value: anything that is one number."""
+"""A series and its value, anything that is a single number."""
 
 _SMALLEST_PAGE: Final = 64
 _PAGES_AT_ONCE: Final = 16
@@ -34,8 +34,6 @@ _PAGES_AT_ONCE: Final = 16
 
 @dataclass(slots=True)
 class _Copy:
-    """Numbers being copied from a device."""
-
     event: Any
     page: Any
     numbers: Any
@@ -217,7 +215,7 @@ def is_capturing() -> bool:
 
 
 Record: TypeAlias = Callable[[Sequence[Logged], int], None]
-"""Takes series with their values, and the step that the watch counts."""
+"""Takes series with their values, and the watch's own step count."""
 
 
 class Watch:
@@ -434,7 +432,6 @@ def _norm(tensor: Any) -> Any:
 
 
 def _first_tensor(output: Any) -> Any:
-    """Return a module's output, or the first tensor in it."""
     torch = sys.modules["torch"]
     if isinstance(output, torch.Tensor):
         return output if output.is_floating_point() else None

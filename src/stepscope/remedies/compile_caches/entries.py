@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias, get_args
 CacheKind: TypeAlias = Literal["inductor", "triton", "xla", "hpu"]
 KINDS: Final[tuple[CacheKind, ...]] = get_args(CacheKind)
 LIMIT: Final = "STEPSCOPE_COMPILE_CACHE_LIMIT"
-"""Environment variable with the most bytes that each cache is to hold, where the compiler has no setting of its own."""
+"""Environment variable with the size limit of each cache, in bytes, unless the compiler has a setting of its own."""
 _UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS_OF_1024: Final = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
@@ -104,9 +104,9 @@ def _user() -> str:
 
 
 TRASH: Final = ".stepscope-evicted-"
-"""How a folder's name begins into which entries are moved before they are removed."""
+"""Prefix of the folders into which entries are moved before they are removed."""
 LOCK: Final = "eviction.lock"
-"""Held by the only process that evicts; Intel Gaudi's own eviction holds a file of this name."""
+"""Held by the only process that evicts; Intel Gaudi's own eviction locks a file of this name."""
 _DEEPEST: Final = 12
 _INDUCTOR_FOLDERS: Final = ("fxgraph", "aotautograd")
 _HEADERS: Final = "precompiled_headers"
@@ -228,7 +228,7 @@ _PARTS: Final[Mapping[CacheKind, Callable[[Path], Iterator[tuple[CacheKind, str,
     "xla": _xla,
     "hpu": _hpu,
 }
-"""Kind -> what finds the parts of its entries: compiler, key of the entry, and path."""
+"""Kind -> function that yields the parts of its entries: (compiler, key of the entry, path)."""
 
 
 def _children(folder: Path) -> list[os.DirEntry[str]]:

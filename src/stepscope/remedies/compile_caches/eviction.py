@@ -62,16 +62,16 @@ def _is_below(path: str, root: str) -> bool:
 
 
 SHARE_KEPT: Final = 0.99
-"""Of the limit: what is being written is not known yet when others are evicted (as Intel Gaudi's cache does)."""
+"""Share of the limit to keep: the size of files still being written is unknown (as Intel Gaudi's cache does)."""
 RECENTLY_S: Final = 60.0
-"""What was written or read this recently is taken to be in use, although no process has it open just now."""
+"""Entries written or read this recently count as in use, even if no process has them open."""
 
 _OF_PEOPLE: Final = frozenset({".git", ".hg", ".svn", ".venv", ".ssh", ".bashrc", ".profile", ".config", "Makefile"})
 _WRITTEN_BY_PEOPLE: Final = (
     *(".py", ".ipynb", ".md", ".txt", ".toml", ".yaml", ".yml", ".sh"),
     *(".tex", ".pdf", ".csv", ".pt"),
 )
-"""How files end that none of these compilers puts at the top of its cache."""
+"""Suffixes of files that none of these compilers puts at the top of its cache."""
 
 
 class EvictionBusy(RuntimeError):

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 _BITS: Final = 16
 _VALUES: Final = 2**_BITS
-"""Values of the random numbers: four are cut from 64 random bits, because drawing is what costs most on a CPU."""
+"""Range of the random numbers: four are cut from 64 random bits, because drawing dominates on a CPU."""
 
 
 class Dropout:
@@ -61,10 +61,10 @@ class Dropout:
 
 
 BLOCK_BYTES: Final = 2**20
-"""Scores of one block, at most, where that leaves it `_LEAST_ROWS` queries: what a processor's cache can hold."""
+"""Largest size of a block's scores, if that leaves `_LEAST_ROWS` queries: what a CPU's cache can hold."""
 _LEAST_ROWS: Final = 16
 _CAUSAL_ROWS: Final = 128
-"""Queries of a block under a causal mask, at most: the larger a block, the more hidden scores it computes."""
+"""Most queries of a block under a causal mask: a larger block computes more hidden scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ class _Gradients:
 
 
 _BLOCK: Final = 128
-"""Queries and keys of a block of flex_attention: its own default."""
+"""Queries and keys of a block of flex_attention: its default."""
 
 Results = tuple[Tensor, Tensor | None, Tensor | None]
 

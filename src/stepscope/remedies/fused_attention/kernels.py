@@ -234,9 +234,9 @@ def vendor_attention(
 
 
 _HAS_GROUPS: Final = "enable_gqa" in (scaled_dot_product_attention.__doc__ or "")
-"""PyTorch 2.5 and later take fewer key heads than query heads; before, they are repeated."""
+"""PyTorch 2.5 and later accept fewer key heads than query heads; before, they are repeated."""
 _MATH: Final = 0
-"""What PyTorch calls its attention that writes the scores out."""
+"""PyTorch's number for its attention that writes the scores out."""
 
 
 def attention(

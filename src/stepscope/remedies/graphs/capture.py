@@ -17,7 +17,7 @@ __all__ = ["CapturedStep", "capture_step", "mark_step"]
 
 
 _is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._dynamo.is_compiling
-"""Whether torch.compile looks at the code: then it stands for True, and nothing behind it is compiled."""
+"""Whether torch.compile traces the code: it takes this as True, and compiles nothing behind it."""
 
 
 def mark_step() -> None:

@@ -129,7 +129,7 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 _MULTIPLE: Final = 64
 _IGNORED: Final = {"labels": -100}
-"""What torch's cross_entropy leaves out by default, and what Transformers' models expect in their labels."""
+"""The label that torch's cross_entropy ignores by default, and that Transformers' models expect."""
 
 
 def pad_to_lengths(

@@ -89,7 +89,7 @@ class ThreadedIterator(Iterator[Any]):
 
 
 _DEEPEST: Final = 16
-"""Levels of a structure that are followed; what refers to itself ends there."""
+"""Levels of a structure that are followed; cycles end there."""
 
 
 def moved(batch: Any, device: torch.device, non_blocking: bool = False) -> Any:

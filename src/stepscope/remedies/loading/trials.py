@@ -249,11 +249,11 @@ def unchanged_random_state(arguments: dict[str, Any]) -> Iterator[None]:
 
 _FOUND_HERE: Final = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers")
 _PREFETCH: Final = 2
-"""The DataLoader's own."""
+"""The DataLoader's default."""
 _MORE_PREFETCH: Final = (4, 8)
 _HIDDEN_SHARE: Final = 0.05
 _BETTER: Final = 0.75
-"""A trial is better than another one if it leaves less than this share of its wait."""
+"""A trial beats another one if its wait is below this share of the other's."""
 _TRIALS_PER_BUDGET: Final = 8
 _SHORTEST_TIMEOUT_S: Final = 5.0
 _HEADER: Final = (

@@ -20,15 +20,15 @@ from torch.optim import Optimizer
 from stepscope.remedies.optimizers.vendor import vendor_optimizer
 
 _COUNT: Final = 67
-"""Numbers in a trial: some vector registers full, and a rest, in any type."""
+"""Elements in a trial: several full vector registers and a remainder, for any dtype."""
 _ROUNDINGS: Final = 8
-"""By how many units in the last place of the largest number the kernel may be off."""
+"""Allowed error of the kernel, in units in the last place of the largest number."""
 _RATE, _DECAY, _EPSILON = 0.1, 0.01, 1e-8
 _MOMENTUM: Final = 0.9
 _BETAS: Final = (0.9, 0.99)
 _STEP: Final = 3
 _STATES: Final = {"Adam": 2, "AdamW": 2, "Adagrad": 1, "SGD": 1}
-"""Optimizer -> tensors of state that its fused kernel takes beside parameter and gradient."""
+"""Optimizer -> number of state tensors that its fused kernel takes."""
 
 FUSED: Final = tuple(_STATES)
 """Optimizers of torch.optim that have fused kernels."""

@@ -169,7 +169,7 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 Loss: TypeAlias = Callable[[Callable[..., Any], Any], Tensor]
-"""loss(model, batch) -> a scalar; `model` is called as the member's module is."""
+"""loss(model, batch) -> a scalar; `model` is called like the member's module."""
 Batches: TypeAlias = Literal["shared", "own"]
 
 
@@ -183,7 +183,7 @@ class HorizontalTrainer:
 
     Results equal those of separate trainings except for rounding: after 10 steps in FP64 all values agree within 1e-9
     of the largest, in FP32 within 1e-5 with SGD. (Adam divides by a gradient: if that is zero except for rounding, such
-    as of a bias before a batch norm, two separate FP32 programs differ as much.) With dropout each member draws masks
+    as for a bias before a batch norm, two separate FP32 programs differ as much.) With dropout each member draws masks
     of its own, not those that a separate program would draw.
 
     Refused with torch's own message: data-dependent control flow (`if tensor > 0`, `.item()`), operators that

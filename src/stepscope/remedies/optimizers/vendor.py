@@ -131,7 +131,7 @@ def _sharing(
 
 
 _EPSILON: Final = 1e-6
-"""What torch.nn.utils.clip_grad_norm_ adds to the norm before it divides."""
+"""torch.nn.utils.clip_grad_norm_ adds this to the norm before it divides."""
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ from stepscope.remedies.rewrites.source_text import (
 NAME: Final = "batched-loss"
 _EXPLANATION: Final = "Computes the loss of all positions at once: the same means, added up as before."
 _WIDTH: Final = 100
-"""A call that would make a longer line is written over several."""
+"""Calls on longer lines are split over several."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +217,7 @@ def _batched(
 
 
 def _temporaries_serve(call: ast.expr, temporary: dict[str, ast.expr]) -> bool:
-    """Whether every temporary is used for the loss alone, so that its assignment can be dropped."""
+    """Whether the loss uses every temporary; another one would have to stay in the loop."""
     reached, todo = set[str](), [call]
     while todo:
         for name in names_in(todo.pop()) & temporary.keys() - reached:

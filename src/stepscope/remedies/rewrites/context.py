@@ -22,7 +22,7 @@ _SAME: Final = {
     "torch.nn.modules.loss.CrossEntropyLoss": "torch.nn.CrossEntropyLoss",
     "torch.nn.modules.loss.NLLLoss": "torch.nn.NLLLoss",
 }
-"""Other homes of what torch has: full name -> the documented one."""
+"""Undocumented full name -> the documented one."""
 
 
 class TorchNames:

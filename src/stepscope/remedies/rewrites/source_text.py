@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 MOST_CHARACTERS: Final = 4 * 2**20
-"""Longer texts are refused: no module that people write is nearly as long."""
+"""Longer texts are refused: no hand-written module is nearly as long."""
 LONGEST_LINE: Final = 20_000
-"""Longer lines are refused: they are data or made by a program, and may nest deeper than Python's parser can go."""
+"""Longer lines are refused: they are data or generated, and may nest deeper than Python's parser allows."""
 
 STRINGS_HAVE_PLACES: Final = sys.version_info >= (3, 12)
-"""Whether this Python tells where an expression inside an f-string stands; older ones tell a wrong place."""
+"""Whether this Python gives positions of expressions inside f-strings; older ones give wrong ones."""
 ScopeNode: TypeAlias = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _LINE_END: Final = re.compile("\r\n|\r|\n")
 

@@ -54,7 +54,7 @@ ON_DEVICE: Final = "tensor-on-device"
 
 _MADE: Final = ("zeros", "ones", "full", "arange", "empty", "eye", "linspace", "tensor")
 _KEEPS_ON_HOST: Final = {"device", "pin_memory", "requires_grad", "out"}
-"""Keywords with which the tensor that is made first counts by itself."""
+"""Keywords for which it matters that the tensor is first created on the host."""
 _LOADERS: Final = ("load", "batch", "data", "dl")
 _ANOMALY: Final = ("torch.autograd.set_detect_anomaly", "torch.autograd.anomaly_mode.set_detect_anomaly")
 _DETECT: Final = ("torch.autograd.detect_anomaly", "torch.autograd.anomaly_mode.detect_anomaly")
@@ -198,7 +198,7 @@ OPTIMIZER: Final = "fuse-optimizer"
 DATA_PARALLEL: Final = "data-parallel-settings"
 
 _FUSED: Final = ("torch.optim.Adam", "torch.optim.AdamW", "torch.optim.SGD", "torch.optim.Adagrad")
-"""Those that have a fused kernel since torch 2.4 or before."""
+"""Optimizers with a fused kernel since torch 2.4 or before."""
 _FOREACH: Final = tuple(
     f"torch.optim.{name}" for name in ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
 )

@@ -1,1 +1,1 @@
-"""Hyperparameters, searched for the best value of a metric."""
+"""Search hyperparameters for the best value of a metric."""

@@ -1,4 +1,4 @@
-"""What a sweep runs for one set of values, as W&B's files and a line with {names} in it say; no shell is asked."""
+"""The command that a sweep runs for one set of values: W&B's form, or a line with {names} in it; no shell is used."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _PLACE: Final = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_.-]*)\}", re.ASCII)
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 _MOST_WORDS: Final = 1000
 _PREFIXES: Final = {"args": "--", "args_no_hyphens": "", "args_append_hydra": "+", "args_override_hydra": "++"}
-"""Macro -> what stands before each name=value."""
+"""Macro -> prefix of each name=value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What is run, before the values are put in.
+    """A command before the values are filled in.
 
     Attributes:
         words: each a word, a macro such as "${args}", or with {names} in it.
-        left_out: parameters that do not stand in it; a program of W&B's has them in wandb.config all the same.
+        left_out: parameters that do not appear in it; a program of W&B's has them in wandb.config all the same.
     """
 
     words: tuple[str, ...]
@@ -51,7 +51,7 @@ class Command:
         return " ".join([*(f"{name}={value}" for name, value in self.variables), *map(_quoted, self.words)])
 
     def filled(self, values: Mapping[str, Any], json_file: Path) -> tuple[list[str], dict[str, str]]:
-        """The words to start, and the variables to set."""
+        """Return (words of the command, environment variables) for these values."""
         words: list[str] = []
         for word in self.words:
             macro = _MACRO.fullmatch(word)
@@ -82,14 +82,14 @@ class Command:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with those of nested parameters in mappings of their own, as the sweep file has them."""
+    """The values with those of nested parameters in mappings of their own, as in the sweep file."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = name.split(".")
         place = found
         for each in outer:
             inner = place.setdefault(each, {})
-            if not isinstance(inner, dict):  # a parameter is called like a group: it keeps its whole name
+            if not isinstance(inner, dict):  # a parameter has the same name as a group: it keeps its whole name
                 place, last = found, name
                 break
             place = inner
@@ -98,11 +98,11 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_command(given: object, program: object, names: Sequence[str]) -> Command:
-    """The command of a sweep file.
+    """Parse the command of a sweep file.
 
     Args:
-        given: under the key `command`: a line, or W&B's list of words and macros; None for W&B's default.
-        program: under the key `program`.
+        given: the value of `command`: a line, or W&B's list of words and macros; None for W&B's default.
+        program: the value of `program`.
         names: of the parameters.
 
     Raises:
@@ -146,7 +146,7 @@ def _words(given: object) -> list[str]:
 
 
 def _named(command: Command, names: Sequence[str]) -> set[str]:
-    """The parameters that stand in the command; unknown macros and names are refused."""
+    """The parameters that appear in the command; unknown macros and names are refused."""
     named: set[str] = set()
     for word in (*command.words, *(value for _, value in command.variables)):
         macro = _MACRO.fullmatch(word)
@@ -169,7 +169,7 @@ def _named(command: Command, names: Sequence[str]) -> set[str]:
 
 
 def _put_in(word: str, values: Mapping[str, Any]) -> str:
-    """The word with the values of the parameters and of environment variables in their places."""
+    """Fill the values of parameters and environment variables into the word."""
     filled = _VARIABLE.sub(lambda match: os.environ.get(match[1], match[1]), word)
     return _PLACE.sub(lambda match: str(values[match[1]]) if match[1] in values else match[0], filled)
 
@@ -185,20 +185,20 @@ def _quoted(word: str) -> str:
 _LARGEST_MIB: Final = 1
 _DEEPEST: Final = 20
 _MOST_VALUES: Final = 100_000
-"""Counted with repetitions: an anchor that is named again and again could stand for billions of values."""
+"""Counted with repetitions: repeated YAML anchors could expand to billions of values."""
 _FLOAT: Final = re.compile(
     r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
     r"|\.inf|\.Inf|\.INF)|\.nan|\.NaN|\.NAN",
     re.ASCII,
 )
-"""Also 1e-5, which YAML 1.2 takes for a number and YAML 1.1, as PyYAML has it, for a text."""
+"""Also matches 1e-5, a number in YAML 1.2 but a string in YAML 1.1, which PyYAML implements."""
 
 
 def read_yaml(path: Path) -> dict[Any, Any]:
-    """The mapping that a YAML file holds.
+    """Read the mapping in a YAML file.
 
     Raises:
-        UsageError: PyYAML is missing, or the file cannot be read, is too large, is no YAML or holds something else.
+        UsageError: PyYAML is missing, or the file cannot be read, is too large, is not YAML or holds something else.
     """
     data = read_small(path, _LARGEST_MIB, ": it is no sweep file")
     content = _parsed(path, data)
@@ -218,7 +218,7 @@ def _parsed(path: Path, data: bytes) -> Any:
         raise UsageError(f"sweep files need PyYAML: pip install 'stepscope[tune]' ({error})") from error
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Plain values only; see the module."""
+        """Loads plain values only; see the module."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
             seen = set()
@@ -246,14 +246,14 @@ def _parsed(path: Path, data: bytes) -> Any:
 
 
 class _Whole:
-    """As a compiled expression, whose `match` is of the whole text."""
+    """Acts as a compiled expression whose `match` must match the whole text."""
 
     def match(self, text: str) -> object:
         return _FLOAT.fullmatch(text)
 
 
 def _count(value: Any, depth: int, counted: int) -> int:
-    """How many values there are in a value, itself among them; more than the most where there are too many."""
+    """Count a value and all values in it; stop and return more than the limit if there are too many."""
     counted += 1
     if depth > _DEEPEST:
         return _MOST_VALUES + 1

@@ -1,4 +1,4 @@
-"""A sweep: what is run with which hyperparameters, what is measured, and how the best is searched for.
+"""A sweep: the program and its hyperparameters, the metric, and the search method.
 
 `read_sweep` takes W&B's sweep files as they are, and a shorter form of its own:
 
@@ -27,9 +27,9 @@ from stepscope.tune.sweep.parameters import Parameter, check_keys, checked, pars
 
 METHODS: Final = ("grid", "random", "tpe", "hyperband")
 MEASURED: Final = ("step_ms", "step_energy_j")
-"""What stepscope measures itself."""
+"""Metrics that stepscope itself measures."""
 TRIALS: Final = 30
-"""Where neither the file nor the user says how many, nor how long."""
+"""Number of trials if neither the file nor the user limits their number or the time."""
 _MEANINGLESS: Final = {
     "entity": "nothing is sent to W&B",
     "project": "nothing is sent to W&B",
@@ -46,11 +46,11 @@ _LARGEST: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What is minimised or maximised.
+    """The quantity to minimise or maximise.
 
     Attributes:
         name: as the program logs or prints it, or one of MEASURED.
-        target: a value that is good enough: no trial begins after one that reached it; None where there is none.
+        target: a value that is good enough: no trial begins after one that reached it; None without a target.
         source: "log" for what the program logs, "stdout" for what it prints, "measure" for what stepscope measures,
             "auto" for the first of log and stdout that has it.
         pattern: a regular expression whose first group is the value, for stdout; None for "name: value" and the like.
@@ -74,13 +74,13 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class EarlyEnd:
-    """When a trial is ended because others were better at its iteration.
+    """When to end a trial because others were better at the same iteration.
 
     Attributes:
-        min_iter: the first iteration at which trials are compared; None where max_iter and s say it.
-        max_iter: of a whole trial; None where unknown.
-        eta: one in so many goes on, and comparisons are so many times apart.
-        s: comparisons, counted back from max_iter; None where min_iter is given.
+        min_iter: the first iteration at which trials are compared; None if max_iter and s determine it.
+        max_iter: of a whole trial; None if unknown.
+        eta: one trial in `eta` continues, and each comparison is at `eta` times the iteration of the last.
+        s: number of comparisons, counted back from max_iter; None if min_iter is given.
         strict: whether the value at that iteration is compared, not the best until then.
     """
 
@@ -93,17 +93,17 @@ class EarlyEnd:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A whole sweep file.
+    """The content of a sweep file.
 
     Attributes:
         name: of the study.
-        trials: at most so many; None for all of a grid, or without end within the budget.
+        trials: the most to run; None for all of a grid, or without end within the budget.
         budget_s: seconds after which no trial begins; None for no limit.
         jobs: trials at the same time.
         seed: of the search; None for another one each time.
         steps: of each trial, for a metric that stepscope measures.
         description: the user's text.
-        warnings: what the file says that has no meaning here, a sentence each.
+        warnings: keys of the file that have no meaning here, a sentence each.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The keys of a file; those that only W&B understands follow in `_MEANINGLESS`."""
+    """The keys of a file, except those that only W&B uses (`_MEANINGLESS`)."""
 
     command: Any = None
     program: Any = None
@@ -147,21 +147,20 @@ class _Given:
 
 
 def read_sweep(path: Path, changes: Mapping[str, Any] | None = None) -> Sweep:
-    """The sweep of a file.
+    """Read a sweep file.
 
     Args:
-        changes: values of top-level keys that go before the file's, as the command line gives them; None leaves the
-            file's.
+        changes: top-level keys that override the file's, as given on the command line; None keeps the file's.
 
     Raises:
-        UsageError: it cannot be read or carried out; the message says which file and key.
+        UsageError: it cannot be read or carried out; the message names the file and key.
     """
     content = read_yaml(path)
     try:
         given = {name: value for name, value in (changes or {}).items() if value is not None}
         known = content.get("metric")
         if "metric" in given and isinstance(known, dict) and known.get("name") == given["metric"]:
-            del given["metric"]  # its goal and where it is from stand in the file
+            del given["metric"]  # its goal and source are in the file
         both = {**content, **given}
         without_end = given.get("metric") in MEASURED and both.pop("early_terminate", None) is not None
         sweep = parse_sweep(both, default_name=path.stem)
@@ -174,9 +173,9 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None) -> Sweep:
 
 
 def parse_sweep(content: dict[Any, Any], *, default_name: str) -> Sweep:
-    """The sweep of a file's content.
+    """Parse the content of a sweep file.
 
-    Raises UsageError where it cannot be carried out; the message begins with the key's path.
+    Raises UsageError if it cannot be carried out; the message begins with the key's path.
     """
     check_keys(content, (*(each.name for each in fields(_Given)), *_MEANINGLESS, "metrics"), "")
     if "metrics" in content:
@@ -221,7 +220,7 @@ def parse_sweep(content: dict[Any, Any], *, default_name: str) -> Sweep:
 
 
 def seconds(text: object) -> float:
-    """A time such as 90s, 20m or 2h; a number alone is in seconds. Raises UsageError for any other text."""
+    """Parse a duration such as 90s, 20m or 2h; a bare number is in seconds. Raises UsageError for any other text."""
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(s|m|min|h|d|)\s*", str(text), re.ASCII)
     value = float(match[1]) * _TIMES[match[2]] if match else 0.0
     if value <= 0:
@@ -278,7 +277,7 @@ def _name(given: object, default: str) -> str:
 
 
 def _warnings(content: dict[Any, Any], command: Command) -> Iterator[str]:
-    """What the file says that has no meaning here, a sentence each."""
+    """Keys of the file that have no meaning here, a sentence each."""
     for why in dict.fromkeys(_MEANINGLESS.values()):
         if keys := [key for key, reason in _MEANINGLESS.items() if reason == why and key in content]:
             yield f"{' and '.join(keys)} {'have' if len(keys) > 1 else 'has'} no meaning here: {why}"

@@ -1,9 +1,9 @@
-"""Hyperparameters of a sweep: what values one may take, how likely they are, and how Optuna is to draw them.
+"""Hyperparameters of a sweep: their possible values, their probabilities, and how Optuna draws them.
 
 Every distribution that a W&B sweep file can name is here with the meaning that W&B's documentation gives it ("Sweep
-configuration options", https://docs.wandb.ai/models/sweeps/sweep-config-keys). What Optuna has no distribution for
-(normal, beta, given probabilities) is drawn as a share from 0 to 1 and taken through the quantile function, which is
-exact; what is quantised is drawn as it was before and then rounded, as W&B does.
+configuration options", https://docs.wandb.ai/models/sweeps/sweep-config-keys). Distributions that Optuna lacks
+(normal, beta, given probabilities) are drawn as a share from 0 to 1 and mapped through the quantile function, which is
+exact; quantised ones are drawn unquantised and then rounded, as W&B does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _SHARES: Final = (1e-9, 1 - 1e-9)
-"""Shares that quantiles are taken of: those of 0 and 1 are infinite for a normal distribution."""
+"""Limits of the shares for quantiles: at 0 and 1 a normal distribution's are infinite."""
 _MOST_ON_A_GRID: Final = 10_000
 BY_SHARE: Final = ("categorical_w_probabilities", "normal", "q_normal", "log_normal", "q_log_normal", "beta", "q_beta")
 
@@ -40,16 +40,15 @@ class Parameter:
     """One hyperparameter.
 
     Attributes:
-        name: as the program is given it; of a nested one the names from outside in, joined by dots.
-        distribution: W&B's name of it; "range" for one of stepscope's own form, with `log` and `step`.
-        low, high: the least and the largest value; of the log_uniform and inv_log_uniform of W&B, the values, not
-            their logarithms.
+        name: as passed to the program; for a nested one the names from outside in, joined by dots.
+        distribution: W&B's name of it; "range" for stepscope's own form, with `log` and `step`.
+        low, high: bounds of the values; for W&B's log_uniform and inv_log_uniform the values, not their logarithms.
         whole: whether only whole numbers are drawn.
         log: whether the logarithm is uniform.
-        step: between neighbouring values of a range; None where they lie densely (or, of whole numbers, at 1).
-        q: what values are rounded to multiples of; None where they are not.
+        step: between neighbouring values of a range; None for continuous values (or whole numbers 1 apart).
+        q: values are rounded to multiples of it; None without rounding.
         values: of a choice; of a constant its only one.
-        probabilities: of the values, which sum to 1; empty where all are alike.
+        probabilities: of the values, which sum to 1; empty if all are equal.
         mu, sigma: of a normal distribution, or of the logarithm.
         a, b: of a beta distribution.
     """
@@ -79,11 +78,11 @@ class Parameter:
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether its values are best looked at by their logarithms."""
+        """Whether its values are best plotted on a logarithmic scale."""
         return self.log or "log" in self.distribution
 
     def optuna_distribution(self) -> optuna.distributions.BaseDistribution:
-        """What Optuna draws for it; `value_of` makes the value of that."""
+        """The distribution that Optuna draws from; `value_of` converts the draw into the value."""
         import optuna
 
         if self.distribution in BY_SHARE:
@@ -100,7 +99,7 @@ class Parameter:
         )
 
     def value_of(self, drawn: Any) -> Any:
-        """The value that the program is given for what Optuna drew."""
+        """Convert Optuna's draw into the program's value."""
         if self.distribution == "categorical_w_probabilities":
             bounds = list(accumulate(self.probabilities))
             return self.values[min(bisect_right(bounds, drawn), self._last_likely())]
@@ -113,9 +112,9 @@ class Parameter:
         return drawn
 
     def grid(self) -> list[Any]:
-        """What can be drawn, all of it, with each value once; in order.
+        """All possible values, each once, in order.
 
-        Raises UsageError where its values cannot be counted up, or are too many.
+        Raises UsageError if its values cannot be enumerated, or are too many.
         """
         if self.distribution == "categorical_w_probabilities":
             raise UsageError(f"{self.path}.probabilities: a grid tries all values; leave the probabilities out")
@@ -143,7 +142,7 @@ class Parameter:
         return "parameters." + self.name.replace(".", ".parameters.")
 
     def labels(self) -> list[Any]:
-        """The values of a choice as Optuna keeps them: themselves where it can tell them apart, else as JSON."""
+        """The values of a choice as Optuna stores them: themselves if it can distinguish them, else as JSON."""
         plain = all(each is None or isinstance(each, (str, int, float, bool)) for each in self.values)
         if plain and all(self.values.count(each) == 1 for each in self.values):
             return list(self.values)
@@ -160,12 +159,12 @@ class Parameter:
         return math.exp(drawn) if "log" in self.distribution else drawn
 
     def _last_likely(self) -> int:
-        """The last value that is drawn at all: rounding must not let another one in."""
+        """Index of the last value with a probability above 0: rounding must not select a later one."""
         return max(number for number, each in enumerate(self.probabilities) if each > 0)
 
 
 def quantised(value: float, q: float) -> float:
-    """The value rounded to a multiple of `q`; a whole number where `q` is one."""
+    """Round the value to a multiple of `q`; a whole number if `q` is one."""
     multiple = round(value / q)
     if float(q).is_integer():
         return int(multiple * q)
@@ -178,9 +177,9 @@ _MOST_VALUES: Final = 10_000
 _LARGEST_WHOLE: Final = 2**53
 """The database cannot distinguish larger whole numbers."""
 _LARGEST_EXPONENT: Final = 700.0
-"""Of e; a larger power is no number."""
+"""Exponent of e; a larger power is not finite."""
 _EXPONENTS: Final = ("log_uniform", "q_log_uniform", "inv_log_uniform")
-"""Those whose min and max are logarithms."""
+"""Distributions whose min and max are logarithms."""
 _KEYS: Final = {
     "constant": ("value",),
     "categorical": ("values", "probabilities"),
@@ -194,7 +193,7 @@ _KEYS: Final = {
     "beta": ("a", "b"),
     "q_beta": ("a", "b", "q"),
 }
-"""Distribution -> the keys that a file may give it."""
+"""Distribution -> its permitted keys in a file."""
 _NEEDED: Final = ("value", "min", "max")
 DISTRIBUTIONS: Final = tuple(name for name in _KEYS if name != "range")
 
@@ -203,7 +202,7 @@ Positive: TypeAlias = Annotated[int, Meta(gt=0)] | Annotated[float, Meta(gt=0)]
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a file can say of a parameter, of whatever distribution."""
+    """The keys that a file may have for a parameter, of any distribution."""
 
     distribution: str | None = None
     value: Any = None
@@ -221,9 +220,9 @@ class _Given:
 
 
 def parse_parameters(content: object) -> tuple[Parameter, ...]:
-    """The parameters under the key `parameters`, in the file's order, nested ones with dots in their names.
+    """Parse the parameters under the key `parameters`, in the file's order, nested ones with dots in their names.
 
-    Raises UsageError where something there is no parameter; the message begins with its key's path.
+    Raises UsageError for an invalid parameter; the message begins with its key's path.
     """
     found = tuple(_parameters(content, "parameters", ""))
     if len(found) > _MOST:
@@ -278,7 +277,7 @@ def _parameter(name: str, content: object, path: str) -> Parameter:
 
 
 def _meant(given: dict[Any, Any], path: str) -> str:
-    """The distribution where none is named, as W&B has it: by the keys that are there and the type of the bounds."""
+    """The default distribution as W&B chooses it: by the keys that are present and the type of the bounds."""
     if "value" in given:
         return "constant"
     if "values" in given:
@@ -355,7 +354,7 @@ def _values_of_exponents(distribution: str, low: float, high: float, path: str) 
 
 
 def _rounded_to(distribution: str, given: _Given) -> int | float | None:
-    """What W&B's quantised distributions round to; 1 where the file does not say."""
+    """The rounding of W&B's quantised distributions; 1 if the file does not say."""
     return (given.q or 1) if distribution.startswith("q_") else None
 
 
@@ -381,7 +380,7 @@ def _plain(value: object, path: str) -> Any:
 def check_keys(given: dict[Any, Any], known: Iterable[str], path: str) -> None:
     """Refuse a mapping with an unknown key.
 
-    Raises UsageError where there is one; the message guesses what was meant.
+    Raises UsageError that suggests the key that was probably meant.
     """
     names = tuple(known)
     for key in given:
@@ -403,10 +402,10 @@ _IN_WORDS: Final = {
 
 
 def checked(content: dict[Any, Any], kind: type[_Record], path: str = "", **named: str) -> _Record:
-    """The content of a mapping as a record; a key without a value counts as left out.
+    """Convert the content of a mapping into a record; a key without a value counts as left out.
 
     Args:
-        named: the file's key of a field that has another name.
+        named: field name -> the key in the file, if they differ.
 
     Raises:
         UsageError: a value is of another type or out of range; the message begins with the key's path.
@@ -414,7 +413,7 @@ def checked(content: dict[Any, Any], kind: type[_Record], path: str = "", **name
     fields = {key: field for field, key in named.items()}
     given = {fields.get(key, key): value for key, value in content.items() if value is not None}
     for key, value in given.items():
-        if isinstance(value, (int, float)) and not abs(value) <= 1e300:  # NaN is no less, and a comparison is exact
+        if isinstance(value, (int, float)) and not abs(value) <= 1e300:  # NaN compares false, and a comparison is exact
             raise UsageError(f"{_joined(path, key)} must be a finite number, not {_shown(value)}")
     try:
         return msgspec.convert(given, kind)

@@ -1,9 +1,9 @@
-"""What a sweep found: its trials, and how much each parameter matters for the metric.
+"""The results of a sweep: its trials, and how much each parameter matters for the metric.
 
 Importance is PED-ANOVA's (Watanabe, Bansal and Hutter, "PED-ANOVA: Efficiently Quantifying Hyperparameter Importance
-in Arbitrary Subspaces", IJCAI 2023) as Optuna computes it: how differently a parameter is spread over the best quarter
-of the complete trials and over all of them. It needs no model of the metric. Correlation is Spearman's, of ranks: its
-sign says whether a larger value goes with a larger metric.
+in Arbitrary Subspaces", IJCAI 2023) as Optuna computes it: how differently a parameter is distributed in the best
+quarter of the complete trials and in all of them. It needs no model of the metric. Correlation is Spearman's, of ranks:
+its sign says whether a larger value goes with a larger metric.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _STATES: Final[dict[str, State]] = {
     "WAITING": "waiting",
 }
 BEST_SHARE: Final = 0.25
-"""Of the complete trials, those that importance compares with all of them."""
+"""Share of the complete trials that importance compares with all of them."""
 FEWEST_FOR_IMPORTANCE: Final = 8
-"""Complete trials, below which the best quarter is a single trial and its spread says nothing."""
+"""With fewer complete trials the best quarter is a single one, whose spread means nothing."""
 FEWEST_FOR_CORRELATION: Final = 3
 
 
@@ -48,10 +48,10 @@ class SweepTrial:
     """One trial.
 
     Attributes:
-        values: of every parameter, constants among them; empty where the trial waits.
-        value: of the metric; of a pruned trial the last one; None where there is none.
-        iterations: how many values of the metric it gave; None where unknown.
-        folder: its name in the sweep's folder; None where it has none.
+        values: of every parameter, including constants; empty while the trial waits.
+        value: of the metric; for a pruned trial the last one; None without one.
+        iterations: how many values of the metric it gave; None if unknown.
+        folder: its name in the sweep's folder; None without one.
     """
 
     number: int
@@ -66,12 +66,12 @@ class SweepTrial:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """How a parameter goes with the metric, over the complete trials.
+    """How a parameter relates to the metric, over the complete trials.
 
     Attributes:
-        importance: its share of all parameters', 0 to 1; None where there are too few trials.
-        correlation: Spearman's, -1 to 1; None where its values have no order or did not vary.
-        trials: how many complete trials these are of.
+        importance: its share of all parameters' importance, 0 to 1; None with too few trials.
+        correlation: Spearman's, -1 to 1; None if its values have no order or did not vary.
+        trials: number of complete trials used.
     """
 
     parameter: Parameter
@@ -82,10 +82,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class SweepResults:
-    """A sweep and its trials so far, in their order; abandoned ones, which were repeated, are left out.
+    """A sweep and its trials so far, in order, without abandoned ones, which were repeated.
 
     Attributes:
-        effects: of the parameters that are searched, the most important first.
+        effects: of the searched parameters, the most important first.
         abandoned: how many trials were left unfinished and repeated.
     """
 
@@ -108,14 +108,14 @@ class SweepResults:
 
 
 def read_results(place: str | Path, name: str | None = None) -> SweepResults:
-    """What a study has.
+    """Read the results of a study.
 
     Args:
         place: the database.
-        name: of the study; None where the database has only one.
+        name: of the study; None if the database has only one.
 
     Raises:
-        UsageError: stepscope sweep made no study there.
+        UsageError: there is no study of `stepscope sweep`.
     """
     if name is None:
         name = only_study(place)
@@ -127,7 +127,7 @@ def read_results(place: str | Path, name: str | None = None) -> SweepResults:
 
 
 def only_study(place: str | Path) -> str:
-    """The name of the only study of a database. Raises UsageError where it has none, or several."""
+    """The name of a database's only study. Raises UsageError if it has none, or several."""
     names = sorted(import_optuna().get_all_study_names(open_storage(place)))
     if len(names) != 1:
         has = f"{len(names)} studies; say which with --name: {', '.join(names[:10])}" if names else "no study"
@@ -136,7 +136,7 @@ def only_study(place: str | Path) -> str:
 
 
 def results_of(sweep: Sweep, study: optuna.Study) -> SweepResults:
-    """The trials of a study, and what they say about the parameters."""
+    """The trials of a study, and the effects of its parameters."""
     every = study.get_trials(deepcopy=False)
     kept = counted(every)
     trials = tuple(_trial(each) for each in kept)
@@ -144,9 +144,9 @@ def results_of(sweep: Sweep, study: optuna.Study) -> SweepResults:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The correlation of the ranks, equal values sharing theirs; None where too few, or where one side does not vary.
+    """Spearman's rank correlation; equal values share a rank. None with too few values, or if one side is constant.
 
-    What scipy.stats.spearmanr gives, whose import would take longer than all else in a report.
+    The result of scipy.stats.spearmanr, whose import would take longer than the rest of a report.
     """
     if len(first) < FEWEST_FOR_CORRELATION or len(set(first)) < 2 or len(set(second)) < 2:
         return None
@@ -156,7 +156,7 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """The place of each value among them, from 1; of equal ones the mean of their places."""
+    """The rank of each value, from 1; equal values have the mean of their ranks."""
     ordered = sorted(values)
     return [(bisect_left(ordered, value) + bisect_right(ordered, value) + 1) / 2 for value in values]
 
@@ -198,7 +198,7 @@ def _correlation(parameter: Parameter, complete: Sequence[SweepTrial]) -> float 
 
 
 def _importances(sweep: Sweep, complete: Sequence[optuna.trial.FrozenTrial]) -> dict[str, float]:
-    """Shares by name; empty where the trials are too few or alike."""
+    """Shares by name; empty if the trials are too few or alike."""
     values = {trial.value for trial in complete}
     if len(complete) < FEWEST_FOR_IMPORTANCE or len(values) < 2:
         return {}

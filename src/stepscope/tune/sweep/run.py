@@ -1,4 +1,4 @@
-"""Running a sweep: trials side by side until there are enough, each watched, pruned, recorded; nothing is lost.
+"""Run a sweep: parallel trials, each watched, pruned and recorded, until there are enough; no interruption loses one.
 
 One loop in one thread looks after all programs. Any number of processes may run it for the same study.
 """
@@ -30,17 +30,17 @@ _State: TypeAlias = Literal["complete", "pruned", "failed", "interrupted"]
 
 POLL_S: Final = 0.2
 ASK_S: Final = 3.0
-"""How often to ask the study for a trial while it has none: another process may give one back."""
+"""How often to ask the study for a trial while there is none: another process may give one back."""
 FIRST_FAILURES: Final = 5
-"""So many failures at the beginning of a run, and no trial that did not fail, are no accident."""
+"""A run that begins with so many failures, and no other trial, is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialEnd:
-    """How one trial of this process went.
+    """How one trial of this process ended.
 
     Attributes:
-        value: of the metric; None where it has none.
+        value: of the metric; None without one.
         seconds: from its start to its end.
     """
 
@@ -70,7 +70,7 @@ class SweepRun:
     Args:
         folder: the sweep's.
         tell: called with each trial that ended.
-        say: called with what else happens, a sentence each.
+        say: called with each other event, a sentence each.
 
     Attributes:
         ended: the trials of this process, in the order in which they ended.
@@ -89,9 +89,9 @@ class SweepRun:
         self.ended: list[TrialEnd] = []
 
     def run(self) -> Stop:
-        """Run trials until there are enough, or Ctrl-C or SIGTERM comes; returns why it ended.
+        """Run trials until there are enough, or until Ctrl-C or SIGTERM; return why it ended.
 
-        Raises UsageError where a program cannot be started, or something cannot be written.
+        Raises UsageError if a program cannot be started, or something cannot be written.
         """
         with _handlers(_interrupt, "SIGTERM", "SIGHUP"):
             try:
@@ -110,7 +110,7 @@ class SweepRun:
         return stop
 
     def _stop(self) -> Stop | None:
-        """Why no further trial begins."""
+        """Why no further trial begins; None if one may."""
         budget_s = self._sweep.budget_s
         if budget_s is not None and time.monotonic() - self._begun_s >= budget_s:
             return "budget"
@@ -121,7 +121,7 @@ class SweepRun:
         return None
 
     def _fill(self) -> None:
-        """Begin trials in the free places; where there was none to begin, only after a while or after an end."""
+        """Begin trials in the free slots; if there was none to begin, retry only after a while or after an end."""
         if time.monotonic() < self._again_s:
             return
         for slot in sorted({*range(self._sweep.jobs)} - {each.slot for each in self._running}):
@@ -163,7 +163,7 @@ class SweepRun:
         for iteration, value in program.look():
             if iteration not in running.to_compare or not self._study.is_behind(running.trial, iteration, value):
                 continue
-            if not program.has_ended:  # else nothing is gained: it has its value
+            if not program.has_ended:  # otherwise ending it saves nothing: it has its value
                 program.is_pruned = True
                 program.end()
                 return
@@ -201,7 +201,7 @@ class SweepRun:
         self._tell(end)
 
     def _look_for_the_dead(self) -> None:
-        """Now and then, have those trials repeated whose process is gone, and end what it left running."""
+        """Now and then, have the trials of dead processes repeated, and end the programs they left running."""
         if time.monotonic() - self._looked_s < BEAT_S:
             return
         self._looked_s = time.monotonic()
@@ -212,7 +212,7 @@ class SweepRun:
             self._say(f"trial {number} was left unfinished by a process that is gone; it is repeated")
 
     def _end_all(self) -> None:
-        """End what still runs, all at the same time, and have it repeated later.
+        """End all running trials at the same time, and have them repeated later.
 
         Further signals are ignored meanwhile: an impatient second one must leave no program behind.
         """
@@ -229,9 +229,9 @@ class SweepRun:
 
 
 def devices_of(slot: int, jobs: int, devices: Sequence[str]) -> str | None:
-    """The devices of one of the places in which trials run: each has as many as there are enough for.
+    """The devices of one of the slots in which trials run, divided evenly.
 
-    With more places than devices several share one; without devices None.
+    With more slots than devices several slots share one; without devices None.
     """
     if not devices or jobs < 2:
         return None
@@ -239,7 +239,7 @@ def devices_of(slot: int, jobs: int, devices: Sequence[str]) -> str | None:
 
 
 def visible_devices() -> list[str]:
-    """The GPUs that a program started from here would see, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that a child process would see, as CUDA_VISIBLE_DEVICES names them."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         names = [name.strip() for name in listed.split(",")]
@@ -262,7 +262,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _handlers(handler: Callable[[int, FrameType | None], None], *names: str) -> Iterator[None]:
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before: dict[int, Any] = {}
-    with contextlib.suppress(ValueError):  # not on the main thread, to which no signal comes
+    with contextlib.suppress(ValueError):  # not on the main thread, which alone receives signals
         for number in numbers:
             before[number] = signal.signal(number, handler)
     try:

@@ -1,7 +1,7 @@
-"""The trials of a sweep in a database that several processes share: taking one, telling how it went, repeating.
+"""The trials of a sweep in a database that several processes share: taking, reporting and repeating them.
 
-Where the process that took a trial is gone, another one marks the trial as abandoned and queues one with the same
-values. What was interrupted is repeated in the same way.
+If the process that took a trial is gone, another one marks the trial as abandoned and queues one with the same
+values. Interrupted trials are repeated in the same way.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 ABANDONED: Final = "abandoned"
-"""On a trial whose process died, or which was interrupted: it counts for nothing, another one repeats it."""
+"""Mark of a trial that was interrupted or whose process died: it is ignored, another one repeats it."""
 _LARGEST_GRID: Final = 100_000
 _LAST_ITERATION: Final = 10**9
 _MOST_BANDS: Final = 100
 
 
 def make_sampler(sweep: Sweep, begun: int) -> optuna.samplers.BaseSampler:
-    """What chooses the values of the next trial.
+    """Make the sampler that chooses the values of the next trial.
 
     Args:
-        begun: trials of the study so far. A seed stands for one course of the whole study, so what one trial draws
-            depends on it and on the trial's place, however often the sweep was stopped meanwhile.
+        begun: trials of the study so far. A seed determines the whole study, so what one trial draws depends on it and
+            on the trial's number, however often the sweep was stopped meanwhile.
 
     Raises:
-        UsageError: a grid's values cannot be counted up, or are too many.
+        UsageError: a grid's values cannot be enumerated, or are too many.
     """
     package = import_optuna()
     seed = None if sweep.seed is None else (sweep.seed * 1_000_003 + begun) % 2**32
@@ -51,9 +51,9 @@ def make_sampler(sweep: Sweep, begun: int) -> optuna.samplers.BaseSampler:
 
 
 def make_grid(sweep: Sweep) -> Any:
-    """Every combination of values, each once, in an order that a seed changes.
+    """Make a sampler of every combination of values, each once, in an order that a seed changes.
 
-    Raises UsageError where a parameter's values cannot be counted up, or there are too many combinations.
+    Raises UsageError if a parameter's values cannot be enumerated, or there are too many combinations.
     """
     package = import_optuna()
     values = {parameter.name: parameter.grid() for parameter in sweep.searched}
@@ -62,7 +62,7 @@ def make_grid(sweep: Sweep) -> Any:
         raise UsageError(f"parameters: the grid has {size:,} combinations; at most {_LARGEST_GRID:,} can be tried")
 
     class Grid(package.samplers.GridSampler):  # type: ignore[misc, name-defined]
-        """Optuna's, for trials that are asked for one by one: it takes what nobody has begun."""
+        """Optuna's grid sampler for trials that are asked for one by one: it takes an unused combination."""
 
         def before_trial(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
             if "grid_id" in trial.system_attrs:
@@ -79,7 +79,7 @@ def make_grid(sweep: Sweep) -> Any:
             state: optuna.trial.TrialState,
             values: Sequence[float] | None,
         ) -> None:
-            """Optuna's ends the loop of `study.optimize`, which is not used here."""
+            """Optuna's version ends the loop of `study.optimize`, which is not used here."""
 
         def left(self, study: optuna.Study) -> list[int]:
             """The numbers of the combinations that no trial has begun."""
@@ -104,7 +104,7 @@ def make_pruner(sweep: Sweep) -> optuna.pruners.BasePruner:
     eta = early.eta
 
     class Bands(package.pruners.BasePruner):  # type: ignore[misc, name-defined]
-        """W&B's Hyperband: at certain iterations, only the best 1/eta of all trials so far goes on."""
+        """W&B's Hyperband: at certain iterations, only the best 1/eta of all trials so far continues."""
 
         def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
             at = trial.last_step
@@ -122,9 +122,9 @@ def make_pruner(sweep: Sweep) -> optuna.pruners.BasePruner:
 
 
 def is_behind(value: float, values: Sequence[float], eta: float, metric: Metric) -> bool:
-    """Whether a trial is worse than the best 1/eta of all values at the same iteration, its own among them.
+    """Whether a trial is worse than the best 1/eta of all values at the same iteration, including its own.
 
-    As W&B's sweeps compare: with the value at the place `int(count / eta)`, the best being at 0.
+    As in W&B's sweeps, it is compared with the value at index `int(count / eta)`, the best being at 0.
     """
     if math.isnan(value):
         return True
@@ -135,7 +135,7 @@ def is_behind(value: float, values: Sequence[float], eta: float, metric: Metric)
 
 
 def iterations_to_compare(sweep: Sweep) -> Iterator[int]:
-    """The iterations at which trials are compared, ascending; none where no trial is ended early."""
+    """Yield the iterations at which trials are compared, ascending; empty without early termination."""
     early = sweep.early
     if early is None and sweep.method != "hyperband":
         return
@@ -182,7 +182,7 @@ class SweepStudy(SharedStudy):
     """The study of a sweep.
 
     Args:
-        place: the database, as `stepscope.tune.study` takes it.
+        place: the database, as in `stepscope.tune.study`.
         folder: of the sweep, with the lock of the processes that share it.
 
     Raises:
@@ -192,7 +192,9 @@ class SweepStudy(SharedStudy):
     def __init__(self, sweep: Sweep, place: str | Path, folder: Path) -> None:
         self.sweep = sweep
         self._lock = folder / "sweep.lock"
-        self._is_locked_by_all = "://" not in str(place)  # of a database on another machine not all have this lock
+        self._is_locked_by_all = "://" not in str(
+            place
+        )  # processes that share a database on another machine may not have this lock
         self._grid = make_grid(sweep) if sweep.method == "grid" else None
         sampler, pruner = make_sampler(sweep, 0), make_pruner(sweep)
         with held(self._lock), quietly():
@@ -204,7 +206,7 @@ class SweepStudy(SharedStudy):
         return self.study.get_trials(deepcopy=False)
 
     def begin(self) -> optuna.Trial | None:
-        """Take the next trial, one to be repeated first; None where as many as were asked for have begun."""
+        """Take the next trial, first those to be repeated; None if the requested number has begun."""
         with held(self._lock), quietly():
             trials = self.trials()
             if not self._may_begin(trials):
@@ -218,21 +220,21 @@ class SweepStudy(SharedStudy):
             return trial
 
     def values_of(self, drawn: dict[str, Any]) -> dict[str, Any]:
-        """What the program is given: every parameter's value, in the file's order."""
+        """Every parameter's value for the program, in the file's order."""
         return {
             each.name: each.values[0] if each.is_constant else each.value_of(drawn[each.name])
             for each in self.sweep.parameters
         }
 
     def is_behind(self, trial: optuna.Trial, iteration: int, value: float) -> bool:
-        """Tell an intermediate value; whether the trial is to be ended for it."""
+        """Report an intermediate value; return whether to end the trial because of it."""
         with quietly():
             trial.report(value, iteration)
             return bool(trial.should_prune())
         return False
 
     def complete(self, trial: optuna.Trial, value: float, iterations: int) -> None:
-        """The trial is done; `iterations` values led to this one."""
+        """Complete the trial with the value that `iterations` values led to."""
         with quietly():
             if iterations not in self.trials()[trial.number].intermediate_values:
                 trial.report(value, iterations)
@@ -248,12 +250,12 @@ class SweepStudy(SharedStudy):
         self.end(trial, "FAIL")
 
     def give_back(self, trial: optuna.Trial, reason: str) -> None:
-        """The trial was interrupted: the next process that looks repeats it."""
+        """Mark the trial as interrupted: the next process that looks repeats it."""
         with held(self._lock), quietly():
             self._abandon(self.trials()[trial.number], reason, counts=False)
 
     def take_from_the_dead(self) -> list[int]:
-        """Have those trials repeated whose process is gone; returns their numbers."""
+        """Have the trials of dead processes repeated; return their numbers."""
         with held(self._lock), quietly():
             found = [trial for trial in self.trials() if trial.state.name == "RUNNING" and self.is_lost(trial)]
             for trial in found:
@@ -261,7 +263,7 @@ class SweepStudy(SharedStudy):
             return [trial.number for trial in found]
 
     def has_reached_target(self) -> bool:
-        """Whether a trial's value is as good as the target of the metric."""
+        """Whether a trial's value is as good as the metric's target."""
         target = self.sweep.metric.target
         if target is None:
             return False
@@ -276,9 +278,9 @@ class SweepStudy(SharedStudy):
         return self._grid is None or bool(self._grid.left(self.study))
 
     def _agree(self) -> str:
-        """Keep the sweep in the study, or see that it is the same; returns the command it had before where it differs.
+        """Store the sweep in the study, or check that it is the same; return the previous command if it differs.
 
-        Raises UsageError where it is another one.
+        Raises UsageError if it is another sweep.
         """
         known = self.study.user_attrs.get(SWEEP)
         if known is None:
@@ -296,7 +298,7 @@ class SweepStudy(SharedStudy):
         return before.command.shown if before.command != self.sweep.command else ""
 
     def _abandon(self, trial: optuna.trial.FrozenTrial, reason: str, *, counts: bool) -> None:
-        """Mark it, and queue one with the same values; first the latter, so that no kill in between loses it."""
+        """Queue a trial with the same values, then mark this one: in this order a kill in between loses nothing."""
         package = import_optuna()
         waiting, failed = package.trial.TrialState.WAITING, package.trial.TrialState.FAIL
         repeats = int(trial.user_attrs.get("deaths", 0)) + counts
@@ -322,7 +324,7 @@ class SweepStudy(SharedStudy):
         storage.set_trial_state_values(trial._trial_id, state=failed)
 
     def is_lost(self, trial: optuna.trial.FrozenTrial) -> bool:
-        """Whether the process that took the trial is gone; it may have died before it said that it took it."""
+        """Whether the process that took the trial is gone; it may have died before it stored its name."""
         if isinstance(trial.user_attrs.get(OWNER), dict):
             return super().is_lost(trial)
         begun = trial.datetime_start  # without a common lock, its process may be taking it now
@@ -330,7 +332,7 @@ class SweepStudy(SharedStudy):
 
 
 def kept_sweep(content: Any, name: str) -> Sweep:
-    """The sweep that a study keeps. Raises UsageError where it cannot be read."""
+    """Load the sweep stored in a study. Raises UsageError if it cannot be read."""
     try:
         return msgspec.convert(content, Sweep)
     except msgspec.ValidationError as error:
@@ -342,7 +344,7 @@ def counted(trials: list[optuna.trial.FrozenTrial]) -> list[optuna.trial.FrozenT
 
 
 def _difference(before: Sweep, now: Sweep) -> str:
-    """In words, what keeps the trials of the two from being compared; empty where nothing does."""
+    """Describe why the trials of the two cannot be compared; empty if they can."""
     if before.metric.name != now.metric.name or before.metric.goal != now.metric.goal:
         goal = f"to {before.metric.goal} {before.metric.name}"
         return f"{goal}, not to {now.metric.goal} {now.metric.name}"

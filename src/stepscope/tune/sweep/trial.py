@@ -1,13 +1,13 @@
-"""One trial of a sweep as a program that runs: its folder, its environment, its values, and how it is ended.
+"""One running trial of a sweep: its folder, its environment, its metric values, and how it is ended.
 
-<folder>/trial-0007/run.json          the run folder that the program's telemetry goes to
-<folder>/trial-0007/parameters.json   the values it was given
-<folder>/trial-0007/output.log        what it printed
-<folder>/trial-0007/values.jsonl      the values of the metric: iteration, step, value
-<folder>/trial-0007/result.json       how it ended
+    <folder>/trial-0007/run.json          the run folder that the program's telemetry goes to
+    <folder>/trial-0007/parameters.json   the values it was given
+    <folder>/trial-0007/output.log        what it printed
+    <folder>/trial-0007/values.jsonl      the values of the metric: iteration, step, value
+    <folder>/trial-0007/result.json       how it ended
 
-A trial's values of the metric are counted from 1 in the order in which they come: that number is its iteration,
-whatever the program calls its steps, as W&B counts for its Hyperband.
+A trial's values of the metric are counted from 1 in order of arrival: that number is its iteration, whatever the
+program calls its steps, as W&B counts for its Hyperband.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _WANDB: Final = "wandb-config.yaml"
 _ENERGY_STEPS: Final = 5
 _MOST_NAMES: Final = 8
 _MOST_BYTES: Final = 4 << 20
-"""Of a log, read at once; a faster program is read later."""
+"""Bytes of a log read at once; the rest is read at the next look."""
 _LONGEST_LINE: Final = 4096
 _MOST_KEPT: Final = 10_000
-"""Values kept for the plot of a trial; of more, every second one."""
+"""Most values kept for the plot of a trial; beyond that, every second one is dropped."""
 _NUMBER: Final = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?nan|[-+]?inf(?:inity)?"
 _ENDS: Final = re.compile(rb"[\r\n]")
 _SOURCES: Final = ("log", "throughput", "optimizer", "gradient", "activation")
-"""Of several series of the same name that of the first of these counts."""
+"""Sources in order of preference for series of the same name."""
 _NEW: Final = """
 SELECT samples.rowid, step, value FROM samples
 WHERE series = ? AND samples.rowid > ? AND value IS NOT NULL ORDER BY samples.rowid LIMIT 100000"""
@@ -61,7 +61,7 @@ WHERE series = ? AND samples.rowid > ? AND value IS NOT NULL ORDER BY samples.ro
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of the metric; `step` as the program calls it, None where it does not say."""
+    """One value of the metric; `step` is the program's own count, None if it reports none."""
 
     value: float
     step: int | None = None
@@ -69,12 +69,12 @@ class Value:
 
 @dataclass
 class Values:
-    """The values of a trial so far, of which the latest and the best are exact however many there are.
+    """The values of a trial so far; last and best are exact however many there are.
 
     Attributes:
-        kept: [iteration, step, value] of those that are kept for a plot.
-        count: how many there were.
-        last, best: of those that were; None where there was none. No best is a NaN where anything else was.
+        kept: [iteration, step, value] of a sample for plots.
+        count: number of all values.
+        last, best: None without values. `best` is NaN only if all values are.
         total: their sum.
     """
 
@@ -107,7 +107,7 @@ class Values:
 
 
 class MetricReader:
-    """Reads the values of a running trial's metric as they come."""
+    """Reads the values of a running trial's metric as they arrive."""
 
     def __init__(self, metric: Metric, folder: Path, log: Path) -> None:
         self.metric = metric
@@ -124,8 +124,8 @@ class MetricReader:
     def new(self, *, is_over: bool = False) -> list[Value]:
         """The values since the last call.
 
-        What the program logs goes before what it prints: while it runs it may print before it has logged, so of two
-        sources one is chosen only when the logged values are there, or when it has ended (`is_over`) without any.
+        What the program logs has priority over what it prints: while it runs it may print before it has logged, so with
+        two sources one is chosen only once logged values exist, or when it has ended (`is_over`) without any.
         """
         if self.metric.source == "measure":
             return _measured(self.metric.name, self._folder) if is_over else []
@@ -147,7 +147,7 @@ class MetricReader:
 
 
 _ENOUGH: Final = 5
-"""Printed values after which nothing is expected to be logged any more."""
+"""After so many printed values, none is expected to be logged any more."""
 
 
 class _Printed:
@@ -164,7 +164,7 @@ class _Printed:
         self._rest = b""
 
     def new(self, *, is_over: bool) -> list[Value]:
-        """Those of the lines that were written since the last call; at the end also of an unfinished one."""
+        """Values in the lines written since the last call; at the end also in an unfinished line."""
         found: list[Value] = []
         while True:
             try:
@@ -202,7 +202,7 @@ class _Printed:
 
 
 class _Logged:
-    """Values in the telemetry that the program keeps: of its lowest rank, of the first process that has the metric."""
+    """Values in the program's telemetry: of its lowest rank, of the first process that has the metric."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._name = name
@@ -220,7 +220,7 @@ class _Logged:
                 ) as database:
                     database.text_factory = lambda text: text.decode("utf-8", "replace")
                     found = self._of_file(database)
-            except sqlite3.Error:  # not all there yet, or damaged: what it has next time
+            except sqlite3.Error:  # incomplete or damaged: retried next time
                 continue
             if self._series is not None:
                 self._file = file
@@ -244,7 +244,7 @@ class _Logged:
 
 
 def number_of(value: Any) -> float | None:
-    """The value as a number, NaN and infinities included; None for anything else."""
+    """The value as a number, including NaN and infinities; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -287,7 +287,7 @@ class TrialProgram:
     Attributes:
         folder: the trial's own.
         seen: the values of the metric.
-        is_pruned: whether it is ended because others were better.
+        is_pruned: whether it was ended because others were better.
 
     Raises:
         UsageError: it cannot be started, or the folder cannot be written.
@@ -315,10 +315,10 @@ class TrialProgram:
         self.is_pruned = False
 
     def look(self) -> list[tuple[int, float]]:
-        """What the trial is compared by at each iteration since the last look; none once its end has begun."""
+        """(iteration, value to compare the trial by) since the last look; empty once its end has begun."""
         if self._ending is not None:
             return []
-        is_over = self.has_ended  # asked first: what it wrote until its end is then all there
+        is_over = self.has_ended  # checked first: everything it wrote until its end is then there
         found = []
         for value in self._reader.new(is_over=is_over):
             self.seen.add(value)
@@ -328,14 +328,14 @@ class TrialProgram:
         return found
 
     def end(self) -> None:
-        """Begin to end it with all that it started: SIGINT, then SIGTERM, then SIGKILL; returns at once."""
+        """Begin to end the program and all its children: SIGINT, then SIGTERM, then SIGKILL; returns at once."""
         if self._ending is None:
             self._ending = threading.Thread(target=self._end, daemon=True)
             self._ending.start()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the program itself has ended; what it started may still run."""
+        """Whether the program itself has ended; its children may still run."""
         return self._child.poll() is not None
 
     @property
@@ -347,7 +347,7 @@ class TrialProgram:
             self._ending.join()
 
     def failure(self) -> str | None:
-        """Why there is no value, after its end; None where there is one."""
+        """Why there is no value, after its end; None if there is one."""
         code = self._child.wait()
         name = self._sweep.metric.name
         if self._sweep.metric.source == "measure" and self.seen.count:
@@ -364,7 +364,7 @@ class TrialProgram:
         return None
 
     def keep(self, state: str, reason: str | None) -> None:
-        """Write how it went into its folder. Raises UsageError where that cannot be written."""
+        """Write the result into its folder. Raises UsageError if that cannot be written."""
         result = {
             "state": state,
             "metric": self._sweep.metric.name,
@@ -386,7 +386,7 @@ class TrialProgram:
         write_json(self.folder / RESULT, result)
 
     def _compared(self, value: float) -> float:
-        """The value itself or the best so far, as `early_terminate` has it; for Hyperband what counts of the values."""
+        """The value itself or the best so far, as `early_terminate` says; for Hyperband the one that `use` selects."""
         early, best, result = self._sweep.early, self.seen.best, self.seen.result
         assert best is not None
         assert result is not None
@@ -397,7 +397,7 @@ class TrialProgram:
     def _end(self) -> None:
         end_programs(self._child, str(self.folder))
         if hasattr(os, "killpg"):
-            with contextlib.suppress(OSError):  # what took the run folder out of its environment
+            with contextlib.suppress(OSError):  # for children that removed the run folder from their environment
                 os.killpg(self._child.pid, signal.SIGKILL)
 
     def _what_it_gave(self) -> str:
@@ -415,7 +415,7 @@ class TrialProgram:
 
 
 def end_left_over(folder: Path) -> None:
-    """End what still runs of a trial whose process of stepscope is gone."""
+    """End the running program of a trial whose stepscope process is gone."""
     gone = subprocess.Popen(["true"], stdin=subprocess.DEVNULL) if os.name == "posix" else None
     if gone is not None:
         gone.wait()
@@ -431,14 +431,14 @@ def _started(words: Sequence[str], environment: Mapping[str, str], log: Path) ->
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C comes to stepscope alone, which ends the program in its own way
+                start_new_session=True,  # Ctrl-C goes to stepscope alone, which ends the program in its own way
             )
     except OSError as error:
         raise UsageError(f"{words[0]} cannot be started: {error.strerror}") from error
 
 
 def _environment(place: RunFolder, sweep: Sweep) -> dict[str, str]:
-    """What the program finds in its environment, besides the variables of its command."""
+    """The program's environment, besides the variables of its command."""
     if sweep.metric.source == "measure":
         options = RunOptions(steps=_ENERGY_STEPS, telemetry=False, energy=True, exit_after=True)
         if sweep.metric.name == "step_ms":
@@ -446,7 +446,9 @@ def _environment(place: RunFolder, sweep: Sweep) -> dict[str, str]:
         return environment_of(place, options, os.environ)
     return {
         **environment_of(place, RunOptions(trackers=True), os.environ),
-        "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),  # else what it prints comes in pieces of 8 KiB
+        "PYTHONUNBUFFERED": os.environ.get(
+            "PYTHONUNBUFFERED", "1"
+        ),  # otherwise its output is buffered in blocks of 8 KiB
         "WANDB_SWEEP_PARAM_PATH": str(place.path / _WANDB),
     }
 
