@@ -1,1 +1,1 @@
-"""Plain functions from a trace to a table."""
+"""Analyses: plain functions from a trace to a table."""

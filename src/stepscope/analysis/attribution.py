@@ -1,19 +1,19 @@
-"""Whose doing each operator and each piece of device work is: the user's line, the module, the phase of the step.
+"""Attribution of operators and device work to the user's line, the module and the phase of the step.
 
 The place is the line that the recording kept with an operator, else the user's innermost Python frame, else the call
-stack. What runs inside a backward node belongs to the forward operator that made the node, unless code of the user's
-runs inside the node (a hook, the backward of an own autograd function). A node that no forward operator of the trace
-made, such as one that accumulates gradients, belongs to the line that called the backward pass, and so does what an
-autograd thread does outside of nodes. Work of the optimizer belongs to the line that called its step. A piece of device
-work belongs to the call that launched it, or, where the compiler kept what it was written as, to that line.
+stack. What runs inside a backward node belongs to the forward operator that made the node, unless user code runs inside
+the node (a hook, the backward of a custom autograd function). A node that no forward operator of the trace made, such
+as one that accumulates gradients, belongs to the line that called the backward pass, and so does what an autograd
+thread does outside of nodes. Work of the optimizer belongs to the line that called its step. A piece of device work
+belongs to the call that launched it, or, where the compiler recorded its source line, to that line.
 
 A module is named by the path to it: its qualified name behind the class of the outermost module ("GPT2.blocks.0") where
 stepscope recorded it, else by class and number as profilers count instances ("GPT2_0.Block_1.Linear_3"), in compiled
-code by the scopes that it was written under (see `stepscope.analysis.module_paths`).
+code by its scopes (see `stepscope.analysis.module_paths`).
 
-Phases: "backward" is what autograd's nodes do, also what they compute again of the forward; "optimizer" is the
+Phases: "backward" is the work of autograd nodes, including recomputation of the forward pass; "optimizer" is the
 optimizer's step and clearing gradients; "input" is loading data, and copying to the device outside of modules;
-"forward" is what runs in modules, what autograd made nodes of, and, in a trace without a backward pass, all other
+"forward" is what runs in modules, operators with an autograd node, and, in a trace without a backward pass, all other
 operators and launches; "other" is the rest.
 """
 
@@ -49,7 +49,7 @@ ATTRIBUTION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "file": pl.String,
     "line": pl.Int32,
     "function": pl.String,
-    "exact_line": pl.Boolean,  # `line` is the statement's; otherwise it is where the function is defined
+    "exact_line": pl.Boolean,  # whether `line` is the statement's; otherwise it is the function's definition
     "module": pl.String,
     "phase": pl.String,  # one of PHASES
 }
@@ -72,15 +72,15 @@ class Attribution:
 
     trace: Trace
     activity: HostActivity
-    places: tuple[SourcePlace, ...]  # the different places
-    modules: tuple[str, ...]  # the different module paths, each after those around it
-    module_parents: Rows  # for each of `modules` the one around it, -1 for none
-    place: Rows  # index into `places` for each slice, -1 for none; shape (n,), like those below
+    places: tuple[SourcePlace, ...]  # the distinct places
+    modules: tuple[str, ...]  # the distinct module paths, each after its parents
+    module_parents: Rows  # parent of each of `modules`, -1 if it has none
+    place: Rows  # index into `places` for each slice, -1 for none; shape (n,), as for those below
     module: Rows  # index into `modules`, -1 for none
     phase: npt.NDArray[np.int8]  # index into PHASES
     frame: Rows  # row in `frames` of the user's innermost frame, for backward slices that of their forward; -1 for none
     stack: Rows  # index of the slice whose call stack gives the place, -1 where the place comes from elsewhere
-    caused: npt.NDArray[np.bool_]  # whether the slice is of the backward of a forward operator
+    caused: npt.NDArray[np.bool_]  # whether the slice belongs to the backward of a forward operator
     line_place: Rows  # index into `places` for each row of `lines`, -1 for none
     own_work_place: Rows  # index into `places` for each row of `device_work` by its own call stack, -1 for none
     own_work_module: Rows  # index into `modules` for each row of `device_work` by its own scope, -1 for none
@@ -116,7 +116,7 @@ class Attribution:
 
     @cached_property
     def work_phase(self) -> npt.NDArray[np.int8]:
-        """For each row of `device_work`, the index of its phase."""
+        """For each row of `device_work` the index of its phase."""
         phase = np.where(self.own_work_phase >= 0, self.own_work_phase, self._phase_of(self.work_slices))
         copied = (self.trace.device_work["kind"] == "copy_in").fill_null(False).to_numpy()
         outside = self.work_module < 0
@@ -145,7 +145,7 @@ class Attribution:
 def attribute(
     trace: Trace, activity: HostActivity | None = None, user_code: UserCode = DEFAULT_USER_CODE
 ) -> Attribution:
-    """Place, module and phase of everything the host threads did; a given activity brings its own `user_code`."""
+    """Attribute all host activity to places, modules and phases; a given activity brings its own `user_code`."""
     activity = host_activity(trace, user_code) if activity is None else activity
     sources = node_source(trace)
     redirected, caused = _through_forward(trace, activity, sources)
@@ -193,7 +193,7 @@ def work_places(trace: Trace) -> pl.DataFrame:
 
 @lru_cache(maxsize=65536)
 def parse(name: str) -> tuple[str, int, str] | None:
-    """File, line and function of "file(line): function"; None for anything else."""
+    """Parse "file(line): function"; None for anything else."""
     match = _ENTRY.fullmatch(name)
     return (match[1], int(match[2]), match[3]) if match else None
 
@@ -206,12 +206,12 @@ def user_entries(call_stack: str, user_code: UserCode = DEFAULT_USER_CODE) -> tu
 
 
 def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
-    """`activity.around`, but from a backward node to its forward operator; and which slices are inside such nodes."""
+    """`activity.around` with backward nodes redirected to their forward operators, and the slices inside such nodes."""
     slices = activity.slices_of("operators")
     rows = np.flatnonzero((sources >= 0) & (slices >= 0))
     rows = rows[slices[sources[rows]] >= 0]
     node, forward = slices[rows], slices[sources[rows]]
-    # Only back in time, so that no damaged trace can lead in a circle.
+    # Only backwards in time, so that a damaged trace cannot form a cycle.
     back = activity.start[forward] < activity.start[node]
     node, forward = node[back], forward[back]
     around: Rows = activity.around.copy()
@@ -220,7 +220,7 @@ def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tup
 
 
 def _numbered(lines: pl.DataFrame, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
-    """The place of each row of file, line and function, -1 where the file is not the user's."""
+    """Place of each row of file, line and function, -1 outside of the user's files."""
 
     def number(file: str | None, line: int | None, function: str | None) -> int:
         if line is None or file is None or file not in activity.user_code:
@@ -231,7 +231,7 @@ def _numbered(lines: pl.DataFrame, activity: HostActivity, places: Numbering[Sou
 
 
 def _user_frames(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
-    """The place of each slice that is a frame of the user's, -1 for none."""
+    """Place of each slice that is a user's frame, -1 for others."""
 
     def number(name: str, file: str | None) -> int:
         entry = parse(name) if file in activity.user_code else None
@@ -241,7 +241,7 @@ def _user_frames(trace: Trace, activity: HostActivity, places: Numbering[SourceP
 
 
 def _call_stacks(trace: Trace, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
-    """The place of each slice that has a call stack with an entry of the user's, -1 for none."""
+    """Place of each slice whose call stack has an entry of the user, -1 for others."""
     own, annotated = (
         activity.spread(table, _stack_places(trace.table(table)["call_stack"], activity, places))
         for table in ("operators", "annotations")
@@ -250,7 +250,7 @@ def _call_stacks(trace: Trace, activity: HostActivity, places: Numbering[SourceP
 
 
 def _stack_places(call_stacks: pl.Series, activity: HostActivity, places: Numbering[SourcePlace]) -> Rows:
-    """The place of the user's innermost entry of each call stack, -1 for none."""
+    """Place of the user's innermost entry of each call stack, -1 for none."""
 
     def number(call_stack: str) -> int:
         entries = user_entries(call_stack, activity.user_code)
@@ -261,11 +261,11 @@ def _stack_places(call_stacks: pl.Series, activity: HostActivity, places: Number
 
 
 def _places(activity: HostActivity, redirected: Rows, line: Rows, frame: Rows, stack: Rows) -> tuple[Rows, Rows, Rows]:
-    """The place of each slice, the slice of the user's innermost frame, and the slice whose call stack decided."""
+    """Place of each slice, the slice of the user's innermost frame, and the slice whose call stack gave the place."""
     place = np.full(len(line), -1, np.int64)
     frame_slice, stack_slice = place.copy(), place.copy()
     index = np.arange(len(line))
-    for around in (redirected, activity.around):  # where the forward says nothing, the call of the backward pass does
+    for around in (redirected, activity.around):  # without a forward place, the backward call counts
         by_line = inherit(line, around)
         origin = inherit(np.where(frame >= 0, index, -1), around)
         by_frame = at(frame, origin)
@@ -279,7 +279,7 @@ def _places(activity: HostActivity, redirected: Rows, line: Rows, frame: Rows, s
 
 
 def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_place: Rows) -> Rows:
-    """`place`, and for slices without one the line that their thread was at when they began.
+    """Fill places of slices that have none with the line of their thread when they began.
 
     Steps span many lines and get no place.
     """
@@ -292,7 +292,7 @@ def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_plac
 
 
 def _or_of_the_main_thread(trace: Trace, activity: HostActivity, place: Rows) -> Rows:
-    """`place`, and for slices of the engine's threads without one, where the main thread was: it called them."""
+    """Fill places of autograd threads' slices that have none with the main thread's, which called them."""
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
     result: Rows = place.copy()
     for lane in engine_lanes(trace, activity):

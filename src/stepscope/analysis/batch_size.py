@@ -1,11 +1,11 @@
-"""How time and memory of a step grow with the batch size: a straight line through what was measured.
+"""Growth of step time and memory with the batch size: a straight line through the measurements.
 
     time(b)   = s * b + c        throughput(b) = b / time(b), which approaches 1 / s
     memory(b) = m * b + k        largest batch = (capacity * (1 - kept free) - k) / m
 
 Fitted by least squares, with the standard errors of slope and constant where three sizes or more were measured. The
-formulas are those of DeepView's batch size model (Yu et al., "Skyline", UIST 2020). As there, a line is refused whose
-slope is not positive, and the one of time where a measurement beats the throughput that it allows.
+formulas are those of DeepView's batch size model (Yu et al., "Skyline", UIST 2020). As there, a line without a positive
+slope is refused, and so is a time line whose throughput limit a measurement exceeds.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from stepscope.errors import UsageError
 from stepscope.trace import Trace
 
 GAIN: Final = 0.05
-"""A larger batch is worth advising where throughput rises by this share."""
+"""Least throughput gain, as a share, for which a larger batch is recommended."""
 TOLD_APART: Final = 2.0
-"""Standard errors that a slope must be above zero to be told from chance."""
+"""Standard errors by which a slope must exceed zero to be significant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One recorded batch size."""
+    """Measurements at one batch size."""
 
     batch_size: int
-    step_ns: float  # the median complete step
-    steps: int  # how many complete steps were recorded
-    memory_bytes: int | None = None  # the most that was in use at once; None where it was not recorded
-    capacity_bytes: int | None = None  # how much memory the device has; None where that is not known
-    device: str | None = None  # what the memory is of; None where it was not recorded
+    step_ns: float  # median complete step
+    steps: int  # number of complete steps
+    memory_bytes: int | None = None  # peak memory in use; None where not recorded
+    capacity_bytes: int | None = None  # the device's memory; None where unknown
+    device: str | None = None  # device of the memory figures; None where not recorded
 
     @property
     def throughput(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.batch_size / self.step_ns * 1e9
 
 
@@ -51,8 +51,8 @@ class Line:
 
     slope: float
     constant: float
-    slope_error: float | None  # standard errors; None for two sizes, which any line fits
-    constant_error: float | None  # standard errors; None for two sizes, which any line fits
+    slope_error: float | None  # standard error; None with two sizes, which any line fits
+    constant_error: float | None  # standard error; None with two sizes, which any line fits
     r_squared: float  # share of the values' variance that the line explains
 
     def at(self, batch_size: float) -> float:
@@ -62,23 +62,23 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class BatchModel:
-    """What follows from the measurements, in order of batch size."""
+    """Model fitted to the measurements, in order of batch size."""
 
     measurements: tuple[Measurement, ...]
-    time: Line | None  # nanoseconds of a step; None where refused, for the reason in `problems`
+    time: Line | None  # nanoseconds per step; None where refused, with the reason in `problems`
     memory: Line | None  # bytes in use; None where refused or not recorded
-    capacity_bytes: int | None  # the memory that may be used; None where that is not known
+    capacity_bytes: int | None  # usable memory; None where unknown
     kept_free: float  # share of it that stays free
-    problems: tuple[str, ...]  # why something is not answered, in sentences
+    problems: tuple[str, ...]  # why a part is missing, in sentences
 
     @property
     def throughput_limit(self) -> float | None:
-        """Samples a second that no batch size reaches."""
+        """Samples per second that no batch size reaches."""
         return None if self.time is None else 1e9 / self.time.slope
 
     @property
     def largest_batch(self) -> int | None:
-        """The largest batch that fits; None where the memory's line or size is not known."""
+        """Largest batch that fits; None where the memory line or size is unknown."""
         if self.memory is None or self.capacity_bytes is None:
             return None
         return max(
@@ -86,21 +86,21 @@ class BatchModel:
         )
 
     def throughput(self, batch_size: float) -> float | None:
-        """Samples a second at a batch size, by the line."""
+        """Samples per second at a batch size, from the line."""
         return None if self.time is None else batch_size / self.time.at(batch_size) * 1e9
 
     def batch_for(self, throughput: float) -> float | None:
-        """The batch size at which the line reaches so many samples a second; None where no size does."""
+        """Batch size at which the line reaches this many samples per second; None where no size does."""
         if self.time is None or throughput * self.time.slope >= 1e9:
             return None
         return throughput * self.time.constant / (1e9 - throughput * self.time.slope)
 
 
 def measurement_of(trace: Trace, batch_size: int) -> Measurement:
-    """What a trace that was recorded with this batch size tells.
+    """Measure a trace that was recorded with this batch size.
 
     Raises:
-        UsageError: it has no complete step.
+        UsageError: the trace has no complete step.
     """
     steps = step_table(trace)
     summary = step_summary(steps)
@@ -118,7 +118,7 @@ def measurement_of(trace: Trace, batch_size: int) -> Measurement:
 
 
 def batch_size_of(trace: Trace) -> int | None:
-    """The batch size that the recording knows of its loaders; None where they have none, or several."""
+    """Batch size recorded for the trace's loaders; None without loaders or with several sizes."""
     program = trace.metadata.program
     sizes = {loader.batch_size for loader in program.loaders if loader.batch_size} if program is not None else set()
     return sizes.pop() if len(sizes) == 1 else None
@@ -127,11 +127,11 @@ def batch_size_of(trace: Trace) -> int | None:
 def batch_model(
     measurements: Sequence[Measurement], *, capacity_bytes: int | None = None, kept_free: float = 0.1
 ) -> BatchModel:
-    """The lines through two measurements or more.
+    """Fit the lines through two measurements or more.
 
     Args:
-        capacity_bytes: the memory there is, instead of the device's.
-        kept_free: share of it that stays free, for what the line does not know.
+        capacity_bytes: available memory, instead of the device's.
+        kept_free: share of it to keep free as a safety margin.
 
     Raises:
         UsageError: fewer than two different batch sizes.
@@ -184,7 +184,7 @@ def _memory_line(rows: Sequence[Measurement], problems: list[str]) -> Line | Non
 
 
 def fitted(sizes: Sequence[float], values: Sequence[float]) -> Line:
-    """The line of least squares, with standard errors from the residuals; two sizes or more."""
+    """Least-squares line, with standard errors from the residuals; needs two sizes or more."""
     x, y = np.asarray(sizes, np.float64), np.asarray(values, np.float64)
     spread = float(((x - x.mean()) ** 2).sum())
     slope = float(((x - x.mean()) * (y - y.mean())).sum() / spread)

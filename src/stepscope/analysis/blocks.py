@@ -1,4 +1,4 @@
-"""Blocks of memory: when they lived, what for, which line made them, and what the allocator asked of the driver."""
+"""Memory blocks: lifetime, category and allocating line, and the allocator's calls to the driver."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ BLOCK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "end_ns": pl.Int64,  # null: not freed while recording
     "bytes": pl.Int64,
     "lane": pl.Int32,
-    "row": pl.UInt32,  # of the allocation in `memory`; null: before the recording
-    "operator": pl.Int64,  # row in operators of the innermost around the allocation, -1 for none
+    "row": pl.UInt32,  # row of the allocation in `memory`; null: before the recording
+    "operator": pl.Int64,  # row in operators of the innermost one around the allocation, -1 for none
 }
 
 
 def memory_devices(trace: Trace) -> list[str]:
-    """The devices with memory events: accelerators before the CPU, and the one that held the most first."""
+    """Devices with memory events: accelerators before the CPU, those with the highest level first."""
     peaks = memory_levels(trace).group_by("device").agg(pl.col("allocated_bytes").max())
     order = [pl.col("device") == "cpu", pl.col("allocated_bytes"), pl.col("device")]
     return peaks.sort(order, descending=[False, True, False])["device"].to_list()
 
 
 def memory_levels(trace: Trace) -> pl.DataFrame:
-    """What each device held after every event, in order of time.
+    """Memory level of each device after every event, in order of time.
 
-    Where a trace has no totals they are added up from the events, from the least that makes every level possible.
+    Without recorded totals, events are summed from the least start value that keeps every level non-negative.
 
     Returns:
-        Columns device, start_ns, allocated_bytes (from then on), reserved_bytes (what the allocator holds of the
-        device; null where it was not recorded).
+        Columns device, start_ns, allocated_bytes (from then on), reserved_bytes (held by the allocator; null where not
+            recorded).
     """
     memory = trace.memory.filter((pl.col("bytes") != 0) & pl.col("device").is_not_null())
     added = pl.col("bytes").cum_sum().over("device")
@@ -60,10 +60,10 @@ def memory_levels(trace: Trace) -> pl.DataFrame:
 
 
 def blocks(trace: Trace) -> pl.DataFrame:
-    """Every block of memory in the events, in order of allocation; columns as in BLOCK_SCHEMA.
+    """List every block in the memory events, in order of allocation; columns as in BLOCK_SCHEMA.
 
-    Events are paired by address. A block whose end was not recorded ends where its address is handed out again.
-    Events without addresses are left out: they do not show how long a block lived.
+    Events are paired by address. A block whose end was not recorded ends when its address is reused. Events without
+    addresses are left out: they do not show how long a block lived.
     """
     memory = trace.memory.with_row_index("row").filter(
         (pl.col("bytes") != 0) & pl.col("address").is_not_null() & pl.col("device").is_not_null()
@@ -79,7 +79,7 @@ def blocks(trace: Trace) -> pl.DataFrame:
     previous = np.full(len(order), -1, np.int64)
     previous[order[1:]] = np.where(same, order[:-1], -1)
     begins = size > 0
-    # A block that is given back without having been handed out was there before.
+    # A freed block without an allocation existed before the recording.
     earlier = ~begins & ((previous < 0) | ~begins[np.maximum(previous, 0)])
     start = memory["start_ns"].to_numpy()
     ended = pl.Series(np.where(following >= 0, start[np.maximum(following, 0)], -1))
@@ -94,7 +94,7 @@ def blocks(trace: Trace) -> pl.DataFrame:
 
 
 def outermost_operators(trace: Trace) -> Rows:
-    """For each operator, the row of the outermost around it or itself; shape (operators,)."""
+    """For each operator the row of its outermost ancestor, or its own; shape (operators,)."""
     parent = row_numbers(trace.operators["parent"])
     return inherit(np.where(parent < 0, np.arange(len(parent)), -1), parent)
 
@@ -109,7 +109,7 @@ CATEGORIES: Final[dict[str, str]] = {
     "before": "allocated before the recording began: parameters, optimizer state and whatever else there was",
     "unknown": "of unknown purpose",
 }
-"""Category -> what it means, in the order reports list them from the bottom of a picture to its top."""
+"""Category -> its meaning, in the order of reports, from the bottom of a picture to its top."""
 
 _FACTORIES: Final = re.compile(
     r"^aten::(?:rand\w*|normal|zeros|ones|empty|full|arange|linspace|eye|tensor|from_numpy|lift_fresh|to|_to_copy)$"
@@ -126,11 +126,11 @@ _BY_FRAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 
 
 def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | None = None) -> pl.Series:
-    """The category of each of `blocks`, one of CATEGORIES.
+    """Category of each block, one of CATEGORIES.
 
     Args:
-        blocks: as `stepscope.analysis.blocks.blocks` gives them.
-        first_step_ns: when the first step began, where steps are known.
+        blocks: as from `stepscope.analysis.blocks.blocks`.
+        first_step_ns: start of the first step, where steps are known.
     """
     if blocks.is_empty():
         return pl.Series("category", [], pl.String)
@@ -145,7 +145,7 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
     first = _first_ns(trace, first_step_ns)
     in_optimizer = (optimizer_end >= 0) | (stacks == "optimizer_state")
     lasts = end == _FOREVER
-    in_passes = trace.metadata.format not in XLA_FORMATS  # whose own events tell nothing of forward and backward
+    in_passes = trace.metadata.format not in XLA_FORMATS  # XLA's own events do not distinguish forward and backward
     choices: list[tuple[npt.NDArray[np.bool_], str]] = [
         ((start < 0) | (phase.by_stacks & (start == 0) & (stacks == "")), "before"),
         (phase.in_backward & (end <= passes), "temporary"),
@@ -162,7 +162,7 @@ def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | No
 
 
 class _Phases:
-    """Which operator made each block, and whether that is part of the backward pass."""
+    """Allocating operator of each block, and whether it is part of the backward pass."""
 
     def __init__(self, trace: Trace, operator: Rows, stacks: npt.NDArray[np.str_]) -> None:
         operators = trace.operators
@@ -190,7 +190,7 @@ class _Phases:
         return (rows >= 0) & flags[np.maximum(rows, 0)] if len(flags) else np.zeros(len(rows), np.bool_)
 
     def _copying(self, outermost: Rows) -> npt.NDArray[np.bool_]:
-        """Which operators copy from the host to a device, themselves or by operators inside."""
+        """Whether each operator copies from the host to a device, itself or in nested operators."""
         trace = self._trace
         copies = trace.device_work.filter((pl.col("kind") == "copy_in") & pl.col("launch").is_not_null())["launch"]
         launching = trace.launches["operator"].gather(copies).drop_nulls().cast(pl.Int64).to_numpy()
@@ -199,10 +199,10 @@ class _Phases:
         return flags
 
     def backward_pass_end(self, start: Rows) -> Rows:
-        """When the backward pass that each block was allocated in ended; shape (n,), of no meaning for other blocks.
+        """End of the backward pass in which each block was allocated; shape (n,), meaningless for other blocks.
 
-        A pass goes on until an operator, or where only stacks are known an allocation, that is not of the backward pass
-        begins on the thread that trains.
+        A pass lasts until an operator outside of the backward pass begins on the training thread, or such an allocation
+        where only stacks are known.
         """
         if self.by_stacks:
             others = np.sort(start[(self._stacks != "gradient") & (start >= 0)])
@@ -214,7 +214,7 @@ class _Phases:
         begin = operators["start_ns"].to_numpy()[self._outer]
         lane = operators["lane"].to_numpy()[self._outer]
         forward = ~self._outer_backward
-        # The thread that trains has the most operators outside the backward pass.
+        # The training thread has the most operators outside the backward pass.
         main = np.bincount(lane[forward]).argmax() if forward.any() else -1
         bounds = np.sort(begin[forward & (lane == main)])
         ends = np.full(len(bounds) + 1, -1, np.int64)
@@ -225,14 +225,14 @@ class _Phases:
 
 
 def _first_ns(trace: Trace, first_step_ns: int | None) -> int:
-    """Before this moment nothing but the model, and what belongs to it, was made."""
+    """Time before which only the model and its state were allocated."""
     source = backward_source(trace)
     forward = trace.operators["start_ns"].to_numpy()[source[source >= 0]]
     return min([*forward.tolist(), *([] if first_step_ns is None else [first_step_ns])], default=0)
 
 
 def _inside(trace: Trace, pattern: str, lane: npt.NDArray[np.int32], times: Rows) -> Rows:
-    """The end of the annotation of that name open at each time on its lane, -1 for none; shape (n,)."""
+    """End of the annotation with that name open at each time on its lane, -1 for none; shape (n,)."""
     marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(pattern))
     result = np.full(len(times), -1, np.int64)
     for number in marks["lane"].unique().to_list():
@@ -247,7 +247,7 @@ def _inside(trace: Trace, pattern: str, lane: npt.NDArray[np.int32], times: Rows
 
 
 def _of_stacks(trace: Trace, blocks: pl.DataFrame) -> npt.NDArray[np.str_]:
-    """The category that each block's allocation stack implies, "" for none."""
+    """Category implied by each block's allocation stack, "" for none."""
     stacks = trace.memory["call_stack"]
     if stacks.null_count() == len(stacks):
         return np.full(blocks.height, "", np.str_)
@@ -258,14 +258,14 @@ def _of_stacks(trace: Trace, blocks: pl.DataFrame) -> npt.NDArray[np.str_]:
 
 @lru_cache(maxsize=65536)
 def category_of_stack(call_stack: str) -> str:
-    """What the frames of an allocation say, "" where they say nothing."""
+    """Category implied by the frames of an allocation, "" for none."""
     frames = call_stack.split(";")
     return next((name for name, pattern in _BY_FRAME if any(pattern.search(frame) for frame in frames)), "")
 
 
 PLACE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "file": pl.String,
-    "line": pl.Int32,  # of the statement, or of the function's definition where the trace knows no more
+    "line": pl.Int32,  # line of the statement, or of the function's definition if that is all the trace has
     "function": pl.String,
     "module": pl.String,
     "exact_line": pl.Boolean,
@@ -274,13 +274,13 @@ PLACE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 _PRIMITIVES: Final = tuple(
     f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 )
-"""Operators that only hand out memory for the one around them."""
+"""Operators that only allocate memory for the operator around them."""
 
 
 def allocating_operators(trace: Trace, operator: Rows) -> Rows:
-    """For each of these rows of `operators`, the nearest around it or itself that does more than ask for memory.
+    """For each of these rows of `operators`, the nearest one around it, or itself, that does more than allocate.
 
-    What has no operator, -1, stays -1.
+    -1 stays -1.
     """
     parent = row_numbers(trace.operators["parent"])
     primitive = trace.operators["name"].is_in(_PRIMITIVES).fill_null(False).to_numpy()
@@ -289,11 +289,11 @@ def allocating_operators(trace: Trace, operator: Rows) -> Rows:
 
 
 def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: HostActivity | None) -> pl.DataFrame:
-    """Where in the user's code each block was asked for; columns as in PLACE_SCHEMA, null where unknown.
+    """Place in the user's code that asked for each block; columns as in PLACE_SCHEMA, null where unknown.
 
     Args:
-        blocks: as `stepscope.analysis.blocks.blocks` gives them.
-        operator: row in operators of each, -1 for none.
+        blocks: as from `stepscope.analysis.blocks.blocks`.
+        operator: row in `operators` of each block, -1 for none.
     """
     places = attribute(trace, activity).operators()
     found = gathered(places.select(list(PLACE_SCHEMA)), operator)
@@ -309,22 +309,22 @@ def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: H
 
 
 def user_place(call_stack: str) -> tuple[str | None, int | None, str | None]:
-    """File, line and function of the user's innermost entry of a call stack; None where there is none."""
+    """File, line and function of the user's innermost entry of a call stack; None if there is no such entry."""
     entries = user_entries(call_stack)
     place = parse(entries[0]) if entries else None
     return place if place is not None else (None, None, None)
 
 
 OUT_OF_MEMORY: Final = "out of memory"
-"""Name of the launches and annotations by which a trace tells that memory could not be had."""
+"""Name of launches and annotations that record a failed allocation."""
 DEVICE_FREE: Final = "device free"
-"""Name of the counter of bytes that the driver could still have given then."""
+"""Name of the counter of bytes that the driver had left then."""
 
 OUT_OF_MEMORY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
     "start_ns": pl.Int64,
     "asked_bytes": pl.Int64,
-    "free_bytes": pl.Int64,  # what the driver had left; null where not recorded
+    "free_bytes": pl.Int64,  # bytes that the driver had left; null where not recorded
     "file": pl.String,
     "line": pl.Int32,
     "function": pl.String,
@@ -332,11 +332,11 @@ OUT_OF_MEMORY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 
 def allocator_table(trace: Trace, window: Window | None = None, steps: int = 1) -> pl.DataFrame:
-    """Calls by which memory was asked of the driver and given back to it, the costliest first.
+    """Driver calls that allocate and free memory, the costliest first.
 
     Args:
-        window: only calls that start in this stretch of time.
-        steps: how many steps it holds.
+        window: only calls that start in it.
+        steps: number of steps in the window.
 
     Returns:
         Columns name, calls, calls_per_step, total_ns, ns_per_step, bytes (0 where not recorded).
@@ -353,7 +353,7 @@ def allocator_table(trace: Trace, window: Window | None = None, steps: int = 1) 
 
 
 def out_of_memory(trace: Trace) -> pl.DataFrame:
-    """When memory could not be had, in order of time; columns as in OUT_OF_MEMORY_SCHEMA."""
+    """Failed allocations, in order of time; columns as in OUT_OF_MEMORY_SCHEMA."""
     calls = trace.launches.filter((pl.col("kind") == "allocate") & (pl.col("name") == OUT_OF_MEMORY))
     if calls.is_empty():
         return pl.DataFrame(schema=dict(OUT_OF_MEMORY_SCHEMA))

@@ -1,4 +1,4 @@
-"""Collectives between ranks: what they move, when a rank comes to them, and how fast the data goes."""
+"""Collectives between ranks: message sizes, arrival times and bandwidth."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stepscope.trace.naming import HOST_BACKEND
 from stepscope.trace.window import IntervalSet, union
 
 COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "row": pl.Int64,  # in device_work, or in operators where the collective runs on the host
+    "row": pl.Int64,  # row in device_work, or in operators for host-run collectives
     "on_device": pl.Boolean,
     "kind": pl.String,  # one of KINDS
-    "group": pl.String,  # of ranks, "" where unknown
-    "ranks": pl.Int64,  # in the group; null where unknown
-    "bytes": pl.Int64,  # of the message of one rank; null where unknown
+    "group": pl.String,  # group of ranks, "" where unknown
+    "ranks": pl.Int64,  # ranks in the group; null where unknown
+    "bytes": pl.Int64,  # message of one rank; null where unknown
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
     "launch": pl.Int64,  # row in launches; null on the host
@@ -56,16 +56,16 @@ _MOST_BYTES: Final = 1 << 50
 
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> str:
-    """Which of KINDS a collective's name says."""
+    """Kind, one of KINDS, in a collective's name."""
     return next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 def collectives(trace: Trace, *, device: str | None = None, window: Window | None = None) -> pl.DataFrame:
-    """Every collective of a rank, in order of time: those of a device, or else those that its host runs.
+    """List a rank's collectives in order of time: those of a device, or else those run by the host.
 
     Args:
-        device: whose; of all devices by default.
-        window: only those that start in it.
+        device: only this device's; by default all devices'.
+        window: only collectives that start in it.
 
     Returns:
         Columns as in COLLECTIVE_SCHEMA.
@@ -78,7 +78,7 @@ def collectives(trace: Trace, *, device: str | None = None, window: Window | Non
 
 
 def bus_bytes(kind: str, message: int, ranks: int) -> float:
-    """Bytes that each rank's link carries for a message, as NCCL's tests count them.
+    """Bytes that each rank's link carries for a message, as counted by NCCL's tests.
 
     https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     """
@@ -103,7 +103,7 @@ def _of_device(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _messages_by_launch(trace: Trace) -> dict[int, int]:
-    """For launches inside a c10d operator, the bytes of its first tensors; nothing where shapes were not recorded."""
+    """Bytes of the first tensors for launches inside a c10d operator; empty if shapes were not recorded."""
     operators = trace.operators.with_row_index("operator").filter(
         pl.col("name").str.contains(_ON_HOST) | (pl.col("name") == "record_param_comms")
     )
@@ -116,12 +116,12 @@ def _messages_by_launch(trace: Trace) -> dict[int, int]:
 
 
 def exposed_on_host(trace: Trace, window: Window) -> int:
-    """Nanoseconds in which collectives of the host's own backend run and no operator computes, on any thread."""
+    """Nanoseconds in which host-run collectives are active and no operator computes on any thread."""
     return exposed_intervals_on_host(trace, window).total_ns
 
 
 def exposed_intervals_on_host(trace: Trace, window: Window) -> IntervalSet:
-    """When collectives of the host's own backend run and no operator computes, on any thread."""
+    """Times in which host-run collectives are active and no operator computes on any thread."""
     running = trace.annotations.filter(pl.col("name").str.contains(HOST_BACKEND) & (pl.col("kind") == "host"))
     operators = trace.operators.with_row_index("row")
     inner = operators.filter(~pl.col("row").is_in(operators["parent"].drop_nulls().unique().implode()))
@@ -133,7 +133,7 @@ def exposed_intervals_on_host(trace: Trace, window: Window) -> IntervalSet:
 
 
 def _of_host(trace: Trace) -> pl.DataFrame:
-    """The operators that begin collectives; where the backend noted how long each ran, until its end."""
+    """Operators that begin collectives; they last until the collective's end if the backend recorded it."""
     operators = trace.operators.with_row_index("row").filter(pl.col("name").str.contains(_ON_HOST))
     running = trace.annotations.filter(pl.col("name").str.contains(HOST_BACKEND) & (pl.col("kind") == "host"))
     ends: dict[str, list[tuple[int, int]]] = {}
@@ -156,12 +156,12 @@ def _of_host(trace: Trace) -> pl.DataFrame:
 
 
 def _known(size: int | None) -> int | None:
-    """The size; None for what no message has."""
+    """Replace an impossible message size by None."""
     return size if size is not None and 0 <= size < _MOST_BYTES else None
 
 
 def _bytes(shapes: str | None, types: str | None) -> int:
-    """Bytes of a collective's tensors; their type is not recorded for lists, where four bytes a number are taken."""
+    """Bytes of a collective's tensors; lists have no recorded number type, so four bytes per number are assumed."""
     listed = listed_shapes(shapes) or shapes_of(shapes)[:1]
     count = sum(elements(shape) for shape in listed if shape)
     half = types is not None and ('["c10::BFloat16"' in types or '["c10::Half"' in types)
@@ -172,26 +172,26 @@ MATCHED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "step": pl.Int64,
     "kind": pl.String,
     "bytes": pl.Int64,
-    "last": pl.Int64,  # place of the rank that came last, in the order in which ranks were given
-    "late_ns": pl.Int64,  # how much later it came than the one before it
-    "waiting_ns": pl.Int64,  # of the rank that came first
+    "last": pl.Int64,  # index of the rank that arrived last, in the given order of ranks
+    "late_ns": pl.Int64,  # its delay after the last but one
+    "waiting_ns": pl.Int64,  # wait of the rank that arrived first
     "transfer_ns": pl.Int64,  # from the last arrival to the end
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """One rank's collectives: columns step, kind, group, bytes, start_ns, duration_ns, in order of time."""
+    """Collectives of one rank: columns step, kind, group, bytes, start_ns, duration_ns, in order of time."""
 
     table: pl.DataFrame
-    clock_ns: int = 0  # what to add for the wall clock; 0 where it is unknown
+    clock_ns: int = 0  # offset to the wall clock; 0 where unknown
 
 
 def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
-    """Each collective that all ranks took part in.
+    """Match collectives that all ranks took part in.
 
-    Collectives match by step, kind, group and order in the step. Ranks' clocks differ; a collective ends everywhere at
-    nearly the same time, so that each rank's clock is shifted by the median of its ends against the first rank's.
+    Collectives match by step, kind, group and order in the step. Ranks' clocks differ; a collective ends on all ranks
+    at nearly the same time, so each rank's clock is shifted by the median difference of its ends from the first rank's.
 
     Returns:
         Columns as in MATCHED_SCHEMA.

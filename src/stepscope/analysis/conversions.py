@@ -1,4 +1,4 @@
-"""Copies that change only the number type or the order of dimensions."""
+"""Copies that only change the number type or the order of dimensions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 
 FLOATS: Final = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
-"""The profiler's words for floating-point types -> PyTorch's."""
+"""The profiler's names of floating-point types -> PyTorch's."""
 
 _WRAPPERS: Final = ("aten::to", "aten::_to_copy", "aten::type_as", "aten::_autocast_to_reduced_precision",
                     "aten::_autocast_to_full_precision")  # fmt: skip
 _SMALLEST: Final = 256
-"""Tensors of fewer numbers are settings, not data."""
+"""Tensors with fewer numbers are settings, not data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """One conversion."""
+    """A number type conversion."""
 
-    row: int  # in `operators`, of the outermost operator that does nothing else
+    row: int  # row in `operators` of the outermost operator that only converts
     lane: int
     start_ns: int
     shape: Shape
@@ -39,7 +39,7 @@ class Cast:
 
 
 def casts(trace: Trace, rows: Rows) -> list[Cast]:
-    """The conversions between floating-point types among these rows of `operators`, in order of time."""
+    """Conversions between floating-point types among these rows of `operators`, in order of time."""
     operators = trace.operators
     parent = row_numbers(operators["parent"])
     names = operators["name"]
@@ -61,9 +61,9 @@ def casts(trace: Trace, rows: Rows) -> list[Cast]:
 
 
 def there_and_back(found: list[Cast]) -> list[Cast]:
-    """Those conversions of a forward pass that a later one of a tensor of the same shape undoes, and the latter.
+    """Conversions in a forward pass that a later one on the same shape undoes, together with the latter.
 
-    A conversion from one type to another is paired with the next one back of the same shape on the same thread.
+    Each conversion is paired with the next reverse conversion of the same shape on the same thread.
     """
     waiting: dict[tuple[int, Shape, str, str], list[Cast]] = {}
     paired: list[Cast] = []
@@ -79,7 +79,7 @@ def there_and_back(found: list[Cast]) -> list[Cast]:
 
 
 def wide_operators(trace: Trace, rows: Rows, conversions: list[Cast]) -> Rows:
-    """Rows of the operators, among these, that work mostly on float64; conversions do not count."""
+    """Rows of these operators that work mostly on float64, without conversions."""
     operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
     converting = {cast.row for cast in conversions}
     candidates = operators.filter(
@@ -101,7 +101,7 @@ CONVERTING_KERNEL: Final = (
     r"(?i)nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|convertTensor_kernel|"
     r"transpose_(?:nchw|nhwc)|tensorTransformGeneric"
 )
-"""Kernels with which libraries change a convolution's layout."""
+"""Library kernels that change a convolution's layout."""
 
 _PERMUTES: Final = ("aten::permute", "aten::transpose", "aten::movedim")
 _COPIES: Final = ("aten::contiguous", "aten::clone", "aten::reshape", "aten::flatten")
@@ -109,23 +109,23 @@ _MOVED: Final = frozenset({*_COPIES, "aten::copy_"})
 _HEAVY: Final = r"(?i)mm|conv|linear|matmul|norm|AccumulateGrad"
 _LAYOUTS_SMALLEST: Final = 1024
 _NEAR: Final = 12
-"""Operators between a change of order and its copy, and backward nodes after it that are looked at."""
+"""Most operators between a permutation and its copy, and most backward nodes to look at after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutCopy:
-    """One change of the order of dimensions that was made real by a copy."""
+    """A change of the dimension order that a copy carries out."""
 
     lane: int
-    permute: int  # rows of `operators`
-    copy: int  # rows of `operators`
-    before: Shape  # shape of the tensor as it was and as it was copied
-    after: Shape  # shape of the tensor as it was and as it was copied
-    order: tuple[int, ...]  # which dimension of `before` each of `after` is; () where the recording does not tell
+    permute: int  # row of `operators`
+    copy: int  # row of `operators`
+    before: Shape  # shape before the permutation
+    after: Shape  # shape of the copy
+    order: tuple[int, ...]  # dimension of `before` for each one of `after`; () where not recorded
 
 
 def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:
-    """Copies among these rows of `operators` that follow a change of the order of three dimensions or more."""
+    """Copies among these rows of `operators` that follow a permutation of three dimensions or more."""
     operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
     copying = _really_copying(trace)
     columns = ("row", "lane", "name", "input_shapes", "input_values")
@@ -152,10 +152,10 @@ def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:
 
 
 def to_and_fro(found: list[LayoutCopy]) -> list[LayoutCopy]:
-    """Those of the copies that a later one undoes, and the latter.
+    """Copies that a later one undoes, together with the latter.
 
-    The later one's tensor lies as the earlier one's copy does, in all but the last dimension, and gets back the order
-    from before.
+    The later tensor has the layout of the earlier copy, in all but the last dimension, and returns to the original
+    order.
     """
     waiting: list[LayoutCopy] = []
     paired: list[LayoutCopy] = []
@@ -178,9 +178,9 @@ def _undoes(copy: LayoutCopy, other: LayoutCopy) -> bool:
 
 
 def backward_work(trace: Trace, copies: list[LayoutCopy]) -> tuple[Rows, dict[int, int]]:
-    """What the changes of order cost in the backward pass.
+    """Cost of the permutations in the backward pass.
 
-    A gradient comes in the other order too: what takes it copies it first, or walks through two orders at once.
+    Gradients have the other order as well: their consumer copies them first, or reads two orders at once.
 
     Returns:
         Rows of copies; and by row the nanoseconds that element-wise backward operators take beyond twice their forward
@@ -220,7 +220,7 @@ def backward_work(trace: Trace, copies: list[LayoutCopy]) -> tuple[Rows, dict[in
 
 
 def _really_copying(trace: Trace) -> npt.NDArray[np.bool_]:
-    """For each operator, whether a copy runs inside it."""
+    """Whether a copy runs inside each operator."""
     parent = row_numbers(trace.operators["parent"])
     result = np.zeros(len(parent), np.bool_)
     rows = np.flatnonzero((trace.operators["name"] == "aten::copy_").to_numpy())
@@ -232,7 +232,7 @@ def _really_copying(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def _order(name: str, values: str | None, dimensions: int) -> tuple[int, ...]:
-    """Which dimension each of the result is, from the operator's other inputs; () where they do not tell."""
+    """Source dimension of each result dimension, from the operator's other inputs; () where not recorded."""
     try:
         parsed = [json.loads(value) if value else None for value in json.loads(values or "[]")]
     except (ValueError, TypeError, RecursionError):

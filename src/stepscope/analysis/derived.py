@@ -1,4 +1,4 @@
-"""Tables that follow from a trace and can be asked by name, beside its own."""
+"""Tables computed from a trace that can be requested by name, in addition to its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each device's and each queue's time was spent."""
+"""Breakdown of each device's and each queue's time."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ QUEUE_TIME_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 
 def device_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """One row a device; every time is the length of a union over the device's queues.
+    """Device time, one row per device; every time is the length of a union over the device's queues.
 
     Returns:
         Columns as in DEVICE_TIME_SCHEMA. `window_ns` runs from the first to the last work, or is the chosen window;
-        `busy_ns + idle_ns == window_ns`. `exposed_*` is what no compute work covers. A set of memory counts as
-        busy only.
+        `busy_ns + idle_ns == window_ns`. `exposed_*` is time not covered by compute work. Memory sets count as busy
+            only.
     """
     rows = []
     for device in trace.working_devices:
@@ -71,10 +71,10 @@ def device_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
 
 
 def step_busy_shares(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
-    """Each device's duty cycle in each step: the share of the step in which any of its queues worked, 0 to 1.
+    """Duty cycle of each device per step: the share of the step in which any of its queues worked, 0 to 1.
 
     Args:
-        steps: as `stepscope.analysis.steps.step_table` gives them.
+        steps: as from `stepscope.analysis.steps.step_table`.
 
     Returns:
         A row for each step, in order, with a column device_<name>_busy_share for each device.
@@ -89,12 +89,12 @@ def step_busy_shares(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def busy_intervals(work: pl.DataFrame, window: Window) -> IntervalSet:
-    """The union of rows of `device_work`, inside the window."""
+    """Union of rows of `device_work`, inside the window."""
     return covered_by(work).clip(window.start_ns, window.end_ns)
 
 
 def queue_time(trace: Trace) -> pl.DataFrame:
-    """One row a queue, each device's busiest first; columns as in QUEUE_TIME_SCHEMA."""
+    """Queue time, one row per queue, each device's busiest first; columns as in QUEUE_TIME_SCHEMA."""
     rows = []
     for (device, queue), work in trace.device_work.group_by("device", "queue"):
         span = device_window(trace, str(device))
@@ -111,7 +111,7 @@ ENGINES: Final[dict[str, str]] = {
     "NIC": "between devices",
     "other": "engines of other kinds",
 }
-"""Engine -> what it does, in the order in which a moment is theirs."""
+"""Engine -> what it does, in order of priority: the first active engine gets the time."""
 _BY_QUEUE: Final = {"MME": "MME", "TPC": "TPC", "NIC": "NIC", **dict.fromkeys(("DMA", "EDMA", "PDMA", "KDMA"), "DMA")}
 _COMPUTING: Final = ("MME", "TPC")
 
@@ -121,23 +121,23 @@ class EngineTime:
     """One engine's part of a device's window, in whole nanoseconds."""
 
     engine: str
-    busy_ns: int  # when any of its units worked
-    exposed_ns: int  # when no engine before it worked
+    busy_ns: int  # time in which any of its units worked
+    exposed_ns: int  # time in which no engine before it in ENGINES worked
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """How a device's window divides: the engines' exposed_ns + idle_ns == window_ns."""
+    """Division of a device's window: the engines' exposed_ns + idle_ns == window_ns."""
 
     device: str
     window_ns: int
     idle_ns: int
-    computing_together_ns: int  # when both MME and TPC worked
-    engines: tuple[EngineTime, ...]  # those that worked at all, in the order of ENGINES
+    computing_together_ns: int  # time in which both MME and TPC worked
+    engines: tuple[EngineTime, ...]  # engines with any work, in the order of ENGINES
 
 
 def engine_uses(trace: Trace) -> tuple[EngineUse, ...]:
-    """The use of every device whose queues are engines, by device name."""
+    """Use of every device whose queues are engines, by device name."""
     queues = trace.device_work.select("device", "queue").unique()
     devices = queues.filter(pl.col("queue").is_in(_COMPUTING))["device"].unique().sort().to_list()
     return tuple(_engine_use(trace, device) for device in devices)
@@ -163,35 +163,36 @@ def _engine_use(trace: Trace, device: str) -> EngineUse:
 LOW_PRECISION: tuple[str, ...] = ("fp16", "bf16", "fp8", "int8")
 GRAPH_BUILDING: tuple[str, ...] = ("dispatch", "optimizer", "python", "graph_tracing", "step_marker")
 WAITING: tuple[str, ...] = ("synchronisation", "untraced", "unknown", *DEVICE_CAUSES)
-"""Causes of host time in which the host did nothing for the program, as far as the trace shows."""
+"""Host causes in which the host did nothing for the program, as far as the trace shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """How one device spent its window, in whole nanoseconds.
+    """Use of one device over its window, in whole nanoseconds.
 
     Times are unions over the device's queues: matrix_ns + vector_only_ns + communication_only_ns + copy_only_ns +
-    other_ns + idle_ns == window_ns."""
+    other_ns + idle_ns == window_ns.
+    """
 
     device: str
-    window_ns: int  # from the device's first work to its last one's end, or what was read of it
-    busy_ns: int  # when any queue worked
-    host_ns: int  # when the main host thread worked in the window, other than waiting for a device
-    both_ns: int  # when device and host worked
-    matrix_ns: int  # when matrix work ran
-    vector_ns: int  # when other computation ran
-    both_engines_ns: int  # when both ran
+    window_ns: int  # from the first work's start to the last one's end, limited to the part that was read
+    busy_ns: int  # time in which any queue worked
+    host_ns: int  # time in the window in which the main host thread worked, without waits for a device
+    both_ns: int  # time in which both device and host worked
+    matrix_ns: int  # time in which matrix work ran
+    vector_ns: int  # time in which other computation ran
+    both_engines_ns: int  # time in which both ran
     vector_only_ns: int  # vector_ns - both_engines_ns
-    communication_only_ns: int  # collectives that no computation covered
-    copy_only_ns: int  # copies that neither computation nor collectives covered
-    other_ns: int  # the rest of the busy time: sets of memory and what has no kind
+    communication_only_ns: int  # collectives not covered by computation
+    copy_only_ns: int  # copies not covered by computation or collectives
+    other_ns: int  # rest of the busy time: memory sets and work of unknown kind
     idle_ns: int  # window_ns - busy_ns
-    matrix_work_ns: int  # sum of the matrix kernels' durations whose number type is known
-    low_precision_ns: int  # the part of matrix_work_ns in 16 or 8 bits
+    matrix_work_ns: int  # total duration of matrix kernels with a known number type
+    low_precision_ns: int  # part of matrix_work_ns in 16 or 8 bits
 
     @property
     def device_ratio(self) -> float:
-        """busy_ns / window_ns: the share of the time in which the device worked, 0 to 1."""
+        """busy_ns / window_ns: share of time in which the device worked, 0 to 1."""
         return self.busy_ns / self.window_ns if self.window_ns else 0.0
 
     @property
@@ -206,22 +207,22 @@ class DeviceUse:
 
     @property
     def host_overlap(self) -> float | None:
-        """both_ns / min(busy_ns, host_ns): 1 where device and host never waited for each other; None without one."""
+        """both_ns / min(busy_ns, host_ns): 1 if device and host never waited for each other; None without either."""
         least = min(self.busy_ns, self.host_ns)
         return self.both_ns / least if least else None
 
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """How the main host thread spent its recorded time, in whole nanoseconds; parts of window_ns, not all of it."""
+    """Use of the main host thread's recorded time, in whole nanoseconds; the parts need not add up to window_ns."""
 
     window_ns: int
-    graph_build_ns: int  # preparing work: in operators and launches, the optimizer and Python between them
-    loader_ns: int  # loading data
-    input_copy_ns: int  # copying data to a device
-    compile_ns: int  # compiling code
-    waiting_ns: int  # waiting for a device
-    compute_ns: int  # computing, on a machine without a device
+    graph_build_ns: int  # preparing work: operators, launches, the optimizer and Python between them
+    loader_ns: int
+    input_copy_ns: int
+    compile_ns: int
+    waiting_ns: int
+    compute_ns: int  # computing on a machine without a device
 
 
 def host_use(pieces: pl.DataFrame) -> HostUse | None:
@@ -241,7 +242,7 @@ def host_use(pieces: pl.DataFrame) -> HostUse | None:
 
 
 def device_uses(trace: Trace, *, activity: HostActivity | None = None) -> tuple[DeviceUse, ...]:
-    """How every device of the trace was used, by device name."""
+    """Use of every device in the trace, by device name."""
     names = trace.working_devices
     if not names:
         return ()
@@ -281,7 +282,7 @@ def _device_use(trace: Trace, name: str, work: pl.DataFrame, working: IntervalSe
 
 
 def _with_engine(trace: Trace) -> pl.DataFrame:
-    """`device_work` with is_matrix and precision: as the kernel's name tells, or else its operator's name and types."""
+    """Add is_matrix and precision to `device_work`: from the kernel's name, or else its operator's name and types."""
     work = described_work(trace)
     types = work["input_types"].drop_nulls().unique().to_list()
     of_operator = pl.col("input_types").replace_strict(
@@ -296,6 +297,6 @@ def _with_engine(trace: Trace) -> pl.DataFrame:
 
 
 def _number_type(input_types: str | None) -> str | None:
-    """The number type of the first floating-point input."""
+    """Number type of the first floating-point input."""
     call = call_of("[]", input_types, None)
     return None if call is None else next((NUMBER_TYPES[one] for one in call.types if one in NUMBER_TYPES), None)

@@ -1,8 +1,8 @@
-"""Flame graphs: time by stack, where a stack leads from the user's code or modules down to operators and kernels.
+"""Flame graphs: time by stack, from the user's code or modules down to operators and kernels.
 
-A stack is told by frames, outermost first: the user's functions where Python frames were recorded, else the modules,
-then the user's line, then what ran there: operators, launching one another, and the kernel. Backward work stands under
-the line of its forward, behind a frame "backward".
+A stack is a list of frames, outermost first: the user's functions where Python frames were recorded, else the modules;
+then the user's line; then nested operators and the kernel. Backward work appears under the line of its forward, after a
+frame "backward".
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from stepscope.trace.nesting import Rows, depths
 from stepscope.trace.window import Times
 
 NAME_LENGTH: Final = 200
-"""Characters of a frame's name that are kept."""
+"""Longest frame name, in characters."""
 DEEPEST: Final = 200
-"""Frames of a stack that are kept; real ones have fewer, and a damaged trace could nest without end."""
+"""Deepest stack that is kept; real ones are shallower, but a damaged trace could nest without end."""
 MAXIMUM_FRAMES: Final = 3000
-"""Frames of a flame graph that is drawn."""
+"""Most frames to draw in a flame graph."""
 _NOWHERE: Final = "(no line of yours)"
 _AROUND: Final = [() if phase == FORWARD else (name,) for phase, name in enumerate(PHASES)]
 
 
 @dataclass(frozen=True, slots=True)
 class FlameStack:
-    """Time of one stack, in nanoseconds; `frames` from the outermost on."""
+    """Time of one stack, nanoseconds; `frames` from the outermost inwards."""
 
     frames: tuple[str, ...]
     ns: int
@@ -47,28 +47,28 @@ class FlameStack:
 
 @dataclass(frozen=True, slots=True)
 class FlameFrame:
-    """One frame of a flame graph."""
+    """A frame of a flame graph."""
 
     name: str
-    parent: int  # position in the graph's frames of the one below it, -1 for those at the bottom
-    ns: int  # with everything above it
+    parent: int  # index of the frame below it, -1 for those at the bottom
+    ns: int  # including everything above it
 
 
 @dataclass(frozen=True, slots=True)
 class FlameGraph:
     """Stacks merged into a tree, ready to draw."""
 
-    # "device" where times are those of device work, "host" where they are operators' own time
+    # "device" for the time of device work, "host" for operators' self time
     basis: Literal["device", "host"]
-    total_ns: int  # all time
-    frames: tuple[FlameFrame, ...]  # each after the one below it; of those side by side the costliest first
-    dropped: int  # frames that are too small to draw
+    total_ns: int
+    frames: tuple[FlameFrame, ...]  # each after the one below it; siblings sorted by cost, costliest first
+    dropped: int  # frames too small to draw
 
 
 def user_stacks(trace: Trace, attribution: Attribution | None = None) -> list[FlameStack]:
-    """The device's time by the user's stack, or the operators' own time where the trace has no device.
+    """Device time by the user's stack, or operators' self time if the trace has no device.
 
-    Their times add up to all device time, or all operators' own time. The order is that of their first appearance.
+    The times add up to all device time, or all operators' self time. Stacks are in order of first appearance.
     """
     attribution = attribute(trace) if attribution is None else attribution
     sums: dict[tuple[str, ...], int] = {}
@@ -95,7 +95,7 @@ def user_stacks(trace: Trace, attribution: Attribution | None = None) -> list[Fl
 
 
 def flame_graph(trace: Trace, attribution: Attribution | None = None, maximum: int = MAXIMUM_FRAMES) -> FlameGraph:
-    """The stacks of `user_stacks` as one tree; beyond `maximum` frames the smallest are left out."""
+    """Merge the stacks of `user_stacks` into one tree; beyond `maximum` frames the smallest are left out."""
     stacks = user_stacks(trace, attribution)
     children: dict[tuple[int, str], int] = {}
     names, parents, times = list[str](), list[int](), list[int]()
@@ -110,7 +110,7 @@ def flame_graph(trace: Trace, attribution: Attribution | None = None, maximum: i
                 times.append(0)
             times[number] += stack.ns
             below = number
-    # A frame is never larger than the one below it, which came first: the largest ones are a tree of their own.
+    # A frame is never larger than its parent, which comes first, so the largest frames form a tree.
     kept = sorted(range(len(names)), key=lambda number: (-times[number], number))[:maximum]
     place = {number: position for position, number in enumerate(kept)}
     frames = tuple(FlameFrame(names[n], place.get(parents[n], -1), times[n]) for n in kept)
@@ -120,16 +120,16 @@ def flame_graph(trace: Trace, attribution: Attribution | None = None, maximum: i
 
 @dataclass(frozen=True, slots=True)
 class ThreadEvents:
-    """What one thread did as frames that open and close, properly inside each other."""
+    """One thread's activity as frames that open and close, properly nested."""
 
-    name: str  # of the thread
-    start_ns: int  # of the first and last event
-    end_ns: int  # of the first and last event
+    name: str  # thread name
+    start_ns: int  # first event
+    end_ns: int  # last event
     events: Iterator[tuple[int, str, bool]]  # time, name, and whether the frame opens
 
 
 def thread_events(trace: Trace, activity: HostActivity) -> Iterator[ThreadEvents]:
-    """The stacks of each host thread over time, the busiest thread first."""
+    """Stacks of each host thread over time, the busiest thread first."""
     names = dict(trace.lanes.select("lane", "name").iter_rows())
     count = {lane: int((activity.lane == lane).sum()) for lane in activity.timelines}
     depth = depths(activity.parent)
@@ -144,7 +144,7 @@ def thread_events(trace: Trace, activity: HostActivity) -> Iterator[ThreadEvents
 def _events(
     trace: Trace, activity: HostActivity, times: Times, slices: Rows, depth: Rows
 ) -> Iterator[tuple[int, str, bool]]:
-    """The differences between one moment's stack and the next one's."""
+    """Differences between consecutive stacks."""
     tables = [_shortened(trace.table(name)["name"]) for name in TABLES]
     parent, is_open = activity.parent, list[int]()
     for time, innermost in zip(times.tolist(), slices.tolist(), strict=True):
@@ -165,7 +165,7 @@ def _events(
 
 
 class _Stacks:
-    """The frames of operators, worked out once for each."""
+    """Frames of operators, each computed once."""
 
     def __init__(self, attribution: Attribution) -> None:
         self._attribution = attribution
@@ -176,17 +176,17 @@ class _Stacks:
         self._chains: dict[int, tuple[str, ...]] = {-1: ()}
 
     def frames(self, row: int, operator: int, phase: int) -> tuple[str, ...]:
-        """The frames of what stands under a slice and an operator, -1 for none."""
+        """Frames of work under a slice and an operator, either of which may be -1."""
         return (*self._user(row), *_AROUND[phase], *self._chain(operator))
 
     def written(self, call_stack: str | None, phase: int) -> tuple[str, ...]:
-        """The frames of compiled work by where it was written; none where that is not known, or not the user's."""
+        """Frames of compiled work from its source location; empty if unknown or not in the user's code."""
         if call_stack is None:
             return ()
         return (*_written(call_stack, self._attribution.activity.user_code), *_AROUND[phase])
 
     def _user(self, row: int) -> tuple[str, ...]:
-        """The user's functions or the modules, then the line; the same for slices of one place, module and frame."""
+        """The user's functions or the modules, then the line; cached by place, module and frame."""
         attribution = self._attribution
         if row < 0:
             return (_NOWHERE,)
@@ -208,7 +208,7 @@ class _Stacks:
         return _cut(f"{file}:{line} {function}")
 
     def _chain(self, operator: int) -> tuple[str, ...]:
-        """The operators around one and itself, outermost first."""
+        """An operator and those around it, outermost first."""
         missing = []
         current = operator
         while current not in self._chains:
@@ -227,7 +227,7 @@ def _written(call_stack: str, user_code: UserCode) -> tuple[str, ...]:
 
 
 def _operators_of(attribution: Attribution, slices: Rows) -> Rows:
-    """The operator that each slice is or stands in, -1 for none."""
+    """Operator that each slice is or lies in, -1 for none."""
     activity, trace = attribution.activity, attribution.trace
     table = at(activity.table, slices)
     row = at(activity.row, slices)
@@ -250,10 +250,10 @@ _EVENTS: Final = 20_000
 
 
 def speedscope(trace: Trace, attribution: Attribution | None = None) -> Iterator[bytes]:
-    """The pieces of a JSON document in speedscope's file format, in order.
+    """Stream a JSON document in speedscope's file format.
 
-    First comes a profile of the device's time by the user's stack, or of the operators' own time where the trace has no
-    device, costliest stacks first; then one of each host thread over time, with all that the trace has of it.
+    First comes a profile of the device's time by the user's stack, or of operators' self time without a device,
+    costliest stacks first; then one profile of each host thread over time, with everything recorded.
     """
     attribution = attribute(trace) if attribution is None else attribution
     frames: dict[str, int] = {}
@@ -277,14 +277,14 @@ def speedscope(trace: Trace, attribution: Attribution | None = None) -> Iterator
 
 
 def folded(trace: Trace, attribution: Attribution | None = None) -> Iterator[bytes]:
-    """One line for each stack: its frames, separated by semicolons, and its nanoseconds; the costliest first."""
+    """Folded stacks, one line each: frames separated by semicolons, and nanoseconds; the costliest first."""
     for stack in _costliest_first(user_stacks(trace, attribution)):
         frames = ";".join(_one_line(frame) for frame in stack.frames)
         yield f"{frames} {stack.ns}\n".encode("utf-8", "backslashreplace")
 
 
 def stacks_name(trace: Trace) -> str:
-    """What the stacks of `user_stacks` are."""
+    """Describe what the stacks of `user_stacks` measure."""
     return "device time by line" if trace.device_work.height else "operators' own time by line"
 
 
@@ -301,5 +301,5 @@ def _costliest_first(stacks: list[FlameStack]) -> list[FlameStack]:
 
 
 def _one_line(frame: str) -> str:
-    """A frame without what separates frames and stacks, or could move a terminal's cursor."""
+    """Remove separators of frames and stacks, and characters that could move a terminal's cursor."""
     return "".join(mark if mark.isprintable() else " " for mark in frame.replace(";", ",")) or "?"

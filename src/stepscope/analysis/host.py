@@ -1,7 +1,7 @@
-"""What each host thread was doing at every moment, and whose doing it was.
+"""Activity of each host thread over time, with its cause.
 
 All slices of a thread (annotations, frames, operators, launches) form one tree. At any time the innermost open slice
-describes the thread; its cause is that of the innermost slice around it whose name gives one away.
+describes the thread; its cause is that of the innermost enclosing slice whose name implies one.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ CAUSES: Final[dict[str, str]] = {
     "untraced": "nothing was recorded on the host thread",
     "unknown": "the trace does not show what the work that followed was waiting for",
 }
-"""Cause -> what it means. Those before "dependency" are the host's doing; "compute" is added for host time."""
+"""Cause -> its meaning. Those before "dependency" are the host's; "compute" is added for host time."""
 
 DEVICE_CAUSES: Final = ("dependency", "launch_latency", "unknown")
 
 
 TABLES: Final = ("annotations", "frames", "operators", "launches")
-"""Where slices come from; of slices that coincide the earlier table's is outside."""
+"""Tables that slices come from; of slices with equal times, the one from the earlier table is the outer one."""
 
 CAUSE_CODES: Final = {cause: code for code, cause in enumerate(CAUSES)}
 CAUSE_TYPE: Final = pl.Enum(list(CAUSES))
@@ -58,24 +58,24 @@ _ANNOTATION, _FRAME, _OPERATOR, _LAUNCH = range(4)
 
 @dataclass(frozen=True)
 class HostActivity:
-    """The slices of all host threads as arrays of shape (n,), and the lanes' time lines."""
+    """Slices of all host threads as arrays of shape (n,), and the lanes' time lines."""
 
-    lane: npt.NDArray[np.int32]  # lane of each slice
+    lane: npt.NDArray[np.int32]
     start: Times  # nanoseconds
     end: Times  # nanoseconds
     name: pl.Series
     table: npt.NDArray[np.int8]  # index into TABLES
     row: Rows  # row in that table
-    parent: Rows  # index of the innermost slice that is open when this one starts, -1 for none
-    around: Rows  # index of the nearest slice around that covers most of this one, -1 for none
-    cause: npt.NDArray[np.int16]  # index into CAUSES, of the slice as innermost of its thread
-    main_lanes: dict[str, int]  # process -> lane of its main thread, where that is known
+    parent: Rows  # index of the innermost slice open when this one starts, -1 for none
+    around: Rows  # index of the nearest enclosing slice that covers most of this one, -1 for none
+    cause: npt.NDArray[np.int16]  # index into CAUSES for time in which the slice is the innermost one
+    main_lanes: dict[str, int]  # process -> lane of its main thread, where known
     _trace: Trace
     user_code: UserCode = DEFAULT_USER_CODE  # which files are the user's
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        """The time line of each lane that has slices."""
+        """Time line of each lane that has slices."""
         result = {}
         for lane in np.unique(self.lane).tolist():
             mine = np.flatnonzero(self.lane == lane)
@@ -85,7 +85,7 @@ class HostActivity:
 
     @cached_property
     def line_timelines(self) -> dict[int, Timeline]:
-        """The time line of each lane whose lines were kept, over rows of `lines`."""
+        """Time line of each lane with recorded lines, over rows of `lines`."""
         lines = self._trace.lines
         lane, start = lines["lane"].to_numpy(), lines["start_ns"].to_numpy()
         end = start + lines["duration_ns"].to_numpy()
@@ -96,14 +96,14 @@ class HostActivity:
         return result
 
     def cut(self, lane: int, starts: Times, ends: Times) -> pl.DataFrame:
-        """Cut intervals where what the thread does changes, in order of interval and time.
+        """Cut intervals where the thread's activity changes, in order of interval and time.
 
-        While no slice is open, the thread waits for a collective that the host runs; otherwise it runs Python if a line
-        of the user's code is known.
+        While no slice is open, the thread waits for a host-run collective if there is one; otherwise it runs Python if
+        a line of the user's code is known.
 
         Returns:
-            Columns interval (which one the piece is part of), start, end, slice (the innermost open one, -1 for none),
-            line (row in `lines` where that, not a slice, tells what the thread does; -1 otherwise), cause (CAUSE_TYPE).
+            Columns interval (index of the interval), start, end, slice (the innermost open one, -1 for none),
+            line (row in `lines` where no slice is open; -1 otherwise), cause (CAUSE_TYPE).
         """
         interval, start, end, slices = self.timelines.get(lane, _NOTHING).cut(starts, ends)
         columns = {"interval": interval, "start": start, "end": end, "slice": slices}
@@ -122,13 +122,13 @@ class HostActivity:
 
     @cached_property
     def _host_collectives(self) -> Timeline | None:
-        """When a backend of the host's own runs a collective on any thread; None where it never does."""
+        """Times in which a host backend runs a collective on any thread; None if it never does."""
         running = self._trace.annotations.filter(pl.col("name").str.contains(HOST_BACKEND) & (pl.col("kind") == "host"))
         return Timeline.covered(covered_by(running)) if running.height else None
 
     @cached_property
     def user_frame(self) -> Rows:
-        """For each slice, the row in `frames` of the innermost user's frame around it or itself, -1 for none."""
+        """For each slice the row in `frames` of the user's innermost frame around it, or itself; -1 for none."""
         own = np.full(len(self.row), -1, np.int64)
         frames = self._trace.frames
         if frames.height:
@@ -140,14 +140,14 @@ class HostActivity:
         return inherit(own, self.around)
 
     def cause_of(self, slices: Rows) -> npt.NDArray[np.int16]:
-        """The cause of each slice as innermost of its thread, untraced for -1; shape (n,)."""
+        """Cause of each slice as the innermost of its thread, untraced for -1; shape (n,)."""
         cause = np.full(len(slices), CAUSE_CODES["untraced"], np.int16)
         cause[slices >= 0] = self.cause[slices[slices >= 0]]
         return cause
 
     def slices_of(self, table: str) -> Rows:
         """For each row of a table, the index of its slice, -1 where the row is on no host thread."""
-        if table not in self._slices:  # rules ask for the slices of a few rows, thousands of times
+        if table not in self._slices:  # rules request the slices of a few rows thousands of times
             found = np.full(self._trace.table(table).height, -1, np.int64)
             mine = np.flatnonzero(self.table == TABLES.index(table))
             found[self.row[mine]] = mine
@@ -156,14 +156,14 @@ class HostActivity:
         return self._slices[table]
 
     def spread(self, table: str, values: Rows) -> Rows:
-        """Values of a table's rows as values of slices, -1 for the slices of other tables; shape (n,)."""
+        """Map values of a table's rows to slices, -1 for slices of other tables; shape (n,)."""
         result = np.full(len(self.row), -1, np.int64)
         mine = np.flatnonzero(self.table == TABLES.index(table))
         result[mine] = values[self.row[mine]]
         return result
 
     def slice_index(self, table: pl.Series, row: pl.Series) -> Rows:
-        """Indices of slices given by table name and row, -1 where either is null; shape (m,)."""
+        """Slice indices by table name and row, -1 where either is null; shape (m,)."""
         result = np.full(len(table), -1, np.int64)
         for name in TABLES:
             mine = (table == name).fill_null(False).to_numpy()
@@ -172,7 +172,7 @@ class HostActivity:
         return result
 
     def pieces(self, lane: int) -> pl.DataFrame:
-        """All of a thread's time, as `cut` gives it."""
+        """All of a thread's time, in the columns of `cut`."""
         if lane not in self._pieces:
             times = self.timelines[lane].times
             self._pieces[lane] = self.cut(lane, times[1:2], times[-1:])
@@ -191,7 +191,7 @@ class HostActivity:
 class Timeline:
     """One thread as consecutive segments: from `times[i]` to `times[i + 1]` the innermost slice is `slices[i]`.
 
-    The first time is the beginning of time; slice -1 means that nothing is open.
+    The first time is the least integer; slice -1 means that nothing is open.
     """
 
     times: Times
@@ -199,7 +199,7 @@ class Timeline:
 
     @classmethod
     def of(cls, starts: Times, ends: Times, slices: Rows) -> Timeline:
-        """Disjoint slices in order of time; where one follows another at once, nothing lies between them."""
+        """Build a time line from disjoint slices in order of time; adjacent slices leave no gap."""
         times = np.append(_BEGINNING, np.column_stack([starts, ends]).ravel())
         inside = np.append(-1, np.column_stack([slices, np.full(len(slices), -1)]).ravel())
         last = np.append(times[1:] != times[:-1], True)
@@ -207,18 +207,18 @@ class Timeline:
 
     @classmethod
     def covered(cls, intervals: IntervalSet) -> Timeline:
-        """Slice 0 inside these intervals, none outside."""
+        """Build a time line with slice 0 inside these intervals, -1 outside."""
         return cls.of(intervals.starts, intervals.ends, np.zeros(len(intervals.starts), np.int64))
 
     def at(self, times: Times) -> Rows:
-        """The innermost slice at each moment, -1 for none; shape (m,)."""
+        """Innermost slice at each time, -1 for none; shape (m,)."""
         return self.slices[np.maximum(np.searchsorted(self.times, times, side="right") - 1, 0)]
 
     def cut(self, starts: Times, ends: Times) -> tuple[Rows, Times, Times, Rows]:
         """Cut intervals where the innermost slice changes.
 
         Returns:
-            For each piece, in order: the interval it is part of, its start, its end, its innermost slice.
+            For each piece, in order: index of its interval, start, end, innermost slice.
         """
         first = np.searchsorted(self.times, starts, side="right") - 1
         last = np.maximum(np.searchsorted(self.times, ends, side="left"), first + 1)
@@ -233,17 +233,17 @@ class Timeline:
 
 
 _NOTHING: Final = Timeline(np.array([_BEGINNING], np.int64), np.array([-1], np.int64))
-"""The time line of a lane without slices."""
+"""Time line of a lane without slices."""
 
 
 def covered_by(rows: pl.DataFrame) -> IntervalSet:
-    """The union of the stretches of these rows, by their start_ns and duration_ns."""
+    """Union of these rows' times, by start_ns and duration_ns."""
     starts = rows["start_ns"].to_numpy()
     return union(starts, starts + rows["duration_ns"].to_numpy())
 
 
 def recut(pieces: pl.DataFrame, timeline: Timeline, cause: str, row: str | None = None) -> pl.DataFrame:
-    """Pieces of host time cut by another time line too; what lies inside it has this cause, and its row if asked."""
+    """Cut pieces of host time by another time line; pieces inside it get this cause, and its row in column `row`."""
     part, start, end, inside = timeline.cut(pieces["start"].to_numpy(), pieces["end"].to_numpy())
     new = pl.when(pl.Series(inside >= 0)).then(pl.lit(cause, CAUSE_TYPE)).otherwise("cause")
     cut = pieces[part].with_columns(pl.Series("start", start), pl.Series("end", end), cause=new)
@@ -251,7 +251,7 @@ def recut(pieces: pl.DataFrame, timeline: Timeline, cause: str, row: str | None 
 
 
 def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> HostActivity:
-    """The slices of every host thread as one tree a thread, with causes."""
+    """Build the slices of every host thread as one tree per thread, with causes."""
     threads = trace.lanes.filter(pl.col("kind") == "host_thread")["lane"].implode()
     parts = []
     for code, table in enumerate(TABLES):
@@ -286,7 +286,7 @@ def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> Host
 
 
 def slice_columns(activity: HostActivity, pieces: pl.DataFrame) -> list[pl.Series]:
-    """The columns slice_table and slice_row of pieces of host time: the slice or else the line, null for neither."""
+    """Columns slice_table and slice_row of pieces of host time: the slice or else the line, null for neither."""
     slices, lines = pieces["slice"].to_numpy(), pieces["line"].to_numpy()
     table, row = np.full(len(slices), len(TABLES) + 1), np.full(len(slices), -1)
     table[slices >= 0], row[slices >= 0] = activity.table[slices[slices >= 0]], activity.row[slices[slices >= 0]]
@@ -308,9 +308,9 @@ def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], aro
 
 
 def _traces_graphs(slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Rows) -> npt.NDArray[np.bool_]:
-    """Which slices are inside marks of a program on a thread that runs it lazily.
+    """Whether each slice lies inside a program mark on a thread that runs it lazily.
 
-    There PyTorch/XLA only records what operators are called with; a step marker then runs the graph.
+    There PyTorch/XLA only records the operator calls; a step marker then runs the graph.
     """
     lazy = slices.filter(pl.col("name").str.contains(LAZY_EXECUTION))["lane"].unique()
     if lazy.is_empty():
@@ -320,9 +320,9 @@ def _traces_graphs(slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Ro
 
 
 def _launch_causes(trace: Trace) -> Rows:
-    """The cause that each row of `launches` implies, -1 for none.
+    """Cause implied by each row of `launches`, -1 for none.
 
-    A wait inside the operator that copies to the device belongs to that copy.
+    A wait inside a host-to-device copy operator belongs to that copy.
     """
     copies = trace.device_work.filter(pl.col("kind").is_in(["copy_in", "copy_out"]) & pl.col("launch").is_not_null())
     directions = copies.group_by(pl.col("launch").alias("row")).agg(pl.col("kind").first().alias("direction"))
@@ -343,7 +343,7 @@ def _launch_causes(trace: Trace) -> Rows:
 
 
 def _main_lanes(trace: Trace) -> dict[str, int]:
-    """Each process's main thread: the one with step annotations, else the framework's, else the process's first."""
+    """Main thread of each process: the one with step annotations, else the framework's, else the process's first."""
     lanes = trace.lanes.filter(pl.col("kind") == "host_thread").select(
         "lane", "process", first=pl.col("thread") == pl.col("process")
     )
@@ -363,12 +363,12 @@ def _main_lanes(trace: Trace) -> dict[str, int]:
 
 
 XLA_THREADS: Final = r"^tf_XLA"
-"""Threads on which XLA runs compiled code on the CPU; others compile."""
+"""Threads on which XLA runs compiled code on the CPU; its other threads compile."""
 XLA_EXECUTION: Final = r"^ThunkExecutor::Execute$"
 WAITING: Final = ("synchronisation", "untraced", "dispatch")
-"""Causes of a main thread that may be waiting for what XLA computes, or computing it."""
+"""Causes of a main thread that may be computing with XLA, or waiting for it."""
 _PROFILER: Final = "PyTorch Profiler ("
-"""Beginning of the name of the span of a recording; a number follows."""
+"""Prefix of the name of a recording's span; a number follows."""
 
 HOST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "start_ns": pl.Int64,
@@ -381,7 +381,7 @@ HOST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 
 def main_lane(trace: Trace, activity: HostActivity) -> int | None:
-    """The thread that drives the training: a process's main thread, else the one with the most operator time."""
+    """Thread that drives the training: a process's main thread, else the one with the most operator time."""
     busy = (
         trace.operators.group_by("lane")
         .agg(ns=pl.col("duration_ns").sum())
@@ -391,12 +391,12 @@ def main_lane(trace: Trace, activity: HostActivity) -> int | None:
     if known:
         by_lane = dict(busy.iter_rows())
         return max(known, key=lambda lane: by_lane.get(lane, 0))
-    busy = busy.filter(pl.col("lane").is_in(list(activity.timelines)))  # operators can stand on a device's queue
+    busy = busy.filter(pl.col("lane").is_in(list(activity.timelines)))  # operators can be on a device's queue
     return int(busy["lane"][0]) if busy.height else next(iter(activity.timelines), None)
 
 
 def host_window(trace: Trace, activity: HostActivity) -> Window:
-    """From the main thread's first slice to its last one's end, as far as that was read; empty without a thread.
+    """Window from the main thread's first slice to its last one's end, within what was read; empty without a thread.
 
     It never goes beyond the end of PyTorch's profiler: an annotation that was open then, such as the optimizer's step
     whose end stops the profiler, ends only when the trace is written.
@@ -410,7 +410,7 @@ def host_window(trace: Trace, activity: HostActivity) -> Window:
 
 
 def host_time(trace: Trace, *, window: Window | None = None, activity: HostActivity | None = None) -> pl.DataFrame:
-    """Every piece of the main host thread's time with its cause.
+    """List every piece of the main host thread's time with its cause.
 
     Returns:
         Columns as in HOST_SCHEMA, in order of time; the durations add up to the window, by default `host_window`.
@@ -434,23 +434,23 @@ def host_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
 
 
 def _profiler_end_ns(trace: Trace) -> int:
-    """When PyTorch's profiler ended, by its own span; 2**62 without one."""
+    """End of PyTorch's profiler, from its own span; 2**62 without one."""
     names = pl.col("name").str.starts_with(_PROFILER)
     end = trace.annotations.filter(names).select((pl.col("start_ns") + pl.col("duration_ns")).max()).item()
     return 2**62 if end is None else int(end)
 
 
 def _computing_elsewhere(trace: Trace) -> IntervalSet:
-    """When XLA ran compiled code on the CPU: mostly on threads of its own, for which the main thread waits."""
+    """Times in which XLA ran compiled code on the CPU: mostly on its own threads, for which the main thread waits."""
     lanes = trace.lanes.filter(pl.col("name").str.contains(XLA_THREADS))["lane"]
     runs = pl.col("lane").is_in(lanes.implode()) | pl.col("name").str.contains(XLA_EXECUTION)
     return covered_by(trace.operators.filter(runs))
 
 
 def _with_computing(frame: pl.DataFrame, elsewhere: IntervalSet) -> pl.DataFrame:
-    """The pieces of a machine without a device: operators compute.
+    """Adapt pieces to a machine without a device, where operators compute.
 
-    Where XLA computes, it does so while it is seen to; other operators prepare that, and waits for it are computing.
+    With XLA, recorded execution and waits for it count as computing; other operators only prepare it.
     """
     if not len(elsewhere.starts):
         return frame.with_columns(pl.col("cause").replace({"dispatch": "compute"}))
@@ -465,7 +465,7 @@ def _with_computing(frame: pl.DataFrame, elsewhere: IntervalSet) -> pl.DataFrame
 
 
 def host_summary(pieces: pl.DataFrame) -> pl.DataFrame:
-    """Host time by cause: columns cause, ns, share (of the whole, 0 to 1), the largest first."""
+    """Host time by cause: columns cause, ns, share (of the whole, 0 to 1), largest first."""
     total = pieces["duration_ns"].sum()
     return (
         pieces.group_by("cause")

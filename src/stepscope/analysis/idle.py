@@ -1,9 +1,9 @@
-"""Why a device was idle: every nanosecond of idle time with its cause and trigger.
+"""Idle time of devices: every nanosecond with its cause and trigger.
 
-A device is idle while none of its queues works. For each idle interval the work that follows it is found, and the
-host call that launched that work. What passed before the call was made is the host's: it is cut where the
-launching thread's innermost slice changes, and each piece takes that slice's cause. What passed after it is the
-device's. Over any window, busy time and the causes add up to the window exactly.
+A device is idle while none of its queues works. For each idle interval the work that follows it is found, and the host
+call that launched that work. Time before that call is the host's: it is cut where the launching thread's innermost
+slice changes, and each piece takes that slice's cause. Time after it is the device's. Over any window, busy time and
+the causes add up to the window exactly.
 """
 
 from __future__ import annotations
@@ -18,29 +18,30 @@ from stepscope.trace.window import union
 
 IDLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
-    "gap": pl.Int64,  # number of the idle interval on its device
+    "gap": pl.Int64,  # index of the idle interval on its device
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
     "cause": pl.String,  # one of CAUSES
-    "trigger": pl.String,  # the synchronising call that drained the queues
+    "trigger": pl.String,  # synchronising call that drained the queues
     "trigger_launch": pl.UInt32,  # its row in launches
-    "refill": pl.Boolean,  # the trigger came before an earlier gap; its lost lead is still being paid for
-    "lane": pl.Int32,  # host thread that is to blame; null for the device's own pieces
-    "next_work": pl.UInt32,  # row in device_work: what ended the interval
-    "launch": pl.UInt32,  # row in launches: the call that launched it
-    "slice_table": pl.String,  # the innermost slice of that thread; "lines" where only a line of the code is known
+    "refill": pl.Boolean,  # whether the trigger precedes an earlier gap, and its lost lead is not yet used up
+    "lane": pl.Int32,  # host thread that caused it; null for the device's own pieces
+    "next_work": pl.UInt32,  # row in device_work that ended the interval
+    "launch": pl.UInt32,  # row in launches of the call that launched it
+    "slice_table": pl.String,  # table of the thread's innermost slice; "lines" where only a line of the code is known
     "slice_row": pl.UInt32,
 }
 
 
 UNEXPLAINED_WAIT_NS: Final = 1_500_000
-"""Launched work that stays away longer than this was held up by something the trace does not show.
+"""Launched work that starts later than this was delayed by something outside of the trace.
 
-The limit is HolisticTraceAnalysis's for a kernel-to-kernel delay that hints at an unrecognised dependency."""
+The limit is HolisticTraceAnalysis's for a kernel-to-kernel delay that hints at an unrecognised dependency.
+"""
 
 
 def device_window(trace: Trace, device: str, window: Window | None = None) -> Window:
-    """From the first start to the last end of the device's work, or the chosen window."""
+    """Window from the first start to the last end of the device's work, or the chosen window."""
     chosen = window or trace.metadata.window
     if chosen is not None and chosen.end_ns < 2**61:
         return chosen
@@ -51,13 +52,13 @@ def device_window(trace: Trace, device: str, window: Window | None = None) -> Wi
 
 
 def idle_time(trace: Trace, *, window: Window | None = None, activity: HostActivity | None = None) -> pl.DataFrame:
-    """Every piece of every device's idle time.
+    """List every piece of every device's idle time.
 
     Args:
-        window: the stretch to explain; by default from each device's first to its last work.
+        window: window to explain; by default from each device's first to its last work.
 
     Returns:
-        Columns as in IDLE_SCHEMA, one row a piece, sorted by device and start. The durations of a device's pieces
+        Columns as in IDLE_SCHEMA, one row per piece, sorted by device and start. The durations of a device's pieces
         add up to its idle time in the window.
     """
     work = trace.device_work
@@ -74,7 +75,7 @@ def idle_summary(idle: pl.DataFrame, windows: dict[str, Window]) -> pl.DataFrame
     """Idle time by device, cause and trigger.
 
     Args:
-        idle: as `idle_time` gives it.
+        idle: as from `idle_time`.
         windows: each device's window, for the shares.
 
     Returns:
@@ -95,10 +96,10 @@ def idle_summary(idle: pl.DataFrame, windows: dict[str, Window]) -> pl.DataFrame
 
 
 def _gaps(trace: Trace, device: str, window: Window) -> pl.DataFrame:
-    """The device's idle intervals in order.
+    """Idle intervals of the device in order.
 
-    Columns gap, start, end; work and queue of what follows; launch, launch_start, launch_end and lane of the call that
-    launched that; waits_for_queue. Null where there is none.
+    Columns gap, start, end; work and queue of the next work; launch, launch_start, launch_end and lane of its launch
+    call; waits_for_queue. Null if there is no next work or launch.
     """
     end = pl.col("start_ns") + pl.col("duration_ns")
     calls = trace.launches.with_row_index("launch").select("launch", "lane", launch_start="start_ns", launch_end=end)
@@ -121,9 +122,9 @@ def _gaps(trace: Trace, device: str, window: Window) -> pl.DataFrame:
 
 
 def _first_of_each_start(work: pl.DataFrame) -> pl.DataFrame:
-    """The work that counts as what follows a gap, of several that start together.
+    """Work that counts as the next one after a gap, if several start together.
 
-    The one that was launched last decides, then the lowest correlation number, then the lowest queue.
+    The one launched last counts, then the lowest correlation number, then the lowest queue.
     """
     queue_number = pl.col("queue").cast(pl.Int64, strict=False)
     order = ["start_ns", "launch_start", "correlation", queue_number, "queue"]
@@ -146,7 +147,7 @@ def _idle_of_device(trace: Trace, device: str, gaps: pl.DataFrame, activity: Hos
 
 
 def _device_pieces(gaps: pl.DataFrame) -> list[pl.DataFrame]:
-    """What of each gap is the device's own: after the launch, or all of it where the launch is not in the trace."""
+    """Device pieces of each gap: after the launch, or all of the gap if the launch is not in the trace."""
     start, end, called = pl.col("start"), pl.col("end"), pl.col("called")
     launched = pl.col("launch").is_not_null()
     waits = (pl.col("launch_start") <= start) & pl.col("waits_for_queue")
@@ -165,9 +166,9 @@ def _device_pieces(gaps: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _host_pieces(trace: Trace, gaps: pl.DataFrame, activity: HostActivity) -> pl.DataFrame:
-    """What of each gap passed before the launch, by what the launching thread was doing.
+    """Host pieces of each gap, before the launch, by the activity of the launching thread.
 
-    Where nothing is open on that thread, its process's main thread is asked.
+    Where nothing is open on that thread, its process's main thread counts.
     """
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
     late = gaps.filter(pl.col("launch_start") > pl.col("start"))
@@ -186,14 +187,14 @@ def _host_pieces(trace: Trace, gaps: pl.DataFrame, activity: HostActivity) -> pl
 
 
 def _cut(activity: HostActivity, lane: int, stretches: pl.DataFrame) -> pl.DataFrame:
-    """The stretches of gaps cut by what the thread did: columns gap, start, end, cause, slice, line, lane."""
+    """Cut parts of gaps by the thread's activity: columns gap, start, end, cause, slice, line, lane."""
     pieces = activity.cut(lane, stretches["start"].to_numpy(), stretches["end"].to_numpy())
     gap = stretches["gap"].gather(pieces["interval"])
     return pieces.select(gap, "start", "end", "cause", "slice", "line", lane=pl.lit(lane, pl.Int32))
 
 
 def _without_overhead(trace: Trace, pieces: pl.DataFrame) -> pl.DataFrame:
-    """The host's pieces, of which those that lie in the profiler's own work are its overhead."""
+    """Assign host pieces inside the profiler's own work to its overhead."""
     overhead = trace.annotations.filter((pl.col("kind") == "overhead") & (pl.col("duration_ns") > 0))
     if overhead.is_empty():
         return pieces
@@ -204,9 +205,9 @@ def _with_triggers(trace: Trace, gaps: pl.DataFrame) -> pl.DataFrame:
     """Columns gap, work, launch, and trigger_launch, trigger (null for none), refill of each gap.
 
     The trigger is the synchronising call that drained the queues. A call triggers the gap that begins while it waits.
-    It also used up the lead of the host over the device: without it the host would have been earlier by as long as it
-    waited, so later gaps in which the host is late belong to it until they add up to that, or until the next
-    synchronising call.
+    It also used up the host's lead over the device: without it the host would have been earlier by the time it waited,
+    so later gaps in which the host is late belong to it until they add up to that time, or until the next synchronising
+    call.
     """
     copies_out = trace.device_work.filter(pl.col("kind") == "copy_out")["launch"].drop_nulls()
     is_copy_out = (pl.col("kind") == "copy") & pl.col("trigger_launch").is_in(copies_out.implode())

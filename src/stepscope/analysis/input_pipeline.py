@@ -1,7 +1,7 @@
-"""The input pipeline: what its functions cost, and how long a step would take with more workers or cheaper batches.
+"""Input pipeline: the cost of its functions, and the step time with more workers or cheaper batches.
 
-Stages come from what the recording measured in the process and its workers (`ProgramFacts.input_stages`); without that
-from Python frames inside the data loader of the main process.
+Stages come from measurements in the process and its workers (`ProgramFacts.input_stages`); without that from Python
+frames inside the data loader of the main process.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ INPUT_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "file": pl.String,
     "line": pl.Int64,
     "calls": pl.Int64,
-    "total_ns": pl.Int64,  # by the clock, with the functions it calls
-    "self_ns": pl.Int64,  # without those that have a row of their own
-    "share": pl.Float64,  # self_ns of all self_ns, 0 to 1
-    "mean_ns": pl.Int64,  # total_ns of one call
+    "total_ns": pl.Int64,  # wall-clock time, including called functions
+    "self_ns": pl.Int64,  # without called functions that have a row of their own
+    "share": pl.Float64,  # share of all self_ns, 0 to 1
+    "mean_ns": pl.Int64,  # total_ns per call
     "runs_in": pl.String,  # "main process" or "workers"
-    "processor_ns": pl.Int64,  # of total_ns, on a processor
+    "processor_ns": pl.Int64,  # processor time in total_ns
 }
 
 MOST_WORKERS: Final = 64
-"""More are never advised where the number of processors is unknown."""
+"""Most workers to recommend where the number of processors is unknown."""
 
 _ITEM: Final = re.compile(r": (?:__getitem__|__getitems__)$")
 _FETCH: Final = re.compile(r"torch/utils/data/_utils/fetch\.py\(\d+\): fetch$")
@@ -48,13 +48,13 @@ _STAGES: Final = ("loader", "item", "transform", "collate", "pin", "worker_start
 
 
 def input_table(trace: Trace, *, activity: HostActivity | None = None, window: Window | None = None) -> pl.DataFrame:
-    """The functions of the input pipeline.
+    """List the functions of the input pipeline.
 
     Args:
-        window: only functions that begin in this stretch; applies to frames, not to what the recorder measured.
+        window: only functions that begin in it; applies to frames, not to the recorder's measurements.
 
     Returns:
-        Columns as in INPUT_SCHEMA, one row a function, the largest self time first; empty where nothing is known.
+        Columns as in INPUT_SCHEMA, one row per function, largest self time first; empty where nothing is known.
     """
     program = trace.metadata.program
     if program is not None and program.input_stages:
@@ -63,7 +63,7 @@ def input_table(trace: Trace, *, activity: HostActivity | None = None, window: W
 
 
 def _from_facts(stages: tuple[InputStageFacts, ...]) -> pl.DataFrame:
-    """Rows of measured stages. A dataset's item contains its transforms."""
+    """Rows of measured stages; a dataset's item contains its transforms."""
     transforms = {
         workers: sum(each.total_ns for each in stages if each.stage == "transform" and each.in_workers == workers)
         for workers in (False, True)
@@ -127,7 +127,7 @@ def _finished(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _frames_in_loader(frames: pl.DataFrame, annotations: pl.DataFrame, activity: HostActivity) -> Rows:
-    """Rows of the frames that stand inside a data loader's `__next__`, and of those that make its iterators."""
+    """Rows of frames inside a data loader's `__next__`, or inside calls that create its iterators."""
 
     def loads(name: str) -> int:
         return 1 if cause_of_name(name) == "input" or _START.search(name) else -1
@@ -139,15 +139,15 @@ def _frames_in_loader(frames: pl.DataFrame, annotations: pl.DataFrame, activity:
 
 
 def _stages_of_frames(names: list[str], parent: Rows) -> Rows:
-    """The stage of each frame as an index into _STAGES; shape (n,)."""
+    """Stage of each frame as an index into _STAGES; shape (n,)."""
     result = np.zeros(len(names), np.int64)
     item, transform, collate, pin, start = (_STAGES.index(name) for name in _STAGES[1:])
-    is_entry = np.zeros(len(names), np.bool_)  # leads to the items, is not an item itself
+    is_entry = np.zeros(len(names), np.bool_)  # a frame that leads to the items, but is not an item itself
     for row in np.concatenate(by_level(depths(parent))).tolist() if names else []:
         above = int(parent[row])
         around = int(result[above]) if above >= 0 else 0
         name = names[row]
-        if around in (item, transform):  # a dataset around another asks for its items
+        if around in (item, transform):  # a dataset that wraps another requests its items
             result[row] = item if around == item and _ITEM.search(name) else transform
         elif around:
             result[row] = around
@@ -164,26 +164,26 @@ def _stages_of_frames(names: list[str], parent: Rows) -> Rows:
 
 
 def _is_recursive(names: pl.Series, parent: Rows) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Which frames are called, at once, by a frame of their own name: a dataset's item that asks another's, say."""
+    """Whether each frame is called directly by a frame of its own name, as in a dataset that wraps another."""
     codes = names.rank("dense").to_numpy().astype(np.int64)
     return np.where(parent >= 0, codes[np.maximum(parent, 0)] == codes, False)
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What making one batch takes, and where it is made."""
+    """Cost of making one batch, and where it is made."""
 
-    workers: int | None  # processes that make batches; 0 for the main process itself, None for unknown
-    clock_ns: float | None  # of one batch by the clock, in one process; None for unknown
-    processor_ns: float | None  # of it on a processor; None for unknown
+    workers: int | None  # worker processes; 0 for the main process itself, None where unknown
+    clock_ns: float | None  # wall-clock time of one batch in one process; None where unknown
+    processor_ns: float | None  # processor time of one batch; None where unknown
 
 
 def batches(program: ProgramFacts, annotated: str) -> Batches:
-    """What the recording measured of batches.
+    """Batch costs measured by the recorder.
 
     Args:
-        program: the recorder's facts.
-        annotated: names of the loaders' annotations, which tell whether there are workers.
+        program: facts from the recorder.
+        annotated: names of the loaders' annotations, which show whether there are workers.
     """
     known = [loader.workers for loader in program.loaders if loader.workers is not None]
     workers = max(known, default=0 if "SingleProcess" in annotated else None)
@@ -207,18 +207,18 @@ def batches(program: ProgramFacts, annotated: str) -> Batches:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one step needs, in nanoseconds, and the processors that there are for it."""
+    """Requirements of one step, nanoseconds, and the available processors."""
 
-    compute_ns: float  # the step without its waits for data
-    busy_ns: float  # processor time that the step takes besides loading
-    batch_ns: float  # its batches, made one after the other, by the clock
-    batch_processor_ns: float  # of that on a processor
-    processors: int | None  # that the program may use; None for unknown, which counts as enough
+    compute_ns: float  # step without its waits for data
+    busy_ns: float  # processor time of the step besides loading
+    batch_ns: float  # wall-clock time to make its batches one after the other
+    batch_processor_ns: float  # processor time in it
+    processors: int | None  # processors that the program may use; None where unknown, which counts as enough
 
     def step_ns(self, workers: int, *, cheaper_ns: float = 0.0) -> float:
-        """The step with so many workers, where making its batches takes `cheaper_ns` less.
+        """Step time with this many workers, when making its batches takes `cheaper_ns` less.
 
-        None of three can be beaten: the computation, the workers' rate, and the processors' time.
+        It is the largest of three bounds: the computation, the workers' rate, and the processors' time.
         """
         batch = max(self.batch_ns - cheaper_ns, 0.0)
         processor = max(self.batch_processor_ns - cheaper_ns, 0.0)
@@ -228,7 +228,7 @@ class Load:
         return max(self.compute_ns, batch / workers, (self.busy_ns + processor) / processors)
 
     def workers_needed(self) -> int:
-        """As few workers as hide the loading, or come nearest to it with the processors that there are."""
+        """Fewest workers that hide the loading, or come nearest to it with the available processors."""
         limit = max(self.processors or MOST_WORKERS, 1)
         wanted = max(math.ceil(self.batch_ns / max(self.compute_ns, 1.0)), 1)
         if wanted <= limit:

@@ -35,7 +35,7 @@ _PRECISIONS: Final = {
     "fp64": r"(?i:double|dgemm|d884|f64)|_DB_",
     "fp32": r"(?i:float|sgemm|scudnn|f32|fp32|simt)|_SB_|_S_B_",
 }
-"""Number type -> what kernels' names call it; the first that fits counts."""
+"""Number type -> its names in kernel names; the first match counts."""
 
 LAUNCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
@@ -43,16 +43,16 @@ LAUNCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "works_without_launch": pl.Int64,
     "launch_calls": pl.Int64,
     "works_per_graph_launch": pl.Float64,  # mean; null without graph launches
-    "shorter_than_launch": pl.Int64,  # works that took less than their launch call
-    "launch_call_ns": pl.Float64,  # median length of a call
-    "launch_delay_ns": pl.Float64,  # median, from the call's start to the work's
-    "queue_depth": pl.Float64,  # mean over time of how many works were launched and not finished
+    "shorter_than_launch": pl.Int64,  # works shorter than their launch call
+    "launch_call_ns": pl.Float64,  # median duration of a call
+    "launch_delay_ns": pl.Float64,  # median, from the start of the call to the start of the work
+    "queue_depth": pl.Float64,  # time-weighted mean of launched but unfinished works
     "deepest_queue": pl.Int64,
 }
 
 
 class Arithmetic(NamedTuple):
-    """What a kernel's name tells about its arithmetic; None where it tells nothing."""
+    """Arithmetic implied by a kernel's name; None where the name does not show it."""
 
     precision: str | None
     tensor_cores: bool | None
@@ -61,7 +61,7 @@ class Arithmetic(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def arithmetic(name: str) -> Arithmetic:
-    """Number type, use of tensor cores and whether it is a matrix product, from a kernel's name."""
+    """Parse number type, tensor core use and whether it is a matrix product from a kernel's name."""
     is_matrix = _MATRIX.search(name) is not None
     precision = next((word for word, pattern in _PRECISIONS.items() if re.search(pattern, name)), None)
     uses = True if _TENSOR_CORES.search(name) else (False if is_matrix and precision in ("fp32", "fp64") else None)
@@ -74,7 +74,7 @@ def kernel_table(
     group_by: Sequence[str] = ("name",),
     steps: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """Device work grouped as asked, the costliest first.
+    """Group device work, costliest first.
 
     Args:
         group_by: any of "name", "kind", "device", "queue", "grid" and "block".
@@ -82,8 +82,8 @@ def kernel_table(
     Returns:
         The grouping columns, then calls, calls_per_step (null without steps), total_ns, share (of all device work,
         0 to 1), mean_ns, deviation_ns (standard deviation), shortest_ns, longest_ns, launch_delay_ns (median, from
-        the launch call's start to the work's; null if no launch is known), shorter_than_launch (works that took
-        less than their launch call); where grouped by name also precision, tensor_cores, is_matrix, from the name.
+        the launch call's start to the work's; null if no launch is known), shorter_than_launch (works shorter than
+            their launch call); where grouped by name also precision, tensor_cores, is_matrix, from the name.
 
     Raises:
         UsageError: an unknown grouping.
@@ -124,7 +124,7 @@ def _with_launch(trace: Trace) -> pl.DataFrame:
 
 
 def launch_table(trace: Trace) -> pl.DataFrame:
-    """How each device was given its work: one row a device; columns as in LAUNCH_SCHEMA."""
+    """Launch statistics of each device, one row per device; columns as in LAUNCH_SCHEMA."""
     rows = []
     for (device,), mine in _with_launch(trace).group_by("device", maintain_order=True):
         launched = mine.filter(pl.col("launch").is_not_null())
@@ -148,7 +148,7 @@ def launch_table(trace: Trace) -> pl.DataFrame:
 
 
 def _queue_depth(launched: pl.DataFrame) -> tuple[float, int]:
-    """Mean over time and maximum of how many works had been launched and not finished."""
+    """Time-weighted mean and maximum of launched but unfinished works."""
     if launched.is_empty():
         return 0.0, 0
     begin = launched["launch_start_ns"].to_numpy()
@@ -172,24 +172,24 @@ _WORDS: Final = {"true": "1", "false": "0"}
 
 @dataclass(frozen=True)
 class Joined:
-    """Counters of a trace's device work."""
+    """Counters joined to a trace's device work."""
 
-    counters: pl.DataFrame  # a row for each row of device_work; the counters of the launch that is its own, else null
-    measured: int  # launches that were measured
+    counters: pl.DataFrame  # one row per row of device_work; the counters of its launch, else null
+    measured: int  # measured launches
     matched: int  # rows of device_work with counters
-    ambiguous: int  # rows whose kernel was measured, but not so that one measurement is theirs
-    lost: int  # measured launches whose kernel the trace does not have
+    ambiguous: int  # rows whose kernel was measured, but without a unique measurement for each
+    lost: int  # measured launches whose kernel is not in the trace
 
 
 def join_counters(trace: Trace, launches: pl.DataFrame) -> Joined:
-    """Find for each kernel of the trace the measurement that is its own.
+    """Match measurements of kernel launches to the trace's kernels.
 
-    Kernels are the same if their names without parameters are, and the sizes of their grids and blocks. Where the trace
-    has as many launches of a kernel as were measured, or a whole multiple (the same step several times), they
-    belong together in order. Where it has another number nothing tells which is which: they stay without counters.
+    Kernels are the same if their names without parameters and their grid and block sizes are equal. If the trace has as
+    many launches of a kernel as were measured, or a whole multiple (the same step several times), they match in order.
+    With any other number the match is ambiguous, and they get no counters.
 
     Args:
-        launches: name, grid and block ("x,y,z") and counters, in order, as `readers.side_files.ncu` gives them.
+        launches: name, grid and block ("x,y,z") and counters, in order, as from `readers.side_files.ncu`.
     """
     names = [column for column in launches.columns if column not in _KEYS]
     measured = _keyed(launches).with_row_index("launch")
@@ -212,18 +212,18 @@ def join_counters(trace: Trace, launches: pl.DataFrame) -> Joined:
 
 
 def _keyed(frame: pl.DataFrame) -> pl.DataFrame:
-    """With the columns kernel and size, by which kernels are the same."""
+    """Add the columns kernel and size, which identify a kernel."""
     names = frame["name"].unique()
     keys = [kernel_key(name or "") for name in names]
     kernels = pl.DataFrame({"name": names, "kernel": pl.Series(keys, dtype=pl.String)})
-    numbers = pl.col("grid", "block").str.extract_all(r"\d+").list.join(",")  # whatever a tool writes between them
+    numbers = pl.col("grid", "block").str.extract_all(r"\d+").list.join(",")  # tools separate the numbers differently
     size = pl.concat_str(numbers, separator=" ")
     return frame.join(kernels, on="name", how="left", maintain_order="left").with_columns(size=size)
 
 
 @lru_cache(maxsize=65536)
 def kernel_key(name: str) -> str:
-    """A kernel's name as all tools write it: without parameters, return type, blanks and casts."""
+    """Normalise a kernel's name across tools: without parameters, return type, blanks and casts."""
     text = _CAST.sub("", _ANONYMOUS.sub("{}", name.strip()))
     text = _SUFFIX.sub("", _without_parameters(text))
     text = re.sub(r"\b(?:true|false)\b", lambda match: _WORDS[match[0]], text)
@@ -231,7 +231,7 @@ def kernel_key(name: str) -> str:
 
 
 def _without_parameters(text: str) -> str:
-    """Up to the parenthesis that stands outside of all angle brackets."""
+    """Text up to the parenthesis outside of all angle brackets."""
     depth = 0
     for place, letter in enumerate(text):
         if letter == "<":
@@ -244,7 +244,7 @@ def _without_parameters(text: str) -> str:
 
 
 def with_counters(table: pl.DataFrame, trace: Trace, joined: Joined, *, group_by: Sequence[str]) -> pl.DataFrame:
-    """A table of kernels with each counter's mean over the launches that have it, weighted by time; null if none."""
+    """Add each counter's time-weighted mean over the launches that have it to a kernel table; null if none has it."""
     work = pl.concat([trace.device_work, joined.counters], how="horizontal")
     names = joined.counters.columns
     means = [

@@ -1,4 +1,4 @@
-"""Short sequences of operators that repeat many times in a row: loops in the user's code."""
+"""Short operator sequences that repeat many times in a row: loops in the user's code."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.window import Times
 
 SHORT_BODY: Final = 24
-"""Operators in one repetition of the small loops that are looked for; longer bodies are mostly layers of a model."""
+"""Most operators in the body of a small loop; longer bodies are mostly layers of a model."""
 LONGEST_BODY: Final = 256
-"""Operators in one repetition at most: a small model that is called again and again."""
+"""Most operators in a body: a small model that is called repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One run of repetitions."""
+    """Consecutive repetitions of a body."""
 
-    repetitions: int  # how often the body ran in a row
-    body: tuple[str, ...]  # names of the operators of one repetition
-    operators: Rows  # rows of `operators`, all outermost calls of the run, in order
+    repetitions: int  # number of consecutive repetitions
+    body: tuple[str, ...]  # operator names of one repetition
+    operators: Rows  # rows of `operators`: all outermost calls, in order
 
 
 def loops(
     trace: Trace, activity: HostActivity, window: Window, minimum_repetitions: int, step_starts: Times
 ) -> list[Loop]:
-    """Runs of a repeating body of outermost operators on each thread; those of a long body may have others in them.
+    """Find repeated sequences of outermost operators on each thread; long bodies may have others in between.
 
-    Operators of the optimizer, of the data loader and of the backward pass itself do not start a loop, and a run
-    ends where a step does.
+    Operators of the optimizer, of the data loader and of the backward pass itself do not start a loop, and repetitions
+    end where a step does.
 
     Args:
-        window: operators that start in it are looked at.
-        step_starts: when steps begin, in order; shape (n,).
+        window: only operators that start in it.
+        step_starts: start times of steps, in order; shape (n,).
     """
     operators = trace.operators
     outermost = operators.with_row_index("row").filter(
@@ -70,10 +70,10 @@ def loops(
 
 
 def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, int]]:
-    """Stretches (first, last, body length) in which the sequence repeats itself at least `minimum` times.
+    """Ranges (first, last, body length) in which the sequence repeats itself at least `minimum` times.
 
-    Shorter bodies are looked for first, and what they explain is not looked at again; but a long body may have short
-    loops, or equal layers, in it.
+    Shorter bodies are found first and excluded from later searches, but a long body may contain short loops or equal
+    layers.
     """
     taken = np.zeros(len(codes), np.bool_)
     result: list[tuple[int, int, int]] = []
@@ -86,7 +86,7 @@ def _runs(codes: npt.NDArray[np.int64], minimum: int) -> list[tuple[int, int, in
         edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
         for begin, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
             length = (end - begin + body) // body * body
-            # Any multiple of a body repeats itself, too.
+            # Any multiple of a body also repeats itself.
             is_part = any(first <= begin and begin + length <= last for first, last, _ in result)
             if length >= minimum * body and not is_part:
                 result.append((begin, begin + length, body))
@@ -100,16 +100,16 @@ PARAMETRISED: Final = frozenset(
         "conv1d", "conv2d", "conv3d", "convolution", "_convolution", "conv_transpose2d", "lstm", "gru", "rnn_tanh",
     }
 )  # fmt: skip
-"""Operators that nearly always have a parameter of their layer's."""
+"""Operators that nearly always have a parameter of their layer."""
 PRODUCTS: Final = frozenset({"mm", "matmul", "bmm", "baddbmm", "einsum", "scaled_dot_product_attention"})
-"""Operators that may have one."""
+"""Operators that may have a parameter."""
 CHOOSING: Final = frozenset({"index", "index_put", "masked_select", "nonzero", "index_select", "index_add"})
-"""Operators that take out, or put back, some rows of a tensor."""
+"""Operators that select, or write back, some rows of a tensor."""
 _WEIGHT: Final = {
     "linear": 1, "conv1d": 1, "conv2d": 1, "conv3d": 1, "convolution": 1, "_convolution": 1, "conv_transpose2d": 1,
     "embedding": 0, "embedding_bag": 0,
 }  # fmt: skip
-"""Which of an operator's inputs is nearly always a parameter."""
+"""Index of the input that is nearly always a parameter."""
 _COLLECTING: Final = ("cat", "stack")
 _NEAR: Final = 4
 """Operators after a loop among which its results are collected."""
@@ -119,15 +119,15 @@ _ACCUMULATING: Final = r"AccumulateGrad$"
 
 @dataclass(frozen=True, slots=True)
 class LoopSigns:
-    """What the trace shows of a run of repetitions; None where it cannot tell."""
+    """Evidence about a repeated sequence; None where the trace does not show it."""
 
-    is_counted: bool | None  # an operator takes another constant in most repetitions, such as an index that counts up
-    is_collected: bool  # what the repetitions made is put into one tensor after them
+    is_counted: bool | None  # an operator gets another constant in most repetitions, such as an increasing index
+    is_collected: bool  # results of the repetitions are combined into one tensor afterwards
     has_parameters: bool  # an operator of the body may have a parameter
-    own_modules: bool | None  # most repetitions run in other modules than the rest
-    own_parameters: bool | None  # there are as many gradients as if each repetition had parameters of its own
-    chooses_rows: bool  # the body takes some rows of a tensor, as for experts
-    shares_parameters: bool  # the model is certainly too small for each repetition to have parameters of its own
+    own_modules: bool | None  # most repetitions run in modules of their own
+    own_parameters: bool | None  # there are as many gradients as if each repetition had its own parameters
+    chooses_rows: bool  # the body selects some rows of a tensor, as for experts
+    shares_parameters: bool  # the model is certainly too small for each repetition to have its own parameters
 
     @property
     def is_clear(self) -> bool:
@@ -136,7 +136,7 @@ class LoopSigns:
 
     @property
     def is_loop(self) -> bool:
-        """Whether the run is a loop rather than a stack of layers."""
+        """Whether the sequence is a loop rather than a stack of layers."""
         if self.is_collected or not self.has_parameters:
             return True
         if self.is_counted and self.chooses_rows:
@@ -151,11 +151,11 @@ class LoopSigns:
 
 
 class SignsOfLoops:
-    """Looks for signs of loops in one trace.
+    """Search for evidence of loops in one trace.
 
     Args:
-        step_count: steps in which the loops were found.
-        parameters: numbers that the program's model has as parameters, where that is known.
+        step_count: number of steps in which the loops were found.
+        parameters: number of the model's parameters, if known.
     """
 
     def __init__(self, trace: Trace, activity: HostActivity, step_count: int, parameters: int | None = None) -> None:
@@ -165,7 +165,7 @@ class SignsOfLoops:
         self._step_count = step_count
 
     def of(self, loop: Loop) -> LoopSigns:
-        """What the trace shows of this loop."""
+        """Collect the evidence about this loop."""
         turns = loop.operators.reshape(loop.repetitions, len(loop.body))
         names = [base_name(name) for name in loop.body]
         parametrised = sum(name in PARAMETRISED for name in names)
@@ -204,7 +204,7 @@ class SignsOfLoops:
         return False
 
     def _is_collected(self, loop: Loop) -> bool:
-        """An operator right after the loop that takes a list of as many tensors as there were repetitions."""
+        """Whether an operator right after the loop takes a list of as many tensors as there were repetitions."""
         following = self._following[int(loop.operators[-1])]
         if following < 0:
             return False
@@ -218,13 +218,13 @@ class SignsOfLoops:
 
     @cached_property
     def _outermost(self) -> Rows:
-        """Outermost operators, thread by thread in order of time."""
+        """Outermost operators, by thread and time."""
         rows = self._trace.operators.with_row_index("row").filter(pl.col("parent").is_null()).sort("lane", "row")
         return rows["row"].to_numpy().astype(np.int64)
 
     @cached_property
     def _following(self) -> Rows:
-        """For each operator, the position in `_outermost` after its own; -1 for those inside others."""
+        """For each operator the position in `_outermost` after its own; -1 for nested ones."""
         position = np.full(self._trace.operators.height, -1, np.int64)
         position[self._outermost] = np.arange(1, len(self._outermost) + 1)
         return position
@@ -241,7 +241,7 @@ class SignsOfLoops:
 
     @cached_property
     def _modules(self) -> Rows | None:
-        """For each slice, a number for the module whose call is innermost around it, -1 for none; None without any."""
+        """For each slice the index of the innermost module call around it, -1 for none; None without any."""
         is_module = pl.col("name").str.starts_with("nn.Module: ")
         module = self._trace.frames.select(pl.when(is_module).then(pl.col("name").rank("dense"))).to_series()
         if module.null_count() == len(module):

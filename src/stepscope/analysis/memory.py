@@ -1,4 +1,4 @@
-"""What a device's memory was used for: how much was held when, what was alive at the peak, who allocates how much."""
+"""Use of a device's memory: the level over time, the blocks alive at the peak, and allocations by place."""
 
 from __future__ import annotations
 
@@ -37,60 +37,60 @@ GROUPINGS: Final[dict[str, tuple[str, ...]]] = {
     "module": ("module",),
     "operator": ("operator_name",),
 }
-"""What blocks can be grouped by, and the columns that takes."""
+"""Groupings of blocks, and the columns that each takes."""
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
     """One device's memory during a recording."""
 
-    device: str  # "cpu", or the device's number
-    capacity_bytes: int | None  # how much the device, or the machine, has; None where that is not known
+    device: str  # "cpu", or the device's index
+    capacity_bytes: int | None  # total memory of the device or machine; None where unknown
     levels: pl.DataFrame  # as `stepscope.analysis.blocks.memory_levels`, of this device
     # as `stepscope.analysis.blocks.blocks`, of this device, with category, operator_name, operator_row (the
-    # operator that asked for the block; -1 for none), file, line, function and module; null where unknown
+    # allocating operator; -1 for none), file, line, function and module; null where unknown
     blocks: pl.DataFrame
-    steps: pl.DataFrame  # the complete steps, as `step_table` gives them
-    program: ProgramFacts  # what the recording knows of the model
-    # whether levels are all of the memory in use; otherwise what was there before the recording is missing
+    steps: pl.DataFrame  # the complete steps, as from `step_table`
+    program: ProgramFacts  # recorded facts about the model
+    # whether levels include all memory in use; otherwise memory from before the recording is missing
     is_total: bool
 
     @cached_property
     def peak_row(self) -> int:
-        """The row of `levels` with the highest level, the first of several."""
+        """Row of `levels` with the highest level, the first of several."""
         return int(self.levels["allocated_bytes"].arg_max() or 0)
 
     @property
     def peak_ns(self) -> int:
-        """When most was allocated."""
+        """Time of the highest level."""
         return int(self.levels["start_ns"][self.peak_row])
 
     @property
     def peak_bytes(self) -> int:
-        """The most that was allocated at once."""
+        """Highest level of allocated memory."""
         return int(self.levels["allocated_bytes"][self.peak_row])
 
     @property
     def reserved_at_peak_bytes(self) -> int | None:
-        """What the allocator held of the device at the peak of what was allocated."""
+        """Memory held by the allocator at the peak of allocated memory."""
         value = self.levels["reserved_bytes"][self.peak_row]
         return None if value is None else int(value)
 
     @property
     def reserved_bytes(self) -> int | None:
-        """The most that the allocator held of the device; None where that was not recorded."""
+        """Most memory held by the allocator; None where not recorded."""
         value = self.levels["reserved_bytes"].max()
         return None if value is None else int(value)  # type: ignore[arg-type]
 
     @property
     def fragmentation_bytes(self) -> int | None:
-        """What the allocator held at the peak and nobody used."""
+        """Memory held by the allocator at the peak, but not in use."""
         reserved = self.reserved_at_peak_bytes
         return None if reserved is None else max(reserved - self.peak_bytes, 0)
 
     @property
     def fragmentation_share(self) -> float | None:
-        """The same as a share of what was reserved, 0 to 1."""
+        """Fragmentation as a share of the reserved memory, 0 to 1."""
         unused, reserved = self.fragmentation_bytes, self.reserved_at_peak_bytes
         return None if unused is None or not reserved else unused / reserved
 
@@ -100,7 +100,7 @@ class DeviceMemory:
         return max(self.steps.height, 1)
 
     def in_steps(self, times: pl.Expr) -> pl.Expr:
-        """Expression for which times lie in complete steps; all where there are none."""
+        """Expression for times inside complete steps; always true without steps."""
         span = span_of(self.steps)
         return times.is_not_null() if span is None else times.is_between(span.start_ns, span.end_ns, closed="left")
 
@@ -108,7 +108,7 @@ class DeviceMemory:
 def device_memories(
     trace: Trace, *, steps: pl.DataFrame | None = None, activity: HostActivity | None = None
 ) -> tuple[DeviceMemory, ...]:
-    """The memory of each device that has memory events: accelerators before the CPU, those that held more first."""
+    """Memory of each device with memory events: accelerators before the CPU, higher peaks first."""
     devices = memory_devices(trace)
     if not devices:
         return ()
@@ -139,7 +139,7 @@ def device_memories(
 
 
 def alive_at(memory: DeviceMemory, row: int) -> pl.DataFrame:
-    """The blocks that were alive after an event, the largest first; memory without an event is one more row.
+    """Blocks alive after an event, largest first; memory from before the recording is one more row.
 
     Args:
         row: of `memory.levels`.
@@ -160,7 +160,7 @@ def alive_at(memory: DeviceMemory, row: int) -> pl.DataFrame:
 
 
 def _before(memory: DeviceMemory, bytes: int, rows: pl.DataFrame) -> pl.DataFrame:
-    """What was there before the recording, divided by the model's sizes where they are known."""
+    """Memory from before the recording, divided by the model's sizes where known."""
     model = memory.program.model
     parts: dict[str, int] = {}
     if model is not None and memory.device != "cpu":
@@ -177,10 +177,10 @@ def _before(memory: DeviceMemory, bytes: int, rows: pl.DataFrame) -> pl.DataFram
 
 
 def alive_table(memory: DeviceMemory, by: str = "category") -> pl.DataFrame:
-    """What was alive at the peak: the grouping's columns, bytes, share (of the level, 0 to 1), blocks; largest first.
+    """Memory alive at the peak: the grouping's columns, bytes, share (of the level, 0 to 1), blocks; largest first.
 
     Raises:
-        UsageError: an unknown grouping.
+        UsageError: the grouping is unknown.
     """
     columns = _columns(by)
     rows = alive_at(memory, memory.peak_row)
@@ -192,7 +192,7 @@ def alive_table(memory: DeviceMemory, by: str = "category") -> pl.DataFrame:
 
 
 def allocation_table(memory: DeviceMemory, by: str = "operator") -> pl.DataFrame:
-    """What was allocated in the complete steps, or in the whole recording where there are none; the most first.
+    """Allocations in the complete steps, or in the whole recording without steps; most bytes first.
 
     Returns:
         The grouping's columns, then calls (of operators that allocated; blocks where no operators were recorded),
@@ -200,7 +200,7 @@ def allocation_table(memory: DeviceMemory, by: str = "operator") -> pl.DataFrame
         at the peak).
 
     Raises:
-        UsageError: an unknown grouping.
+        UsageError: the grouping is unknown.
     """
     columns = _columns(by)
     rows = memory.blocks.filter(pl.col("row").is_not_null() & memory.in_steps(pl.col("start_ns")))
@@ -233,7 +233,7 @@ def _columns(by: str) -> Sequence[str]:
 
 
 def category_levels(memory: DeviceMemory, times: Sequence[int]) -> pl.DataFrame:
-    """What each category held at these moments: columns start_ns, category, bytes; what is unknown counts as before."""
+    """Bytes of each category at these times: columns start_ns, category, bytes; unknown memory counts as before."""
     asked = np.asarray(times, np.int64)
     levels = memory.levels
     at = np.searchsorted(levels["start_ns"].to_numpy(), asked, side="right") - 1
@@ -247,7 +247,7 @@ def category_levels(memory: DeviceMemory, times: Sequence[int]) -> pl.DataFrame:
 
 
 def _held(blocks: pl.DataFrame, times: Times) -> Times:
-    """Bytes of blocks alive at each of these moments; shape (n,)."""
+    """Bytes of blocks alive at each of these times; shape (n,)."""
     begin = blocks["start_ns"].fill_null(np.iinfo(np.int64).min).to_numpy()
     size = blocks["bytes"].to_numpy()
     order = np.argsort(begin, kind="stable")
@@ -258,7 +258,7 @@ def _held(blocks: pl.DataFrame, times: Times) -> Times:
 
 
 _UNSETTLED: Final = 2
-"""Blocks of the last steps may still be given back: gradients, the loss and the batch live until the next step."""
+"""Last steps whose blocks may still be freed: gradients, the loss and the batch live until the next step."""
 
 ACCUMULATED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     **PLACE_SCHEMA,
@@ -270,13 +270,13 @@ ACCUMULATED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 @dataclass(frozen=True)
 class MemoryGrowth:
-    """How a device's memory develops over the steps.
+    """Development of a device's memory over the steps.
 
     Attributes:
-        level_bytes: what was allocated at the end of each complete step; shape (steps,).
-        slope_bytes: per step, the median slope between all pairs of steps (Theil and Sen): single steps do not move it.
-        kept_bytes: of each step but the last two, what was allocated in it and never given back; shape (steps - 2,).
-        accumulated: who allocated that; columns as in ACCUMULATED_SCHEMA, the most first.
+        level_bytes: level at the end of each complete step; shape (steps,).
+        slope_bytes: per step, the median slope between all pairs of steps (Theil and Sen): robust against single steps.
+        kept_bytes: for each step but the last two, bytes allocated in it and never freed; shape (steps - 2,).
+        accumulated: places that allocated those; columns as in ACCUMULATED_SCHEMA, largest first.
     """
 
     level_bytes: Times
@@ -286,9 +286,9 @@ class MemoryGrowth:
 
     @property
     def leak_bytes(self) -> int:
-        """What stays behind of every step, 0 unless each step leaves something and the level rises.
+        """Bytes kept per step; 0 unless each step keeps some and the level rises.
 
-        A cache that fills leaves something of its first steps only; one of limited size gives back what it takes.
+        A cache that fills up keeps memory of its first steps only; one of limited size frees as much as it allocates.
         """
         if not len(self.kept_bytes) or self.kept_bytes.min() <= 0 or self.slope_bytes <= 0:
             return 0
@@ -296,7 +296,7 @@ class MemoryGrowth:
 
 
 def memory_growth(memory: DeviceMemory) -> MemoryGrowth | None:
-    """The development over the complete steps; None with fewer than two."""
+    """Memory growth over the complete steps; None with fewer than two."""
     steps = memory.steps.sort("start_ns")
     if steps.height < 2:
         return None
@@ -316,7 +316,7 @@ def memory_growth(memory: DeviceMemory) -> MemoryGrowth | None:
 
 
 def _theil_sen(values: Times) -> float:
-    """The median of the slopes between all pairs of values, or of those of up to 500 of them."""
+    """Median of the slopes between all pairs of values, or of those of up to 500 of them."""
     chosen = np.unique(np.linspace(0, len(values) - 1, min(len(values), 500)).astype(np.int64))
     first, second = np.triu_indices(len(chosen), 1)
     rise = values[chosen[second]] - values[chosen[first]]
@@ -324,7 +324,7 @@ def _theil_sen(values: Times) -> float:
 
 
 def _accumulated(left: pl.DataFrame, steps: int) -> pl.DataFrame:
-    """Places that leave something behind in every step."""
+    """Places that keep memory in every step."""
     columns = [*PLACE_SCHEMA, "category"]
     table = (
         left.group_by(columns)
@@ -338,23 +338,23 @@ def _accumulated(left: pl.DataFrame, steps: int) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """The figures of one device's memory."""
+    """Memory figures of one device."""
 
-    memory: DeviceMemory  # the device's memory itself
-    name: str | None  # the device's name where it is known
-    peak_step: int | None  # number of the step in which the peak lies; None outside of complete steps
-    categories: pl.DataFrame  # what was alive at the peak, as `alive_table`
-    lines: pl.DataFrame  # what was alive at the peak, as `alive_table`
-    modules: pl.DataFrame  # what was alive at the peak, as `alive_table`
-    operators: pl.DataFrame  # what operators allocated per call and step, as `allocation_table`
+    memory: DeviceMemory
+    name: str | None  # the device's name, if known
+    peak_step: int | None  # number of the step with the peak; None outside of complete steps
+    categories: pl.DataFrame  # alive at the peak, as from `alive_table`
+    lines: pl.DataFrame  # alive at the peak, as from `alive_table`
+    modules: pl.DataFrame  # alive at the peak, as from `alive_table`
+    operators: pl.DataFrame  # allocations per call and step by operator, as from `allocation_table`
     growth: MemoryGrowth | None  # over the steps; None with fewer than two
-    allocator: pl.DataFrame  # calls of the driver, as `allocator_table`
-    failures: pl.DataFrame  # requests that failed, as `out_of_memory`
-    addressed: bool  # whether events have addresses; without them nothing is known of what was alive
+    allocator: pl.DataFrame  # driver calls, as from `allocator_table`
+    failures: pl.DataFrame  # failed allocations, as from `out_of_memory`
+    addressed: bool  # whether events have addresses; without them lifetimes are unknown
 
 
 def memory_summary(trace: Trace, memory: DeviceMemory) -> MemorySummary:
-    """The summary of one device's memory."""
+    """Summarise one device's memory."""
     steps = memory.steps
     end = pl.col("start_ns") + pl.col("duration_ns")
     around = steps.filter((pl.col("start_ns") <= memory.peak_ns) & (end > memory.peak_ns))
@@ -375,7 +375,7 @@ def memory_summary(trace: Trace, memory: DeviceMemory) -> MemorySummary:
 
 
 MOMENTS: Final = 400
-"""A longer history keeps the highest and the lowest level of each of half as many stretches of time."""
+"""Most times in a picture; a longer history keeps the highest and lowest level of each of half as many intervals."""
 MAXIMUM_STEPS: Final = 100
 ROWS: Final = 10
 
@@ -386,25 +386,25 @@ class MemoryPicture:
 
     device: str
     name: str | None
-    start_ns: int  # of what is drawn
+    start_ns: int  # start of the drawn time
     end_ns: int
-    times: tuple[int, ...]  # moments, in order; from each on the level is as given until the next
-    # category -> bytes at each moment, of the categories that held anything, from the bottom to the top. Where it
-    # is not known what was alive, one band "allocated"
+    times: tuple[int, ...]  # in order; each level holds until the next time
+    # category -> bytes at each time, for categories that are not empty, from bottom to top. Where lifetimes
+    # are unknown, one band "allocated"
     bands: dict[str, tuple[int, ...]]
-    reserved: tuple[int, ...] | None  # bytes at each moment; None where that was not recorded
-    capacity_bytes: int | None  # of the device; None where not known
+    reserved: tuple[int, ...] | None  # bytes at each time; None where not recorded
+    capacity_bytes: int | None  # memory of the device; None where unknown
     peak_ns: int
     peak_bytes: int
     steps: tuple[tuple[int, int], ...]  # number and start of complete steps
-    growth_bytes: int | None  # what each step leaves behind; None where that cannot be told
-    categories: pl.DataFrame  # what was alive at the peak, as `alive_table`; the largest rows
-    lines: pl.DataFrame  # what was alive at the peak, as `alive_table`; the largest rows
-    line_count: int  # how many rows `lines` has in all
+    growth_bytes: int | None  # memory kept per step; None where unknown
+    categories: pl.DataFrame  # alive at the peak, as from `alive_table`; the largest rows
+    lines: pl.DataFrame  # alive at the peak, as from `alive_table`; the largest rows
+    line_count: int  # number of rows in all of `lines`
 
 
 def memory_pictures(trace: Trace, *, activity: HostActivity | None = None) -> tuple[MemoryPicture, ...]:
-    """A picture for each device with memory events, in the order of `device_memories`."""
+    """Memory picture of each device with memory events, in the order of `device_memories`."""
     found = []
     for memory in device_memories(trace, activity=activity):
         summary, levels = memory_summary(trace, memory), memory.levels
@@ -439,7 +439,7 @@ def memory_pictures(trace: Trace, *, activity: HostActivity | None = None) -> tu
 
 
 def _moments(times: Times, levels: Times, peak: int) -> Times:
-    """Rows to draw: all of a short history, else of each stretch of time the highest and the lowest level."""
+    """Rows to draw: all of a short history, else the highest and lowest level of each interval."""
     if len(times) <= MOMENTS:
         return np.arange(len(times))
     span = max(int(times[-1] - times[0]), 1)

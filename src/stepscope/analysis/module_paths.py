@@ -1,4 +1,4 @@
-"""Which module of the network each host slice ran in, and which phase of the step it is part of."""
+"""Module and phase of each host slice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stepscope.trace.program_facts import DEEPEST_MODULE, LONGEST_MODULE
 
 _TRANSFORMED: Final = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 _COMPILING: Final = frozenset({"jit", "pjit", "xla_call", "pmap", "shard_map", "custom_jvp_call", "custom_vjp_call"})
-"""Transformations whose bracket holds a function's name, which is no module."""
+"""Transformations whose brackets hold a function's name, which is not a module."""
 _NO_MODULES: Final = frozenset({
     "while", "body", "cond", "branch", "scan", "closed_call", "core_call", "remat", "checkpoint", "main",
     "rematted_computation", "body_fun", "cond_fun", "custom_jvp_call", "custom_vjp_call", "pjit", "XlaModule:",
@@ -32,11 +32,11 @@ _BRANCH: Final = re.compile(r"branch_\d+_fun$")
 
 
 class Scope(NamedTuple):
-    """A scope, taken apart.
+    """A parsed scope.
 
     Attributes:
         modules: names of the modules around the operation, outermost first.
-        direction: "backward" where it is transposed, "forward" where it is differentiated, None where neither.
+        direction: "backward" if transposed, "forward" if differentiated, None if neither.
     """
 
     modules: tuple[str, ...]
@@ -45,7 +45,7 @@ class Scope(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def parsed_scope(scope: str) -> Scope:
-    """The modules and the direction in a scope's name."""
+    """Parse the modules and the direction in a scope's name."""
     parts = _parts(scope[:LONGEST_MODULE])
     modules: list[str] = []
     backward = forward = False
@@ -62,7 +62,7 @@ def parsed_scope(scope: str) -> Scope:
 
 
 def _parts(scope: str) -> list[str]:
-    """The scope cut at slashes outside of brackets."""
+    """Split a scope at slashes outside of brackets."""
     parts, depth, begin = [], 0, 0
     for position, character in enumerate(scope):
         if character == "(":
@@ -76,9 +76,9 @@ def _parts(scope: str) -> list[str]:
 
 
 def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], Rows, Rows, Rows]:
-    """The module paths, that of each slice that is a call of a module or whose module was recorded, and their parents.
+    """Module paths, the index of each slice that is a module call or has a recorded module, and the paths' parents.
 
-    The last array has, for each row of `device_work`, the path that its own scope gives.
+    The last array has the path from each `device_work` row's own scope.
     """
     paths = Numbering[str]()
     parents: dict[int, int] = {}
@@ -98,12 +98,12 @@ def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], 
 
 
 def _of_scopes(scopes: pl.Series, paths: Numbering[str], parents: dict[int, int]) -> Rows:
-    """The innermost module of each scope of compiled code, -1 for none."""
+    """Innermost module of each scope of compiled code, -1 for none."""
     return by_value(scopes, lambda scope: _number_of_path(parsed_scope(scope).modules, paths, parents))
 
 
 def _recorded_modules(calls: pl.DataFrame, activity: HostActivity, paths: tuple[str, ...]) -> Rows:
-    """The module that each slice's thread was in when the slice began, -1 for none."""
+    """Module that each slice's thread was in when the slice began, -1 for none."""
     lane, start, duration = (calls[name].to_numpy() for name in ("lane", "start_ns", "duration_ns"))
     call = innermost_at(activity.lane, activity.start, lane, start, duration, parents_of(lane, start, duration))
     numbers = {path: number for number, path in enumerate(paths)}
@@ -111,7 +111,7 @@ def _recorded_modules(calls: pl.DataFrame, activity: HostActivity, paths: tuple[
 
 
 def _number_of_path(parts: Iterable[str], paths: Numbering[str], parents: dict[int, int]) -> int:
-    """The number of a path, made with those around it; -1 for an empty one."""
+    """Index of a path, adding it and its parents; -1 for an empty one."""
     around, path = -1, ""
     for position, part in enumerate(parts):
         path = f"{path}.{part}" if position else part
@@ -126,8 +126,8 @@ def _add_module_frames(
 ) -> None:
     """Number the paths of module calls among the Python frames, outer calls before inner ones.
 
-    What is deeper or longer than any network's belongs to the module around it: frames come from a file, and a path of
-    each of ten thousand calls inside each other would fill the memory.
+    Paths deeper or longer than any real network's count for the enclosing module: frames come from a file, and paths of
+    ten thousand nested calls would fill the memory.
     """
     words = list(paths.words)
     rows = trace.frames["module"]
@@ -155,18 +155,18 @@ BACKWARD_NAME: Final = r"^autograd::engine|Backward\d*$"
 
 
 def backward_source(trace: Trace) -> Rows:
-    """For each operator of the backward pass, the row of the forward operator that made its autograd node, -1 for none.
+    """For each backward operator the row of the forward operator that made its autograd node, -1 for none.
 
-    The two carry the same sequence number, and the node the number of the forward operator's thread; numbers that come
-    again belong to the nearest forward operator before. Each thread of each process counts for itself: where several
-    threads count, the recorded link decides. What runs inside a node belongs to the node's. Shape (operators,).
+    Both have the same sequence number, and the node has the forward operator's thread number; a repeated number refers
+    to the nearest preceding forward operator. Each thread of each process has its own sequence: with several threads
+    the recorded link decides. Operators inside a node inherit its source. Shape (operators,).
     """
     parent = row_numbers(trace.operators["parent"])
     return inherit(node_source(trace), parent)
 
 
 def node_source(trace: Trace) -> Rows:
-    """As `backward_source`, but -1 also for what runs inside a node; shape (operators,)."""
+    """Forward operator of each node as in `backward_source`, but -1 for operators inside a node; shape (operators,)."""
     columns = ("row", "lane", "start_ns", "name", "sequence_number", "forward_thread")
     processes = trace.lanes.select("lane", pl.col("process").fill_null(""))
     operators = (
@@ -180,7 +180,7 @@ def node_source(trace: Trace) -> Rows:
     nodes = numbered.filter(is_node).select("row", "start_ns", "sequence_number", "process")
     forward = numbered.filter(~is_node & (pl.col("forward_thread").fill_null(0) == 0))
     if nodes.height and forward.height:
-        # Of operators inside each other that carry one number the innermost, which comes last, made the node.
+        # Of nested operators with one number the innermost, which comes last, made the node.
         joined = nodes.sort("start_ns").join_asof(
             forward.select("start_ns", "sequence_number", "process", source="row").sort("start_ns"),
             on="start_ns",
@@ -195,7 +195,7 @@ def node_source(trace: Trace) -> Rows:
 
 
 def _links(trace: Trace, *, several: bool, unknown: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pl.DataFrame:
-    """The links from a forward operator to its node that say more than the numbers do."""
+    """Links from a forward operator to its node that add to the sequence numbers."""
     starts = trace.operators["start_ns"]
     links = trace.links.filter(pl.col("kind") == "forward_backward").select("source", "target")
     forwards = (starts.gather(links["source"]) < starts.gather(links["target"])).fill_null(False)
@@ -214,7 +214,7 @@ _NODE: Final = re.compile(BACKWARD_NAME)
 
 
 def phases(trace: Trace, activity: HostActivity, sources: Rows, own_module: Rows) -> npt.NDArray[np.int8]:
-    """The phase of each slice, as an index into PHASES."""
+    """Phase of each slice, as an index into PHASES."""
     named = _phases_by_name(trace, activity)
     backward = inherit(np.where(named == BACKWARD, 1, -1), activity.around)
     definite = np.where((named < 0) & (own_module >= 0), FORWARD, named)
@@ -237,14 +237,14 @@ def phases(trace: Trace, activity: HostActivity, sources: Rows, own_module: Rows
 
 
 def phases_of_scopes(scopes: pl.Series) -> Rows:
-    """The phase of each scope of compiled code, -1 for none; all is forward where nothing is differentiated."""
+    """Phase of each scope of compiled code, -1 for none; all is forward if nothing is differentiated."""
     differentiated = any(parsed_scope(scope).direction for scope in scopes.drop_nulls().unique())
     code = {"backward": BACKWARD, "forward": FORWARD, None: -1 if differentiated else FORWARD}
     return by_value(scopes, lambda scope: code[parsed_scope(scope).direction])
 
 
 def _phases_by_name(trace: Trace, activity: HostActivity) -> Rows:
-    """The phase that each slice's own name implies, -1 for none."""
+    """Phase implied by each slice's own name, -1 for none."""
     result = activity.spread("operators", phases_of_scopes(trace.operators["scope"]))
     for table in ("annotations", "frames", "operators"):
         phases = by_value(trace.table(table)["name"], partial(_phase_of_name, table=table))
@@ -265,7 +265,7 @@ def _phase_of_name(name: str, table: str) -> int:
 
 
 def engine_lanes(trace: Trace, activity: HostActivity) -> list[int]:
-    """The threads that autograd's engine runs nodes on, beside the main ones."""
+    """Threads other than main threads on which autograd's engine runs nodes."""
     outer = trace.operators.filter(pl.col("parent").is_null())
     nodes = outer.group_by("lane").agg(share=pl.col("name").str.contains(BACKWARD_NAME).mean())
     lanes = nodes.filter(pl.col("share") > 0.5)["lane"].to_list()

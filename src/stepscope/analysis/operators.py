@@ -1,4 +1,4 @@
-"""Operators: how often they ran, what they cost on the host and on the device, what they allocated."""
+"""Operators: number of calls, host and device time, and allocations."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from stepscope.trace.nesting import Rows, by_level, depths, innermost_at
 GROUPINGS: Final = ("name", "input_shapes", "stack")
 
 COST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "host_self_ns": pl.Int64,  # without operators inside
-    "device_self_ns": pl.Int64,  # of the work it launched itself
-    "device_total_ns": pl.Int64,  # with what operators inside launched
-    "bytes_allocated": pl.Int64,  # by itself, without what operators inside allocated
+    "host_self_ns": pl.Int64,  # without nested operators
+    "device_self_ns": pl.Int64,  # work launched by the operator itself
+    "device_total_ns": pl.Int64,  # including work launched by nested operators
+    "bytes_allocated": pl.Int64,  # without nested operators
 }
 
 
 def operator_costs(trace: Trace) -> pl.DataFrame:
-    """What each call of an operator cost: one row for each row of `operators`, in order; columns as in COST_SCHEMA."""
+    """Cost of each operator call: one row per row of `operators`, in order; columns as in COST_SCHEMA."""
     operators = trace.operators
     duration = operators["duration_ns"].to_numpy()
     parent = row_numbers(operators["parent"])
@@ -46,7 +46,7 @@ def operator_costs(trace: Trace) -> pl.DataFrame:
 
 
 def with_inner(values: Rows, parent: Rows) -> Rows:
-    """Each operator's value plus those of all operators inside it; shape (n,)."""
+    """Each operator's value plus those of all nested operators; shape (n,)."""
     total: Rows = values.copy()
     for rows in reversed(by_level(depths(parent))[1:]):
         np.add.at(total, parent[rows], total[rows])
@@ -70,7 +70,7 @@ def _bytes_allocated(trace: Trace) -> Rows:
 
 
 def innermost_operators(trace: Trace, events: pl.DataFrame) -> Rows:
-    """The row of the innermost operator around each event, by its lane and start_ns; -1 for none."""
+    """Row of the innermost operator around each event, by lane and start_ns; -1 for none."""
     if trace.operators.is_empty():
         return np.full(events.height, -1, np.int64)
     lanes, starts, durations = (trace.operators[name].to_numpy() for name in ("lane", "start_ns", "duration_ns"))
@@ -87,7 +87,7 @@ def operator_table(
     steps: pl.DataFrame | None = None,
     user_code: UserCode = DEFAULT_USER_CODE,
 ) -> pl.DataFrame:
-    """Operators grouped as asked, the costliest first.
+    """Group operators, costliest first.
 
     Args:
         group_by: any of "name", "input_shapes" and "stack" (the user's line as "file(line): function" where the
@@ -96,11 +96,11 @@ def operator_table(
 
     Returns:
         The grouping columns, then calls, calls_per_step (in complete steps; null without steps), host_total_ns,
-        host_self_ns, host_self_share (of all operators' own time, 0 to 1), device_total_ns, device_self_ns,
-        device_self_share, bytes_allocated. Totals include operators inside, so they do not add up to the whole.
+        host_self_ns, host_self_share (of all operators' self time, 0 to 1), device_total_ns, device_self_ns,
+        device_self_share, bytes_allocated. Totals include nested operators, so they do not add up to the whole.
 
     Raises:
-        UsageError: an unknown grouping.
+        UsageError: a grouping is unknown.
     """
     check_groupings("operators", group_by, GROUPINGS)
     rows = pl.concat([trace.operators, operator_costs(trace) if costs is None else costs], how="horizontal")
@@ -130,14 +130,14 @@ def operator_table(
 
 
 def check_groupings(things: str, group_by: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse groupings that there are not."""
+    """Raise UsageError for unknown groupings."""
     unknown = [name for name in group_by if name not in known]
     if unknown or not group_by:
         raise UsageError(f"{things} can be grouped by {', '.join(known)}, not by {', '.join(unknown) or 'nothing'}")
 
 
 def calls_in_steps(steps: pl.DataFrame, time: pl.Expr) -> pl.Expr:
-    """Expression for the calls whose `time` is in these steps, over the steps' number; null without steps."""
+    """Expression for the number of calls with `time` in these steps per step; null without steps."""
     span = span_of(steps)
     if span is None:
         return pl.lit(None, pl.Float64)

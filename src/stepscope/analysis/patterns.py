@@ -1,4 +1,4 @@
-"""Computations recognised by their operators: attention, losses over many classes, chains of element-wise operators."""
+"""Computations recognised from their operators: attention, losses over many classes, element-wise chains."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ _WRAPPERS: Final = frozenset({"aten::matmul", "aten::einsum", "aten::__matmul__"
 _MASKS: Final = frozenset({"aten::masked_fill", "aten::masked_fill_", "aten::where", "aten::add", "aten::add_"})
 _DROPOUT: Final = frozenset({"aten::dropout", "aten::dropout_", "aten::native_dropout", "aten::bernoulli_"})
 _NEAREST: Final = 4
-"""Matrix products before and after a softmax that are looked at."""
+"""Matrix products before and after a softmax to examine."""
 _FEWEST_KEYS: Final = 16
-"""Scores over fewer keys are those of a gate or a classifier."""
+"""Least number of keys for attention; scores over fewer are those of a gate or a classifier."""
 _MATH: Final = "aten::_scaled_dot_product_attention_math"
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenOutAttention:
-    """One computation of attention by operators of its own."""
+    """An attention computed by separate operators."""
 
-    operators: Rows  # rows of `operators`: both products and what works on the scores between them
+    operators: Rows  # rows of `operators`: both products and the operators on the scores between them
     softmax: int  # row of the softmax
-    second_product: int  # row of the product of the weights and the values, innermost
-    scores: Shape  # shape of the scores
-    score_bytes: int  # of one tensor of scores; 0 where their type is unknown
-    causal: bool  # whether one square mask is laid on all scores
-    masked: bool  # whether any mask or bias is
-    dropout: bool  # whether weights are dropped
-    within: str  # name of the operator around all of it, "" where the program calls the operators itself
+    second_product: int  # row of the innermost product of weights and values
+    scores: Shape
+    score_bytes: int  # one tensor of scores; 0 where their number type is unknown
+    causal: bool  # whether one square mask is applied to all scores
+    masked: bool  # whether any mask or bias is applied
+    dropout: bool  # whether dropout is applied to the weights
+    within: str  # name of the operator around all of it, "" if the program calls the operators itself
 
     @property
     def is_fallback(self) -> bool:
@@ -63,10 +63,10 @@ class WrittenOutAttention:
 
 
 def written_out_attention(trace: Trace, rows: Rows) -> list[WrittenOutAttention]:
-    """Every computation of attention among these rows of `operators` whose scores are tensors of their own.
+    """Find attention computations among these rows of `operators` whose scores are separate tensors.
 
-    A softmax over scores (..., queries, keys), with a matrix product (queries, ..) x (.., keys) shortly before it and
-    one of (queries, keys) with something shortly after it, on one thread. Needs input shapes.
+    The pattern is a softmax over scores (..., queries, keys), with a matrix product (queries, ..) x (.., keys) shortly
+    before it and one of (queries, keys) with something shortly after it, on one thread. Needs input shapes.
     """
     operators = trace.operators[rows].select("lane", "name").with_columns(row=pl.Series(rows, dtype=pl.Int64))
     calls = _Calls(trace)
@@ -83,7 +83,7 @@ def written_out_attention(trace: Trace, rows: Rows) -> list[WrittenOutAttention]
 
 
 class _Calls:
-    """Columns of `operators` for looking calls up one by one."""
+    """Columns of `operators`, for access to single calls."""
 
     def __init__(self, trace: Trace) -> None:
         operators = trace.operators
@@ -103,14 +103,14 @@ class _Calls:
         return types_of(self._types[row])
 
     def wrapped(self, row: int) -> int:
-        """The outermost matrix product around a product, or itself."""
+        """Outermost matrix product around a product, or the product itself."""
         while self.parent[row] >= 0 and self.name[self.parent[row]] in _WRAPPERS:
             row = int(self.parent[row])
         return row
 
 
 def _around(calls: _Calls, softmax: int, products: Rows) -> WrittenOutAttention | None:
-    """The attention whose softmax this is, None where it is another softmax; `products` of its thread, in order."""
+    """Attention with this softmax, None for any other softmax; `products` of its thread, in order."""
     scores = next(iter(calls.shapes(softmax)), ())
     if len(scores) < 2 or scores[-1] < _FEWEST_KEYS:
         return None
@@ -151,14 +151,14 @@ def _around(calls: _Calls, softmax: int, products: Rows) -> WrittenOutAttention 
 
 
 def _matrices(calls: _Calls, row: int) -> tuple[Shape, Shape] | None:
-    """The shapes of the two factors of a product."""
+    """Shapes of the two factors of a product."""
     shapes = [shape for shape in calls.shapes(row) if len(shape) >= 2]
     wanted = shapes[-2:]
     return (wanted[0], wanted[1]) if len(wanted) == 2 and wanted[0][-1] == wanted[1][-2] else None
 
 
 def _on_scores(calls: _Calls, first: int, second: int, scores: Shape) -> Rows:
-    """The outermost calls between two products of a thread whose first input is as large as the scores."""
+    """Outermost calls between two products of a thread whose first input has the size of the scores."""
     begin, end = np.searchsorted(calls.start, [calls.end[first], calls.start[second]])
     rows = np.arange(begin, end)
     rows = outermost(rows[calls.lanes[rows] == calls.lanes[first]], calls.parent)
@@ -167,7 +167,7 @@ def _on_scores(calls: _Calls, first: int, second: int, scores: Shape) -> Rows:
 
 
 def _mask(calls: _Calls, row: int, scores: Shape) -> Shape:
-    """The shape of what a call lays on the scores; () where it is as large as they are, or a number."""
+    """Shape of the tensor that a call applies to the scores; () if as large as the scores, or a number."""
     shapes = [shape for shape in calls.shapes(row)[:3] if len(shape) >= 2 and shape[-1] == scores[-1]]
     return next((shape for shape in shapes if elements(shape) < elements(scores)), ())
 
@@ -177,24 +177,24 @@ _PROJECTIONS: Final = ("aten::linear", "aten::matmul", "aten::mm", "aten::addmm"
 _TABLES: Final = ("aten::embedding", "aten::embedding_bag")
 _VIEWS: Final = ("aten::index_select", "aten::select", "aten::as_strided")
 _FARTHEST: Final = 200
-"""Operators before a loss among which the projection that made its scores is looked for."""
+"""Operators before a loss to search for the projection that made its scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsLoss:
-    """One loss over (positions, classes) scores."""
+    """A loss over (positions, classes) scores."""
 
     positions: int
     classes: int
-    projection: int  # row of `operators` that computed them, -1 where it was not found
-    # rows of what works on the scores between the projection and the loss, and of the loss, nested or not
+    projection: int  # row of `operators` that computed the scores, -1 if not found
+    # rows of the operators on the scores between the projection and the loss, and of the loss, nested or not
     operators: Rows
-    log_softmax: int  # row of the normalisation
-    score_bytes: int  # of one tensor of scores as the loss takes them; 0 where their type is unknown
+    log_softmax: int
+    score_bytes: int  # one tensor of scores as passed to the loss; 0 where their number type is unknown
 
 
 def logits_losses(trace: Trace, rows: Rows, fewest_classes: int) -> list[LogitsLoss]:
-    """The losses among these rows of `operators` that are taken over at least so many classes. Needs input shapes."""
+    """Find losses over at least this many classes among these rows of `operators`. Needs input shapes."""
     calls = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64)).select(
         "row", "lane", "name", "input_shapes", "input_types"
     )  # fmt: skip
@@ -220,7 +220,7 @@ def _loss(
               and _made(shapes_of(shapes[number])) == (size // classes, classes)]  # fmt: skip
     if not makers:
         return None
-    # Of products inside each other the outermost comes first; of several, the last before the loss made the scores.
+    # Of nested products the outermost comes first; of several, the last one before the loss made the scores.
     after = max(makers)
     outer = [number for number in makers if after - number < 16]
     mine = [number for number in range(outer[0] + 1, min(place + _FARTHEST, len(names)))
@@ -240,7 +240,7 @@ def _loss(
 
 
 def _made(shapes: tuple[Shape, ...]) -> tuple[int, int]:
-    """(rows, columns) of what a product of these inputs makes; a linear layer's weights are transposed."""
+    """Output size (rows, columns) of a product of these inputs; a linear layer's weights are transposed."""
     matrices = [shape for shape in shapes if len(shape) >= 2]
     if len(matrices) < 2:
         return (0, 0)
@@ -252,16 +252,16 @@ def _made(shapes: tuple[Shape, ...]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class DenseTable:
-    """An embedding table whose gradient is a whole table."""
+    """An embedding table with a dense gradient."""
 
     shape: Shape  # (rows, width) of the table
-    lookups: Rows  # rows of `operators`
-    indices: float  # how many rows were looked up in the mean call, repetitions counted
-    whole: Rows  # rows of `operators` on tensors of the table's shape that are not the lookups themselves
+    lookups: Rows
+    indices: float  # mean number of indices per call, including repeated ones
+    whole: Rows  # rows of `operators` on tensors of the table's shape, without the lookups
 
 
 def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]:
-    """Tables of at least so many rows, of which lookups among these `operators` take some and whose gradient is dense.
+    """Find tables with at least this many rows that these `operators` look up and whose gradient is dense.
 
     A table that also stands in a matrix product, as tied output weights do, has a dense gradient by nature and is left
     out. Needs input shapes.
@@ -292,7 +292,7 @@ def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]
 
 
 LONGEST_CHAIN: Final = 24
-"""Operators; a longer stretch is cut, since no single function would hold it."""
+"""Most operators in a chain; longer ones are cut, since no single function would hold them."""
 FUSIBLE: Final = PLAIN | ARITHMETIC | REDUCTIONS | {"rand_like", "bernoulli", "softmax", "log_softmax"}
 
 
@@ -300,28 +300,28 @@ FUSIBLE: Final = PLAIN | ARITHMETIC | REDUCTIONS | {"rand_like", "bernoulli", "s
 class Chain:
     """Operators that one fused kernel could replace."""
 
-    names: tuple[str, ...]  # of the operators, as `base_name` gives them; views on the way are left out
+    names: tuple[str, ...]  # operators, named as by `base_name`; views in between are left out
     in_place: tuple[bool, ...]  # whether each of them overwrites its first input
     operators: tuple[int, ...]  # rows of `operators`, in order
-    traffic: tuple[Traffic, ...]  # what each moves
-    place: tuple[str | None, str | None]  # file and function of the user's line, or Nones
+    traffic: tuple[Traffic, ...]  # memory traffic of each
+    place: tuple[str | None, str | None]  # file and function of the user's line, or None
 
     @property
     def elements(self) -> int:
-        """Numbers in the largest tensor of the chain."""
+        """Number of elements in the largest tensor of the chain."""
         return max(prod(each.output) for each in self.traffic)
 
     @property
     def elements_moved(self) -> int:
-        """Numbers that the operators read and write one by one."""
+        """Numbers read and written by the separate operators."""
         return sum(each.elements for each in self.traffic)
 
     @property
     def elements_moved_fused(self) -> int:
-        """Numbers that remain to be read and written: the first input, further inputs of its size, one result.
+        """Numbers read and written after fusion: the first input, further inputs of its size, one result.
 
-        Which tensors are the chain's own is told by shapes: of each operator's inputs at most one, of the largest
-        size, comes from outside unless it is the first.
+        Shapes decide which tensors are internal: of each operator but the first, at most one input, of the largest
+        size, comes from outside.
         """
         full = self.elements
         result = prod(self.traffic[-1].output)
@@ -336,12 +336,12 @@ class Chain:
 
 
 def chains(trace: Trace, rows: Rows, shortest: int = 2) -> Iterator[Chain]:
-    """The chains among these operators.
+    """Find chains among these operators.
 
     Args:
-        rows: rows of `operators`: the candidates, outermost ones, in order of time. What lies between two of one
-            thread breaks a chain.
-        shortest: operators that make a chain.
+        rows: rows of `operators`: outermost candidates, in order of time. Any other operator between two on one thread
+            breaks a chain.
+        shortest: least operators in a chain.
     """
     columns = ["lane", "name", "input_shapes", "source_file", "source_function"]
     table = trace.operators.select(columns)[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
@@ -367,7 +367,7 @@ def _of_thread(table: pl.DataFrame, shortest: int) -> Iterator[Chain]:
 
 
 class _Growing:
-    """A chain while its operators come in."""
+    """A chain under construction."""
 
     def __init__(self, place: tuple[str | None, str | None]) -> None:
         self.place = place
@@ -375,7 +375,7 @@ class _Growing:
         self._shapes: set[Shape] = set()
 
     def takes(self, moved: Traffic | None, place: tuple[str | None, str | None]) -> bool:
-        """Whether an operator goes on with what the chain made, in the same function."""
+        """Whether an operator continues with the chain's result in the same function."""
         if moved is None or place != self.place or len(self._rows) >= LONGEST_CHAIN:
             return False
         return not self._rows or not self._shapes.isdisjoint(moved.inputs)
@@ -389,7 +389,7 @@ class _Growing:
             self._shapes.add(moved.output[:-1])
 
     def see(self, moved: Traffic | None) -> None:
-        """A view of something: the shapes it may have next are unknown, those it had are the chain's."""
+        """Note a view: its new shape is unknown, the previous shapes still belong to the chain."""
         if moved is not None and self._rows:
             self._shapes.update(moved.inputs)
 

@@ -1,4 +1,4 @@
-"""One step as a drawing: what host threads and device queues did, and why a device had nothing to do."""
+"""Drawing of one step: activity of host threads and device queues, and causes of idle time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepscope.trace.window import IntervalSet, Window, union
 MAXIMUM_THREADS: Final = 12
 MAXIMUM_QUEUES: Final = 32
 NAME_LENGTH: Final = 300
-"""Characters of a slice's name that are kept: a C++ kernel can have tens of thousands."""
+"""Longest slice name, in characters: a C++ kernel name can have tens of thousands."""
 
 _HOST_TABLES: Final = (
     ("annotations", "annotation"),
@@ -23,7 +23,7 @@ _HOST_TABLES: Final = (
     ("operators", "operator"),
     ("launches", "launch"),
 )
-"""Table and kind of slice. Of slices with the same times, those of the earlier table stand outside."""
+"""Table and kind of slices. Of slices with equal times, those of the earlier table are the outer ones."""
 _WORKING_KINDS: Final = ("operator", "launch")
 _SLICE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "lane": pl.Int32,
@@ -36,22 +36,22 @@ _SLICE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 @dataclass(frozen=True, slots=True)
 class PictureLane:
-    """A host thread or a device's queue."""
+    """A host thread or a device queue."""
 
-    label: str  # its name for the user
+    label: str  # displayed name
     kind: Literal["host", "queue"]
-    device: str  # of a queue; "" for a host thread
-    rows: int  # depth of the deepest slice that is kept, plus one
-    # Python frames that were open during the whole window, outermost first; they are not drawn
+    device: str  # device of a queue; "" for a host thread
+    rows: int  # depth of the deepest kept slice, plus one
+    # Python frames open during the whole window, outermost first; they are not drawn
     around: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PictureSlice:
-    """Something that happened."""
+    """A slice to draw."""
 
-    lane: int  # position in the picture's lanes
-    depth: int  # number of slices around it on its lane
+    lane: int  # index of its lane
+    depth: int  # number of enclosing slices on its lane
     start_ns: int  # from the start of the window
     duration_ns: int
     name: str
@@ -60,7 +60,7 @@ class PictureSlice:
 
 @dataclass(frozen=True, slots=True)
 class PictureGap:
-    """A stretch in which a device was idle for one cause; `start_ns` is from the start of the window."""
+    """Idle time of a device with one cause; `start_ns` is from the start of the window."""
 
     device: str
     start_ns: int
@@ -71,43 +71,43 @@ class PictureGap:
 
 @dataclass(frozen=True, slots=True)
 class PathPiece:
-    """What the step waited for meanwhile; `start_ns` is from the start of the window."""
+    """A piece of the critical path; `start_ns` is from the start of the window."""
 
     start_ns: int
     duration_ns: int
     kind: str  # "host", "launch_latency", "compute", "communication", "copy" or "wait"
-    cause: str | None  # of host time; else None
-    name: str  # of the work, or of what the host was doing
+    cause: str | None  # for host time; else None
+    name: str  # work, or host activity
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How much of something is drawn."""
+    """How many items of a kind are drawn."""
 
-    kept: int  # how many are drawn
-    total: int  # how many there are in the window
-    shortest_ns: int = 0  # duration of the shortest one drawn; 0 where there is none
+    kept: int  # items drawn
+    total: int  # items in the window
+    shortest_ns: int = 0  # duration of the shortest one drawn; 0 if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class StepPicture:
-    """What happened in a window, ready to draw."""
+    """Content of a window, ready to draw."""
 
-    start_ns: int  # of the window, from the start of the trace
-    duration_ns: int  # of the window
-    lanes: tuple[PictureLane, ...]  # host threads, the busiest first, then queues, device by device
+    start_ns: int  # start of the window, from the start of the trace
+    duration_ns: int  # length of the window
+    lanes: tuple[PictureLane, ...]  # host threads, the busiest first, then queues, by device
     slices: tuple[PictureSlice, ...]  # by lane, then start, outer ones first
-    gaps: tuple[PictureGap, ...]  # every idle stretch, device by device; none is ever left out
-    host_slices: Shown  # how many slices of the drawn threads are drawn
-    device_slices: Shown  # how many slices of the drawn queues are drawn
-    threads: Shown  # how many of the threads with slices are drawn
-    queues: Shown  # how many of the queues with work are drawn
-    path: tuple[PathPiece, ...] = ()  # the critical path in the window, in order of time
-    path_pieces: Shown = Shown(0, 0)  # how many of its pieces are drawn
+    gaps: tuple[PictureGap, ...]  # all idle intervals, by device; none is left out
+    host_slices: Shown  # slices on drawn threads
+    device_slices: Shown  # slices on drawn queues
+    threads: Shown  # threads with slices
+    queues: Shown  # queues with work
+    path: tuple[PathPiece, ...] = ()  # critical path in the window, in order of time
+    path_pieces: Shown = Shown(0, 0)  # pieces of the critical path
 
     @property
     def dropped(self) -> int:
-        """How many slices of the drawn lanes are not drawn because they are short."""
+        """Slices of the drawn lanes left out because they are short."""
         return sum(shown.total - shown.kept for shown in (self.host_slices, self.device_slices))
 
 
@@ -128,15 +128,15 @@ def step_picture(
     maximum_slices: int = 6000,
     path: pl.DataFrame | None = None,
 ) -> StepPicture:
-    """The picture of a window, cut at its edges.
+    """Build the picture of a window, cut at its edges.
 
-    Host threads and queues share `maximum_slices`: each may fill half, and what the other leaves. Beyond that the
-    shortest slices are left out, and counted.
+    Host threads and queues share `maximum_slices`: each may use half, plus what the other leaves. The shortest slices
+    beyond that are left out and counted.
 
     Args:
         idle: columns device, start_ns, duration_ns (nanoseconds from the start of the trace), cause, trigger;
             further columns are ignored.
-        path: the critical path, columns start_ns, duration_ns, kind, cause, name; not drawn where it is not given.
+        path: the critical path, columns start_ns, duration_ns, kind, cause, name; not drawn if None.
     """
     host = _host(trace, window)
     queues = _queues(trace, window)
@@ -186,7 +186,7 @@ def _queues(trace: Trace, window: Window) -> _Nested:
 
 
 def _inside(trace: Trace, table: str, kind: str | None, window: Window) -> pl.DataFrame:
-    """Slices of a table that touch the window, uncut; `kind` None takes the table's own."""
+    """Slices of a table that touch the window, uncut; `kind` None uses the table's own column."""
     start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
     touches = (start < window.end_ns) & ((end > window.start_ns) | (start >= window.start_ns))
     columns = [
@@ -200,7 +200,7 @@ def _inside(trace: Trace, table: str, kind: str | None, window: Window) -> pl.Da
 
 
 def _covered(slices: pl.DataFrame, window: Window) -> dict[int, int]:
-    """Nanoseconds of the window that the slices of each lane cover together."""
+    """Nanoseconds of the window covered by the slices of each lane."""
     result: dict[int, int] = {}
     for (lane,), rows in slices.group_by("lane"):
         covered = union(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
@@ -209,7 +209,7 @@ def _covered(slices: pl.DataFrame, window: Window) -> dict[int, int]:
 
 
 def _with_depth(slices: pl.DataFrame) -> pl.DataFrame:
-    """Adds `parent` (-1 for none) and `depth`."""
+    """Add `parent` (-1 for none) and `depth`."""
     lanes, starts = slices["lane"].to_numpy(), slices["start_ns"].to_numpy()
     durations = slices["end_ns"].to_numpy() - starts
     parent = parents(lanes, starts, durations)
@@ -220,7 +220,7 @@ def _with_depth(slices: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_frames_around(nested: pl.DataFrame, window: Window) -> tuple[pl.DataFrame, dict[int, tuple[str, ...]]]:
-    """Leaves out frames that hold the whole window in an inner frame: forty rows of them would show nothing."""
+    """Leave out frames that span the whole window inside another frame: forty rows of them would show nothing."""
     whole = (pl.col("kind") == "frame") & (pl.col("start_ns") <= window.start_ns) & (pl.col("end_ns") >= window.end_ns)
     lane, depth = nested["lane"].to_numpy(), nested["depth"].to_numpy()
     above, outer = np.zeros(nested.height, np.int64), np.zeros(nested.height, np.bool_)
@@ -278,9 +278,9 @@ def _slices(kept: pl.DataFrame, order: list[int], window: Window) -> tuple[Pictu
 
 
 def _path(path: pl.DataFrame | None, window: Window, room: int) -> tuple[tuple[PathPiece, ...], Shown]:
-    """The critical path in the window; touching pieces of the same name are one.
+    """Critical path in the window, with touching pieces of the same name merged.
 
-    Where there are too many, those of one resource are; then the shortest are left out.
+    If there are too many, touching pieces of one resource are merged; then the shortest are left out.
     """
     if path is None or path.is_empty():
         return (), Shown(0, 0)
@@ -294,7 +294,7 @@ def _path(path: pl.DataFrame | None, window: Window, room: int) -> tuple[tuple[P
         .sort("start_ns")
     )  # fmt: skip
     merged = _runs(inside, ("kind", "cause", "name"))
-    if merged.height > room:  # rather without names than with holes
+    if merged.height > room:  # better without names than with gaps
         merged = _runs(merged, ("kind", "cause"))
     kept, shown = _longest(merged, room)
     first, length = pl.col("start_ns") - window.start_ns, pl.col("end_ns") - pl.col("start_ns")
@@ -303,7 +303,7 @@ def _path(path: pl.DataFrame | None, window: Window, room: int) -> tuple[tuple[P
 
 
 def _runs(pieces: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
-    """Pieces that follow one another and are alike by these keys as one, without a name if they have several."""
+    """Merge consecutive pieces with equal keys; a merged piece with several names has none."""
     name = pl.when(pl.col("name").n_unique() == 1).then(pl.col("name").first()).otherwise(pl.lit("")).alias("name")
     runs = pieces.group_by(pl.struct(keys).rle_id().alias("run"), maintain_order=True).agg(
         pl.col("start_ns").min(), pl.col("end_ns").max(), pl.col("kind", "cause").first(), name
@@ -312,7 +312,7 @@ def _runs(pieces: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
 
 
 def _gaps(idle: pl.DataFrame, window: Window) -> tuple[PictureGap, ...]:
-    """The idle stretches in the window; touching ones with the same cause and trigger are one."""
+    """Idle intervals in the window; touching ones with the same cause and trigger are merged."""
     start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
     inside = (
         idle.select(
@@ -331,13 +331,14 @@ def _gaps(idle: pl.DataFrame, window: Window) -> tuple[PictureGap, ...]:
 
 
 def typical_step(steps: pl.DataFrame, causes: pl.DataFrame) -> Window | None:
-    """The complete step whose length and times by cause are nearest to the median ones; None where there is no step.
+    """Find the complete step whose length and times by cause are nearest to the medians; None without steps.
 
     Length alone would often choose the first step of a recording, whose device still works for the step before.
 
     Args:
-        steps: as `stepscope.analysis.steps.step_table` finds them; incomplete ones count only where all are.
-        causes: stretches with device, start_ns, duration_ns and cause; those of a device and a cause do not overlap.
+        steps: as from `stepscope.analysis.steps.step_table`; incomplete ones count only if all are incomplete.
+        causes: intervals with device, start_ns, duration_ns and cause; those with the same device and cause do not
+            overlap.
     """
     steps = (steps.filter(pl.col("complete")) if steps["complete"].any() else steps).sort("start_ns")
     if steps.is_empty():

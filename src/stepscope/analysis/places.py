@@ -1,4 +1,4 @@
-"""What the user's lines and modules cost, forward and backward."""
+"""Cost of the user's lines and modules, forward and backward."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from stepscope.trace.nesting import Rows
 
 PHASE_COLUMNS: Final = tuple(f"{phase}_ns" for phase in PHASES)
 COST_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
-    **dict.fromkeys(PHASE_COLUMNS, pl.Int64),  # device time, or operators' own time where the trace has no device
-    "total_ns": pl.Int64,  # the sum of these
-    "host_ns": pl.Int64,  # operators' own time on the host
+    **dict.fromkeys(PHASE_COLUMNS, pl.Int64),  # device time, or operators' self time if the trace has no device
+    "total_ns": pl.Int64,  # sum of the phases
+    "host_ns": pl.Int64,  # operators' self time on the host
     "idle_ns": pl.Int64,  # device idle time that it caused; null without a device
     "calls": pl.Int64,
-    "bytes_allocated": pl.Int64,  # null where the recording kept no allocations
+    "bytes_allocated": pl.Int64,  # null where allocations were not recorded
 }
 _RECORDS: Final = dict.fromkeys(
     ("place", "module", "phase", "ns", "host_ns", "idle_ns", "calls", "bytes_allocated"), pl.Int64
@@ -36,12 +36,12 @@ _EVER: Final = Window(-(2**62), 2**62)
 
 @dataclass(frozen=True)
 class PlaceCosts:
-    """What happened in a stretch of a trace, by place, module and phase.
+    """Costs in a window of a trace, by place, module and phase.
 
     Attributes:
-        basis: "device" where times are those of device work, "host" where they are operators' own time.
-        steps: complete steps that the stretch consists of; 0 where it is everything that was recorded.
-        window: the stretch: what was launched or began in it counts.
+        basis: "device" for the time of device work, "host" for operators' self time.
+        steps: complete steps in the window; 0 where it is the whole recording.
+        window: work launched or begun in it counts.
         records: columns place and module (indices into the attribution's, -1 for none), phase (index into PHASES), ns,
             host_ns, idle_ns, calls, bytes_allocated; one row for each combination.
     """
@@ -54,7 +54,7 @@ class PlaceCosts:
 
     @property
     def total_ns(self) -> int:
-        """All device time, or operators' own time where the trace has no device."""
+        """All device time, or operators' self time if the trace has no device."""
         return int(self.records["ns"].sum())
 
     @property
@@ -64,7 +64,7 @@ class PlaceCosts:
 
     @property
     def idle_ns(self) -> int | None:
-        """All idle time of devices; None without a device."""
+        """Total idle time of devices; None without a device."""
         return int(self.records["idle_ns"].sum()) if self.basis == "device" else None
 
 
@@ -75,10 +75,10 @@ def place_costs(
     window: Window | None = None,
     idle: pl.DataFrame | None = None,
 ) -> PlaceCosts:
-    """The costs of the complete steps, or of everything where there are none.
+    """Costs of the complete steps, or of the whole recording without steps.
 
     Args:
-        window: another stretch than the steps'.
+        window: window to use instead of the steps'.
     """
     attribution = attribute(trace) if attribution is None else attribution
     steps = 0
@@ -96,7 +96,7 @@ def place_costs(
 
 
 def cost_sums(costs: PlaceCosts, by: str) -> pl.DataFrame:
-    """Columns `by` ("place" or "module") and COST_COLUMNS, one row for each value."""
+    """Sum costs: columns `by` ("place" or "module") and COST_COLUMNS, one row per value."""
     phases = [
         pl.col("ns").filter(pl.col("phase") == number).sum().alias(name) for number, name in enumerate(PHASE_COLUMNS)
     ]
@@ -144,7 +144,7 @@ def _operators(trace: Trace, attribution: Attribution, window: Window, *, count_
 
 
 def _is_call(trace: Trace, attribution: Attribution) -> Rows:
-    """1 for operators that a line called itself: not inside another one of the same line, nor as its backward."""
+    """1 for operators called by the line itself: neither nested in another one of the line, nor its backward."""
     slices = attribution.operator_slices
     place = at(attribution.place, slices)
     parent = row_numbers(trace.operators["parent"])
@@ -155,7 +155,7 @@ def _is_call(trace: Trace, attribution: Attribution) -> Rows:
 
 
 def _idle(attribution: Attribution, window: Window, pieces: pl.DataFrame) -> pl.DataFrame:
-    """Idle time under the slice that the host was in, else the line it was at, else the launch that ended the gap."""
+    """Assign idle time to the host's slice, else to its line, else to the launch that ended the gap."""
     start = pl.col("start_ns").clip(lower_bound=window.start_ns)
     end = (pl.col("start_ns") + pl.col("duration_ns")).clip(upper_bound=window.end_ns)
     pieces = pieces.with_columns(ns=end - start).filter(pl.col("ns") > 0)
@@ -176,27 +176,27 @@ def _idle(attribution: Attribution, window: Window, pieces: pl.DataFrame) -> pl.
 
 
 def _lines(attribution: Attribution, pieces: pl.DataFrame) -> Rows:
-    """The place of pieces in which the recording's lines tell what the host did, -1 for others."""
+    """Place of pieces whose host activity is known only from recorded lines, -1 for others."""
     rows = pl.select(pl.when(pieces["slice_table"] == "lines").then(pieces["slice_row"])).to_series()
     return at(attribution.line_place, row_numbers(rows))
 
 
 LINE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "file": pl.String,  # null in the one row of what has no place in the user's code
+    "file": pl.String,  # null in the single row for costs outside of the user's code
     "line": pl.Int32,
     "function": pl.String,
-    "exact_line": pl.Boolean,  # `line` is the statement's; otherwise it stands for the whole function defined there
+    "exact_line": pl.Boolean,  # whether `line` is the statement's; otherwise it is the function's definition
     **COST_COLUMNS,
-    "share": pl.Float64,  # of the whole time, 0 to 1
+    "share": pl.Float64,  # share of all time, 0 to 1
 }
 
 
 def line_table(trace: Trace, *, costs: PlaceCosts | None = None) -> pl.DataFrame:
-    """The lines of the user's code that anything was attributed to, the costliest first.
+    """Cost of the user's lines, costliest first.
 
     Returns:
         Columns as in LINE_SCHEMA, sums over the steps. The times of all rows add up to all device time, or, where the
-        trace has no device, to the operators' own time. `calls` are the operators that the line called itself.
+        trace has no device, to the operators' self time. `calls` counts the operators that the line called itself.
     """
     costs = place_costs(trace) if costs is None else costs
     sums = cost_sums(costs, "place")
@@ -215,19 +215,19 @@ def line_table(trace: Trace, *, costs: PlaceCosts | None = None) -> pl.DataFrame
 
 
 MODULE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "module": pl.String,  # the path; null in the one row of what ran outside of modules
-    "name": pl.String,  # the path behind that of the row above it in the tree
-    "depth": pl.Int64,  # in the tree, from 0
-    **COST_COLUMNS,  # with the modules inside
-    "self_ns": pl.Int64,  # `total_ns` without the modules inside
-    "share": pl.Float64,  # of the whole time, 0 to 1
+    "module": pl.String,  # path; null in the single row for costs outside of modules
+    "name": pl.String,  # path relative to the parent row's
+    "depth": pl.Int64,  # depth in the tree, from 0
+    **COST_COLUMNS,  # including nested modules
+    "self_ns": pl.Int64,  # `total_ns` without nested modules
+    "share": pl.Float64,  # share of all time, 0 to 1
 }
 _SUMMED: Final = tuple(name for name in COST_COLUMNS if name != "calls")
 
 
 @dataclass(slots=True)
 class _Node:
-    """A module: its own costs, and once summed those of the modules inside as well."""
+    """A module with its own costs and, once summed, those of nested modules."""
 
     path: str
     costs: dict[str, Any]
@@ -237,17 +237,17 @@ class _Node:
 
 
 def module_table(trace: Trace, *, costs: PlaceCosts | None = None, depth: int | None = None) -> pl.DataFrame:
-    """The modules as a tree, row by row from its top, the costliest of each level first.
+    """List the modules as a tree, top down, the costliest of each level first.
 
-    A module that costs nothing itself and holds only one other is drawn as one with it.
+    A module without own cost and with a single child is merged with that child.
 
     Args:
-        depth: levels to keep, all by default; what is deeper counts in the row around it.
+        depth: levels to keep, by default all; deeper modules count in their parent's row.
 
     Returns:
         Columns as in MODULE_SCHEMA, sums over the steps; `calls` is how often the module was called, null for a module
         that only holds others. The rows' `self_ns` add up to all device time, or, where the trace has no device, to the
-        operators' own time, unless `depth` leaves rows out.
+            operators' self time, unless `depth` leaves rows out.
     """
     costs = place_costs(trace) if costs is None else costs
     if not costs.attribution.modules:
@@ -261,10 +261,10 @@ def module_table(trace: Trace, *, costs: PlaceCosts | None = None, depth: int | 
 
 
 def _tree(trace: Trace, costs: PlaceCosts) -> tuple[list[_Node], dict[str, Any] | None]:
-    """The outermost modules, and the costs of what ran in none."""
+    """The outermost modules, and the costs outside of all modules."""
     attribution = costs.attribution
     own = {row.pop("module"): row for row in cost_sums(costs, "module").iter_rows(named=True)}
-    known = next(iter(own.values()), dict.fromkeys(COST_COLUMNS, 0))  # nothing that modules could cost
+    known = next(iter(own.values()), dict.fromkeys(COST_COLUMNS, 0))  # nothing with a cost
     nothing: dict[str, Any] = {name: None if known[name] is None else 0 for name in COST_COLUMNS}
     calls = _calls(trace, costs)
     nodes = []
@@ -272,7 +272,7 @@ def _tree(trace: Trace, costs: PlaceCosts) -> tuple[list[_Node], dict[str, Any] 
         mine = dict(own.get(number, nothing))
         nodes.append(_Node(path, mine, mine["total_ns"], calls.get(number)))
     roots = []
-    for number in reversed(range(len(nodes))):  # a module comes after those around it
+    for number in reversed(range(len(nodes))):  # children come after their parents
         node, around = nodes[number], int(attribution.module_parents[number])
         if not any(node.costs[name] for name in _SUMMED) and not node.calls:
             continue
@@ -287,7 +287,7 @@ def _tree(trace: Trace, costs: PlaceCosts) -> tuple[list[_Node], dict[str, Any] 
 
 
 def _calls(trace: Trace, costs: PlaceCosts) -> dict[int, int]:
-    """How often each module was called in the stretch."""
+    """Number of calls of each module in the window."""
     attribution, window = costs.attribution, costs.window
     begins = pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left")
     if trace.modules.height:
@@ -304,7 +304,7 @@ def _calls(trace: Trace, costs: PlaceCosts) -> dict[int, int]:
 def _rows(node: _Node, around: str, depth: int, deepest: int | None) -> Iterator[dict[str, Any]]:
     while len(node.inside) == 1 and node.self_ns == 0 and node.costs["total_ns"] == node.inside[0].costs["total_ns"]:
         if node.costs != {**node.inside[0].costs, "calls": node.costs["calls"]}:
-            break  # it costs something else, such as idle time
+            break  # it has another cost, such as idle time
         node = node.inside[0]
     name = node.path[len(around) :].removeprefix(".")
     more = {"module": node.path, "name": name, "depth": depth, "calls": node.calls, "self_ns": node.self_ns}
@@ -323,20 +323,20 @@ _LONGEST_PATH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the user's code and what it cost."""
+    """A place in the user's code and its cost."""
 
     file: str
     line: int
     function: str
     exact_line: bool  # whether `line` is the statement's; otherwise it is the function's definition
-    ns: int  # cost that stands under it
+    ns: int  # cost of this place
     call_path: tuple[str, ...]  # the user's frames that lead there, outermost first, as "file:line function"
 
 
 def places(attribution: Attribution, slices: Rows, ns: Rows, top: int = 3) -> list[Place]:
-    """The user's lines, or else functions, under which the slices stand, the costliest first.
+    """The user's lines, or else functions, that these slices belong to, costliest first.
 
-    Backward work stands under the line of its forward; the path to each place is that of its costliest slice.
+    Backward work counts for the line of its forward; the path to each place is that of its costliest slice.
 
     Args:
         slices: indices into the attribution's activity, -1 for none; shape (n,).
@@ -369,7 +369,7 @@ def call_path(attribution: Attribution, row: int) -> tuple[str, ...]:
     place, frame = attribution.places[attribution.place[row]], int(attribution.frame[row])
     frames = attribution.trace.frames
     around = parse(frames["name"][frame]) if frame >= 0 else None
-    if around is None or around[2] != place.function:  # the frame of another function leads elsewhere
+    if around is None or around[2] != place.function:  # a frame of another function leads elsewhere
         return ()
     return _path_of_frame(frames, frame, activity)
 
@@ -386,7 +386,7 @@ def _path_of_frame(frames: pl.DataFrame, frame: int, activity: HostActivity) -> 
 
 
 def line_places(trace: Trace, activity: HostActivity, pieces: pl.DataFrame) -> list[Place]:
-    """The user's lines during these pieces of threads' time, the costliest first.
+    """The user's lines during these pieces of host time, costliest first.
 
     Args:
         pieces: columns lane, start_ns, duration_ns.
@@ -413,7 +413,7 @@ def line_places(trace: Trace, activity: HostActivity, pieces: pl.DataFrame) -> l
 
 
 def merged(found: list[Place]) -> list[Place]:
-    """The places with those of one line as one, the costliest first."""
+    """Merge places with the same line, costliest first."""
     lines: dict[tuple[str, int, str], Place] = {}
     for place in found:
         key = (place.file, place.line, place.function)

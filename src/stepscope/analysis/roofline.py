@@ -1,4 +1,4 @@
-"""What operators reached of what the device allows: arithmetic and memory traffic per time, against its peaks.
+"""Achieved arithmetic and memory rates of operators against the device's peaks.
 
 The roofline model (Williams, Waterman and Patterson, 2009): a call takes at least the longer of its operations over
 the peak of their number type and its bytes over the memory's bandwidth. `share` is that time over the measured one.
@@ -20,25 +20,25 @@ from stepscope.trace import Trace, Window
 from stepscope.trace.metadata import Device
 
 WORK_KINDS: Final = ("compute", "copy_on_device", "set")
-"""Device work that counts for an operator: what it does on the device itself."""
+"""Kinds of device work that count for an operator: its work on the device itself."""
 MEASURED_WRONG: Final = 1.1
-"""From this share of a peak on, the peak, the shapes or the times are wrong."""
+"""Share of a peak above which the peak, the shapes or the times must be wrong."""
 
 CALL_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "row": pl.Int64,  # in operators
+    "row": pl.Int64,  # row in `operators`
     "operator": pl.String,
     "input_shapes": pl.String,  # JSON
     "input_types": pl.String,  # JSON
     "device": pl.String,
-    "device_ns": pl.Int64,  # of the work on the device that it launched itself
-    "works": pl.Int64,  # how many
-    "kernel": pl.String,  # the longest
+    "device_ns": pl.Int64,  # device work launched by the operator itself
+    "works": pl.Int64,  # number of such works
+    "kernel": pl.String,  # the longest one
     "work_kind": pl.String,  # as in `stepscope.analysis.work.Work`
-    "number_type": pl.String,  # whose peak counts; tf32 where kernels say so
+    "number_type": pl.String,  # its peak counts; tf32 where kernels say so
     "flops": pl.Int64,
     "bytes": pl.Int64,
     "limit": pl.String,  # "compute" or "memory"; null where the peak or the work is unknown
-    "attainable_ns": pl.Float64,  # the least time at the limit's peak
+    "attainable_ns": pl.Float64,  # least time at the limit's peak
 }
 
 TABLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -46,29 +46,29 @@ TABLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "input_shapes": pl.String,
     "calls": pl.Int64,
     "device_ns": pl.Int64,
-    "limit": pl.String,  # "compute", "memory", or "cache" where tensors came faster than memory can
-    "share": pl.Float64,  # of the peak that limits, 0 to 1; null for "cache"
+    "limit": pl.String,  # "compute", "memory", or "cache" where tensors came faster than memory allows
+    "share": pl.Float64,  # share of the limiting peak, 0 to 1; null for "cache"
     "tflop_per_s": pl.Float64,
     "gb_per_s": pl.Float64,
     "number_type": pl.String,  # as in CALL_SCHEMA
-    "device_share": pl.Float64,  # of all operators' time on the device, 0 to 1
-    "flops": pl.Int64,  # of one call
-    "bytes": pl.Int64,  # of one call
+    "device_share": pl.Float64,  # share of all operators' device time, 0 to 1
+    "flops": pl.Int64,  # per call
+    "bytes": pl.Int64,  # per call
     "work_kind": pl.String,  # as in CALL_SCHEMA
     "device": pl.String,
     "input_types": pl.String,
-    "kernel": pl.String,  # the costliest
+    "kernel": pl.String,  # the costliest one
 }
 
 _FEWER_OPERATIONS: Final = r"(?i)winograd|_fft|fft_|fft2d"
-"""Algorithms that need fewer operations than the count says: no share of a peak can be told."""
+"""Algorithms with fewer operations than counted, for which no share of a peak can be given."""
 
 
 def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
-    """What this device of the trace can do at best; None if neither the table of devices nor the trace has it.
+    """Peaks of this device of the trace; None if neither the table nor the trace has them.
 
-    A program that sees a part of a machine's devices may number them otherwise than the profiler; where all are alike
-    that does not matter.
+    A program that sees only some of a machine's devices may number them differently from the profiler; if all are of
+    one kind this does not matter.
     """
     described = trace.metadata.devices
     mine = next((one for one in described if one.device == device), None)
@@ -80,7 +80,7 @@ def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
 
 
 def _recorded_peaks(device: Device) -> DevicePeaks | None:
-    """A device's peaks as the trace records them; XLA does so for TPUs, in bf16."""
+    """Peaks recorded in the trace; XLA does so for TPUs, in bf16."""
     if device.peak_flops_s is None or device.bandwidth_bytes_s is None:
         return None
     return DevicePeaks(
@@ -98,13 +98,13 @@ def _recorded_peaks(device: Device) -> DevicePeaks | None:
 
 
 def roofline_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """Every operator call that launched work on a device itself, with what it needs and what limits it.
+    """Work and limit of every operator call that itself launched device work.
 
     Args:
-        window: only calls that start in this stretch of time.
+        window: only calls that start in it.
 
     Returns:
-        Columns as in CALL_SCHEMA, in order of `row`, a row for each device that the call worked on.
+        Columns as in CALL_SCHEMA, in order of `row`, one row per device of the call.
     """
     calls = _measured(trace)
     operators = trace.operators.select(
@@ -123,7 +123,7 @@ def roofline_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFram
 
 
 def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """Operators by shapes, costliest first: what they reached and what limits them; columns as in TABLE_SCHEMA."""
+    """Operators by shapes, costliest first, with achieved rates and limits; columns as in TABLE_SCHEMA."""
     calls = roofline_calls(trace, window=window)
     keys = [
         "operator", "input_shapes", "input_types", "device", "work_kind", "number_type", "flops", "bytes", "limit"
@@ -146,11 +146,12 @@ def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFram
 
 
 def described_work(trace: Trace) -> pl.DataFrame:
-    """The work of devices, with the operator that launched each and what the kernel's name tells.
+    """Device work with the operator that launched it and the arithmetic in the kernel's name.
 
     Returns:
         Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns; row (in operators),
-        operator, input_shapes, input_types, is_eligible (as `is_eligible`), null without one; those of `Arithmetic`.
+        operator, input_shapes, input_types, is_eligible (as `is_eligible`), null without an operator; and the fields of
+            `Arithmetic`.
     """
     operators = trace.operators.select(operator="name", input_shapes="input_shapes", input_types="input_types")
     launching = trace.launches.select(row="operator").with_row_index("launch")
@@ -173,7 +174,7 @@ def described_work(trace: Trace) -> pl.DataFrame:
 
 
 def _measured(trace: Trace) -> pl.DataFrame:
-    """For each operator and device the time of the work that it launched itself, and what its kernels' names tell."""
+    """Time of the work that each operator launched itself on each device, and the arithmetic in its kernels' names."""
     work = described_work(trace).filter(pl.col("kind").is_in(WORK_KINDS) & pl.col("row").is_not_null())
     calls = work.group_by("row", "device", maintain_order=True).agg(
         device_ns=pl.col("duration_ns").sum(),
@@ -186,7 +187,6 @@ def _measured(trace: Trace) -> pl.DataFrame:
 
 
 def _limits(calls: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> pl.DataFrame:
-    """The columns limit and attainable_ns."""
     rows: list[tuple[str | None, float | None]] = []
     for flops, moved, kind, device, fewer in calls.select(
         "flops", "bytes", "number_type", "device", "fewer"
@@ -210,11 +210,11 @@ def _limit(flops: int, moved: int | None, peak: float | None, bandwidth: float) 
 
 
 def _from_cache(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
-    """Rows whose tensors came faster than memory can, and may have come from the cache, named so, without a share."""
+    """Mark rows whose tensors came faster than memory allows as "cache", without a share."""
     peaks = {device: device_peaks(trace, device) for device in table["device"].unique().to_list()}
     caches = [0 if peak is None else peak.cache_bytes or 0 for peak in map(peaks.get, table["device"])]
     moved, share = pl.col("bytes").fill_null(0).cast(pl.Float64), pl.col("share").fill_null(0.0)
-    beyond = (moved - pl.Series(caches, dtype=pl.Float64)).clip(0) / moved.clip(1)  # what the cache cannot hold
+    beyond = (moved - pl.Series(caches, dtype=pl.Float64)).clip(0) / moved.clip(1)  # the part outside of the cache
     from_cache = (pl.col("limit") == "memory").fill_null(False) & (share > 1) & (share * beyond <= MEASURED_WRONG)
     return table.with_columns(
         limit=pl.when(from_cache).then(pl.lit("cache")).otherwise("limit"), share=pl.when(~from_cache).then("share")
@@ -232,18 +232,18 @@ _ELIGIBLE: Final = re.compile(
 )
 
 TENSOR_CORE_CALLS: Final[dict[str, type[pl.DataType]]] = {
-    "row": pl.Int64,  # in operators; null where no operator launched the work
+    "row": pl.Int64,  # row in operators; null if no operator launched the work
     "operator": pl.String,
     "input_shapes": pl.String,  # JSON
     "input_types": pl.String,  # JSON
     "device": pl.String,
-    "start_ns": pl.Int64,  # of the first work
+    "start_ns": pl.Int64,  # start of the first work
     "device_ns": pl.Int64,  # all computation that it launched itself
-    "matrix_ns": pl.Int64,  # the part in kernels whose names say matrix product, convolution or attention
-    "tensor_core_ns": pl.Int64,  # of these, kernels whose names say tensor cores
-    "precision": pl.String,  # number type of the longest matrix kernel, as its name tells it
-    "kernel": pl.String,  # name of the longest matrix kernel, or else of the longest
-    "used": pl.Boolean,  # tensor cores; null where the kernels' names do not tell
+    "matrix_ns": pl.Int64,  # part in kernels whose names say matrix product, convolution or attention
+    "tensor_core_ns": pl.Int64,  # part of that in kernels whose names say tensor cores
+    "precision": pl.String,  # number type of the longest matrix kernel, from its name
+    "kernel": pl.String,  # longest matrix kernel, or else the longest kernel
+    "used": pl.Boolean,  # whether tensor cores were used; null where kernel names do not show it
 }
 
 TENSOR_CORE_TABLE: Final[dict[str, type[pl.DataType]]] = {
@@ -256,25 +256,25 @@ TENSOR_CORE_TABLE: Final[dict[str, type[pl.DataType]]] = {
     "device_ns": pl.Int64,
     "matrix_ns": pl.Int64,
     "tensor_core_ns": pl.Int64,
-    "share": pl.Float64,  # of all eligible operators' device time, 0 to 1
-    "kernel": pl.String,  # the costliest
+    "share": pl.Float64,  # share of all eligible operators' device time, 0 to 1
+    "kernel": pl.String,  # the costliest one
 }
 
 
 @lru_cache(maxsize=65536)
 def is_eligible(operator: str) -> bool:
-    """Whether an operator's type is one that tensor cores can work for: matrix products, convolutions, attention."""
+    """Whether tensor cores can run an operator of this type: matrix products, convolutions, attention."""
     return _ELIGIBLE.match(operator) is not None
 
 
 def eligible_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """The calls of operators that tensor cores can work for, with the computation that each launched itself.
+    """Calls of operators that tensor cores can run, with the computation that each launched itself.
 
-    Work counts for the innermost operator around its launch. A matrix kernel that no operator launched, such as a
-    graph's, is a call of its own without an operator.
+    Work counts for the innermost operator around its launch. A matrix kernel without an operator, such as a graph's, is
+    a call of its own.
 
     Args:
-        window: only calls whose first work starts in this stretch of time.
+        window: only calls whose first work starts in it.
 
     Returns:
         Columns as in CALL_SCHEMA, in order of time.
@@ -295,7 +295,7 @@ def eligible_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFram
 
 
 def tensor_core_table(trace: Trace) -> pl.DataFrame:
-    """Operators that tensor cores can work for, and whether they used them, costliest first; as TENSOR_CORE_TABLE."""
+    """Operators that tensor cores can run, and whether they did, costliest first; as TENSOR_CORE_TABLE."""
     keys = ["operator", "input_shapes", "input_types", "precision", "used"]
     table = (
         eligible_calls(trace)
@@ -315,7 +315,7 @@ def tensor_core_table(trace: Trace) -> pl.DataFrame:
 
 
 def _of_longest(column: str) -> pl.Expr:
-    """The value of a call's longest work, or of its longest matrix kernel if it has one."""
+    """Value of a call's longest work, or of its longest matrix kernel if it has one."""
     order = pl.col(column).sort_by("is_matrix", "duration_ns", "work", descending=[True, True, False])
     return order.first() if column == "name" else order.filter(pl.col("is_matrix").sort(descending=True)).first()
 

@@ -1,4 +1,4 @@
-"""Columns that refer to rows as arrays: -1 stands for what a table holds as null."""
+"""Columns that refer to rows, as arrays: -1 represents a table's null."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ _T = TypeVar("_T")
 
 
 def row_numbers(column: pl.Series) -> Rows:
-    """A column that refers to rows, -1 for null; shape (n,)."""
+    """Convert a column of row numbers to an array, -1 for null; shape (n,)."""
     numbers: Rows = column.cast(pl.Int64).fill_null(-1).to_numpy()
     return numbers
 
 
 def nullable(rows: Rows) -> pl.Series:
-    """Rows as a column of UInt32, null for -1."""
+    """Convert rows to a column of UInt32, null for -1."""
     numbers = pl.Series(rows, dtype=pl.Int64)
     return pl.select(pl.when(numbers >= 0).then(numbers).cast(pl.UInt32)).to_series()
 
 
 def at(values: npt.NDArray[np.signedinteger[Any]], index: Rows) -> Rows:
-    """The values at these positions, -1 for position -1."""
+    """Values at these positions, -1 for position -1."""
     if not len(values):
         return np.full(len(index), -1, np.int64)
     return np.where(index >= 0, values[np.maximum(index, 0)], -1).astype(np.int64)
 
 
 def gathered(table: pl.DataFrame, rows: Rows) -> pl.DataFrame:
-    """These rows of a table, null for -1."""
+    """Rows of a table, null for -1."""
     known = nullable(rows)
     return pl.DataFrame([table[name].gather(known) for name in table.columns])
 
 
 def inside(rows: Rows, parent: Rows) -> npt.NDArray[np.bool_]:
-    """Which rows are one of these or nested in one; shape of `parent`."""
+    """Whether each row is one of these or nested in one; shape of `parent`."""
     own = np.full(len(parent), -1, np.int64)
     own[rows] = 1
     return inherit(own, parent) > 0
 
 
 def outermost(rows: Rows, parent: Rows) -> Rows:
-    """Those of these rows that are nested in no other of them."""
+    """Rows that are not nested in another one of them."""
     return rows[at(inside(rows, parent).astype(np.int8), parent[rows]) <= 0]
 
 
 def by_value(table: pl.DataFrame | pl.Series, number_of: Callable[..., int]) -> Rows:
-    """A number for each row, asked once for each different one, in order of appearance; -1 for null."""
+    """Number each row, calling `number_of` once per distinct value in order of appearance; -1 for null."""
     table = table if isinstance(table, pl.DataFrame) else table.to_frame()
     different = table.unique(maintain_order=True)
     numbers = [-1 if set(row) == {None} else number_of(*row) for row in different.iter_rows()]
@@ -64,19 +64,19 @@ def by_value(table: pl.DataFrame | pl.Series, number_of: Callable[..., int]) -> 
 
 
 def conformed(table: pl.DataFrame, schema: Mapping[str, type[pl.DataType]]) -> pl.DataFrame:
-    """The schema's columns of a table, in its order and with its types."""
+    """Select and cast a table's columns to the schema, in its order."""
     return table.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
 def beginning_in(table: pl.DataFrame, window: Window | None) -> pl.DataFrame:
-    """The rows that start in a stretch of time; all without one."""
+    """Rows that start in the window; all rows without a window."""
     if window is None:
         return table
     return table.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
 
 
 class Numbering(Generic[_T]):
-    """Gives each thing a number, from 0 on."""
+    """Assigns consecutive numbers from 0 to distinct things."""
 
     def __init__(self) -> None:
         self._numbers: dict[_T, int] = {}
@@ -86,5 +86,5 @@ class Numbering(Generic[_T]):
 
     @property
     def words(self) -> tuple[_T, ...]:
-        """The things by their numbers."""
+        """The things in order of their numbers."""
         return tuple(self._numbers)

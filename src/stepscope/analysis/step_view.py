@@ -1,4 +1,4 @@
-"""What a trace's steps are measured on: the device, the thread that drives it, and the stretch of time."""
+"""The device, thread, steps and time window that a trace's steps are measured on."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ class StepView:
     """One trace's device, thread, steps and span, each computed once, for diagnosis and for replays.
 
     Args:
-        trace: the trace.
-        user_code: which files are the user's, beside those that are no library's.
-        device: the device to look at, if it worked; otherwise the busiest.
+        user_code: which files are the user's, besides those outside of libraries.
+        device: device to use if it worked; otherwise the busiest.
     """
 
     def __init__(self, trace: Trace, *, user_code: UserCode = DEFAULT_USER_CODE, device: str | None = None) -> None:
@@ -31,22 +30,22 @@ class StepView:
 
     @cached_property
     def activity(self) -> HostActivity:
-        """What the host threads did."""
+        """Activity of the host threads."""
         return host_activity(self.trace, self.user_code)
 
     @cached_property
     def attribution(self) -> Attribution:
-        """The user's line, the module and the phase of everything the host threads did."""
+        """Source line, module and phase of all host activity."""
         return attribute(self.trace, self.activity)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """As `step_table`."""
+        """Steps of the trace, as from `step_table`."""
         return step_table(self.trace)
 
     @cached_property
     def complete_steps(self) -> pl.DataFrame:
-        """The steps that lie inside the recording."""
+        """Steps entirely inside the recording."""
         return self.steps.filter(pl.col("complete"))
 
     @property
@@ -56,24 +55,24 @@ class StepView:
 
     @cached_property
     def device_time(self) -> pl.DataFrame:
-        """As `stepscope.analysis.device_time.device_time`."""
+        """Time of each device, as from `stepscope.analysis.device_time.device_time`."""
         return device_time(self.trace)
 
     @cached_property
     def device(self) -> str | None:
-        """The wanted device if it worked, else the busiest; None if none worked."""
+        """The requested device if it worked, else the busiest; None if none worked."""
         wanted = pl.col("device") == pl.lit(self._wanted_device, pl.String)
         busy = self.device_time.sort(wanted.fill_null(False), "busy_ns", "device", descending=[True, True, False])
         return busy["device"][0] if busy.height else None
 
     @cached_property
     def lane(self) -> int | None:
-        """The thread that drives the steps; None where no thread is known."""
+        """Thread that drives the steps; None if unknown."""
         return main_lane(self.trace, self.activity)
 
     @cached_property
     def span(self) -> Window:
-        """The stretch that counts: all complete steps, or else the whole device or host window."""
+        """Time to measure: all complete steps, or else the whole device or host window."""
         steps = span_of(self.complete_steps)
         if steps is not None:
             return steps

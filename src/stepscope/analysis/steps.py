@@ -1,4 +1,4 @@
-"""Where each step begins and ends, from annotations or from what repeats."""
+"""Begin and end of each step, from annotations or from repetition."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ STEP_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "index": pl.Int64,
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
-    "complete": pl.Boolean,  # inside the recording from its beginning to its end
+    "complete": pl.Boolean,  # whether it lies entirely inside the recording
     "source": pl.String,  # "annotation" or "inferred"
 }
 
 PARTIAL_SHARE: Final = 0.5
-"""A first or last step shorter than this share of the median of the others was cut off by the recording."""
+"""A first or last step below this share of the other steps' median was cut off by the recording."""
 MINIMUM_REPETITIONS: Final = 3
 MATCHING_SHARE: Final = 0.98
-"""Share of a sequence that must equal itself one period later to be taken for periodic."""
+"""Share of a sequence that must equal itself one period later to count as periodic."""
 _PROGRAM: Final = r"^[\w.<>-]+\(\d+\)$"
-"""How XLA names the executions of a compiled program on a device: with the program's number."""
+"""XLA's name for the execution of a compiled program on a device, with the program's number."""
 _LONGEST_SEQUENCE: Final = 200_000
 _CANDIDATES: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """The steps of a trace in one line."""
+    """Summary of a trace's steps."""
 
-    source: str  # where the steps come from: "annotation", "inferred" or "none"
-    count: int  # number of complete steps
-    median_ns: int  # of the complete steps; 0 if there are none
-    shortest_ns: int  # of the complete steps; 0 if there are none
-    longest_ns: int  # of the complete steps; 0 if there are none
+    source: str  # "annotation", "inferred" or "none"
+    count: int  # complete steps
+    median_ns: int  # of complete steps; 0 if there are none
+    shortest_ns: int
+    longest_ns: int
     mean_ns: float  # of the complete steps
-    spread: float  # standard deviation over mean, 0 if there are none
+    spread: float  # standard deviation over mean, 0 without steps
 
 
 def step_table(trace: Trace) -> pl.DataFrame:
-    """The steps in order; columns as in STEP_SCHEMA. Empty where nothing marks or repeats a step."""
+    """Steps in order; columns as in STEP_SCHEMA. Empty if neither annotations nor repetition show steps."""
     steps = _annotated(trace, "host")
     for find in (
         partial(_annotated, kind="device"),
@@ -61,7 +61,7 @@ def step_table(trace: Trace) -> pl.DataFrame:
 
 
 def span_of(steps: pl.DataFrame) -> Window | None:
-    """From the first start to the last end of these steps; None without any."""
+    """Window from the first start to the last end of these steps; None without steps."""
     if steps.is_empty():
         return None
     starts = steps["start_ns"].to_numpy()
@@ -69,18 +69,18 @@ def span_of(steps: pl.DataFrame) -> Window | None:
 
 
 def are_of_a_device(trace: Trace, steps: pl.DataFrame) -> bool:
-    """Whether steps tell when a device did something, however long before its work was launched.
+    """Whether steps are device times, however long before the work was launched.
 
-    XLA's hosts run many steps ahead, and of unmarked steps only the devices tell.
+    XLA's hosts run many steps ahead, and unmarked steps are visible only on devices.
 
     Args:
-        steps: as `step_table` gives them.
+        steps: as from `step_table`.
     """
     return trace.metadata.format in XLA_FORMATS and "inferred" in steps["source"]
 
 
 def step_summary(steps: pl.DataFrame) -> StepSummary:
-    """The steps of `step_table` in one line."""
+    """Summarise the steps of `step_table`."""
     complete = steps.filter(pl.col("complete"))["duration_ns"].to_numpy()
     source = steps["source"][0] if steps.height else "none"
     if not complete.size:
@@ -105,7 +105,7 @@ def _steps(index: npt.NDArray[np.int64], start: Times, end: Times, source: str) 
 
 
 def _annotated(trace: Trace, kind: str) -> pl.DataFrame:
-    """Steps that the program marked on the host; those that XLA shows on devices where it did not record the host."""
+    """Steps marked by the program on the host, or by XLA on devices if the host was not recorded."""
     marks = trace.annotations.filter((pl.col("kind") == kind) & pl.col("step").is_not_null())
     if kind == "device" and marks.height:
         marks = marks.filter(pl.col("lane") == marks["lane"].mode().min())
@@ -115,7 +115,7 @@ def _annotated(trace: Trace, kind: str) -> pl.DataFrame:
 
 
 def _of_the_most_frequent_kind(marks: pl.DataFrame) -> pl.DataFrame:
-    """Steps of one kind: those named "train" where there are also some named "evaluate"."""
+    """Marks of one kind: those named "train" if there are also some named "evaluate"."""
     name = pl.col("name")
     numbered = pl.when(name.str.contains(r"#\d")).then(name.str.replace(r"#\d+", "#"))
     marks = marks.with_columns(kind_of_step=numbered.otherwise(name.str.replace_all(r"\d+", "#")))
@@ -125,7 +125,7 @@ def _of_the_most_frequent_kind(marks: pl.DataFrame) -> pl.DataFrame:
 
 
 def _inferred_from_marks(trace: Trace) -> pl.DataFrame:
-    """Steps from one end of the optimizer's step to the next, or from one batch's loading to the next."""
+    """Steps between consecutive ends of the optimizer step, or between loads of batches."""
     marks = trace.annotations.filter(pl.col("kind") == "host")
     for pattern, at_end in (("^Optimizer.step#", True), ("^enumerate\\(DataLoader\\)", False)):
         found = marks.filter(pl.col("name").str.contains(pattern))
@@ -140,7 +140,7 @@ def _inferred_from_marks(trace: Trace) -> pl.DataFrame:
 
 
 def _inferred_from_programs(trace: Trace) -> pl.DataFrame:
-    """Steps from one execution of the compiled program that takes a device the most time to the next."""
+    """Steps between executions of the compiled program with the most time on a device."""
     runs = trace.annotations.filter((pl.col("kind") == "device") & pl.col("name").str.contains(_PROGRAM))
     sums = runs.group_by("lane", "name").agg(pl.len(), ns=pl.col("duration_ns").sum())
     sums = sums.filter(pl.col("len") >= MINIMUM_REPETITIONS).sort("ns", "lane", "name", descending=[True, False, False])
@@ -152,7 +152,7 @@ def _inferred_from_programs(trace: Trace) -> pl.DataFrame:
 
 
 def _inferred_from_period(trace: Trace) -> pl.DataFrame:
-    """Steps from the period of what the busiest queue did, or else of the busiest thread's operators."""
+    """Steps from the period of the busiest queue's work, or else of the busiest thread's operators."""
     work = trace.device_work.select("start_ns", "name", "lane")
     operators = trace.operators.filter(pl.col("parent").is_null()).select("start_ns", "name", "lane")
     for rows in (work, operators):
@@ -171,7 +171,7 @@ def _inferred_from_period(trace: Trace) -> pl.DataFrame:
 
 
 def _period(codes: npt.NDArray[np.int64]) -> int | None:
-    """The shortest distance at which the sequence repeats itself nearly everywhere."""
+    """Shortest distance at which the sequence repeats itself nearly everywhere."""
     count = len(codes)
     numbers, occurrences = np.unique(codes, return_counts=True)
     regular = numbers[occurrences >= MINIMUM_REPETITIONS]
@@ -191,14 +191,14 @@ def _period(codes: npt.NDArray[np.int64]) -> int | None:
 
 
 def _phase(times: Times, period: int) -> int:
-    """Where in the period the longest pause lies: a step begins after it."""
+    """Position of the longest pause in the period: a step begins after it."""
     pauses = np.diff(times, prepend=times[:1])
     whole = len(pauses) // period * period
     return int(np.median(pauses[:whole].reshape(-1, period), axis=0).argmax())
 
 
 def _with_complete(steps: pl.DataFrame, read: Window | None) -> pl.DataFrame:
-    """A first or last step much shorter than the others was cut off; so is one that reaches out of what was read."""
+    """Mark complete steps: a much shorter first or last step was cut off, and so is one that exceeds what was read."""
     durations = steps["duration_ns"].to_numpy()
     complete = np.ones(len(durations), np.bool_)
     if len(durations) >= 2:

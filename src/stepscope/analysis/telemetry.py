@@ -1,4 +1,4 @@
-"""What a run logged and sampled, as tables: each series in a line, and each sample beside the trace's steps."""
+"""Logged and sampled telemetry as tables: a summary of each series, and each sample with the trace's step."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ SUMMARY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "name": pl.String,
     "device": pl.String,
     "unit": pl.String,
-    "samples": pl.Int64,  # values, NaN and infinities among them
-    "mean": pl.Float64,  # of the finite values, like the next two
+    "samples": pl.Int64,  # number of values, including NaN and infinities
+    "mean": pl.Float64,  # mean, min, max: of the finite values
     "min": pl.Float64,
     "max": pl.Float64,
-    "last": pl.Float64,  # the last value, whatever it is
+    "last": pl.Float64,  # last value, finite or not
     "not_finite": pl.Int64,  # values that are NaN or infinite
-    "nulls": pl.Int64,  # samples that could not be had
-    "missing": pl.String,  # why
+    "nulls": pl.Int64,  # samples without a value
+    "missing": pl.String,  # why there are no values
 }
 TIMED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     **SAMPLE_SCHEMA,
     "start_ns": pl.Int64,  # on the trace's clock; negative before the trace began
-    "trace_step": pl.Int64,  # the trace's step at that moment; null outside its steps
+    "trace_step": pl.Int64,  # the trace's step at that time; null outside of its steps
 }
 THROTTLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "rank": pl.Int64,
     "device": pl.String,
     "reason": pl.String,
-    "samples": pl.Int64,  # in which it held
-    "share": pl.Float64,  # of the device's samples
+    "samples": pl.Int64,  # samples with this reason
+    "share": pl.Float64,  # share of the device's samples
 }
 
 THROTTLE_REASONS: Final[dict[int, str]] = {
@@ -51,11 +51,11 @@ THROTTLE_REASONS: Final[dict[int, str]] = {
     0x080: "hardware power brake",
     0x100: "clocks set for a display",
 }
-"""Bits of `throttle_reasons` and what they mean, as NVML documents them; bit 0x001 is left out: it means no work."""
+"""Bits of `throttle_reasons` and their meaning, as documented by NVML; bit 0x001 (idle) is left out."""
 
 
 def summary_table(telemetry: Telemetry) -> pl.DataFrame:
-    """One line a series, also for those of which only the reason for their lack is known; SUMMARY_SCHEMA's columns."""
+    """Summary with one row per series, including those without values; columns of SUMMARY_SCHEMA."""
     value = pl.col("value")
     finite = value.filter(value.is_finite())
     summed = telemetry.samples.group_by(SERIES, maintain_order=True).agg(
@@ -77,11 +77,11 @@ def summary_table(telemetry: Telemetry) -> pl.DataFrame:
 
 
 def timed_table(telemetry: Telemetry, origin_unix_ns: int, steps: pl.DataFrame) -> pl.DataFrame:
-    """Every sample with its place in a trace; columns as in TIMED_SCHEMA.
+    """List every sample with its position in a trace; columns as in TIMED_SCHEMA.
 
     Args:
-        origin_unix_ns: the wall clock at the trace's time 0, as its metadata has it.
-        steps: the trace's steps, as `stepscope.analysis.steps.step_table` finds them.
+        origin_unix_ns: wall-clock time at the trace's time 0, from its metadata.
+        steps: the trace's steps, as from `stepscope.analysis.steps.step_table`.
     """
     samples = telemetry.samples.with_columns((pl.col("unix_ns") - origin_unix_ns).alias("start_ns"))
     spans = steps.sort("start_ns").select(
@@ -93,7 +93,7 @@ def timed_table(telemetry: Telemetry, origin_unix_ns: int, steps: pl.DataFrame) 
 
 
 def throttle_table(telemetry: Telemetry) -> pl.DataFrame:
-    """How often each device was slowed down, and why; columns as in THROTTLE_SCHEMA."""
+    """How often each device was throttled, and why; columns as in THROTTLE_SCHEMA."""
     masks = telemetry.samples.filter(
         (pl.col("source") == "device") & (pl.col("name") == "throttle_reasons") & pl.col("value").is_between(0, 2**52)
     ).with_columns(pl.col("value").cast(pl.Int64))
@@ -112,14 +112,14 @@ def throttle_table(telemetry: Telemetry) -> pl.DataFrame:
 
 
 MAXIMUM_PLOTS: Final = 40
-"""Plots in a group, such as what the program logged; the first ones are kept."""
+"""Most plots in a group, such as logged values; the first ones are kept."""
 MAXIMUM_LINES: Final = 40
-"""Lines in a plot; those with the largest values are kept."""
+"""Most lines in a plot; those with the largest values are kept."""
 BUCKETS: Final = 200
-"""A longer line keeps the lowest and the highest value of each of so many stretches of the run."""
+"""Intervals of the run for thinning: a longer line keeps the lowest and highest value of each."""
 
 POINT_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    "time_s": pl.Float64,  # since the run's telemetry began
+    "time_s": pl.Float64,  # since the start of the run's telemetry
     "step": pl.Int64,
     "value": pl.Float64,  # null breaks the line
 }
@@ -163,7 +163,7 @@ _NOT_DRAWN: Final = {("device", "throttle_reasons"), ("device", "energy_j")}
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """One series: points as in POINT_SCHEMA, in order of time, and when it was NaN or infinite."""
+    """One series: points as in POINT_SCHEMA, in order of time, and the times of NaN and infinities."""
 
     label: str
     points: pl.DataFrame
@@ -172,7 +172,7 @@ class PlotLine:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Lines of one unit over time; `left_out` counts those that are not drawn."""
+    """Lines of one unit over time; `left_out` counts lines that are not drawn."""
 
     group: str
     title: str
@@ -183,21 +183,21 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class TelemetryPicture:
-    """What a report shows of one rank's telemetry."""
+    """Telemetry of one rank as shown in a report."""
 
     duration_s: float  # from the first sample to the last
-    # when the trace was recorded, on the same clock; None where there is none or its time is not known
+    # time of the trace's recording, on the same clock; None without a trace or its time
     recorded_s: tuple[float, float] | None
-    plots: tuple[Plot, ...]  # in the order to draw them
-    plots_left_out: int  # how many more there would be
-    notes: tuple[str, ...]  # sentences: how devices were slowed down, and what could not be measured
+    plots: tuple[Plot, ...]  # in drawing order
+    plots_left_out: int  # number of further plots
+    notes: tuple[str, ...]  # sentences about throttling and missing measurements
 
 
 def telemetry_picture(telemetry: Telemetry, recorded_unix_ns: tuple[int, int] | None = None) -> TelemetryPicture | None:
-    """What to draw of one rank's telemetry; None where there are no samples.
+    """Build the plots of one rank's telemetry; None without samples.
 
     Args:
-        recorded_unix_ns: the wall clock at the beginning and end of the trace that is shown beside it.
+        recorded_unix_ns: wall-clock start and end of the trace shown beside it.
     """
     samples = telemetry.samples
     if samples.is_empty():
@@ -236,7 +236,7 @@ def _group(row: dict[str, Any]) -> str:
 
 
 def _place(source: str, name: str) -> tuple[str, str]:
-    """A series' plot, and its name in it: norms of modules and rates of groups stand together."""
+    """Plot of a series, and its name there: norms of modules share a plot, and so do rates of groups."""
     if (source, name) in _SAMPLED:
         return _SAMPLED[source, name]
     if source in ("gradient", "activation", "optimizer"):
@@ -255,7 +255,7 @@ def _line(label: str, series: pl.DataFrame, duration_s: float) -> PlotLine:
 
 
 def _thinned(points: pl.DataFrame, duration_s: float) -> pl.DataFrame:
-    """The lowest and the highest value of each stretch of the run; a stretch without any breaks the line."""
+    """Lowest and highest value of each interval of the run; an empty interval breaks the line."""
     bucket = (pl.col("time_s") / duration_s * BUCKETS).floor().cast(pl.Int64).alias("bucket")
     parts = [
         points.group_by(bucket, maintain_order=True).agg(pl.col(name).get(place).alias(name) for name in POINT_SCHEMA)
@@ -265,7 +265,7 @@ def _thinned(points: pl.DataFrame, duration_s: float) -> pl.DataFrame:
 
 
 def _largest(lines: list[PlotLine]) -> tuple[tuple[PlotLine, ...], int]:
-    """The lines with the largest values, and how many are left out."""
+    """Lines with the largest values, and the number left out."""
 
     def peak(line: PlotLine) -> float:
         return max(line.points["value"].drop_nulls().to_list(), default=float("-inf"))

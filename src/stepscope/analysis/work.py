@@ -1,4 +1,4 @@
-"""The inputs of operators' calls, their shapes, and the memory traffic that follows from them."""
+"""Inputs of operator calls, their shapes, and the memory traffic that follows from them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import msgspec
 Shape: TypeAlias = tuple[int, ...]
 
 _LONGEST: Final = 100_000
-"""Characters; what is longer describes lists of thousands of tensors and is not read."""
+"""Most characters to parse; longer texts describe lists of thousands of tensors."""
 
 
 def _parsed(text: str | None) -> list[Any]:
-    """A list in JSON; empty for anything else."""
+    """Parse a JSON list; empty for anything else."""
     if not text or len(text) > _LONGEST:
         return []
     try:
@@ -34,24 +34,24 @@ def _shape(value: Any) -> Shape | None:
 
 @lru_cache(maxsize=65536)
 def shapes_of(text: str | None) -> tuple[Shape, ...]:
-    """The shape of each input, () for one that is no tensor or a list of them; none where `text` is no such JSON."""
+    """Shape of each input, () for one that is not a tensor or a list of tensors; empty if `text` is invalid."""
     return tuple(_shape(each) or () for each in _parsed(text))
 
 
 def first_shape(text: str | None) -> Shape:
-    """The shape of the first input; () where that is no tensor or not known."""
+    """Shape of the first input; () if it is not a tensor or unknown."""
     return next(iter(shapes_of(text)), ())
 
 
 @lru_cache(maxsize=65536)
 def types_of(text: str | None) -> tuple[str, ...]:
-    """The type of each input, such as "float" or "c10::Half", "" where it has none; none where this is no such JSON."""
+    """Type of each input, such as "float" or "c10::Half", "" for one without a type; empty if the text is invalid."""
     return tuple(each if isinstance(each, str) else "" for each in _parsed(text))
 
 
 @lru_cache(maxsize=65536)
 def listed_shapes(text: str | None) -> tuple[Shape, ...]:
-    """The shapes of the tensors in the first input that is a list of tensors."""
+    """Shapes of the tensors in the first input that is a list of tensors."""
     for each in _parsed(text):
         if isinstance(each, list) and each and all(isinstance(inner, list) for inner in each):
             return tuple(_shape(inner) or () for inner in each)
@@ -59,7 +59,7 @@ def listed_shapes(text: str | None) -> tuple[Shape, ...]:
 
 
 def elements(shape: Shape) -> int:
-    """How many numbers a tensor of this shape holds; 1 for a scalar."""
+    """Number of elements of a tensor with this shape; 1 for a scalar."""
     return prod(shape)
 
 
@@ -69,53 +69,52 @@ ELEMENT_BYTES: Final[Mapping[str, int]] = {
     "short int": 2, "unsigned char": 1, "signed char": 1, "char": 1, "bool": 1, "c10::complex<float>": 8,
     "c10::complex<double>": 16,
 }  # fmt: skip
-"""Bytes of one element by the name that a trace gives the type."""
+"""Bytes per element by the trace's name of the number type."""
 
 NUMBER_TYPES: Final[Mapping[str, str]] = {
     "double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16", "c10::Float8_e4m3fn": "fp8",
     "c10::Float8_e5m2": "fp8", "c10::Float8_e4m3fnuz": "fp8", "c10::Float8_e5m2fnuz": "fp8", "signed char": "int8",
 }  # fmt: skip
-"""Name of the type in a table of peaks."""
+"""Name of the number type in a table of peaks."""
 
 LARGEST: Final = 2**62
 
 
 class Work(NamedTuple):
-    """What one call needs."""
+    """Work of one call."""
 
     # "matrix", "convolution", "attention", "normalisation", "softmax", "elementwise", "reduction", "embedding" or
     # "copy"
     kind: str
-    flops: int | None  # floating-point operations; None where shapes do not tell
-    bytes: int | None  # least memory traffic; None where shapes or types do not tell
-    number_type: str | None  # of the arithmetic, such as "bf16"; None for others than NUMBER_TYPES
+    flops: int | None  # floating-point operations; None where shapes do not give them
+    bytes: int | None  # least memory traffic; None where shapes or types do not give it
+    number_type: str | None  # number type of the arithmetic, such as "bf16"; None outside of NUMBER_TYPES
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator's inputs, in order: shape (None for what is no tensor), type, and value as text ("" for a tensor)."""
+    """Inputs of an operator in order: shape (None if not a tensor), type, and value as text ("" for a tensor)."""
 
     shapes: tuple[Shape | None, ...]
     types: tuple[str, ...]
     values: tuple[str, ...]
 
     def shape(self, index: int) -> Shape | None:
-        """The shape of the input at this place, None if it is no tensor."""
+        """Shape of an input, None if it is not a tensor."""
         if index >= len(self.shapes) or self.type(index) not in ELEMENT_BYTES:
             return None
         return self.shapes[index]
 
     def type(self, index: int) -> str:
-        """The type of the input at this place, "" if unknown."""
+        """Type of an input, "" if unknown."""
         return self.types[index] if index < len(self.types) else ""
 
     def bytes(self, index: int) -> int:
-        """Size of the tensor at this place; 0 without one, and for a number that was made a tensor."""
+        """Size of a tensor input; 0 if it is not a tensor, or a number converted to one."""
         shape = self.shape(index)
         return prod(shape) * ELEMENT_BYTES[self.type(index)] if shape else 0
 
     def integers(self, index: int) -> Shape | None:
-        """The list of integers at this place."""
         try:
             found = json.loads(self.values[index]) if index < len(self.values) else None
         except ValueError:
@@ -124,25 +123,23 @@ class Call:
         return tuple(found) if is_list else None  # type: ignore[arg-type]
 
     def flag(self, index: int) -> bool | None:
-        """The truth value at this place."""
         text = self.values[index] if index < len(self.values) else ""
         return {"True": True, "False": False}.get(text)
 
     def mask(self, index: int, *, same_length: bool) -> bool | None:
-        """Whether the truth value or kind of mask at this place is causal; kind 2 is so from the other corner."""
+        """Whether a flag or mask kind is causal; None for kind 2 (lower right) with unequal lengths, or if unknown."""
         text = self.values[index] if index < len(self.values) else ""
         kinds = {"False": False, "True": True, "0": False, "1": True}
         return kinds.get(text, True if text == "2" and same_length else None)
 
     def flags(self, index: int) -> tuple[bool, ...] | None:
-        """The list of truth values at this place."""
         text = self.values[index] if index < len(self.values) else ""
         words = [word.strip() for word in text.strip("[]").split(",")]
         return tuple(word == "True" for word in words) if all(word in ("True", "False") for word in words) else None
 
 
 def call_of(shapes: str | None, types: str | None, values: str | None) -> Call | None:
-    """The inputs from the JSON columns of `operators`; None where shapes or types are missing or damaged."""
+    """Parse the JSON columns of `operators`; None where shapes or types are missing or damaged."""
     try:
         dimensions, names = json.loads(shapes or "null"), json.loads(types or "null")
         texts = json.loads(values or "[]")
@@ -161,7 +158,7 @@ def _inputs_shape(value: Any) -> Shape | None:
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """The shape that these shapes together spread to; None where they do not fit."""
+    """Broadcast shape of these shapes; None where they are incompatible."""
     result: list[int] = []
     for place in range(1, max(map(len, shapes), default=0) + 1):
         sizes = {shape[-place] for shape in shapes if len(shape) >= place} - {1}
@@ -177,42 +174,42 @@ PLAIN: Final = frozenset({
     "clamp_max", "maximum", "minimum", "relu", "where", "masked_fill", "gt", "lt", "ge", "le", "eq", "ne", "addcmul",
     "addcdiv", "lerp", "_to_copy", "to", "leaky_relu", "threshold", "sign", "floor", "round", "fill", "copy",
 })
-"""Names (without namespace and trailing underscore) of element-wise operators as quick as their memory."""
+"""Names (without namespace and trailing underscore) of element-wise operators limited by memory."""
 ARITHMETIC: Final = frozenset({
     "exp", "expm1", "log", "log1p", "log2", "tanh", "erf", "erfc", "sigmoid", "sin", "cos", "pow", "silu", "gelu",
     "softplus", "elu", "mish", "logsigmoid", "hardsigmoid", "hardswish", "atan2",
 })
-"""Element-wise operators that calculate for longer than they wait for memory."""
+"""Element-wise operators limited by arithmetic."""
 REDUCTIONS: Final = frozenset({
     "mean", "sum", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min", "logsumexp",
     "linalg_vector_norm", "norm",
 })
-"""Operators that a normalisation or a softmax written by hand has among its element-wise ones."""
+"""Operators that occur in a hand-written normalisation or softmax besides element-wise ones."""
 VIEWS: Final = frozenset({
     "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "expand_as", "transpose", "permute", "t",
     "detach", "alias", "chunk", "split", "type_as", "numpy_T", "flatten", "unflatten", "broadcast_to", "view_as",
 })
-"""Operators that make another view of the same data, which costs nothing on its way."""
+"""Operators that create another view of the same data at no cost."""
 # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one element-wise operator moves."""
+    """Memory traffic of one element-wise operator."""
 
-    inputs: tuple[Shape, ...]  # shapes of its tensors, scalars left out
-    output: Shape  # shape of its result, if it is that of its broadcast inputs
+    inputs: tuple[Shape, ...]  # shapes of its tensors, without scalars
+    output: Shape  # broadcast shape of its inputs
     elements: int  # numbers read and written
 
 
 def base_name(name: str) -> str:
-    """The operator's name without namespace and in-place mark, such as "mul" of "aten::mul_"."""
+    """Operator name without namespace and in-place mark, such as "mul" for "aten::mul_"."""
     return name.rpartition("::")[2].rstrip("_") or name
 
 
 @lru_cache(maxsize=65536)
 def tensor_shapes_of(input_shapes: str | None) -> tuple[Shape, ...]:
-    """Shapes of the tensors among an operator's inputs, scalars left out; lists of tensors count as their tensors."""
+    """Shapes of an operator's input tensors, including those in lists, without scalars."""
     found: list[Shape] = []
     for item in _parsed(input_shapes):
         tensors = [item] if _is_shape(item) else item if isinstance(item, list) else []
@@ -226,7 +223,7 @@ def _is_shape(value: Any) -> bool:
 
 @lru_cache(maxsize=65536)
 def traffic(input_shapes: str | None, *, reduces: bool = False) -> Traffic | None:
-    """What an element-wise operator of these inputs moves; None where no tensor with a dimension is among them.
+    """Traffic of an element-wise operator with these inputs; None if no input is a tensor with a dimension.
 
     Args:
         reduces: whether its result is too small to count.

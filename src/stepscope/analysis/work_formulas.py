@@ -1,9 +1,9 @@
-"""How much arithmetic and memory traffic an operator's call needs at least, from the shapes of its inputs.
+"""Least arithmetic and memory traffic of operator calls, from the shapes of their inputs.
 
 FLOPs are those of matrix products, convolutions and attention, a multiply and an add each counting as one, as
-`torch.utils.flop_counter` counts them; of a causal attention only what the mask leaves. Of other operators they are 0.
-Bytes are every input read once and every output written once: the least that must move where nothing is reused between
-operators. What shapes do not tell is None and is never guessed.
+`torch.utils.flop_counter` counts them; causal attention counts only the unmasked part. Other operators have 0. Bytes
+are every input read once and every output written once: the least traffic without reuse between operators. What shapes
+do not give is None and is never guessed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stepscope.trace import Trace
 
 
 def product(first: int, second: int, *added: int) -> Callable[[Call], Work | None]:
-    """Formula for `first` times `second`, both of two dimensions or of three with the same batch."""
+    """Formula for the product of inputs `first` and `second`, both with two dimensions or three with the same batch."""
 
     def formula(call: Call) -> Work | None:
         left, right = call.shape(first), call.shape(second)
@@ -76,16 +76,16 @@ def matmul(call: Call) -> Work | None:
 
 
 class Layout(NamedTuple):
-    """Where a convolution operator has its inputs; None for what it does not take."""
+    """Input positions of a convolution operator; None for inputs that it does not take."""
 
     input: int
     weight: int
     stride: int | None = None
     padding: int | None = None
     dilation: int | None = None
-    transposed: int | bool = False  # place of the flag, or what the operator always does
-    gradient: int | None = None  # of the output, in the backward pass
-    wanted: int | None = None  # place of the flags of the gradients that are wanted: input, weight, bias
+    transposed: int | bool = False  # position of the flag, or the operator's fixed behaviour
+    gradient: int | None = None  # gradient of the output, in the backward pass
+    wanted: int | None = None  # position of the flags for wanted gradients: input, weight, bias
     bias: int | None = None
 
 
@@ -106,12 +106,12 @@ CONVOLUTIONS: Final[Mapping[str, Layout]] = {
     "_conv_depthwise2d": Layout(0, 1, 4, 5, 6, bias=3),
     "convolution_backward": Layout(1, 2, transposed=7, gradient=0, wanted=10),
     "convolution_backward_overrideable": Layout(1, 2, transposed=6, gradient=0, wanted=9),
-    # Until PyTorch 1.11: one gradient each, of which the operator around them says the sizes.
+    # Until PyTorch 1.11: one gradient each, with sizes only in the operator around them.
     **{f"{library}_convolution_backward_input": Layout(0, 2, gradient=1) for library in ("cudnn", "miopen")},
     **{f"{library}_convolution_backward_weight": Layout(0, 2, gradient=1) for library in ("cudnn", "miopen")},
 }
 SIZES_FROM_PARENT: Final = tuple(name for name in CONVOLUTIONS if name.endswith(("backward_input", "backward_weight")))
-"""Operators whose sizes stand in the inputs of the operator around them: input, gradient of the output, weight."""
+"""Operators whose sizes are in the inputs of the operator around them: input, gradient of the output, weight."""
 
 
 def convolution(layout: Layout, call: Call, output: Shape | None) -> Work | None:
@@ -125,10 +125,10 @@ def convolution(layout: Layout, call: Call, output: Shape | None) -> Work | None
         return _convolution_backward(layout, call, layout.gradient, transposed)
     if not given or len(given) != len(weight):
         return None
-    if transposed is None:  # without values; only backward passes show
+    if transposed is None:  # without values; only backward passes have them
         return Work("convolution", None, None, NUMBER_TYPES.get(element))
     if transposed:
-        # Each input element meets the whole weight of its channel; the output's size does not matter.
+        # Each input element meets the whole weight of its channel, whatever the output's size.
         return Work("convolution", 2 * given[0] * prod(given[2:]) * prod(weight), None, NUMBER_TYPES.get(element))
     spatial = spatial_size(layout, call, given, weight) or output
     if spatial is None:
@@ -140,7 +140,7 @@ def convolution(layout: Layout, call: Call, output: Shape | None) -> Work | None
 
 
 def _convolution_backward(layout: Layout, call: Call, output: int, transposed: bool | None) -> Work:
-    """Each of the gradients of input and weight takes as many operations as the forward pass."""
+    """Work of a backward pass: each gradient, of input and weight, takes as many operations as the forward pass."""
     weight, given, gradient = call.shape(layout.weight), call.shape(layout.input), call.shape(output)
     element = call.type(layout.weight)
     flags = (True, False) if layout.wanted is None else call.flags(layout.wanted)
@@ -152,7 +152,7 @@ def _convolution_backward(layout: Layout, call: Call, output: int, transposed: b
     meets = given if transposed else gradient
     into_input, into_weight = flags[:2]
     small, large = call.bytes(layout.weight), call.bytes(layout.input)
-    # The gradient of either is as large as it is, and takes the other one to compute.
+    # Either gradient has the size of its tensor, and needs the other tensor.
     moved = call.bytes(output) + (small + large) * (into_input + into_weight)
     flops = 2 * meets[0] * prod(meets[2:]) * prod(weight) * (into_input + into_weight)
     return Work("convolution", flops, moved, NUMBER_TYPES.get(element))
@@ -175,7 +175,7 @@ def spatial_size(layout: Layout, call: Call, given: Shape, weight: Shape) -> Sha
 
 
 def _spread(values: Shape, count: int) -> Shape | None:
-    """One value for each dimension, where one stands for all."""
+    """Expand a single value to all dimensions."""
     return values if len(values) == count else values * count if len(values) == 1 else None
 
 
@@ -185,12 +185,12 @@ def _spread(values: Shape, count: int) -> Shape | None:
 def attention(
     causal: int, query: int = 0, *, heads_first: bool = True, backward: bool = False, lengths: int | None = None
 ) -> Callable[[Call], Work | None]:
-    """Formula for fused attention: query, key and value from place `query` on; `causal` is the place of the flag.
+    """Formula for fused attention: query, key and value from position `query` on; `causal` is the flag's position.
 
     Args:
         heads_first: whether shapes are (batch, heads, positions, size), else (batch, positions, heads, size).
-        backward: whether the output's gradient stands before the query, the output after the value.
-        lengths: place of the sequences' ends, of which a tensor says that the batch is packed into one row.
+        backward: whether the output's gradient precedes the query, and the output follows the value.
+        lengths: position of the sequences' ends; a tensor there means that the batch is packed into one row.
     """
 
     def formula(call: Call) -> Work | None:
@@ -209,7 +209,7 @@ def attention(
         if flag is None:
             return Work("attention", None, moved, NUMBER_TYPES.get(element))
         pairs = q[0] * q[1] * (_below_diagonal(q[2], k[2]) if flag else q[2] * k[2])
-        # Backward computes the scores again, and the gradients of the scores, of all three inputs.
+        # The backward pass recomputes the scores, and computes the gradients of the scores and of all three inputs.
         flops = 2 * pairs * (3 * q[3] + 2 * v[3]) if backward else 2 * pairs * (q[3] + v[3])
         return Work("attention", flops, moved, NUMBER_TYPES.get(element))
 
@@ -217,17 +217,17 @@ def attention(
 
 
 def _below_diagonal(rows: int, columns: int) -> int:
-    """How many (query, key) pairs a causal mask leaves: in row i, columns 0 to i."""
+    """Number of (query, key) pairs that a causal mask leaves: in row i, columns 0 to i."""
     full = min(rows, columns)
     return full * (full + 1) // 2 + max(rows - columns, 0) * columns
 
 
 def work_of(name: str, call: Call, output: Shape | None = None) -> Work | None:
-    """What a call of the operator needs; None where nothing is known of such operators.
+    """Work of an operator call; None for unknown operators.
 
     Args:
         name: such as "aten::mm".
-        output: spatial size of a convolution's output, where it is known from elsewhere.
+        output: spatial size of a convolution's output, if known from elsewhere.
     """
     short = name.removeprefix("aten::").removesuffix("_") if name.startswith("aten::") else ""
     if short in CONVOLUTIONS:
@@ -244,7 +244,7 @@ def work_of(name: str, call: Call, output: Shape | None = None) -> Work | None:
 
 
 def _moving(kind: str, reads: Sequence[int], writes: Sequence[int] = (0,)) -> Callable[[Call], Work | None]:
-    """Formula for operators that read and write tensors as large as their inputs at these places."""
+    """Formula for operators that read and write tensors of the size of these inputs."""
 
     def formula(call: Call) -> Work | None:
         if not call.shape(0):
@@ -256,11 +256,11 @@ def _moving(kind: str, reads: Sequence[int], writes: Sequence[int] = (0,)) -> Ca
 
 
 def _elementwise(to: str | None = None, *, tensors: int) -> Callable[[Call], Work | None]:
-    """Formula for operators whose first inputs spread to one shape.
+    """Formula for operators whose first inputs broadcast to one shape.
 
     Args:
-        to: the result's type where it is not the inputs'.
-        tensors: how many inputs count; what stands after them is where the result goes.
+        to: number type of the result, if not the inputs'.
+        tensors: number of inputs that count; later ones are outputs.
     """
 
     def formula(call: Call) -> Work | None:
@@ -281,12 +281,12 @@ def _embedding(call: Call) -> Work | None:
     if not weight or not indices or len(weight) != 2:
         return None
     rows = prod(indices) * weight[1] * ELEMENT_BYTES[call.type(0)]
-    # Rows that come again may be read once; of the whole table no more than all of it.
+    # Repeated rows may be read once; at most the whole table is read.
     return Work("embedding", 0, call.bytes(1) + rows + min(rows, call.bytes(0)), NUMBER_TYPES.get(call.type(0)))
 
 
 def _softmax(call: Call) -> Work | None:
-    """The third input says whether the result of 16-bit numbers has 32."""
+    """Work of a softmax; the third input says whether 16-bit input gives a 32-bit result."""
     if not call.shape(0):
         return None
     written = prod(call.shape(0) or ()) * 4 if call.flag(2) else call.bytes(0)
@@ -353,7 +353,7 @@ _FORMULAS: Final[Mapping[str, Callable[[Call], Work | None]]] = {
     **{name: _elementwise(tensors=2) for name in _OF_TWO},
     **{name: _elementwise(tensors=3) for name in _OF_THREE},
     **{name: _elementwise("bool", tensors=2) for name in _COMPARISONS},
-    # The result, whose size shapes do not tell, is left out.
+    # The result is left out, since shapes do not give its size.
     **{name: _moving("reduction", (0,), ()) for name in _REDUCTIONS},
 }
 
@@ -370,10 +370,10 @@ _KEY: Final = (*_INPUTS, "parent_shapes", "parent_types")
 
 
 def work_of_operators(trace: Trace) -> pl.DataFrame:
-    """What each call needs: one row for each row of `operators`, in order; columns as in WORK_SCHEMA, null if unknown.
+    """Work of each call: one row per row of `operators`, in order; columns as in WORK_SCHEMA, null if unknown.
 
-    An operator around others counts their work too. Where a convolution's stride and padding are not recorded, its
-    output's size is that of the gradients that convolutions of the same shapes meet in their backward pass.
+    An operator includes the work of nested operators. If a convolution's stride and padding are not recorded, its
+    output size comes from the backward pass of convolutions with the same shapes.
     """
     found = distinct_calls(trace)
     unknown = (None,) * len(WORK_SCHEMA)
@@ -386,23 +386,23 @@ def work_of_operators(trace: Trace) -> pl.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class DistinctCalls:
-    """The calls of a trace that differ in name or inputs, those without recorded shapes left out."""
+    """Calls of a trace that differ in name or inputs, without those whose shapes were not recorded."""
 
-    names: list[str]  # of the operators, such as "aten::mm"
-    calls: list[Call | None]  # their inputs; None where those are damaged
-    outputs: list[Shape | None]  # spatial size of a convolution's output where other calls tell it
-    texts: pl.DataFrame  # the names with the inputs as the trace has them, columns as in `inputs`
+    names: list[str]  # operators, such as "aten::mm"
+    calls: list[Call | None]  # their inputs; None where damaged
+    outputs: list[Shape | None]  # spatial size of a convolution's output, if other calls show it
+    texts: pl.DataFrame  # names and inputs as in the trace, columns as in `inputs`
     inputs: pl.DataFrame  # the same for each row of `operators`
 
     def spread(self, known: pl.DataFrame) -> pl.DataFrame:
-        """For each row of `operators` what is known of its distinct call, null for calls that are not among these."""
+        """For each row of `operators` the columns of its distinct call, null if it is not among these."""
         table = pl.concat([self.texts, known], how="horizontal")
         joined = self.inputs.join(table, on=_KEY, how="left", nulls_equal=True, maintain_order="left")
         return joined.select(known.columns)
 
 
 def distinct_calls(trace: Trace) -> DistinctCalls:
-    """The calls of a trace's operators, those that are alike once; of gradients of convolutions with their sizes."""
+    """Distinct operator calls of a trace; gradients of convolutions include their sizes."""
     parents = trace.operators.select(parent_shapes="input_shapes", parent_types="input_types").with_row_index("parent")
     inputs = trace.operators.select(*_INPUTS, "parent")
     needs_parent = pl.col("name").is_in([f"aten::{name}" for name in SIZES_FROM_PARENT])
@@ -417,14 +417,14 @@ def distinct_calls(trace: Trace) -> DistinctCalls:
 
 
 def _call(row: dict[str, str | None]) -> Call | None:
-    """The call's inputs; of an operator whose sizes stand with its parent, the parent's."""
+    """Inputs of a call; taken from the parent for operators whose sizes are recorded there."""
     if row["parent_shapes"] is not None:
         return call_of(row["parent_shapes"], row["parent_types"], None)
     return call_of(row["input_shapes"], row["input_types"], row["input_values"])
 
 
 def _outputs(names: list[str], calls: list[Call | None]) -> dict[tuple[Shape | None, Shape | None], Shape]:
-    """Spatial size of the output by shapes of input and weight, where every backward pass of such says the same."""
+    """Spatial output size by shapes of input and weight, where all their backward passes agree."""
     found: dict[tuple[Shape | None, Shape | None], set[Shape]] = {}
     for name, call in zip(names, calls, strict=True):
         layout = CONVOLUTIONS.get(name.removeprefix("aten::"))
