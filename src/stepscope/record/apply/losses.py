@@ -173,7 +173,7 @@ class _LoggedNumbers:
 
 @lru_cache(maxsize=256)
 def kept_in(file: str) -> Mapping[int, str]:
-    """Map each line that only stores the number it reads to the target of the statement."""
+    """Map each line that only stores the number it reads to its statement, shortened."""
     text = source_of(file)
     if text is None:
         return {}
