@@ -151,7 +151,7 @@ def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: 
 
     The constants are: traffic over the least; logarithms of a block's cycles for itself, for each of its warps and for
     each turn of its loop; q above 1 as a logarithm; share of the input read again after eviction from the cache;
-    logarithm of rows in flight over the cache where half is evicted; length of the first block, in blocks.
+    logarithm of rows in flight over the cache where half is evicted; blocks' worth of time that the first one takes.
     """
     assert device.multiprocessors is not None
     assert device.clock_mhz is not None

@@ -39,8 +39,8 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
 
 START_NS: Final = 2_000.0
 """Most time counted as a kernel's start and end: about the length of the shortest kernels on every device."""
-MATRIX_SHARE: Final = 0.25  # memory-limited share of a matrix product without shapes: most are limited by arithmetic
-UNKNOWN_SHARE: Final = 0.5  # memory-limited share of a kernel whose limit is unknown: the middle of the band
+MATRIX_SHARE: Final = 0.25  # g (memory-limited share) of a matrix product without shapes: arithmetic limits most
+UNKNOWN_SHARE: Final = 0.5  # g of a kernel whose limit is unknown: the middle of the band
 MEMORY_SPREAD: Final = 1.5
 """Factor either way that holds nine of ten memory-limited kernels longer than 0.1 ms, among five GPUs."""
 OTHER_SPREAD: Final = 2.2  # the same for matrix products

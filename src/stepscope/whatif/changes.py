@@ -25,7 +25,7 @@ from stepscope.whatif.graph import Edges, Graph, nothing
 
 
 def without_waits_inside(graph: Graph, lanes: npt.NDArray[np.int32], starts: Times, ends: Times) -> Graph:
-    """Remove what the pauses entirely inside these host intervals wait for.
+    """Remove the waits of pauses that lie entirely inside these host intervals.
 
     A thread that gets its work from others still waits for it.
     """
@@ -426,7 +426,7 @@ def scaled_stretches(lanes: Lanes, starts: Times, ends: Times, factor: float) ->
 
 
 def overlapped(rows: Rows) -> Change:
-    """Hide these rows of `device_work` behind concurrent computation on their device."""
+    """Shorten these rows of `device_work` to the time in which their device computes beside them."""
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         table = experiment.trace.device_work
