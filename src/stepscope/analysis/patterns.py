@@ -263,7 +263,7 @@ class DenseTable:
 def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]:
     """Find tables with at least this many rows that these `operators` look up and whose gradient is dense.
 
-    A table that also stands in a matrix product, as tied output weights do, has a dense gradient by nature and is left
+    A table that is also used in a matrix product, as tied output weights do, has a dense gradient by nature and is left
     out. Needs input shapes.
     """
     calls = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))

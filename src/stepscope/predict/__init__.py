@@ -1,4 +1,4 @@
-"""How long the recorded steps would take on hardware that the user does not have.
+"""Prediction of the recorded steps on other hardware.
 
-`operations` describes what device work does, free of any device; `operation_times` says how long that takes on one.
+`operations` describes what device work does, independently of any device; `operation_times` predicts its time on one.
 """

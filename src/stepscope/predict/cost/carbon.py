@@ -1,4 +1,4 @@
-"""What electricity emits: grams of CO2 equivalents per kilowatt-hour by country, region or cloud region, offline.
+"""Carbon intensity of electricity: grams of CO2 equivalents per kilowatt-hour by country or cloud region, offline.
 
 data/carbon_intensity.csv has codecarbon's figures; scripts/make_carbon_table.py makes it, docs/energy.md names the
 sources and limits. Everything here is in kilograms.

@@ -38,7 +38,7 @@ Range = tuple[float, float]
 class Request:
     """Work to plan for."""
 
-    iterations: float  # iterations of the recorded steps, each with the samples of one step on all recorded devices
+    iterations: float  # of the recorded steps, each with the samples of one step on all recorded devices
     counts: tuple[int, ...] | None = None  # allowed numbers of accelerators per machine; None for any
     spot: bool = False  # whether to use spot prices
     deadline_h: float | None = None
@@ -52,11 +52,10 @@ class Machine:
 
     Attributes:
         step_ns, step_low_ns, step_high_ns: step time on all of its devices, with bounds.
-        kwh, kilograms: estimated bounds of its accelerators' energy and its CO2 equivalents; None where unknown.
     """
 
     price: Price  # with its date
-    prediction: StepPrediction  # prediction for a single one of its devices
+    prediction: StepPrediction  # for a single one of its devices
     scaled: ScaledStep | None  # step on all of its devices; None where a single device does the work
     step_ns: float
     step_low_ns: float
@@ -127,7 +126,6 @@ class Plan:
         recorded_samples: samples of a recorded step on one device; None where unknown, or where a step has several
             batches.
         recorded_batch, batch: samples of a batch on one device, as recorded and as planned; None where unknown.
-        batch_factor: how many times as large the planned one is.
     """
 
     recorded: PredictedSteps
