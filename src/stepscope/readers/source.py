@@ -30,7 +30,7 @@ _INPUT_BYTES: Final = 2**16
 _OUTPUT_BYTES: Final = 2**12
 """A decompressor that finds damage loses its output of that call, so at most this much."""
 _TRAILER_BYTES: Final = 8
-_ISAL_ERROR: Final[type[Exception]] = igzip_lib.IsalError  # its stub declares it as an instance
+_ISAL_ERROR: Final[type[Exception]] = igzip_lib.IsalError  # type: ignore[assignment] # its stub declares an instance
 
 
 class Readable(Protocol):
