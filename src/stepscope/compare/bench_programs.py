@@ -254,6 +254,6 @@ def _record(path: Path, rank: int) -> Record | None:
     content = readable(path)
     try:
         return msgspec.convert({**content, "rank": rank}, Record) if content else None
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
         say_changed(path)
         return None

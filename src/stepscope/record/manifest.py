@@ -185,7 +185,7 @@ def _fits(value: object, kind: Any) -> bool:
 
     try:
         msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):
         return False
     return True
 

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.errors import AgentError
 from stepscope.record.agent.http import Place
-from stepscope.record.agent.protocol import Reply
+from stepscope.record.agent.protocol import CaptureOrder, Refusal, Reply, decoded
 from stepscope.record.agent.requests import FileTransport, RequestFolder
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
@@ -106,6 +106,13 @@ def test_what_is_no_request(folder: Path, content: str, sentence: str) -> None:
     (folder / "rank0-a.json").write_text(content)
     RequestFolder(folder, 0, Answers()).poll()
     assert reply(folder, "rank0-a") == {"status": 400, "body": {"error": sentence}}
+
+
+@pytest.mark.parametrize("body", ['{"steps": "\\ud800"}', '{"options": {"stacks": "\\ud800"}}', '{"\\ud800": 1}'])
+def test_half_a_surrogate_pair_is_refused(body: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        CaptureOrder.from_json(decoded(body.encode()))
+    assert refused.value.status == 400
 
 
 class TestAProcess:

@@ -120,7 +120,7 @@ class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise Refusal(400, f"there is no option {unknown[0]!r:.40}; there are {', '.join(sorted(_OPTIONS))}")
         try:
             return msgspec.convert(given, cls)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise Refusal(400, f"the capture is not valid: {error!s:.{_LONGEST_REASON}}") from None
 
 

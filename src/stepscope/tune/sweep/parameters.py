@@ -258,7 +258,7 @@ def _parameter(name: str, content: object, path: str) -> Parameter:
     distribution = content.get("distribution")
     if distribution is None:
         distribution = _meant(content, path)
-    if distribution not in _KEYS:
+    if not isinstance(distribution, str) or distribution not in _KEYS:
         guess = difflib.get_close_matches(str(distribution), DISTRIBUTIONS, n=1)
         hint = f"; did you mean {guess[0]}?" if guess else f"; there are {', '.join(DISTRIBUTIONS)}"
         raise UsageError(f"{path}.distribution: there is no {distribution!r}{hint}")
@@ -417,6 +417,8 @@ def checked(content: dict[Any, Any], kind: type[_Record], path: str = "", **name
             raise UsageError(f"{_joined(path, key)} must be a finite number, not {_shown(value)}")
     try:
         return msgspec.convert(given, kind)
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which YAML and JSON may spell out
+        raise UsageError(f"{path or 'the file'} holds text that is not Unicode: {_shown(error.object)}") from None
     except msgspec.ValidationError as error:
         expected, _, place = str(error).partition(" - at `$")
         key = place.strip(".`")
