@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stepscope.analysis.flame import FlameFrame, FlameStack, flame_graph, folded, speedscope, user_stacks
@@ -115,6 +116,7 @@ def test_slices_that_partly_overlap_still_open_and_close_inside_each_other() -> 
     check_events(document(recording.trace()))
 
 
+@pytest.mark.slow
 @settings(
     deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )

@@ -209,6 +209,7 @@ def real_steps() -> dict[str, Callable[[], None]]:
     return {"convolutions": convolutions, "products": products, "attention": attention}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["convolutions", "products", "attention"])
 def test_flops_are_those_that_pytorch_counts(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")

@@ -101,6 +101,7 @@ def _reading(folder: Path, *left: Path) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 def test_a_signal_leaves_no_temporary_store(name: str, tmp_path: Path) -> None:
@@ -112,6 +113,7 @@ def test_a_signal_leaves_no_temporary_store(name: str, tmp_path: Path) -> None:
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_what_a_killed_process_left_is_swept_by_the_next_and_the_living_keep_theirs(tmp_path: Path) -> None:
     killed = _reading(tmp_path)

@@ -46,6 +46,7 @@ def test_the_default_schedule_records_five_steps_once() -> None:
     assert actions == ["NONE"] * 5 + ["WARMUP"] * 2 + ["RECORD"] * 4 + ["RECORD_AND_SAVE"] + ["NONE"] * 18
 
 
+@pytest.mark.slow
 def test_a_recording_that_was_broken_off_is_saved_when_the_next_begins(tmp_path: Path) -> None:
     twice = recording(tmp_path, warmup=0, active=5)
     twice.begin()

@@ -55,6 +55,7 @@ def cpu() -> DeviceMeasurements:
     return found
 
 
+@pytest.mark.slow
 def test_what_of_the_cpu_is_measured(cpu: DeviceMeasurements) -> None:
     assert cpu.is_cpu
     assert {"fp64", "fp32", "bf16"} <= set(cpu.rates) <= set(NUMBER_TYPES)
@@ -75,6 +76,7 @@ def test_figures_are_in_their_units(cpu: DeviceMeasurements) -> None:
         assert 0 < figure.low <= figure.median <= figure.high
 
 
+@pytest.mark.slow
 def test_what_was_measured_can_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -459,6 +459,7 @@ def test_the_text_says_what_to_change_first() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_command_in_a_process_of_its_own() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "stepscope", "environment", "--format", "json"],

@@ -286,6 +286,7 @@ print(json.dumps([drawn, [random.random(), numpy.random.rand(), torch.rand(1).it
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [True, False])
 def test_seeds_are_fixed_before_and_after_the_import(early: bool) -> None:
     drawn, expected, refused, hooks = in_a_process(SEEDED.format(early=early), PYTHONHASHSEED="random")

@@ -328,6 +328,7 @@ def test_of_bare_launches_the_range_begins_where_the_host_waited() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.traces
 @pytest.mark.parametrize(
     ("name", "reason"),

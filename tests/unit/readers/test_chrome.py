@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 
 from stepscope.readers import open_trace
 from stepscope.readers.kineto.events import EventStream
@@ -107,6 +108,7 @@ def test_a_process_for_each_device_and_names_for_rows(tmp_path: Path) -> None:
     assert trace.lanes["kind"].to_list() == ["queue", "queue"]
 
 
+@pytest.mark.slow
 def test_events_of_nothing_come_in_chunks_too(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(b"[" + b"{}," * 4_000_000 + json.dumps(event("X", 1, "a", dur=2)).encode() + b"]")

@@ -380,6 +380,7 @@ def test_number_types(word: str, type_: str | None) -> None:
     assert names.number_type(word) == type_
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_ends_in_a_sentence_or_a_trace(data: st.DataObject, tmp_path: Path) -> None:

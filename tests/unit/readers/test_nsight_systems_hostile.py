@@ -281,6 +281,7 @@ class TestDamage:
         with pytest.raises(StepscopeError, match="database"):
             open_trace(path)
 
+    @pytest.mark.slow
     def test_flipped_bytes_end_in_a_sentence_or_in_a_trace_that_holds_together(self, tmp_path: Path) -> None:
         whole = written(
             tmp_path / "whole.sqlite",

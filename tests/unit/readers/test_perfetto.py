@@ -364,6 +364,7 @@ def test_what_precedes_a_cut_is_read(tmp_path: Path) -> None:
         opened(tmp_path, data[: data.index(b"ProfilerStep")])
 
 
+@pytest.mark.slow
 def test_any_damage_ends_in_a_trace_or_a_sentence(tmp_path: Path) -> None:
     data = training().bytes()
     for place in range(0, len(data), 23):
@@ -403,6 +404,7 @@ def test_packed_packets_that_unpack_to_nothing_but_bytes_are_refused(
         opened(tmp_path, writer.bytes())
 
 
+@pytest.mark.slow
 def test_a_packed_packet_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = []
     decoded = packets.Packets._decoded

@@ -349,6 +349,7 @@ def test_a_damaged_record_costs_no_other(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_any_flipped_byte_ends_in_a_trace_or_a_sentence(tmp_path: Path) -> None:
     data = text_of(process())
     for place in range(0, len(data), 797):

@@ -129,6 +129,7 @@ def test_containers_of_json_are_limited(tmp_path: Path, monkeypatch: pytest.Monk
         open_trace(tmp_path / "file.json")
 
 
+@pytest.mark.slow
 def test_damage_is_refused_with_a_sentence_or_read(tmp_path: Path) -> None:
     whole = pickle.dumps(training().snapshot())
     chance = random.Random(1)

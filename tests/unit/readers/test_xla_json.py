@@ -148,6 +148,7 @@ jax.profiler.stop_trace()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PYTHON, reason="STEPSCOPE_JAX_PYTHON names no Python with JAX; scripts/test sets it")
 def test_both_files_of_a_real_recording_say_the_same(tmp_path: Path) -> None:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

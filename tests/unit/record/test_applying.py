@@ -633,6 +633,7 @@ class TestPrecision:
         assert len(said(applying)) == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_compiled_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import config
 

@@ -86,6 +86,7 @@ def test_the_cache_keeps_them(tmp_path: Path) -> None:
     assert through == [first, first]
 
 
+@pytest.mark.slow
 def test_the_collector_stands_in_the_trace(tmp_path: Path) -> None:
     trace = stepscope.open_trace(recorded(tmp_path / "trace.json", collect=True))
 
@@ -98,6 +99,7 @@ def test_the_collector_stands_in_the_trace(tmp_path: Path) -> None:
     assert {pause.function for pause in trace.metadata.program.pauses if pause.called} == {"recorded"}
 
 
+@pytest.mark.slow
 def test_nothing_of_the_programs_is_held(tmp_path: Path) -> None:
     gone = []
 

@@ -126,6 +126,7 @@ def test_transforms_of_loaders_that_are_still_read_are_given_back(watch: InputWa
     assert next(iterator) == [1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"] if sys.platform.startswith("linux") else ["spawn"])
 def test_in_workers(watch: InputWatch, method: str) -> None:
     loader = data.DataLoader(
@@ -186,6 +187,7 @@ def test_errors_are_the_programs_own(watch: InputWatch) -> None:
         list(data.DataLoader(Pictures(), sampler=[7], collate_fn=keep, num_workers=1))
 
 
+@pytest.mark.slow
 def test_a_dataset_inside_others_is_named(watch: InputWatch) -> None:
     inner = Pictures(partial(brighter))
     dataset = data.ConcatDataset([data.Subset(inner, [0, 1]), inner])

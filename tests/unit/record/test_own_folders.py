@@ -53,6 +53,7 @@ def ran(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_what_tests_record_is_not_the_users(tmp_path: Path) -> None:
     done = ran(tmp_path, RECORDS)
 
@@ -61,6 +62,7 @@ def test_what_tests_record_is_not_the_users(tmp_path: Path) -> None:
     assert [path for path in (tmp_path / "user").rglob("*") if "stepscope" in path.name] == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="names the user's data folder as Linux does")
 def test_a_test_that_writes_into_the_users_folders_fails_the_run(tmp_path: Path) -> None:
     done = ran(tmp_path, LEAVES)

@@ -42,6 +42,7 @@ def train(profile: Any, steps: int) -> None:
         profile.step()
 
 
+@pytest.mark.slow
 def test_each_cycle_is_a_trace_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schedule = stepscope.schedule(skip_first=1, wait=1, warmup=1, active=2, repeat=2)
 
@@ -64,6 +65,7 @@ def train_and_raise(profile: Any, steps: int, error: Exception) -> None:
     raise error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warmup", [0, 1, 2])
 def test_cycles_without_a_pause_follow_each_other(tmp_path: Path, warmup: int) -> None:
     schedule = stepscope.schedule(warmup=warmup, active=1)
@@ -123,6 +125,7 @@ def test_an_exception_while_the_profiler_warms_up_leaves_no_trace(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_users_handler_that_fails_is_the_users_error(tmp_path: Path) -> None:
     def handler(_: object) -> None:
         raise ValueError("handler")
@@ -169,6 +172,7 @@ def test_another_profiler_is_not_disturbed(tmp_path: Path) -> None:
     assert theirs.events() is not None
 
 
+@pytest.mark.slow
 def test_a_recording_on_demand_has_the_profiler_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     on_demand = Recorder(RecordOptions(**PLAIN))
     schedule = stepscope.schedule(warmup=1, active=1, repeat=1)
@@ -185,6 +189,7 @@ def test_a_recording_on_demand_has_the_profiler_first(tmp_path: Path, capsys: py
     assert len(following.traces) == 1
 
 
+@pytest.mark.slow
 def test_several_blocks_and_one_block_again(tmp_path: Path) -> None:
     for number in range(2):
         with stepscope.profile(tmp_path / f"{number}.json.gz", **PLAIN) as profile:
@@ -210,6 +215,7 @@ def test_steps_may_come_from_another_thread(tmp_path: Path) -> None:
     assert trace.operators.filter(trace.operators["name"] == "aten::ones").height == 2
 
 
+@pytest.mark.slow
 def test_the_diagnosis_as_an_object_and_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with stepscope.profile(tmp_path / "trace.json.gz", diagnose=True) as profile:
         assert profile.diagnosis() is None
@@ -278,6 +284,7 @@ def test_without_out_a_run_folder_is_made(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert (path.parents[1] / "run.json").is_file()
 
 
+@pytest.mark.slow
 def test_under_stepscope_run_its_folder_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPSCOPE_DATA_DIR", str(tmp_path / "data"))

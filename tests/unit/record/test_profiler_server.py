@@ -52,6 +52,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return put
 
 
+@pytest.mark.slow
 def test_each_host_gives_a_profile_or_a_sentence(client: Callable[[str], None], tmp_path: Path) -> None:
     client(CLIENT)
     order = ProfilerOrder(seconds=0.25, host_level=1, python_frames=True, timeout_s=2.0)

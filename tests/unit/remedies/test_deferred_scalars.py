@@ -204,6 +204,7 @@ def test_a_writer_that_fails_once_gets_the_value_again(streams: SimulatedStreams
     assert rows == [(0, "loss", 0.0), (1, "loss", 1.0), (2, "loss", 2.0)]
 
 
+@pytest.mark.slow
 def test_what_is_never_closed_is_handed_on_at_the_end_of_the_program() -> None:
     code = (
         "import torch, stepscope.remedies.deferred_scalars as module\n"

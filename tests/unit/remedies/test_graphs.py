@@ -483,6 +483,7 @@ def test_marks_end_the_graph_where_one_is_collected(
     assert gaudi.calls[-1] == ("xm.mark_step",)
 
 
+@pytest.mark.slow
 def test_marks_import_nothing() -> None:
     program = (
         "import sys; from stepscope.remedies import mark_step; mark_step()\n"

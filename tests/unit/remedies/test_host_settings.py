@@ -104,6 +104,7 @@ def test_one_inside_another() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_worker_collects_by_itself() -> None:
     code = (
@@ -255,6 +256,7 @@ def test_counts_that_cannot_be_used(arguments: dict[str, Any], message: str) -> 
         thread_counts(**arguments)
 
 
+@pytest.mark.slow
 def test_a_real_process_gets_its_threads_and_says_what_came_too_late() -> None:
     code = (
         "import json, os, torch\n"

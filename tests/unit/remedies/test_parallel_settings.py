@@ -112,6 +112,7 @@ def test_distributed_data_parallel_gets_them() -> None:
     assert DataParallelSettings().ddp(torch.nn.Linear(2, 2)).find_unused_parameters is False
 
 
+@pytest.mark.slow
 def test_lightning_gets_them_as_a_strategy() -> None:
     strategies = pytest.importorskip("lightning.pytorch.strategies")
     strategy = ALL.lightning_strategy(process_group_backend="gloo")

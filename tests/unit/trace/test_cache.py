@@ -273,6 +273,7 @@ def test_two_processes_that_open_the_same_trace_at_once_share_one_store(tmp_path
     assert [path.name for path in root.iterdir()] == [key(1)]
 
 
+@pytest.mark.slow
 @posix_only
 def test_another_process_s_open_trace_is_protected(tmp_path: Path) -> None:
     program = (

@@ -12,6 +12,7 @@ from stepscope.errors import UsageError
 from stepscope.tune.study import open_study
 
 
+@pytest.mark.slow
 def test_each_waiting_trial_is_taken_once_however_many_ask(tmp_path: Path) -> None:
     place = tmp_path / "study.db"
     with ThreadPoolExecutor(4) as threads:

@@ -288,6 +288,7 @@ def test_mistakes(changes: dict[str, Any], sentence: str) -> None:
     assert str(raised.value).startswith(sentence)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
