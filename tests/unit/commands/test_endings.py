@@ -94,7 +94,7 @@ def _reading(folder: Path, *left: Path) -> subprocess.Popen[bytes]:
     process.stdin.write(b'{"traceEvents": [')
     process.stdin.flush()
     deadline = time.monotonic() + 60
-    while not set(temporary.iterdir()) - {*left}:
+    while not set(temporary.glob("stepscope-store-*")) - {*left}:
         assert process.poll() is None
         assert time.monotonic() < deadline, "no store was begun"
         time.sleep(0.02)
