@@ -117,7 +117,7 @@ class EnergyRecord(msgspec.Struct):
 def _rows(value: object, kind: type[_Row]) -> list[_Row]:
     found: list[_Row] = []
     for row in value[:_MOST] if isinstance(value, list) else ():
-        with contextlib.suppress(msgspec.ValidationError):
+        with contextlib.suppress(msgspec.ValidationError, UnicodeEncodeError):
             found.append(msgspec.convert(row, kind))
     return found
 

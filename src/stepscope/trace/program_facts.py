@@ -239,7 +239,7 @@ def from_header(value: Any) -> ProgramFacts | None:
         return None
     try:
         return msgspec.convert(value, ProgramFacts) if _fits(value) else None
-    except (msgspec.ValidationError, RecursionError):
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError):
         return None
 
 

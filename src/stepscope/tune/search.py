@@ -98,7 +98,7 @@ class TuneStudy(SharedStudy):
     def _read(self, content: Any, kind: type[_Record]) -> _Record:
         try:
             return msgspec.convert(content, kind)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> UsageError:

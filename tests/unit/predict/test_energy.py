@@ -436,6 +436,12 @@ class TestRecord:
 
         assert EnergyRecord.from_json(content) == measured(160.0)
 
+    def test_half_a_surrogate_pair_is_left_out(self) -> None:
+        content = measured(160.0).to_json()
+        broken = {**content, "missing": [{"kind": "\ud800", "device": None, "reason": "none"}]}
+
+        assert EnergyRecord.from_json(broken) == EnergyRecord.from_json({**content, "missing": []})
+
     @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan"), "5", True, None, 0])
     def test_an_impossible_energy_is_none(self, value: object) -> None:
         content = measured(160.0).to_json()

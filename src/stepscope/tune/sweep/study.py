@@ -335,7 +335,7 @@ def kept_sweep(content: Any, name: str) -> Sweep:
     """Load the sweep stored in a study. Raises UsageError if it cannot be read."""
     try:
         return msgspec.convert(content, Sweep)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise UsageError(f"the study {name} was written by another version of stepscope: {error}") from error
 
 
