@@ -1,10 +1,10 @@
 """Idle time of devices: every nanosecond with its cause and trigger.
 
 A device is idle while none of its queues works. For each idle interval the work that follows it is found, and the host
-call that launched that work. Time before that call is the host's: it is cut where the launching thread's innermost
-slice changes, and each piece takes that slice's cause. Time after it is the device's. Time after the last work is the
-main thread's. Over any window, busy time and
-the causes add up to the window exactly.
+call that launched that work. Time before that call, and inside it if it lasts long, is the host's: it is cut where the
+launching thread's innermost slice changes, and each piece takes that slice's cause. Time after the call is the
+device's; time after the last work is the main thread's. Over any window, busy time and the causes add up to the window
+exactly.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _device_pieces(gaps: pl.DataFrame) -> list[pl.DataFrame]:
     waits = (pl.col("launch_start") <= start) & pl.col("waits_for_queue")
     cause = pl.when(waits).then(pl.lit("dependency")).otherwise(pl.lit("launch_latency"))
     bounds = (
-        gaps.with_columns(begin=pl.when(launched).then(pl.col("launch_start").clip(start, end)).otherwise(start))
+        gaps.with_columns(begin=pl.when(launched).then(_host_until().clip(start, end)).otherwise(start))
         .with_columns(called=pl.when(launched).then(pl.col("launch_end").clip("begin", end)).otherwise(start))
         .with_columns(explained=pl.when((end - called > UNEXPLAINED_WAIT_NS) | ~launched).then(called).otherwise(end))
     )
@@ -206,13 +206,13 @@ def _device_pieces(gaps: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _host_pieces(trace: Trace, gaps: pl.DataFrame, activity: HostActivity) -> pl.DataFrame:
-    """Host pieces of each gap, before the launch, by the activity of the launching thread.
+    """Host pieces of each gap, before the launch or inside a long one, by the activity of the launching thread.
 
     Where nothing is open on that thread, its process's main thread counts.
     """
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
-    late = gaps.filter(pl.col("launch_start") > pl.col("start"))
-    late = late.select("gap", "lane", "start", end=pl.min_horizontal("launch_start", "end"))
+    late = gaps.filter(_host_until() > pl.col("start"))
+    late = late.select("gap", "lane", "start", end=pl.min_horizontal(_host_until(), "end"))
     parts = [_cut(activity, -1, late.clear())]
     for (number,), mine in late.group_by("lane", maintain_order=True):
         lane = int(str(number))
@@ -224,6 +224,12 @@ def _host_pieces(trace: Trace, gaps: pl.DataFrame, activity: HostActivity) -> pl
             pieces = pieces.filter(~silent)
         parts.append(pieces)
     return pl.concat(parts)
+
+
+def _host_until() -> pl.Expr:
+    """When the host has done its part for the next work: at its launch, or when a launch that takes long returns."""
+    is_long = pl.col("launch_end") - pl.col("launch_start") > UNEXPLAINED_WAIT_NS
+    return pl.when(is_long).then("launch_end").otherwise("launch_start")
 
 
 def _cut(activity: HostActivity, lane: int, stretches: pl.DataFrame) -> pl.DataFrame:

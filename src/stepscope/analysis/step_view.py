@@ -24,8 +24,9 @@ class StepView:
     """One trace's device, thread, steps and span, each computed once, for diagnosis and for replays.
 
     The steps are measured on the host's clock, from the first one's start to the last one's end. Device work that was
-    launched before them is a backlog: what the host does while it waits for it is not part of the steps, and where the
-    device, not the host, sets the pace, the steps begin when the backlog is done and end with their own last work.
+    launched before them is a backlog: it is not part of the steps, nor is a wait for it at their begin. Where the
+    device takes longer for the steps' own work than the host for the steps, the device sets the pace: the steps then
+    last from the begin of that work to its end.
 
     Args:
         user_code: which files are the user's, besides those outside of libraries.
@@ -40,7 +41,7 @@ class StepView:
     @cached_property
     def activity(self) -> HostActivity:
         """Activity of the host threads."""
-        return host_activity(self.trace, self.user_code)
+        return host_activity(self.trace, self.user_code, self.steps)
 
     @cached_property
     def attribution(self) -> Attribution:
@@ -130,19 +131,10 @@ class StepView:
             return span
         split = self._classified if device == self.device else self._split(device, span)
         own = split.filter("is_own")
-        last = _last_end(own, span.end_ns)
+        last, first = _last_end(own, span.end_ns), _first_start(own, span.end_ns)
         if not self.complete_steps.height:
-            return Window(_first_start(own, span.start_ns), last)
-        begin = _first_start(own, last) if self.is_on_device else self._begin_ns(split)
-        return Window(begin, last) if last - begin > span.duration_ns else span
-
-    @cached_property
-    def begin_ns(self) -> int:
-        """When the device could begin with the steps: at their start, or when the backlog was done."""
-        return self._begin_ns(self._classified)
-
-    def _begin_ns(self, split: pl.DataFrame) -> int:
-        return max(self.span.start_ns, _last_end(split.filter("is_backlog")))
+            return Window(min(first, span.start_ns), last)
+        return Window(first, last) if last - first > span.duration_ns else span
 
     @cached_property
     def windows(self) -> dict[str, Window]:

@@ -202,7 +202,7 @@ def _inferred_from_period(trace: Trace) -> pl.DataFrame:
             continue
         times = mine["start_ns"].to_numpy()
         bounds = times[_phase(times, period) :: period]
-        if len(bounds) >= MINIMUM_REPETITIONS:
+        if len(bounds) >= MINIMUM_REPETITIONS and _are_alike(np.diff(bounds)):
             return _steps(np.arange(len(bounds) - 1), bounds[:-1], bounds[1:], "inferred")
     return pl.DataFrame(schema=dict(STEP_SCHEMA))
 
@@ -225,6 +225,12 @@ def _period(codes: npt.NDArray[np.int64]) -> int | None:
             if matching >= MATCHING_SHARE:
                 return period
     return None
+
+
+def _are_alike(durations: Times) -> bool:
+    """Whether most of the durations lie within a factor of two of their median."""
+    middle = float(np.median(durations))
+    return bool(((durations >= middle / 2) & (durations <= middle * 2)).mean() > 0.5)
 
 
 def _phase(times: Times, period: int) -> int:

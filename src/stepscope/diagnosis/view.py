@@ -30,6 +30,7 @@ from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.run_counts import RunCounts, Tally, Trigger
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
+from stepscope.whatif.changes import together, without_cause
 
 Framework: TypeAlias = Literal["jax", "torch_xla", "hpu"]
 """Frameworks other than PyTorch on a GPU or CPU; "hpu" is PyTorch on Intel Gaudi."""
@@ -80,13 +81,14 @@ class View(StepView):
         return Experiment(self)
 
     @cached_property
-    def _unrecorded(self) -> tuple[Graph, float]:
-        """The graph for replays, without page faults caused by recording, and its step in nanoseconds."""
+    def _typical(self) -> tuple[Graph, float]:
+        """The graph for replays, without what happens once or only while recording, and its step in nanoseconds."""
         experiment = self.experiment
-        change = without_recorded_faults(experiment)
-        if change is None:
+        changes = [without_recorded_faults(experiment), without_cause("once") if self.once_ns else None]
+        known = [change for change in changes if change is not None]
+        if not known:
             return experiment.graph, experiment.measured_ns / experiment.step_count
-        graph = change(experiment, experiment.graph)
+        graph = together(*known)(experiment, experiment.graph)
         return graph, experiment.run(graph).step_ns
 
     def saved_ns(self, change: Change) -> int:
@@ -95,7 +97,7 @@ class View(StepView):
         If the recording slowed the steps in a known way, the replay leaves that out, and its relative saving is
         applied to the recorded step.
         """
-        graph, before = self._unrecorded
+        graph, before = self._typical
         after = self.experiment.run(change(self.experiment, graph)).step_ns
         return min(max(round((1 - after / before) * self.step_ns), 0), self.step_ns)
 
@@ -156,7 +158,12 @@ class View(StepView):
     @property
     def length_ns(self) -> int:
         """Duration of the steps, without what happens once; at least 1."""
-        return max(self.window.duration_ns, 1)
+        return max(self.window.duration_ns - self.once_ns, 1)
+
+    @cached_property
+    def once_ns(self) -> int:
+        """Time of the steps that went to what happens once, while the device was idle."""
+        return int(self.pieces_of("once")["duration_ns"].sum())
 
     @cached_property
     def step_ns(self) -> int:

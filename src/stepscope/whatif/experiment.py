@@ -88,19 +88,16 @@ class Experiment:
         return self.view.work["row"].to_numpy().astype(np.int64)
 
     def length_ns(self, done: Replay) -> int:
-        """Length of the span in a replay: on the host, or on a device that is still working when the host is done.
-
-        What precedes the steps is not part of them: the device begins with them when the backlog is done.
-        """
+        """Length of the span in a replay: on the host, or on a device that takes longer for its work."""
+        starts, ends = done.work_start[self.works], done.work_end[self.works]
         host_start, host_end = self.host_ends(done)
-        last = max(host_end, int(done.work_end[self.works].max(initial=host_end)))
-        return max(host_end - host_start, last - self._begin_ns(done, last), 1)
-
-    def _begin_ns(self, done: Replay, last: int) -> int:
-        if self.device is None or not self.view.is_on_device:
-            return self.view.begin_ns
-        measured = int(self.graph.works.start[self.works].min(initial=last))
-        return max(int(done.work_start[self.works].min(initial=last)), measured)
+        last = max(host_end, int(ends.max(initial=host_end)))
+        # Work may begin earlier, but whatever then precedes the steps is not part of them.
+        soonest = min(host_start, int(self.graph.works.start[self.works].min(initial=last)))
+        first = max(int(starts.min(initial=last)), soonest)
+        if not self.steps.height:
+            return max(last - min(first, host_start), 1)
+        return max(host_end - host_start, last - first, 1)
 
     def host_ends(self, done: Replay) -> tuple[int, int]:
         """Begin and end of the span on the host in a replay; on the device if nothing else marks it."""
