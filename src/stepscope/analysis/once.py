@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import polars as pl
 
 from stepscope.trace import Trace

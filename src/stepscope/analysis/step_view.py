@@ -131,7 +131,8 @@ class StepView:
             return span
         split = self._classified if device == self.device else self._split(device, span)
         own = split.filter("is_own")
-        last, first = _last_end(own, span.end_ns), _first_start(own, span.end_ns)
+        last = _last_end(own, span.end_ns)
+        first = _first_start(own, last)
         if not self.complete_steps.height:
             return Window(min(first, span.start_ns), last)
         return Window(first, last) if last - first > span.duration_ns else span
