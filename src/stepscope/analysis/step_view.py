@@ -107,11 +107,9 @@ class StepView:
             return steps
         split = self._split(self.device, steps)
         done, own = _last_end(split.filter("is_backlog")), split.filter("is_own")
-        first = own.filter(pl.col("launch_start_ns") >= steps.start_ns)["launch_start_ns"].min()
-        end = pl.col("start_ns") + pl.col("duration_ns")
-        waits = self.trace.launches.filter(
-            (pl.col("kind") == "synchronise") & pl.col("start_ns").is_between(steps.start_ns, done) & (end <= first)
-        )
+        first = int(own["launch_start_ns"].drop_nulls().to_numpy().min(initial=steps.end_ns))
+        begins = pl.col("start_ns").is_between(steps.start_ns, min(done, first), closed="left")
+        waits = self.trace.launches.filter((pl.col("kind") == "synchronise") & begins)
         return Window(min(max(_last_end(waits), steps.start_ns), done), steps.end_ns) if waits.height else steps
 
     @cached_property

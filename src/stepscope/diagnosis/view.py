@@ -150,11 +150,6 @@ class View(StepView):
         """The words "in each step", or "in the recording" without steps."""
         return "in each step" if self.complete_steps.height else "in the recording"
 
-    @cached_property
-    def first_work_ns(self) -> int:
-        """Start of the device's first work in the trace; the device must have worked."""
-        return int(np.min(self.trace.device_work.filter(pl.col("device") == self.device)["start_ns"].to_numpy()))
-
     @property
     def length_ns(self) -> int:
         """Duration of the steps, without what happens once; at least 1."""
