@@ -2,9 +2,9 @@
 
     python benchmarks/real_traces.py --traces FOLDER [--only TEXT ...] [--json FILE] [--markdown]
 
-FOLDER (by default STEPSCOPE_TRACES) has the public traces, labelled/README.md says from where. What is true of each, and which
-answers are right, stands in labelled/real_traces.toml; labelled/judging.py compares. Diagnoses run in this process, one after the other,
-with a cache in a temporary folder. The exit code is 1 where anything does not hold.
+FOLDER (by default STEPSCOPE_TRACES) has the public traces, labelled/README.md says from where. What is true of each,
+and which answers are right, stands in labelled/real_traces.toml; labelled/judging.py compares. Diagnoses run in this
+process, one after the other, with a cache in a temporary folder. The exit code is 1 where anything does not hold.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def totals(judged: Sequence[Verdict]) -> str:
         f"{sum(len(getattr(each, kind)) for each in judged)} {words}"
         for kind, words in (("alarms", "false alarms"), ("missed", "things missed"), ("figures", "figures off"))
     )
-    return f"{len(judged)} traces: {kinds} at the first finding; {besides}; {sum(each.holds for each in judged)} hold in all."
+    hold = sum(each.holds for each in judged)
+    return f"{len(judged)} traces: {kinds} at the first finding; {besides}; {hold} hold in all."
 
 
 def main() -> int:

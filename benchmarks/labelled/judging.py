@@ -12,14 +12,13 @@ A truth (`Truth`, a record of real_traces.toml) is written from raw events, befo
     step_ms, busy, matrix   length of a step, busy share of it, share of matrix work in the busy time
     must_not       what no finding may say, from a saving of `over` on
 
-An answer to match names rules (`rules`), a pattern of the words (`says`: title and places) or of the places alone (`place`); what it
-names must all match. An answer to be judged (`Said`) is what an adapter made of a tool's output.
+An answer to match names rules (`rules`), a pattern of the words (`says`: title and places) or of the places alone
+(`place`); what it names must all match. An answer to be judged (`Said`) is what an adapter made of a tool's output.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -162,7 +161,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def truths(path: Path = TRUTHS) -> Truths:
     """Read the file of truths."""
-    read = msgspec.convert(tomllib.loads(path.read_text()), Truths)
+    read = msgspec.toml.decode(path.read_bytes(), type=Truths)
     unexplained = [truth.paths[0] for truth in read.traces for answer in truth.defensible if not answer.why]
     if unexplained:
         raise ValueError(f"defensible answers need a reason: {', '.join(unexplained)}")
