@@ -43,7 +43,8 @@ def said_of(path: Path) -> Said:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(words):
             code = stepscope(["diagnose", str(path), "--json", str(report)])
         if code:
-            return Said(refused=words.getvalue() if code == 2 else f"exit code {code}\n{words.getvalue()}")
+            sentence = words.getvalue().replace(str(path), path.name)
+            return Said(refused=sentence if code == 2 else f"exit code {code}\n{sentence}")
         return said_in(json.loads(report.read_bytes()))
 
 
@@ -100,8 +101,8 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        yield from (text for each in value.values() for text in _texts(each))
+    elif isinstance(value, Mapping):  # `how` tells how to record better, nothing of this recording
+        yield from (text for key, each in value.items() if key != "how" for text in _texts(each))
     elif isinstance(value, Sequence):
         yield from (text for each in value for text in _texts(each))
 
@@ -119,27 +120,26 @@ def verdicts(folder: Path, known: Mapping[str, Truth]) -> Iterator[Verdict]:
 
 def in_words(verdict: Verdict) -> str:
     """A verdict in lines."""
-    faults = [
-        *(f"missed: {each}" for each in verdict.missed),
-        *(f"false alarm: {each}" for each in verdict.alarms),
-        *(f"figure: {each}" for each in verdict.figures),
-    ]
-    return "\n    ".join([f"{verdict.first:<10} {verdict.path}: {verdict.why}", *faults])
+    return "\n    ".join([f"{verdict.first:<10} {verdict.path}: {verdict.why}", *_faults(verdict)])
+
+
+def _faults(verdict: Verdict) -> list[str]:
+    kinds = {"missed": verdict.missed, "false alarm": verdict.alarms, "figure": verdict.figures}
+    return [f"{kind}: {each}" for kind, faults in kinds.items() for each in faults]
 
 
 def in_markdown(judged: Sequence[Verdict]) -> str:
-    """Verdicts as a table."""
-    rows = ["| trace | first finding | said first, or why it is defensible | missed | false alarms | figures off |"]
-    rows.append("|---|---|---|---|---|---|")
+    """Verdicts as a table of what does not hold or needs a reason; the others by name."""
+    plain = [each.path for each in judged if each.holds and each.first == "right"]
+    rows = [
+        "| trace | first finding | said first, or why it is defensible | missed, false alarms, figures off |",
+        "|---|---|---|---|",
+    ]
     for each in judged:
-        cells = [
-            each.path,
-            each.first,
-            each.why,
-            *("; ".join(part) for part in (each.missed, each.alarms, each.figures)),
-        ]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") or "-" for cell in cells) + " |")
-    return "\n".join(rows)
+        if each.path not in plain:
+            cells = (f"`{each.path}`", each.first, each.why, "<br>".join(_faults(each)) or "-")
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*rows, "", f"Right in all: {', '.join(f'`{path}`' for path in plain)}."])
 
 
 def totals(judged: Sequence[Verdict]) -> str:

@@ -217,16 +217,21 @@ def _missed(truth: Truth, said: Said) -> Iterator[str]:
             yield f"no finding is {' or '.join(answer.rules) or answer.says}"
 
 
-def _alarms(truth: Truth, said: Said) -> Iterator[str]:
+def _alarms(truth: Truth, said: Said) -> list[str]:
+    """What must not be said: of the findings of several ranks, each rule counts once for each reason."""
+    alarms: dict[tuple[str, str], str] = {}
     for finding in said.findings:
-        ban = next((ban for ban in truth.must_not if ban.forbids(finding)), None)
-        named = f"{finding.rule}: {finding.words}"
-        if ban is not None:
-            yield f"{named} ({ban.why})"
-        elif truth.kind == "inference" and (found := _TRAINING.search(f"{finding.words} {finding.advice}")):
-            yield f"{named} (speaks of training, {found.group()!r}, where nothing is trained)"
-        elif found := _NEVER.search(finding.words):
-            yield f"{named} ({found.group()!r} cannot be true)"
+        for reason in _reasons_against(truth, finding):
+            alarms.setdefault((finding.rule, reason), f"{finding.rule}: {finding.words} ({reason})")
+    return list(alarms.values())
+
+
+def _reasons_against(truth: Truth, finding: Finding) -> Iterator[str]:
+    yield from (ban.why for ban in truth.must_not if ban.forbids(finding))
+    if truth.kind == "inference" and (found := _TRAINING.search(f"{finding.words} {finding.advice}")):
+        yield f"speaks of training, {found.group()!r}, where nothing is trained"
+    if found := _NEVER.search(finding.words):
+        yield f"{found.group()!r} cannot be true"
 
 
 def _off(truth: Truth, said: Said, first: str) -> Iterator[str]:
