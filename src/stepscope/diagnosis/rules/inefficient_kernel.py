@@ -20,7 +20,8 @@ slower to read than memory bandwidth suggests. Sparse or masked attention does l
 
 # What to do
 It depends on the kind of work: sizes that are multiples of 64 for matrix products, channels-last and cuDNN's benchmark
-for convolutions, PyTorch's fused attention with heads of 64 or 128, contiguous tensors and `torch.compile` for the rest.
+for convolutions, PyTorch's fused attention with heads of 64 or 128, contiguous tensors and `torch.compile` for the
+rest.
 
 # Reference
 TraceLens compares efficiency with a roofline; Williams, Waterman and Patterson, Roofline (2009).
