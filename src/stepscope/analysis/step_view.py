@@ -133,7 +133,13 @@ class StepView:
         first = _first_start(own, last)
         if not self.complete_steps.height:
             return Window(min(first, span.start_ns), last)
+        first = max(first, min(_last_end(split.filter("is_backlog")), last))
         return Window(first, last) if last - first > span.duration_ns else span
+
+    @cached_property
+    def backlog_end_ns(self) -> int:
+        """When the device had done what was launched before the span; 0 if there was nothing."""
+        return _last_end(self._classified.filter("is_backlog"))
 
     @cached_property
     def windows(self) -> dict[str, Window]:

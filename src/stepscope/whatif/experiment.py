@@ -97,6 +97,7 @@ class Experiment:
         first = max(int(starts.min(initial=last)), soonest)
         if not self.steps.height:
             return max(last - min(first, host_start), 1)
+        first = max(first, min(self.view.backlog_end_ns, last))
         return max(host_end - host_start, last - first, 1)
 
     def host_ends(self, done: Replay) -> tuple[int, int]:
