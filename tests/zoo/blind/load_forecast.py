@@ -1,4 +1,4 @@
-"""Forecast the electricity load of the next day from the last week, hour by hour."""
+"""Forecast the electricity load of the next day from the last two weeks, hour by hour."""
 
 import argparse
 import math
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-HISTORY = 168
+HISTORY = 336
 HORIZON = 24
 CHANNELS = 8
 
@@ -46,7 +46,7 @@ class Windows(Dataset):
 class Forecaster(nn.Module):
     """Dilated convolutions in time, then one linear layer for all hours of the horizon."""
 
-    def __init__(self, width=48, levels=4):
+    def __init__(self, width=24, levels=4):
         super().__init__()
         self.inputs = nn.Conv1d(CHANNELS, width, 1)
         self.levels = nn.ModuleList(
