@@ -198,6 +198,22 @@ class PaddingFacts(msgspec.Struct, kw_only=True, frozen=True):
     ignored_share: float | None = None
 
 
+class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One loop in the user's source.
+
+    Attributes:
+        line: of its head.
+        first, last: lines of its body.
+        carried: names whose value of the repetition before a repetition reads, other than to collect values in them.
+    """
+
+    file: str = ""
+    line: int = 0
+    first: int = 0
+    last: int = 0
+    carried: tuple[str, ...] = ()
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -227,6 +243,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     pauses: tuple[PauseFacts, ...] = ()
     padding: tuple[PaddingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
+    loops: tuple[LoopFacts, ...] = ()
 
 
 def to_json(facts: ProgramFacts) -> str:
