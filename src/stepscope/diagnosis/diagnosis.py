@@ -155,6 +155,8 @@ AFTERWARDS_SHARE = 0.05
 """Share of the step that a hidden finding must save, once the causes of others are gone, to be reported."""
 MOST_AFTERWARDS = 10
 """Number of hidden findings that are tried, those with the largest savings first; each takes a replay."""
+MOST_GENERAL = 8
+"""Number of general rules' findings that are compared with the others, the largest first; each takes two replays."""
 EXPLAINED = 0.5
 """Share of a general finding's saving that more precise findings must explain to replace it."""
 
@@ -193,7 +195,7 @@ def diagnose_view(
         UsageError: unknown rule.
     """
     findings, questions = asked(view, RULES if rules is None else [rule_by_id(identifier) for identifier in rules])
-    findings = without_replaced(findings)
+    findings = beneath_others(view, without_replaced(findings))
     findings.sort(key=lambda finding: finding.rank)
     shown: list[Finding] = []
     hidden: list[Finding] = []
@@ -307,6 +309,28 @@ def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
         for finding in findings
         if finding.severity == "note" or precise[finding.rule] < max(EXPLAINED * finding.saving_ns_per_step, 1)
     ]
+
+
+def beneath_others(view: View, findings: Sequence[Finding]) -> list[Finding]:
+    """Drop findings of general rules whose time others explain, and leave the others' part out of what they save.
+
+    The others are the findings of all other rules, and those of general rules that save more. A finding is dropped if
+    its share of the step that remains without the others' causes, by replay, is less than EXPLAINED of its share now.
+    """
+    general = {rule.id for rule in RULES if rule.beneath}
+    kept = [finding for finding in findings if finding.rule not in general]
+    beneath = sorted((finding for finding in findings if finding.rule in general), key=lambda finding: finding.rank)
+    for finding in beneath[:MOST_GENERAL]:
+        others = [other for other in kept if other.change is not None and other.saving_ns_per_step > 0]
+        share = finding.saving_share
+        if finding.change is not None and others and share > 0:
+            before = _saved_ns(view, others)
+            left = (_saved_ns(view, [*others, finding]) - before) / max(view.step_ns - before, 1)
+            if left < EXPLAINED * share:
+                continue
+            share = min(share, left)
+        kept.append(replace(finding, saving_ns_per_step=round(share * view.step_ns), saving_share=share))
+    return kept
 
 
 def rule_by_id(identifier: str) -> Rule:

@@ -366,7 +366,9 @@ class PaddingSamples:
         if not 0 < tensor.numel() <= _MOST_POSITIONS:
             return
         # these operators are not recorded by any profiler
-        self._tensors.setdefault(name, _Sequences()).add(tensor.numpy())
+        numbers = tensor.numpy()
+        if not ({int(numbers.min()), int(numbers.max())} <= {0, 1}):  # a mask, or token types: no sequence of its own
+            self._tensors.setdefault(name, _Sequences()).add(numbers)
 
     def _look_around(self) -> None:
         """Measure live integer tensors that did not come from a loader, such as labels made in the step."""

@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import msgspec
+
 from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.files import make_private, private_file, private_folder
@@ -23,6 +25,7 @@ from stepscope.record.counters import WarmUp
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
+from stepscope.record.source_loops import loops_of_files
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
 
 _COPY_BYTES: Final = 1 << 20
@@ -221,6 +224,7 @@ class Recorder(ProfilerRecording):
                 raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
             if self._lines is not None:
                 self._line_records, self._lines = self._lines.records(), None
+                self._facts = _with_loops(self._facts, self._line_records)
             try:
                 private_folder(path.parent, tighten=False)
                 write_lines(self._line_records, path)
@@ -296,6 +300,14 @@ class Recorder(ProfilerRecording):
         if self._state is RecorderState.STOPPED:
             self._profiler = self._lines = None
             self._give_profiler_back()
+
+
+def _with_loops(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:
+    """Add the loops of the source files of the recorded lines."""
+    if facts is None or lines is None:
+        return facts
+    loops = guard.attempted(lambda: loops_of_files(place.file for place in lines.locations))
+    return msgspec.structs.replace(facts, loops=loops or ())
 
 
 def profiler_is_active() -> bool:

@@ -14,6 +14,7 @@ import xxhash
 
 from stepscope.errors import UnreadableTraceError
 from stepscope.files import whole_file
+from stepscope.trace.conversion import converted
 
 KEY: Final = "stepscope"
 """Name of the entry in the header of a Chrome-trace file."""
@@ -197,6 +198,22 @@ class PaddingFacts(msgspec.Struct, kw_only=True, frozen=True):
     ignored_share: float | None = None
 
 
+class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One loop in the user's source.
+
+    Attributes:
+        line: of its head.
+        first, last: lines of its body.
+        carried: names whose value of the repetition before a repetition reads, other than to collect values in them.
+    """
+
+    file: str = ""
+    line: int = 0
+    first: int = 0
+    last: int = 0
+    carried: tuple[str, ...] = ()
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -226,6 +243,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     pauses: tuple[PauseFacts, ...] = ()
     padding: tuple[PaddingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
+    loops: tuple[LoopFacts, ...] = ()
 
 
 def to_json(facts: ProgramFacts) -> str:
@@ -238,8 +256,8 @@ def from_header(value: Any) -> ProgramFacts | None:
     if not isinstance(value, dict):
         return None
     try:
-        return msgspec.convert(value, ProgramFacts) if _fits(value) else None
-    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError):
+        return converted(value, ProgramFacts) if _fits(value) else None
+    except (msgspec.ValidationError, RecursionError):
         return None
 
 

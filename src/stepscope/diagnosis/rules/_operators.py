@@ -65,6 +65,14 @@ class WorkLeft:
             result += min(max(left, 0.0), taken)
         return result
 
+    def product_ns(self, operations: int) -> float:
+        """Time of this many operations in matrix products; 0 if the trace has none."""
+        return operations * self._ns_per_operation
+
+    def elementwise_ns(self, elements: int) -> float:
+        """Time of moving this many elements in elementwise operators; 0 if the trace has none."""
+        return elements * self._ns_per_element
+
     @cached_property
     def overhead_ns(self) -> float:
         """Cost of a call that has nothing to do."""

@@ -92,7 +92,7 @@ def _runs(view: View, minimum: int) -> tuple[list[Loop], list[Loop]]:
     found = loops(view.trace, view.activity, view.span, minimum, view.steps["start_ns"].to_numpy())
     pending = False
     for loop in sorted(found, key=lambda loop: int(loop.operators[0])):
-        if is_clipping(loop):
+        if is_clipping(loop) and not len(view.backward_of(loop.operators)):  # a penalty is differentiated
             norms.append(loop)
             pending = True
         elif is_scaling(loop) and pending and loop.repetitions * 2 >= norms[-1].repetitions:

@@ -19,8 +19,12 @@ plus its idle time before it. The time of the same work in one call is subtracte
 operators at the best rate in the trace, other operators without the overhead of a call. Slicing and its backward pass
 are no longer needed. All repetitions but one are counted as saved.
 
+Repetitions that need the result of the one before are not reported: the recorder reads from the source which names a
+loop's body reads before it binds them anew. Where the source is unknown, a body that chooses from its result (`argmax`,
+`multinomial`) counts as such a loop. A recurrence that a recurrent layer runs is reported all the same.
+
 # Known false positives
-Loops that are inherently sequential, such as token generation. Without input shapes the estimate of the remaining work
+Without recorded source, loops that are inherently sequential. Without input shapes the estimate of the remaining work
 is too low.
 
 # What to do
@@ -42,6 +46,7 @@ from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, 
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.lines.dependency import CHOOSING, Dependencies
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
@@ -81,19 +86,27 @@ def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], li
     few = max(min(int(limits["clear_repetitions"]), many), 2)
     parameters = view.program.model.parameters if view.program.model else None
     evidence = SignsOfLoops(view.trace, view.activity, view.step_count, parameters)
+    dependencies = Dependencies(view)
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
     elsewhere = reported_elsewhere(found)
-    mine = []
+    mine: list[tuple[Loop, LoopSigns]] = []
+    dependent: list[tuple[Loop, LoopSigns]] = []
     for loop in found:
         if any(loop is other for other in elsewhere):
             continue
         seen = evidence.of(loop)
         is_certain = len(loop.body) <= SHORT_BODY or seen.is_collected or seen.shares_parameters
         if is_certain and seen.is_loop and (loop.repetitions >= many or seen.is_clear):
-            mine.append((loop, seen))
-    long = [loop for loop, _ in mine if len(loop.body) > SHORT_BODY]
+            (mine if _can_be_batched(loop, dependencies) else dependent).append((loop, seen))
+    long = [loop for loop, _ in [*mine, *dependent] if len(loop.body) > SHORT_BODY]
     inside = [any(other is not loop and loop.operators[0] in other.operators for other in long) for loop, _ in mine]
     return [each for each, is_inside in zip(mine, inside, strict=True) if not is_inside], elsewhere
+
+
+def _can_be_batched(loop: Loop, dependencies: Dependencies) -> bool:
+    """Whether no repetition needs another one's result; a plain recurrence has layers of its own."""
+    chooses = any(base_name(name) in CHOOSING for name in loop.body)
+    return not dependencies.carried(loop) or (_is_recurrence(loop.body) and not chooses)
 
 
 def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> Answers:
@@ -128,12 +141,14 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
         f"{body} {'run' if len(runs[0].body) > 1 else 'runs'} {often}: a loop that one batched call replaces",
         saved,
         basis=basis,
-        confidence="high" if clear else "medium",
+        confidence="medium",
         weighed_ns=cost,
         share_at=2,
         figures=[
             Figure("repetitions in a row", largest.repetitions, "count", minimum),
             Figure(f"repetitions {view.per}", per_step, "count"),
+            Figure("operators in a repetition", len(runs[0].body), "count"),
+            Figure("share of the time that the same work takes at once", left / cost, "share"),
             view.count_per_step("backward calls", len(backward)),
             Figure("bytes allocated per repetition", allocated // repetitions, "bytes"),
             view.bytes_per_step("bytes allocated", allocated),

@@ -1,0 +1,167 @@
+"""Work that one operator does: products and sums by broadcasting, and one small operator for each of many tensors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.attribution import SourcePlace
+from stepscope.analysis.rows import at
+from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, Shape, base_name, elements, tensor_shapes_of
+from stepscope.diagnosis.view import View
+from stepscope.trace.nesting import Rows
+
+_SPREAD: Final = 4
+"""A broadcast result that is this many times as large as its larger input."""
+_NEAR: Final = 4
+"""Operators after a broadcast one among which its result is summed."""
+_POWERS: Final = frozenset({"pow", "square", "abs"})
+_FEWEST: Final = 8
+"""Tensors in a step that make a loop over tensors."""
+_SHAPES: Final = 3
+_ALSO: Final = frozenset({"clone", "copy", "lerp", "norm", "linalg_vector_norm", "sum", "zeros_like", "empty_like"})
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Elementwise products (or differences) by broadcasting that are summed right away.
+
+    Attributes:
+        kind: "product" for a matrix product, "distance" for sums of powers of differences.
+        place: line of the user's code.
+        rows: rows of `operators`, forward.
+        operations: multiplications and additions of the same result by matrix products, forward.
+        bytes: size of the largest intermediate result at four bytes an element.
+    """
+
+    kind: str
+    place: int
+    rows: Rows
+    operations: int
+    bytes: int
+
+
+def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
+    """Find broadcast products and differences whose results are only summed; by line.
+
+    Args:
+        called: rows of `operators` that no library operator called, in order.
+    """
+    operators = view.trace.operators
+    names = [base_name(name) for name in operators["name"].gather(called)]
+    shapes = [tensor_shapes_of(text) for text in operators["input_shapes"].gather(called)]
+    place = at(view.attribution.place, view.slices_of_operators(called))
+    found: defaultdict[tuple[str, int], list[tuple[list[int], int, int]]] = defaultdict(list)
+    for first, (name, inputs) in enumerate(zip(names, shapes, strict=True)):
+        result = _spread(inputs) if name in ("mul", "sub") else None
+        if result is None or place[first] < 0:
+            continue
+        chain = _summed(names, shapes, first, result)
+        kind = "product" if name == "mul" and len(chain) == 2 else "distance" if name == "sub" and chain else ""
+        if kind and _contracted(inputs, shapes[chain[-1]]):
+            size = elements(result)
+            found[kind, int(place[first])].append(([int(called[one]) for one in chain], 2 * size, 4 * size))
+    return [
+        Broadcast(kind, number, np.array([row for rows, _, _ in each for row in rows], np.int64),
+                  sum(work for _, work, _ in each), max(size for _, _, size in each))
+        for (kind, number), each in found.items()
+    ]  # fmt: skip
+
+
+def _spread(inputs: tuple[Shape, ...]) -> Shape | None:
+    """Shape of the result if both inputs are broadcast, each along a dimension of the other; else None."""
+    if len(inputs) < 2 or (len(inputs[0]) < 3 and len(inputs[1]) < 3):
+        return None
+    rank = max(len(inputs[0]), len(inputs[1]))
+    left, right = ((1,) * (rank - len(shape)) + shape for shape in inputs[:2])
+    pairs = list(zip(left, right, strict=True))
+    if any(a != b and 1 not in (a, b) for a, b in pairs):
+        return None
+    is_outer = any(a == 1 < b for a, b in pairs) and any(b == 1 < a for a, b in pairs)
+    result = tuple(map(max, pairs))
+    return result if is_outer and elements(result) >= _SPREAD * max(elements(left), elements(right)) else None
+
+
+def _summed(names: list[str], shapes: list[tuple[Shape, ...]], first: int, result: Shape) -> list[int]:
+    """Positions from the broadcast operator to the sum of its result; empty if something else follows."""
+    chain = [first]
+    for position in range(first + 1, min(first + 1 + _NEAR, len(names))):
+        if not shapes[position] or shapes[position][0] != result:
+            continue
+        if names[position] == "sum":
+            return [*chain, position]
+        if names[position] not in _POWERS:
+            return []
+        chain.append(position)
+    return []
+
+
+def _contracted(inputs: tuple[Shape, ...], summed: tuple[Shape, ...]) -> bool:
+    """Whether the last dimension, which is nearly always the summed one, belongs to both inputs."""
+    return bool(summed) and inputs[0][-1:] == inputs[1][-1:] and inputs[0][-1] > 1
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOne:
+    """A line that runs elementwise operators on one tensor of many after the other.
+
+    Attributes:
+        place: line of the user's code.
+        rows: rows of `operators`, forward.
+        tensors: number of tensors a step.
+        elements: of all these tensors in a step.
+        is_penalty: whether their values are reduced and differentiated.
+    """
+
+    place: SourcePlace
+    rows: Rows
+    tensors: int
+    elements: int
+    is_penalty: bool
+
+
+def one_by_one(view: View, called: Rows) -> Iterator[OneByOne]:
+    """Find lines that work on many tensors of different shapes one after the other.
+
+    Args:
+        called: rows of `operators` that no library operator called, in order.
+    """
+    operators = view.trace.operators
+    place = at(view.attribution.place, view.slices_of_operators(called))
+    table = operators.select("name", "input_shapes")[called].with_columns(
+        row=pl.Series(called), place=pl.Series(place), has_backward=pl.Series(_with_backward(view)[called])
+    )
+    for (number,), mine in table.filter(pl.col("place") >= 0).group_by("place", maintain_order=True):
+        names = {base_name(name) for name in mine["name"].unique()}
+        if not names <= PLAIN | ARITHMETIC | REDUCTIONS | VIEWS | _ALSO:
+            continue
+        shapes = [next(iter(tensor_shapes_of(text)), ()) for text in mine["input_shapes"]]
+        counts = mine.group_by("name").len()["len"].to_numpy() / view.step_count
+        tensors, large = int(counts.max()), [shape for shape in shapes if elements(shape) > 1]
+        if tensors < _FEWEST or len(set(large)) < _SHAPES:
+            continue
+        most = mine.group_by("name").len().sort("len", "name", descending=[True, False])["name"][0]
+        sizes = [elements(shape) for shape, name in zip(shapes, mine["name"], strict=True) if name == most]
+        is_penalty = not names.isdisjoint(REDUCTIONS | {"norm", "sum"}) and bool(mine["has_backward"].any())
+        rows = mine["row"].to_numpy()
+        yield OneByOne(
+            view.attribution.places[int(str(number))], rows, tensors, sum(sizes) // view.step_count, is_penalty
+        )
+
+
+def _with_backward(view: View) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each operator, or one inside it, was run backward."""
+    sources = view.backward_source[view.backward_source >= 0]
+    result = np.zeros(view.trace.operators.height, np.bool_)
+    row = np.unique(sources)
+    while len(row):
+        result[row] = True
+        row = np.unique(view.parents[row])
+        row = row[row >= 0]
+        row = row[~result[row]]
+    return result

@@ -1,0 +1,141 @@
+"""Forward against backward: graphs that are run backward several times, and graphs that never are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.module_paths import BACKWARD_NAME
+from stepscope.diagnosis.view import View, rows_of
+from stepscope.trace.nesting import Rows
+
+_MOST: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Backward work of nodes that ran before in the same step.
+
+    Attributes:
+        nodes: rows of `operators` of all outermost nodes that know their forward operator.
+        again: rows of `operators`, outermost, of repeated nodes and of the gradients accumulated after them.
+        times: how often the most repeated node of a step ran.
+    """
+
+    nodes: Rows
+    again: Rows
+    times: int
+
+
+def repeated_backward(view: View) -> Repeats | None:
+    """Find nodes that ran several times in the span; None if no node did.
+
+    Nodes whose own operators are differentiated again, as for a gradient penalty, are left out.
+    """
+    nodes = _outermost_nodes(view)
+    known = nodes.filter(pl.col("source") >= 0)
+    if known.is_empty():
+        return None
+    run = pl.int_range(pl.len()).over("source")
+    runs = known.sort("start_ns").with_columns(run=run)
+    most = int(runs["run"].to_numpy().max()) + 1
+    if most < 2 or _is_differentiated(view, rows_of(known)):
+        return None
+    ordered = nodes.join(runs.select("row", "run"), on="row", how="left").sort("lane", "start_ns")
+    again = ordered.with_columns(pl.col("run").forward_fill().over("lane")).filter(pl.col("run") > 0)
+    return Repeats(rows_of(known), rows_of(again), most)
+
+
+def _outermost_nodes(view: View) -> pl.DataFrame:
+    """Operators of the autograd engine in the span that are not inside another: row, lane, start_ns, name, source."""
+    is_node = view.operators["name"].str.contains(BACKWARD_NAME)
+    nodes = view.operators.filter(is_node & view.operators["parent"].is_null())
+    source = view.backward_source[rows_of(nodes)]
+    return nodes.select("row", "lane", "start_ns", "name").with_columns(source=pl.Series(source, dtype=pl.Int64))
+
+
+def _is_differentiated(view: View, nodes: Rows) -> bool:
+    """Whether the operators inside these nodes make nodes themselves: the backward pass is part of a graph."""
+    inner = view.trace.operators.filter(pl.Series(view.inside(nodes)) & pl.col("name").str.starts_with("aten::"))
+    numbers = inner["sequence_number"]
+    return numbers.len() > 0 and int((numbers >= 0).sum()) > _MOST * numbers.len()
+
+
+@dataclass(frozen=True, slots=True)
+class UnusedGraph:
+    """Calls of one module that made a graph which nothing ran backward.
+
+    Attributes:
+        module: path of the outermost module.
+        calls: columns lane, start_ns, duration_ns, made (nodes made).
+    """
+
+    module: str
+    calls: pl.DataFrame
+
+
+def unused_graphs(view: View) -> Iterator[UnusedGraph]:
+    """Find outermost module calls that recorded a graph which was never run backward.
+
+    Nothing is found where no graph is run backward at all, or where the recording has no complete step.
+    """
+    calls = outermost_calls(view)
+    if calls.is_empty() or view.lane is None or not view.complete_steps.height:
+        return
+    sources = np.unique(_outermost_nodes(view)["source"].to_numpy())
+    used = view.trace.operators["start_ns"].to_numpy()[sources[sources >= 0]]
+    if not len(used):
+        return
+    made = _nodes_made(view, calls)
+    begin = calls["start_ns"].to_numpy()
+    end = begin + calls["duration_ns"].to_numpy()
+    used.sort()
+    is_used = np.searchsorted(used, end) > np.searchsorted(used, begin)
+    loose = calls.with_columns(made=pl.Series(made)).filter(pl.Series(~is_used) & (pl.col("made") > 0))
+    for (name,), mine in loose.group_by("name", maintain_order=True):
+        if view.steps_with(mine["start_ns"].to_numpy()) == view.step_count:
+            yield UnusedGraph(str(name), mine)
+
+
+def outermost_calls(view: View) -> pl.DataFrame:
+    """Calls of modules on the main thread inside no other call, in the span; columns as in `modules`."""
+    calls = view.begin_in_span(view.trace.modules.filter(pl.col("lane") == pl.lit(view.lane, pl.Int32))).sort(
+        "start_ns"
+    )
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    return calls.filter((pl.col("start_ns") >= end.cum_max().shift(1)).fill_null(True))
+
+
+def _nodes_made(view: View, calls: pl.DataFrame) -> Rows:
+    """Number of autograd nodes that each call made: by how far the thread's sequence number moved."""
+    numbered = view.trace.operators.filter(
+        (pl.col("lane") == view.lane)
+        & (pl.col("sequence_number") >= 0)
+        & (pl.col("forward_thread").fill_null(0) == 0)
+        & ~pl.col("name").str.contains(BACKWARD_NAME)
+    ).sort("start_ns")
+    times, numbers = numbered["start_ns"].to_numpy(), numbered["sequence_number"].to_numpy()
+    begin = calls["start_ns"].to_numpy()
+    first, last = np.searchsorted(times, begin), np.searchsorted(times, begin + calls["duration_ns"].to_numpy())
+    known = last > first
+    if not len(numbers):
+        return np.zeros(len(begin), np.int64)
+    after = numbers[np.minimum(last, len(numbers) - 1)]
+    made = np.where(last < len(numbers), after - numbers[np.minimum(first, len(numbers) - 1)], 0)
+    result: Rows = np.where(known, np.maximum(made, 0), 0)
+    return result
+
+
+def inside_calls(view: View, calls: pl.DataFrame) -> Rows:
+    """Rows of the main thread's operators that begin during these calls, which do not overlap."""
+    operators = view.operators.filter(pl.col("lane") == view.lane)
+    begin = calls["start_ns"].to_numpy()
+    end = begin + calls["duration_ns"].to_numpy()
+    starts = operators["start_ns"].to_numpy()
+    call = np.searchsorted(begin, starts, side="right") - 1
+    rows: Rows = rows_of(operators)[(call >= 0) & (starts < end[np.maximum(call, 0)])]
+    return rows

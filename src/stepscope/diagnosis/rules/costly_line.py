@@ -1,0 +1,275 @@
+"""# What it finds
+Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that is run
+backward several times, a graph that is never run backward, a sequence that is computed from its beginning for each new
+position, a product or a distance by broadcasting, one small operator for each of many tensors.
+
+# Why it costs time
+The program does the same work again, or work that nothing uses, or it does in many operators what one does.
+
+# How it is measured
+Each kind of evidence has its own figures and its own estimate of what remains.
+
+- A graph is run backward again if one of its nodes runs more than once in a step. All runs but the first are counted.
+  Graphs whose backward pass is itself differentiated are left out.
+- A graph is unused if a call of a module makes autograd nodes in every step and none of them runs, while other graphs
+  are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
+  that these calls allocate: without a graph, each operator uses the memory of the one before.
+- A prefix is computed again if a module is called at least 8 times in a step, and the inputs of its operators with
+  parameters grow by the same amount from call to call. With a cache, each call would take as long as the shortest.
+- A product by broadcasting is an elementwise product of two tensors that are each repeated along a dimension of the
+  other, and whose result is only summed. The same result by a matrix product takes as long as the trace's own matrix
+  products need for as many operations.
+- One tensor after the other means that a line runs elementwise operators on at least 8 tensors of different shapes in a
+  step. The same elements in one operator take as long as at the best rate of the trace's own elementwise operators.
+
+The finding is shown only if other findings do not explain what it saves: the steps are replayed with their changes, and
+what this one saves beyond them counts.
+
+# Known false positives
+Gradients that are needed for each loss by itself. A module whose output is used as a constant target.
+
+# What to do
+What the finding says: the change follows from the evidence.
+
+# Reference
+PyTorch documentation, "Autograd mechanics" (locally disabling gradient computation) and "Performance Tuning Guide".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.rows import at
+from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, one_by_one
+from stepscope.diagnosis.lines.graphs import UnusedGraph, inside_calls, repeated_backward, unused_graphs
+from stepscope.diagnosis.lines.repeats import Prefix, recomputed_prefixes
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
+from stepscope.diagnosis.rules._operators import (
+    WorkLeft,
+    called_from_python,
+    engine_pauses,
+    length_ns,
+    pauses,
+    scaled_with_pauses,
+)
+from stepscope.whatif.changes import scaled_host_time, scaled_work_of
+
+
+def check(view: View, limits: Limits) -> Answers:
+    for found in (_again(view), *_unused(view), *_prefixes(view), *_algebra(view)):
+        if found is not None and limits.reached(found.cost_ns):
+            yield found
+
+
+def _again(view: View) -> Found | None:
+    repeats = repeated_backward(view)
+    if repeats is None:
+        return None
+    between = [engine_pauses(view, repeats.again)]
+    cost = view.cost_ns(repeats.again) + sum(length_ns(view, each) for each in between)
+    every = max(view.cost_ns(np.union1d(repeats.nodes, repeats.again)), cost)
+    return Found(
+        f"the same graph is run backward {repeats.times} times {view.a_step}: {view.share(cost):.0%} of the "
+        f"{view.period} goes to the runs after the first",
+        cost,
+        basis="all runs of a node but its first, with the gradients that are accumulated after them",
+        confidence="medium",
+        figures=[
+            Figure("most runs of one node in a step", repeats.times, "count"),
+            view.ns_per_step("time of repeated nodes", cost),
+            view.ns_per_step("time of all nodes", every),
+        ],
+        where=_callers(view, repeats.again),
+        remedy=Remedy(
+            "Add the losses up and run the graph backward once: the gradients of the sum are the sum of the gradients.",
+            "total = torch.stack(losses).sum()\n"
+            "total.backward()                     # instead of: for loss in losses: loss.backward(retain_graph=True)",
+        ),
+        change=scaled_with_pauses(repeats.again, between, 0.0),
+    )
+
+
+def _unused(view: View) -> Iterator[Found]:
+    kernel_ns = sum(step.thread_system_ns or 0 for step in view.program.steps)
+    share = kernel_ns / max(sum(step.duration_ns for step in view.program.steps), 1)
+    allocated = view.operator_costs["bytes_allocated"].to_numpy()
+    everything = int(allocated[view.operators["row"].to_numpy()].clip(0).sum())
+    for graph in unused_graphs(view):
+        mine = int(allocated[inside_calls(view, graph.calls)].clip(0).sum())
+        taken = int(graph.calls["duration_ns"].sum())
+        cost = min(share * view.length_ns * mine / max(everything, 1), taken)
+        yield _unused_graph(view, graph, cost, mine)
+
+
+def _unused_graph(view: View, graph: UnusedGraph, cost: float, allocated: int) -> Found:
+    taken = int(graph.calls["duration_ns"].sum())
+    starts = graph.calls["start_ns"].to_numpy()
+    ends = starts + graph.calls["duration_ns"].to_numpy()
+    lanes = graph.calls["lane"].to_numpy()
+    return Found(
+        f"{graph.module} is called {graph.calls.height / view.step_count:,.0f} times {view.a_step} and records a graph "
+        "that nothing runs backward",
+        cost,
+        basis="the kernel's time in the steps, by the share of their memory that these calls allocate",
+        confidence="low",
+        figures=[
+            view.share_figure("in these calls", taken),
+            view.count_per_step("autograd nodes that are made", int(graph.calls["made"].sum())),
+            Figure("of them run backward", 0, "count"),
+            view.bytes_per_step("bytes allocated in them", allocated),
+        ],
+        where=_lines_at(view, graph.calls),
+        remedy=Remedy(
+            "If only the values are needed, as in an evaluation, compute them without a graph; if nothing uses them, "
+            "leave the call out.",
+            "with torch.no_grad():                # or @torch.no_grad() above the function\n"
+            "    outputs = model(inputs)",
+        ),
+        change=scaled_host_time(lanes, starts, ends, 1 - cost / max(taken, 1)) if view.device is None else None,
+    )
+
+
+def _prefixes(view: View) -> Iterator[Found]:
+    for prefix in recomputed_prefixes(view):
+        cost = view.cost_ns(prefix.rows)
+        duration = view.trace.operators["duration_ns"].to_numpy()[prefix.rows].astype(np.float64)
+        saved = cost * float(1 - (prefix.left * duration).sum() / max(duration.sum(), 1.0))
+        yield _prefix(view, prefix, saved)
+
+
+def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
+    sizes = prefix.calls["size"].to_numpy()
+    return Found(
+        f"{prefix.module} computes a growing sequence from its beginning {prefix.calls.height / view.step_count:,.0f} "
+        f"times {view.a_step}: a cache of keys and values, or of the last state, saves {view.share(saved):.0%}",
+        saved,
+        basis="every call as long as the shortest: only the new positions are computed",
+        confidence="medium",
+        figures=[
+            view.count_per_step("calls", prefix.calls.height),
+            Figure("elements of its inputs in a step's first call", int(sizes[0]), "count"),
+            Figure("elements of its inputs in the last call", int(sizes[-1]), "count"),
+        ],
+        where=_lines_at(view, prefix.calls),
+        remedy=Remedy(
+            "Keep the keys and values (or the state) of the positions that are done, and call the model for the new "
+            "position alone. Do not batch this loop: each call needs the result of the one before.",
+            "outputs = model(tokens[:, -1:], past_key_values=cache, use_cache=True)\ncache = outputs.past_key_values",
+        ),
+        change=scaled_work_of(prefix.rows, prefix.left),
+    )
+
+
+def _algebra(view: View) -> Iterator[Found]:
+    called = called_from_python(view)
+    work = WorkLeft(view)
+    for sums in broadcast_sums(view, called):
+        yield _broadcast(view, work, sums)
+    for line in one_by_one(view, called):
+        found = _one_by_one(view, work, line)
+        if found is not None:
+            yield found
+
+
+def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
+    backward = view.backward_of(sums.rows)
+    rows = np.concatenate([sums.rows, backward])
+    cost = view.cost_ns(rows)
+    left = min(work.product_ns(sums.operations * (3 if len(backward) else 1)), cost)
+    place = view.attribution.places[sums.place]
+    better = "a matrix product" if sums.kind == "product" else "torch.cdist or a matrix product"
+    code = (
+        "scores = a @ b.transpose(-1, -2)     # instead of (a.unsqueeze(-2) * b.unsqueeze(-3)).sum(-1)"
+        if sums.kind == "product"
+        else "distances = torch.cdist(a, b).square()   # instead of (a.unsqueeze(-2) - b.unsqueeze(-3)).pow(2).sum(-1)"
+    )
+    return Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to a {sums.kind} by broadcasting and a sum, which "
+        f"{better} computes without the {sums.bytes / 2**20:,.1f} MiB between them",
+        cost - left,
+        basis="the operators, forward and backward, less the time of as many operations in the trace's matrix products",
+        confidence="medium" if work.product_ns(1) else "low",
+        figures=[
+            view.ns_per_step("time of these operators", cost),
+            view.ns_per_step("time of the same operations in matrix products", left),
+            Figure("bytes of the result before the sum", sums.bytes, "bytes"),
+        ],
+        where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+        remedy=Remedy(f"Compute it by {better}.", code),
+        change=scaled_with_pauses(rows, [], left / max(cost, 1)),
+    )
+
+
+def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:
+    backward = view.backward_of(line.rows)
+    rows = np.concatenate([line.rows, backward])
+    between = [pauses(view, line.rows), engine_pauses(view, backward)]
+    cost = view.cost_ns(rows) + sum(length_ns(view, each) for each in between)
+    left = min(work.elementwise_ns(3 * line.elements) * view.step_count, cost)
+    place = line.place
+    if line.is_penalty:
+        remedy = Remedy(
+            "A penalty on the parameters' squares is the optimizer's weight_decay; other sums over parameters are one "
+            "operator over all.",
+            "optimizer = torch.optim.SGD(parameters, lr, weight_decay=2 * strength)      # for strength * sum(p ** 2)\n"
+            "penalty = torch.stack(torch._foreach_norm(list(model.parameters()))).square().sum()   # or in the loss",
+        )
+    else:
+        remedy = Remedy(
+            "Update all tensors by one operator over their list, in place, or do it only every few steps.",
+            "torch._foreach_lerp_(averages, parameters, 1 - decay)     # instead of a loop over them\n"
+            "averaged = torch.optim.swa_utils.AveragedModel(model,\n"
+            "    multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay))",
+        )
+    return Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to operators on {line.tensors:,} tensors, one after another",
+        cost - left,
+        basis="the operators and the time between them, less the time of as many elements in one operator",
+        confidence="medium",
+        figures=[
+            view.count_per_step("tensors", line.tensors * view.step_count),
+            view.count_per_step("operators", len(line.rows)),
+            view.count_per_step("backward operators", len(backward)),
+            Figure("elements of these tensors", line.elements, "count"),
+        ],
+        where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+        remedy=remedy,
+        change=scaled_with_pauses(rows, between, left / max(cost, 1)),
+    )
+
+
+def _callers(view: View, rows: Rows) -> tuple[Location, ...]:
+    """Lines at which the main thread was while these operators ran, on whichever thread."""
+    times = view.trace.operators.select("start_ns", "duration_ns")[rows]
+    return _lines_at(view, times.with_columns(lane=pl.lit(view.lane, pl.Int32)))
+
+
+def _lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:
+    """The lines of the main thread when these intervals began, weighted by their length."""
+    timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
+    if timeline is None:
+        return ()
+    place = at(view.attribution.line_place, timeline.at(intervals["start_ns"].to_numpy()))
+    ns = intervals["duration_ns"].to_numpy().astype(np.float64)
+    totals, total = np.bincount(place[place >= 0], ns[place >= 0]), max(float(ns.sum()), 1.0)
+    order = np.argsort(-totals, kind="stable")[:3]
+    return tuple(
+        Location(place.file, place.line, place.function, float(ns / total), exact_line=True)
+        for place, ns in ((view.attribution.places[number], totals[number]) for number in order.tolist())
+        if ns > 0
+    )
+
+
+RULE: Final = Rule(
+    id="costly-line",
+    title="A costly line does work that can be avoided",
+    thresholds={"share": Threshold(0.05, "share", "share of the {period} that the change would save")},
+    check=check,
+    needs=("operators",),
+    beneath=True,
+)

@@ -1,0 +1,180 @@
+"""Which loops of the user's source need the result of the last repetition; read from the source without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from stepscope.trace.program_facts import LoopFacts
+
+_MOST_FILES: Final = 50
+_MOST_LOOPS: Final = 500
+_LARGEST_BYTES: Final = 1 << 20
+_COLLECTING: Final = frozenset(
+    {
+        "cat",
+        "concat",
+        "concatenate",
+        "stack",
+        "hstack",
+        "vstack",
+        "add",
+        "maximum",
+        "minimum",
+        "max",
+        "min",
+        "logaddexp",
+    }
+)
+"""Functions of a variable and a new value whose order hardly matters: the variable only collects."""
+_ADDING: Final = frozenset({"append", "extend", "add", "insert", "update", "appendleft"})
+
+Loop = ast.For | ast.While | ast.AsyncFor
+
+
+def loops_of_files(files: Iterable[str]) -> tuple[LoopFacts, ...]:
+    """Return the loops of these source files; files that cannot be read or parsed are left out."""
+    found: list[LoopFacts] = []
+    for file in list(dict.fromkeys(files))[:_MOST_FILES]:
+        try:
+            path = Path(file)
+            if path.stat().st_size <= _LARGEST_BYTES:
+                found += loops_of_source(path.read_text(encoding="utf-8"), file)
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            continue
+    return tuple(found[:_MOST_LOOPS])
+
+
+def loops_of_source(text: str, file: str) -> list[LoopFacts]:
+    """Return the loops of a source text.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    loops = [node for node in ast.walk(ast.parse(text)) if isinstance(node, Loop)]
+    return [
+        LoopFacts(
+            file=file,
+            line=loop.lineno,
+            first=loop.body[0].lineno,
+            last=loop.body[-1].end_lineno or loop.body[-1].lineno,
+            carried=tuple(sorted(_carried(loop)))[:10],
+        )
+        for loop in loops
+    ]
+
+
+@dataclass
+class _Uses:
+    """The names that a statement reads, binds, changes in place, and collects in (reads only to bind them again)."""
+
+    reads: set[str] = field(default_factory=set)
+    binds: set[str] = field(default_factory=set)
+    changes: set[str] = field(default_factory=set)
+    collects: set[str] = field(default_factory=set)
+
+
+def _carried(loop: Loop) -> set[str]:
+    """Names whose value of the repetition before is read for anything but to collect values in them."""
+    uses = [_uses(statement) for statement in _statements(loop.body)]
+    if isinstance(loop, ast.While):
+        uses.append(_Uses(reads=_names(loop.test)))
+    targets = _bound(loop.target) if not isinstance(loop, ast.While) else set()
+    changed = {name for use in uses for name in use.binds | use.changes} - targets
+    bound: set[str] = set()
+    carried: set[str] = set()
+    for use in uses:
+        carried |= (use.reads - use.collects - bound) & changed
+        bound |= use.binds
+    later = {name for use in uses for name in use.reads - use.collects}
+    return (carried & later) - targets
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The simple statements of a body in the order of the text; a condition comes as an expression."""
+    for statement in body:
+        inner = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+        if not any(inner) or isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
+            yield statement
+            continue
+        for name in ("test", "iter"):
+            condition = getattr(statement, name, None)
+            if condition is not None:
+                yield ast.copy_location(ast.Expr(condition), statement)
+        for part in inner:
+            yield from _statements(part)
+
+
+def _uses(statement: ast.stmt) -> _Uses:
+    own = {name for each in ast.walk(statement) if isinstance(each, ast.comprehension) for name in _bound(each.target)}
+    reads, binds = _names(statement) - own, _bound(statement) - own
+    if isinstance(statement, ast.AugAssign):
+        name = _dotted(statement.target)
+        names = {name} if name and name not in _names(statement.value) else set()
+        return _Uses(reads | names, binds | names, _changed(statement), names)
+    collects: set[str] = set()
+    if isinstance(statement, ast.Assign):
+        collects = {name for name in binds & reads if _only_collected(statement.value, name)}
+    changes = _changed(statement)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value.func
+        owner = _dotted(call.value) if isinstance(call, ast.Attribute) and call.attr in _ADDING else ""
+        changes |= {owner} - {""}
+        if not any(owner in _names(argument) for argument in statement.value.args):
+            collects |= {owner}
+    return _Uses(reads, binds, changes, collects)
+
+
+def _changed(statement: ast.stmt) -> set[str]:
+    """Names of which an item is set, and another one (or the whole) is read."""
+    found: set[str] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            found.add(_dotted(node.value))
+    return found - {""}
+
+
+def _only_collected(value: ast.expr, name: str) -> bool:
+    """Whether an expression uses the name once, to add something to it."""
+    if sum(_dotted(node) == name for node in ast.walk(value)) != 1:
+        return False
+    if isinstance(value, ast.BinOp):
+        return name in (_dotted(value.left), _dotted(value.right)) or _only_collected(value.left, name)
+    if isinstance(value, ast.Call):
+        function = value.func
+        called = function.attr if isinstance(function, ast.Attribute) else _dotted(function)
+        return called in _COLLECTING
+    return False
+
+
+def _names(node: ast.AST, context: type[ast.expr_context] = ast.Load) -> set[str]:
+    """Names and dotted names used in this context, but those of which only an equal item is read that is also set."""
+    own = [each for each in ast.walk(node) if isinstance(each, ast.Subscript)]
+    stored = {ast.dump(ast.Tuple([each.value, each.slice], ast.Load())) for each in own if _is(each, ast.Store)}
+    same = {
+        id(each.value)
+        for each in own
+        if _is(each, ast.Store) or ast.dump(ast.Tuple([each.value, each.slice], ast.Load())) in stored
+    }
+    found = (_dotted(each) for each in ast.walk(node) if _is(each, context) and id(each) not in same)
+    return {name for name in found if name and name != "self"}
+
+
+def _bound(node: ast.AST) -> set[str]:
+    return _names(node, ast.Store)
+
+
+def _is(node: ast.AST, context: type[ast.expr_context]) -> bool:
+    return isinstance(getattr(node, "ctx", None), context)
+
+
+def _dotted(node: ast.AST) -> str:
+    """The name "x" or "self.x" that an expression is; "" for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return f"self.{node.attr}"
+    return ""

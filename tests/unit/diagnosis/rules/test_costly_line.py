@@ -1,0 +1,185 @@
+"""costly-line: a line does work that can be avoided."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepscope.diagnosis.diagnosis import diagnose
+from stepscope.diagnosis.rules.costly_line import RULE as rule
+from stepscope.diagnosis.rules.loop_in_step import RULE as LOOP
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import LoopFacts, ProgramFacts, StepFacts
+from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, places_of, the_finding
+from tests.unit.recording import Recording
+
+NODE = "autograd::engine::evaluate_function: MulBackward0"
+GRADIENT = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
+
+def run_backward(times: int, *, inner_number: int | None = None, steps: int = 2) -> Trace:
+    """Steps of 1000 ns: a product of 100 ns, whose node of 100 ns runs so many times on line 9, each time before 20 ns
+    of accumulated gradient.
+    """
+    recording = Recording()
+    for step in range(steps):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 150, "train.py(8): train")
+        recording.line(begin + 150, 850, "train.py(9): train")
+        recording.operator(begin + 10, 100, "aten::mul", sequence_number=step, forward_thread=0)
+        for run in range(times):
+            now = begin + 150 + 130 * run
+            recording.operator(now, 100, NODE, sequence_number=step, forward_thread=1)
+            recording.operator(now + 10, 50, "aten::mul", sequence_number=inner_number, forward_thread=0)
+            recording.operator(now + 100, 20, GRADIENT)
+        recording.operator(begin + 150 + 130 * times, 20, "aten::add")
+    return recording.trace()
+
+
+def validating(*, with_graph: bool = True, is_used: bool = False, steps: int = 2) -> Trace:
+    """Steps of 1000 ns: a call of a model that is trained, and one of 400 ns on line 20 that evaluates it."""
+    facts = [StepFacts(index=step, duration_ns=1000, thread_system_ns=400) for step in range(steps)]
+    recording = Recording(Metadata(program=ProgramFacts(steps=tuple(facts))))
+    for step in range(steps):
+        begin, number = 1000 * step, 10 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 400, "train.py(8): train")
+        recording.line(begin + 400, 600, "train.py(20): evaluate")
+        recording.module(begin + 10, 100, "Net")
+        recording.operator(begin + 20, 50, "aten::mul", sequence_number=number, forward_thread=0)
+        recording.operator(begin + 150, 100, NODE, sequence_number=number, forward_thread=1)
+        recording.module(begin + 410, 400, "Net")
+        evaluated = {"sequence_number": number + 1, "forward_thread": 0} if with_graph else {}
+        recording.operator(begin + 420, 300, "aten::mul", **evaluated)
+        recording.allocation(begin + 430, 4096)
+        if is_used:
+            recording.operator(begin + 850, 50, NODE, sequence_number=number + 1, forward_thread=1)
+        recording.operator(begin + 950, 10, "aten::add", sequence_number=number + 2, forward_thread=0)
+    return recording.trace()
+
+
+def decoding(calls: int = 10, *, grows: bool = True, steps: int = 2) -> Trace:
+    """Steps of 10,000 ns: calls of a model, each with one position more and 50 ns longer than the one before."""
+    recording = Recording()
+    for step in range(steps):
+        begin = 10_000 * step
+        recording.step(begin, 10_000, step)
+        recording.line(begin, 10_000, "serve.py(30): generate")
+        for call in range(calls):
+            length, now = (10 + call if grows else 10), begin + 10 + 900 * call
+            recording.module(now, 300 + 50 * call, "Decoder")
+            shapes = f"[[4, {length}, 8], [8, 8], [8]]"
+            recording.operator(now + 5, 200 + 50 * call, "aten::linear", input_shapes=shapes)
+            recording.operator(now + 220 + 50 * call, 20, "aten::argmax")
+    return recording.trace()
+
+
+def by_broadcasting(*, last: str = "[[64, 32, 16], [], [], []]", name: str = "aten::mul") -> Trace:
+    """In 1000 ns a product or difference of (64, 1, 16) and (1, 32, 16) of 400 ns, and its sum of 200 ns."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "model.py(7): scores")
+    recording.operator(5, 20, "aten::mm", input_shapes="[[64, 16], [16, 32]]")
+    for number in range(4):
+        recording.operator(30 + 3 * number, 2, "aten::add", input_shapes="[[2], [2]]")
+    recording.operator(50, 400, name, input_shapes="[[64, 1, 16], [1, 32, 16]]")
+    recording.operator(480, 200, "aten::sum", input_shapes=last)
+    return recording.trace()
+
+
+def averaging(tensors: int = 12, *, name: str = "aten::mul", shapes: int = 4, steps: int = 1) -> Trace:
+    """In 10,000 ns two operators on each of so many tensors, of so many different shapes."""
+    recording = Recording()
+    for step in range(steps):
+        begin = 10_000 * step
+        recording.step(begin, 10_000, step)
+        recording.frame(begin, 10_000, "train.py(40): average")
+        for number in range(tensors):
+            shape = f"[[{8 + number % shapes}, 8], []]"
+            recording.operator(begin + 200 * number, 80, name, input_shapes=shape)
+            recording.operator(begin + 200 * number + 100, 80, "aten::add", input_shapes=shape)
+    return recording.trace()
+
+
+FIRES: Cases = {
+    "a graph run backward again": lambda: run_backward(3),
+    "a graph that nothing runs backward": validating,
+    "a prefix computed again": decoding,
+    "a product by broadcasting": by_broadcasting,
+    "one tensor after the other": averaging,
+}
+SILENT: Cases = {
+    "nothing": empty_trace,
+    "a busy device": busy_device,
+    "a graph run backward once": lambda: run_backward(1),
+    "a backward pass that is differentiated": lambda: run_backward(3, inner_number=5),
+    "an evaluation without a graph": lambda: validating(with_graph=False),
+    "two graphs that are both used": lambda: validating(is_used=True),
+    "decoding with a cache": lambda: decoding(grows=False),
+    "few growing calls": lambda: decoding(7),
+    "a broadcast product that something else uses": lambda: by_broadcasting(last="[[64, 32], [], [], []]"),
+    "few tensors": lambda: averaging(7),
+    "tensors of one shape": lambda: averaging(shapes=1),
+    "layers": lambda: averaging(name="aten::linear"),
+}
+
+
+def test_all_runs_of_a_graph_but_the_first_are_counted() -> None:
+    finding = the_finding(rule, run_backward(3))
+
+    assert finding.saving_ns_per_step == 2 * (100 + 20 + 10)  # with the pause after each
+    assert places_of(finding) == [("train.py", 9, "train")]
+    assert finding.confidence == "medium"
+
+
+def test_an_unused_graph_costs_its_part_of_the_kernels_time() -> None:
+    finding = the_finding(rule, validating())
+
+    assert places_of(finding) == [("train.py", 20, "evaluate")]
+    assert finding.saving_share == pytest.approx(0.4, abs=0.01)  # 40 % in the kernel, all memory is allocated there
+    assert "torch.no_grad()" in finding.remedy.code
+
+
+def test_with_a_cache_each_call_takes_as_long_as_the_shortest() -> None:
+    trace = decoding()
+    finding = the_finding(rule, trace)
+
+    assert places_of(finding) == [("serve.py", 30, "generate")]
+    longer = sum(50 * call for call in range(10))
+    assert finding.saving_ns_per_step == pytest.approx(longer, rel=0.1)
+    assert not asked(LOOP, trace).findings
+
+
+def test_a_broadcast_product_takes_as_long_as_the_traces_matrix_products() -> None:
+    finding = the_finding(rule, by_broadcasting())
+
+    assert places_of(finding) == [("model.py", 7, "scores")]
+    assert finding.saving_ns_per_step == 400 + 200 - 20
+    assert "matrix product" in finding.remedy.text
+    assert "cdist" in the_finding(rule, by_broadcasting(name="aten::sub")).remedy.text
+
+
+def test_what_another_finding_explains_is_left_to_it() -> None:
+    found = diagnose(run_backward(3)).findings
+    assert [each.rule for each in found][:1] == ["costly-line"]
+
+    loops = averaging(40)
+    assert {each.rule for each in diagnose(loops).findings} & {"loop-in-step", "costly-line"} == {"loop-in-step"}
+
+
+def carrying(*names: str) -> Trace:
+    """In 1000 ns 40 repetitions of line 5 in a loop that carries these names."""
+    loop = LoopFacts(file="train.py", line=4, first=5, last=5, carried=names)
+    recording = Recording(Metadata(program=ProgramFacts(loops=(loop,))))
+    recording.step(0, 1000, 1)
+    for number in range(40):
+        recording.line(20 * number, 15, "train.py(5): sample")
+        recording.line(20 * number + 15, 5, "train.py(4): sample")
+        recording.operator(20 * number + 2, 6, "aten::mul")
+        recording.operator(20 * number + 9, 5, "aten::add")
+    return recording.trace()
+
+
+def test_repetitions_that_need_one_another_are_not_told_to_batch() -> None:
+    assert the_finding(LOOP, carrying()).where[0].line == 5
+    assert not asked(LOOP, carrying("state")).findings

@@ -1,0 +1,56 @@
+"""Which loops of a source carry results from one repetition to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from stepscope.record.source_loops import loops_of_files, loops_of_source
+
+CARRYING = {
+    "decoding": ("for i in range(n):\n    tokens = torch.cat([tokens, model(tokens)], 1)", ("tokens",)),
+    "a state": ("for x in xs:\n    h = cell(x, h)\n    out.append(h)", ("h",)),
+    "a cache": ("for i in range(n):\n    out = model(x, past)\n    past = out.past", ("past",)),
+    "an attribute": ("for x in xs:\n    self.h = self.cell(x, self.h)", ("self.h",)),
+    "items": ("for t in range(n):\n    h[t + 1] = cell(x[t], h[t])", ("h",)),
+    "a growing list": ("while len(seq) < n:\n    seq.append(model(seq))", ("seq",)),
+    "in a condition": ("for i in range(n):\n    if i:\n        x = f(x)", ("x",)),
+}
+INDEPENDENT = {
+    "a sum": "for x in xs:\n    loss = loss + f(x)",
+    "an augmented sum": "for x in xs:\n    loss += f(x)",
+    "a list": "for x in xs:\n    out.append(f(x))",
+    "a collected tensor": "for x in xs:\n    out = torch.cat([out, f(x)])",
+    "bound anew": "for x in xs:\n    y = f(x)\n    z = g(y)",
+    "its own target": "for x in xs:\n    x = f(x)",
+    "a comprehension": "for x in xs:\n    y = [g(z) for z in x]",
+    "items of their own": "for i in range(n):\n    out[i] = f(x[i])",
+    "an item changed": "for i in range(n):\n    out[i] = out[i] * 2",
+}
+
+
+@pytest.mark.parametrize("name", CARRYING)
+def test_what_a_repetition_needs_of_the_one_before_is_named(name: str) -> None:
+    text, names = CARRYING[name]
+
+    [loop] = loops_of_source(text, "train.py")
+
+    assert loop.carried == names
+    assert (loop.file, loop.line, loop.first) == ("train.py", 1, 2)
+
+
+@pytest.mark.parametrize("name", INDEPENDENT)
+def test_repetitions_that_only_collect_are_independent(name: str) -> None:
+    [loop] = loops_of_source(INDEPENDENT[name], "train.py")
+    assert loop.carried == ()
+
+
+def test_files_that_are_no_python_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(dedent("while go:\n    x = f(x)\n"))
+    (tmp_path / "b.py").write_text("for in in in:")
+    (tmp_path / "c.py").write_bytes(b"\xff\x00")
+    files = [str(tmp_path / name) for name in ("a.py", "b.py", "c.py", "none.py")]
+
+    assert [loop.carried for loop in loops_of_files([*files, "<stdin>"])] == [("x",)]
