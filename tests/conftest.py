@@ -11,6 +11,10 @@ import platformdirs
 import pytest
 
 from stepscope import guard
+from stepscope.diagnosis.finding import Finding
+from stepscope.diagnosis.rule import Found, Limits, Rule
+from stepscope.diagnosis.view import View
+from tests.claims import unsupported
 
 _SLOW_FOLDERS: Final = ("e2e", "fuzz", "golden", "guest", "property", "zoo")
 """Whose tests start programs, read large files or try many inputs: `--all` runs them, as does naming one."""
@@ -107,3 +111,16 @@ def the_guard(request: pytest.FixtureRequest) -> Iterator[None]:
     failed, guard._failed_in, guard.probe = guard._failed_in, None, None
     if failed is not None and request.node.get_closest_marker("fails") is None:
         pytest.fail(f"the entry {failed} failed, as said on standard error")
+
+
+@pytest.fixture(autouse=True)
+def _findings_say_what_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a test diagnoses, no rule says a number or makes a claim that its evidence does not bear out."""
+    make = Rule._finding
+
+    def checked(rule: Rule, found: Found, view: View, limits: Limits) -> Finding:
+        finding = make(rule, found, view, limits)
+        assert unsupported(finding, rule, view) == []
+        return finding
+
+    monkeypatch.setattr(Rule, "_finding", checked)

@@ -16,6 +16,7 @@ from stepscope.analysis.rows import beginning_in
 from stepscope.analysis.work import elements, listed_shapes, shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import HOST_BACKEND
+from stepscope.trace.nesting import inherit
 from stepscope.trace.window import IntervalSet, union
 
 COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -50,6 +51,7 @@ _ON_HOST: Final = (
     r"^c10d::(?:allreduce_|_?allgather_|_?allgather_base_|reduce_scatter_|_reduce_scatter_base_|alltoall_"
     r"|alltoall_base_|broadcast_|reduce_|send|recv_|barrier)$"
 )
+_MARK: Final = r"^(?:nccl|rccl|xccl|hccl|oneccl|ucc):"
 _DEFAULT_BYTES: Final = 4
 _MOST_BYTES: Final = 1 << 50
 
@@ -92,14 +94,55 @@ def bus_bytes(kind: str, message: int, ranks: int) -> float:
 
 def _of_device(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     messages = _messages_by_launch(trace)
+    called = called_kinds(trace, work["launch"])
     rows = []
     columns = ("row", "name", "collective", "group", "group_size", "message_elements", "message_type", "start_ns",
                "duration_ns", "launch")  # fmt: skip
-    for row, name, collective, group, ranks, count, kind, start, duration, launch in work.select(columns).iter_rows():
+    for own, (row, name, collective, group, ranks, count, kind, start, duration, launch) in zip(
+        called, work.select(columns).iter_rows(), strict=True
+    ):
         size = None if count is None else count * _TYPE_BYTES.get((kind or "").lower().removeprefix("c10::"), 4)
         size = _known(size if size is not None else messages.get(launch))
-        rows.append((row, True, kind_of(collective or name), group or "", ranks, size, start, duration, launch))
+        kind_called = kind_of(collective) if collective else own or kind_of(name)
+        rows.append((row, True, kind_called, group or "", ranks, size, start, duration, launch))
     return pl.DataFrame(rows, schema=dict(COLLECTIVE_SCHEMA), orient="row")
+
+
+def called_kinds(trace: Trace, launches: pl.Series) -> list[str | None]:
+    """For each row of `launches`, the kind of collective that the program called there; None where that is unknown.
+
+    A backend's kernels tell less: NCCL exchanges all to all, and gathers, by kernels that send and receive.
+    """
+    rows = launches.cast(pl.Int64).fill_null(-1).to_numpy()
+    by_operator, by_mark = _kinds_by_operator(trace), _kinds_by_mark(trace)
+    return [by_operator.get(row) or by_mark.get(row) for row in rows.tolist()]
+
+
+def _kinds_by_operator(trace: Trace) -> dict[int, str]:
+    """The kind that the nearest c10d operator around a launch names, by the launch's row."""
+    operators = trace.operators
+    names = operators["name"]
+    kinds = {name: kind for name in names.unique() if name.startswith("c10d::") and (kind := kind_of(name)) != "other"}
+    if not kinds:
+        return {}
+    known = list(dict.fromkeys(kinds.values()))
+    own = names.replace_strict({name: known.index(kind) for name, kind in kinds.items()}, default=-1).to_numpy()
+    parents = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+    nearest = inherit(own.astype(np.int64), parents)
+    calls = trace.launches.with_row_index("launch").select("launch", "operator").drop_nulls()
+    return {launch: known[nearest[operator]] for launch, operator in calls.iter_rows() if nearest[operator] >= 0}
+
+
+def _kinds_by_mark(trace: Trace) -> dict[int, str]:
+    """The kind that the backend's mark around a launch names (nccl:all_to_all), by the launch's row."""
+    marks = trace.annotations.filter(pl.col("name").str.contains(_MARK) & (pl.col("kind") == "host"))
+    marks = marks.select("lane", "name", mark_ns="start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+    calls = trace.launches.with_row_index("launch").select("launch", "lane", "start_ns").sort("start_ns")
+    found = calls.join_asof(
+        marks.sort("mark_ns"), left_on="start_ns", right_on="mark_ns", by="lane", check_sortedness=False
+    ).filter(pl.col("start_ns") < pl.col("end_ns"))
+    named = ((launch, kind_of(name)) for launch, name in found.select("launch", "name").iter_rows())
+    return {launch: kind for launch, kind in named if kind != "other"}
 
 
 def _messages_by_launch(trace: Trace) -> dict[int, int]:

@@ -252,6 +252,11 @@ def iterator_starts(view: View) -> list[Window]:
     return result
 
 
+def processors_in_words(count: int) -> str:
+    """Such as "one processor" and "4 processors"."""
+    return "one processor" if count == 1 else f"{count} processors"
+
+
 def settings_figures(loading: Loading) -> list[Figure]:
     """The loader's known settings, as figures."""
     ahead = loading.loader.prefetch_factor if loading.loader is not None and loading.workers else None

@@ -143,6 +143,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
             (
                 Figure("share of the step that ranks wait for the last one", share, "share", limit),
                 Figure("share of the waiting that this rank causes", late / max(total, 1), "share", times),
+                Figure("time that ranks wait for the last one per step", saved, "ns"),
                 Figure("collectives that were compared per step", matched.height / steps, "count"),
                 Figure("longest wait", int(matched["waiting_ns"].to_numpy().max()), "ns"),
             )
@@ -182,7 +183,7 @@ def _slow(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
     reached, share = carried / max(taken, 1) * 1e9, saved / step_ns
     return Finding(
         slow_transfer.RULE.id,
-        f"data moves at {reached / 1e9:,.2f} GB/s once all ranks are there, below the {rate / 1e9:,.0f} expected",
+        f"data moves at {reached / 1e9:,.2f} GB/s once all ranks are there, below the {rate / 1e9:,.1f} GB/s expected",
         severity(share),
         saved,
         share,

@@ -39,6 +39,7 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
     "jax": r"^PjitFunction|^jit\(|\bjit_\w|(?:^|/)jax/|backend_compile|^\$?(?:pjit|api|pxla|dispatch)\.py[:(]",
 }
 """Patterns of names that only this framework records; the first framework that matches is used."""
+_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|\bbackward\b"
 MOST_PLACES = 20
 """Maximum number of operators' places that are merged with the lines of the remaining time."""
 MOST_TRIGGERS = 3
@@ -128,6 +129,12 @@ class View(StepView):
     def framework(self) -> Framework | None:
         """The program's framework, by names that only it records; None for PyTorch on a GPU or CPU and if unknown."""
         return framework_of(self.trace)
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether a backward pass or an optimizer's step was recorded: other programs are told nothing of training."""
+        operators, annotations = self.trace.operators["name"], self.trace.annotations["name"]
+        return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
 
     @property
     def period(self) -> str:
@@ -322,6 +329,11 @@ class View(StepView):
         """A cost over the span as a share of the steps' time, 0 to 1."""
         return min(float(ns) / self.length_ns, 1.0)
 
+    def percent(self, ns: int | float) -> str:
+        """A cost over the span in percent of the steps' time, for a title; "<1%" if it would round to nothing."""
+        percent = f"{self.share(ns):.0%}"
+        return percent if percent != "0%" else "<1%"
+
     def locations(self, pieces: pl.DataFrame, top: int = 3) -> tuple[Location, ...]:
         """Places in the user's code that account for these pieces' time; needs the columns of `pieces`.
 
@@ -400,6 +412,12 @@ class View(StepView):
     def bytes_per_step(self, name: str, size: int) -> Figure:
         """A size over the span as a figure per step."""
         return Figure(f"{name} {self.per}", size // self.step_count, "bytes")
+
+    def bytes_of(self, name: str, sizes: pl.Series) -> tuple[Figure, ...]:
+        """The sum of sizes over the span as a figure per step; none if any of them is unknown."""
+        if sizes.null_count() or sizes.is_empty():
+            return ()
+        return (self.bytes_per_step(name, int(sizes.sum())),)
 
     def share_figure(self, name: str, ns: float) -> Figure:
         """A cost over the span as a share of the steps' time; the figure's name is "share of the step" and `name`."""

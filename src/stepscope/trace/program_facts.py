@@ -14,6 +14,7 @@ import xxhash
 
 from stepscope.errors import UnreadableTraceError
 from stepscope.files import whole_file
+from stepscope.trace.conversion import converted
 
 KEY: Final = "stepscope"
 """Name of the entry in the header of a Chrome-trace file."""
@@ -298,8 +299,8 @@ def from_header(value: Any) -> ProgramFacts | None:
     if not isinstance(value, dict):
         return None
     try:
-        return msgspec.convert(value, ProgramFacts) if _fits(value) else None
-    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError):
+        return converted(value, ProgramFacts) if _fits(value) else None
+    except (msgspec.ValidationError, RecursionError):
         return None
 
 

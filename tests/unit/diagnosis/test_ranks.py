@@ -94,7 +94,7 @@ def test_slow_data_is_told_apart_from_late_ranks() -> None:
     [finding] = diagnose_ranks(traces)
 
     assert (finding.rule, finding.saving_ns_per_step) == ("slow-transfer", 2_000_000 - 209_716)
-    assert finding.title == "data moves at 0.52 GB/s once all ranks are there, below the 5 expected"
+    assert finding.title == "data moves at 0.52 GB/s once all ranks are there, below the 5.0 GB/s expected"
 
 
 def test_fast_data_is_not_slow() -> None:

@@ -139,7 +139,7 @@ def test_the_names_of_cuda_have_others_for_every_device() -> None:
     assert "torch.accelerator.synchronize()" in device.told_for(other).remedy.code
     for remedy in (
         device_tail._remedy(other, at_the_end=True),
-        exposed_copy._remedy(other, other.work, other.work.clear()),
+        exposed_copy._remedy(other, other.work, are_pageable=False),
     ):
         assert "torch.accelerator.current_stream()" in remedy.code
         assert "cuda" not in remedy.code

@@ -47,12 +47,8 @@ def check(view: View, limits: Limits) -> Answers:
     asked = int(calls["calls"].sum()) - given_back
     retries = min(given_back, asked) / view.step_count
     in_steps = _steps_with_calls(view)
-    times = f"{asked / view.step_count:,.1f} times {view.a_step}"
-    if view.complete_steps.is_empty():
-        times = "once" if asked == 1 else f"{asked:,} times"
-    again = ", and gives memory back in between" if retries >= 1 else ""
     yield Found(
-        f"the driver is asked for memory {times}{again}",
+        _title(view, asked, given_back),
         int(waiting["duration_ns"].sum()),
         basis="idle time of the device during the driver's calls for memory",
         confidence="high" if in_steps > 1 else "medium",
@@ -60,13 +56,27 @@ def check(view: View, limits: Limits) -> Answers:
             view.count_per_step("calls that ask for memory,", asked),
             view.count_per_step("calls that give memory back,", given_back),
             Figure(f"the host's time in them, {view.per}", int(calls["total_ns"].sum()) // view.step_count, "ns"),
-            Figure("steps with such calls", in_steps, "count"),
+            *([Figure("steps with such calls", in_steps, "count")] if view.complete_steps.height else []),
         ],
         intervals=view.longest(waiting, str(calls["name"][0])),
         remedy=_remedy(view, calls, retries),
         where=view.locations(waiting),
         change=scaled_cause("allocation", 0.0),
     )
+
+
+def _title(view: View, asked: int, given_back: int) -> str:
+    times = _times(view, asked or given_back)
+    if not asked:
+        return f"memory is given back to the driver {times}"
+    again = ", and gives memory back in between" if min(asked, given_back) >= view.step_count else ""
+    return f"the driver is asked for memory {times}{again}"
+
+
+def _times(view: View, count: int) -> str:
+    each = count / view.step_count
+    times = "once" if each == 1 else f"{each:,.3g} times"
+    return f"{times} {view.a_step}" if view.complete_steps.height else times
 
 
 def _steps_with_calls(view: View) -> int:
@@ -94,7 +104,8 @@ def _remedy(view: View, calls: pl.DataFrame, retries: float) -> Remedy:
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py   # and no empty_cache() in the loop",
         )
     return Remedy(
-        "Batches of ever new sizes need ever new blocks: round their sizes up to a few, or let segments grow.",
+        "The allocator's pool grows or shrinks while the program works: let segments grow; and where the sizes of "
+        "batches differ, round them up to a few, so that old blocks fit.",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
     )
 

@@ -46,7 +46,7 @@ def check(view: View, limits: Limits) -> Answers:
     if saved_bytes:
         figures.append(view.bytes_per_step("bytes written", saved_bytes))
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to checkpoints, "
+        f"{view.percent(cost)} of the {view.period} goes to checkpoints, "
         f"in {holding} of {view.step_count} recorded steps",
         cost,
         basis="time in checkpoints, as if they were saved outside the steps or very rarely",

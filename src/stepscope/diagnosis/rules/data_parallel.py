@@ -47,7 +47,7 @@ def check(view: View, limits: Limits) -> Answers:
     devices = view.trace.device_work["device"].n_unique()
     yield Found(
         f"DataParallel copies the model to {devices} devices and collects from them {view.each_step}: "
-        f"{view.share(cost):.0%} of it",
+        f"{view.percent(cost)} of it",
         cost,
         basis="the busiest device's time for copying the model, cutting the batch and collecting, and idle time before "
         "that",

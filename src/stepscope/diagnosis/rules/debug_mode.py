@@ -66,7 +66,7 @@ def _anomaly(view: View, limits: Limits) -> Answers:
     slices = np.concatenate([view.slices_of_operators(makers), view.slices_of_operators(rows_of(checks))])
     weights = np.concatenate([excess, np.maximum(checks["duration_ns"].to_numpy(), 1)])
     yield Found(
-        f"autograd's anomaly detection is on and takes {view.share(cost):.0%} of the {view.period}",
+        f"autograd's anomaly detection is on and takes {view.percent(cost)} of the {view.period}",
         cost,
         basis="checks for NaN, and what node-making operators take longer than the same operators elsewhere",
         confidence="high",
@@ -133,7 +133,7 @@ def _blocking(view: View, limits: Limits) -> Answers:
     named = next((name for name in view.program.environment if name.endswith("_LAUNCH_BLOCKING")), None)
     yield Found(
         f"the host waits for each kernel it launches ({named or 'CUDA_LAUNCH_BLOCKING'}), "
-        f"which costs {view.share(cost):.0%} of the {view.period}",
+        f"which costs {view.percent(cost)} of the {view.period}",
         cost,
         basis=f"the {view.period}, less the longer of the host's time outside waiting launches and the device's work",
         confidence="high" if named else "medium",
@@ -165,7 +165,7 @@ def _filling(view: View) -> Answers:
     rows = rows_of(fills)
     cost = view.cost_ns(rows)
     yield Found(
-        f"deterministic algorithms fill every new tensor, which takes {view.share(cost):.0%} of the {view.period}",
+        f"deterministic algorithms fill every new tensor, which takes {view.percent(cost)} of the {view.period}",
         cost,
         basis="time to fill tensors that are written anyway",
         confidence="high",

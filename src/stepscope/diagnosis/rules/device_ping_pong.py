@@ -40,7 +40,7 @@ def check(view: View, limits: Limits) -> Answers:
     count = len(trips) / view.step_count
     yield Found(
         f"{'the same data is' if count <= 1 else f'{count:,.3g} times {view.a_step} data is'} copied to the host and "
-        f"back: {view.share(cost):.0%} of the {view.period}",
+        f"back: {view.percent(cost)} of the {view.period}",
         cost,
         basis="the device's idle time from the copy to the host to the copy back and after it, and both copies",
         confidence="medium",

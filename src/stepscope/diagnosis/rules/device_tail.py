@@ -46,14 +46,14 @@ def check(view: View, limits: Limits) -> Answers:
     longest = ends.sort("duration_ns", descending=True).head(3)
     where = "begins" if head * 2 > cost else "ends"
     yield Found(
-        f"each step {where} with copies that nothing runs beside: {view.share(cost):.0%} of it",
+        f"each step {where} with copies that nothing runs beside: {view.percent(cost)} of it",
         cost,
         basis="device time from the last computation to the end of the copies after it, and of copies before the first",
         confidence="medium",
         figures=[
             view.ns_per_step("copies at the beginning", head),
             view.ns_per_step("copies at the end", cost - head),
-            view.bytes_per_step("bytes copied at the ends", int(ends["bytes"].sum())),
+            *view.bytes_of("bytes copied at the ends", ends["bytes"]),
         ],
         intervals=[
             Interval(start, duration, "copies at the beginning" if is_head else "copies at the end")

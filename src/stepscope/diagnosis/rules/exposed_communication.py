@@ -7,14 +7,16 @@ can send the gradients of late layers while early layers are still computing the
 
 # How it is measured
 Time when the device communicates and does not compute, plus idle time while the launching thread waited for other
-ranks.
+ranks. Which collective it is follows from the operator or mark that called it, and only else from the kernel's name:
+NCCL's kernels that send and receive also exchange all to all, and gather.
 
 # Known false positives
 A rank that arrives early waits inside the collective for the slowest one. Then the straggler is the cause, not the
 network, which one rank's trace alone cannot show.
 
 # What to do
-Use DistributedDataParallel buckets that overlap with the backward pass (`bucket_cap_mb`,
+Begin collectives before work that does not need them (`async_op=True`), and send less. Gradients:
+DistributedDataParallel buckets that overlap with the backward pass (`bucket_cap_mb`,
 `gradient_as_bucket_view=True`), accumulate gradients without synchronising (`no_sync()`), or send bf16 gradients.
 
 # Reference
@@ -28,12 +30,31 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host, kind_of
+from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
 from stepscope.diagnosis.finding import Location, NotAnswered
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif import Change
 from stepscope.whatif.changes import overlapped, scaled_cause, scaled_host_time, scaled_pieces, together
 
+_WORDS: Final = {
+    "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all", "broadcast": "broadcast", "reduce": "reduce", "send_receive": "sends and receives",
+    "barrier": "barrier",
+}  # fmt: skip
+_MOST: Final = 0.5
+_ANY: Final = Remedy(
+    "Begin collectives before work that does not need their data, wait only where it is used, and send less.",
+    "request = dist.all_gather_into_tensor(gathered, part, async_op=True)      # or the collective that it is\n"
+    "result = compute_what_needs_no_transfer()\n"
+    "request.wait()",
+)
+_ALL_TO_ALL: Final = Remedy(
+    "Ranks exchange all to all while nothing computes: begin the exchange before work that does not need it, send "
+    "16-bit numbers, and spread the work so that all ranks come to it at the same time.",
+    "request = dist.all_to_all_single(received, sent, async_op=True)\n"
+    "result = compute_what_needs_no_exchange()      # such as the dense layers, or the next batch's indices\n"
+    "request.wait()",
+)
 _BETWEEN_TWO: Final = Remedy(
     "Ranks send to each other while nothing computes: begin transfers before the work that does not need them, and "
     "wait only where their data is used.",
@@ -52,8 +73,10 @@ def check(view: View, limits: Limits) -> Answers:
         return
     work, where = _collectives(view)
     total = int(work["duration_ns"].sum())
+    kind, part = _largest_kind(work)
+    most = f", most of it {_WORDS[kind]}" if kind in _WORDS and part > _MOST else ""
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to communication that no computation overlaps",
+        f"{view.percent(cost)} of the {view.period} goes to communication that no computation overlaps{most}",
         cost,
         basis="time when the device only communicates, plus idle time spent waiting for other ranks"
         if view.device is not None
@@ -63,9 +86,10 @@ def check(view: View, limits: Limits) -> Answers:
             Figure(f"communication in all {view.per}", total // view.step_count, "ns"),
             Figure("share of it that is exposed", min((exposed or on_host) / total, 1.0) if total else 0.0, "share"),
             view.count_per_step("collectives", work.height),
+            *([Figure(f"share of the communication in {_WORDS[kind]}", part, "share")] if kind in _WORDS else []),
         ],
         intervals=view.longest(work, "collective"),
-        remedy=_remedy(view, work),
+        remedy=_remedy(view, kind),
         where=where,
         change=_overlapped(view, work, waiting),
     )
@@ -83,7 +107,20 @@ def _collectives(view: View) -> tuple[pl.DataFrame, tuple[Location, ...]]:
         found = collectives(view.trace, window=view.span)
         return found, view.at_operators(rows_of(found), found["duration_ns"].to_numpy())
     work = view.work.filter(pl.col("kind") == "communication")
-    return work, view.at_launches(work)
+    kinds = collectives(view.trace, device=view.device).select("row", collective_kind="kind")
+    work = (
+        work.drop("kind")
+        .with_columns(pl.col("row").cast(pl.Int64))
+        .join(kinds, on="row", how="left", maintain_order="left")
+    )
+    return work.rename({"collective_kind": "kind"}), view.at_launches(work)
+
+
+def _largest_kind(work: pl.DataFrame) -> tuple[str, float]:
+    """The kind of collective that takes the most time, and its share of all of them; "" and 0 without any."""
+    sums = work.group_by("kind").agg(ns=pl.col("duration_ns").sum()).sort(["ns", "kind"], descending=[True, False])
+    total = int(sums["ns"].sum())
+    return (str(sums["kind"][0]), int(sums["ns"][0]) / total) if total else ("", 0.0)
 
 
 def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change:
@@ -97,10 +134,14 @@ def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change
     return together(overlapped(rows_of(work)), scaled_pieces(waiting, 0.0))
 
 
-def _remedy(view: View, work: pl.DataFrame) -> Remedy:
+def _remedy(view: View, kind: str) -> Remedy:
     """Remedy for the kind of collective that takes the most time, without settings already in use."""
-    if _are_between_two(work):
+    if kind == "send_receive":
         return _BETWEEN_TWO
+    if kind == "all_to_all":
+        return _ALL_TO_ALL
+    if kind not in ("all_reduce", "reduce_scatter", "reduce") or not view.trains:
+        return _ANY
     facts = next(iter(view.program.data_parallel), None)
     has_views = facts is not None and facts.gradient_as_bucket_view
     views = "" if has_views else ", gradient_as_bucket_view=True"
@@ -113,13 +154,6 @@ def _remedy(view: View, work: pl.DataFrame) -> Remedy:
         "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
         "model.register_comm_hook(None, default_hooks.bf16_compress_hook)   # half the bytes",
     )
-
-
-def _are_between_two(work: pl.DataFrame) -> bool:
-    """Whether most of the time goes to sends and receives, not to collectives of a whole group."""
-    sent = [kind_of(name) == "send_receive" for name in work["name"]] if "name" in work.columns else []
-    total = int(work["duration_ns"].sum())
-    return bool(sent) and int(work.filter(pl.Series(sent))["duration_ns"].sum()) > total / 2
 
 
 RULE: Final = Rule(

@@ -7,7 +7,8 @@ copy separates two steps; a pinned, asynchronous copy runs while the device comp
 
 # How it is measured
 Time when the device copies from or to the host and computes nothing, plus idle time while the launching thread was
-inside a copy to the device. The recorder knows whether the loaders pin their batches, and the remedy depends on it.
+inside a copy to the device. Memory is called pageable or pinned if most of the copies' time goes to such memory, by
+the profiler's names. The recorder knows whether the loaders pin their batches, and the remedy depends on it.
 
 # Known false positives
 The first copy of a step cannot overlap with anything if the whole step depends on it and only one batch is in flight.
@@ -35,6 +36,8 @@ from stepscope.whatif.changes import overlapped, together, without_waits
 _KINDS: Final = ("copy_in", "copy_out")
 _MEMORY: Final = "(?i)pageable|pinned"
 """Names of copies that say which kind of host memory they use, as GPU profilers do."""
+_OF_PAGEABLE: Final = "share of the copies' time from or to pageable memory"
+_MOST: Final = 0.5
 
 
 _STAY: Final = Remedy(
@@ -53,12 +56,11 @@ def check(view: View, limits: Limits) -> Answers:
     if not limits.reached(cost):
         return
     copies = view.work.filter(pl.col("kind").is_in(_KINDS))
-    pageable = copies.filter(pl.col("name").str.contains("(?i)pageable"))
-    of_pageable = Figure("of them from or to pageable memory", pageable.height / view.step_count, "count")
+    pageable = _pageable_share(copies)
     hopeless = exposed > _computing_ns(view)
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to copies between host and device that nothing overlaps"
-        + (", from pageable memory" if pageable.height else "")
+        f"{view.percent(cost)} of the {view.period} goes to copies between host and device that nothing overlaps"
+        + (", most of them from or to pageable memory" if pageable > _MOST else "")
         + ("; computing is too short to hide them" if hopeless else ""),
         cost,
         basis="time when the device only copies, plus idle time inside copy calls"
@@ -66,15 +68,21 @@ def check(view: View, limits: Limits) -> Answers:
         confidence="low" if hopeless else "high",
         figures=[
             view.count_per_step("copies", copies.height),
-            *([of_pageable] if copies["name"].str.contains(_MEMORY).any() else []),
-            view.bytes_per_step("bytes moved", int(copies["bytes"].sum() or 0)),
+            *([Figure(_OF_PAGEABLE, pageable, "share")] if copies["name"].str.contains(_MEMORY).any() else []),
+            *view.bytes_of("bytes moved", copies["bytes"]),
         ],
         intervals=view.longest(copies, "copy"),
-        remedy=_STAY if hopeless else _remedy(view, copies, pageable),
+        remedy=_STAY if hopeless else _remedy(view, copies, are_pageable=pageable > _MOST),
         for_every_framework=hopeless,
         where=view.at_launches(copies),
         change=_beside_computations(view, copies),
     )
+
+
+def _pageable_share(copies: pl.DataFrame) -> float:
+    """Share of the copies' time that goes to those from or to pageable memory, by their names."""
+    pageable = copies.filter(pl.col("name").str.contains("(?i)pageable"))
+    return int(pageable["duration_ns"].sum()) / max(int(copies["duration_ns"].sum()), 1)
 
 
 def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
@@ -91,7 +99,7 @@ def _computing_ns(view: View) -> int:
     return busy_intervals(mine.filter(pl.col("kind") == "compute"), view.device_span).total_ns
 
 
-def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
+def _remedy(view: View, copies: pl.DataFrame, *, are_pageable: bool) -> Remedy:
     durations = copies.group_by("kind").agg(pl.col("duration_ns").sum())
     outward = durations.sort("duration_ns", descending=True)["kind"][0] == "copy_out" if durations.height else False
     if outward:
@@ -100,10 +108,10 @@ def _remedy(view: View, copies: pl.DataFrame, pageable: pl.DataFrame) -> Remedy:
             "host = torch.empty_like(tensor, device='cpu', pin_memory=True)      # once\n"
             "host.copy_(tensor, non_blocking=True)      # read it after the next synchronisation",
         )
-    if not pageable.height:
+    if not are_pageable:
         pinned = copies["name"].str.contains(_MEMORY).any()
         return Remedy(
-            "The memory is pinned already: copy the next batch while this one computes."
+            "Most of the memory is pinned already: copy the next batch while this one computes."
             if pinned
             else "Copy the next batch while this one computes; from pinned memory, if it is not there yet.",
             f"copying = {view.torch_stream}()\n"

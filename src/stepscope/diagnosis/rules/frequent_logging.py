@@ -90,7 +90,7 @@ def check(view: View, limits: Limits) -> Answers:
     times = f"{per_step:,.0f} times" if per_step >= 10 else f"{per_step:.3g} times"
     times = "once" if per_step == 1 else times
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to {kind}, called {times} {view.a_step}; "
+        f"{view.percent(cost)} of the {view.period} goes to {kind}, called {times} {view.a_step}; "
         f"every {every} steps would do",
         saving,
         basis=f"time inside these calls and on their lines, less what remains of it when they run every {every} steps",

@@ -233,6 +233,7 @@ def _weighed(view: View, limits: Limits, same: Sequence[Chain]) -> Answers:
             Figure(
                 "numbers read and written by a chain", sum(each.elements_moved for each in same) // len(same), "count"
             ),
+            Figure("share of the time that a fused function would still take", remaining, "share"),
             Figure("by a fused function", sum(each.elements_moved_fused for each in same) // len(same), "count"),
         ],
         intervals=(_interval(view, max(same, key=lambda chain: chain.elements_moved)),),

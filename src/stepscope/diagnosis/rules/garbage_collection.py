@@ -46,7 +46,7 @@ def check(view: View, limits: Limits) -> Answers:
     called_ns = sum(pause.duration_ns for pause in pauses if pause.called)
     is_called = called_ns > sum(pause.duration_ns for pause in pauses) / 2 if pauses else True
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to "
+        f"{view.percent(cost)} of the {view.period} goes to "
         + ("gc.collect(), which the program calls" if is_called else "Python's garbage collector"),
         cost,
         basis="time in the garbage collector" if view.device is None else "idle time while the collector ran",

@@ -63,7 +63,7 @@ def check(view: View, limits: Limits) -> Answers:
     allocated = view.operator_costs["bytes_allocated"].to_numpy()[rows]
     rows, allocated = rows[allocated > 0], allocated[allocated > 0]
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to the operating system, "
+        f"{view.percent(cost)} of the {view.period} goes to the operating system, "
         f"which maps {faults:,.0f} pages {view.a_step}",
         cost,
         basis="time of the main thread in the operating system, as far as page faults explain it that unrecorded steps "

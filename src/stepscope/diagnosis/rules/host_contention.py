@@ -46,7 +46,7 @@ def check(view: View, limits: Limits) -> Answers:
     throttled = counts.total(lambda step: step.throttled_ns) or 0
     by_quota = throttled > waited / 2
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} is lost because "
+        f"{view.percent(cost)} of the {view.period} is lost because "
         + ("the container's quota stops the program" if by_quota else "the launching thread waits for a processor"),
         cost,
         basis="time the thread was ready and not running, by the operating system's count"
@@ -56,6 +56,7 @@ def check(view: View, limits: Limits) -> Answers:
         share_at=None,
         figures=[
             limits.figure("share", share),
+            view.ns_per_step("time lost", cost),
             *_figures(view, counts),
             Figure(f"throttled {view.per}", throttled // len(counts.steps), "ns"),
         ],

@@ -62,7 +62,7 @@ def check(view: View, limits: Limits) -> Answers:
         confidence="medium",
         figures=[
             Figure(f"such tensors {view.per}", count, "count"),
-            view.bytes_per_step("bytes copied", int(found["bytes"].sum() or 0)),
+            *view.bytes_of("bytes copied", found["bytes"]),
         ],
         remedy=Remedy(
             "Make the tensor where it is used; what does not change, make once before the loop.",

@@ -112,14 +112,16 @@ def _reported(view: View) -> Iterator[Found]:
     reads, accesses = evidence.transfers_out, [each for each in evidence.execute_triggers if _ACCESS in each.cause]
     if evidence.reads_too_often and reads is not None:
         single = f", {evidence.scalar_reads:,} of them single values" if evidence.scalar_reads else ""
+        figures = [Figure("steps in the whole run", evidence.steps or 0, "count")]
         title = f"Values are read from the device {reads.count:,} times in {evidence.steps:,} steps of the run{single}"
     elif accesses:
         times = sum(each.count for each in accesses)
+        figures = [Figure("reads that end graphs in the whole run", times, "count")]
         title = f"Reading values ends graphs early: {times:,} times in the whole run"
     else:
         return
     remedy = KINDS["item"].told_for(view, every=100).remedy
-    yield note_from_files(title, _read_figures(view), remedy, view.at_triggers(accesses))
+    yield note_from_files(title, [*_read_figures(view), *figures], remedy, view.at_triggers(accesses))
 
 
 def _read_figures(view: View) -> tuple[Figure, ...]:
@@ -217,7 +219,7 @@ def _found(view: View, key: str, calls: pl.DataFrame, cost: int) -> Found:
     every = every_steps(cost, view.length_ns, _FREQUENT)
     kind = _OF_NUMBERS if key == "copy_in" and _copies_numbers(view, calls) else KINDS[key].told_for(view, every)
     per_step = calls.height / view.step_count
-    times = "once" if round(per_step) == 1 else f"{per_step:,.0f} times"
+    times = "once" if per_step == 1 else f"{per_step:,.3g} times"
     return Found(
         f"{kind.what} makes the host wait {times} {view.a_step}, and the device is idle afterwards"
         if per_step >= 1
@@ -230,6 +232,7 @@ def _found(view: View, key: str, calls: pl.DataFrame, cost: int) -> Found:
             Figure(f"waits {view.per}", per_step, "count"),
             view.ns_per_step("time the host waited", int(calls["duration_ns"].sum())),
             Figure("idle time after one wait", cost // calls.height, "ns"),
+            Figure("steps between two waits at which they cost too little to matter", every, "count"),
             *_read_figures(view),
         ],
         intervals=view.longest(

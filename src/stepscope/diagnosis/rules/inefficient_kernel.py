@@ -20,7 +20,8 @@ slower to read than memory bandwidth suggests. Sparse or masked attention does l
 
 # What to do
 It depends on the kind of work: sizes that are multiples of 64 for matrix products, channels-last and cuDNN's benchmark
-for convolutions, PyTorch's fused attention, contiguous tensors and `torch.compile` for the rest.
+for convolutions, PyTorch's fused attention with heads of 64 or 128, contiguous tensors and `torch.compile` for the
+rest.
 
 # Reference
 TraceLens compares efficiency with a roofline; Williams, Waterman and Patterson, Roofline (2009).
@@ -186,7 +187,7 @@ def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
     slower = row["device_ns"] / max(row["wanted_ns"], 1)
     return Found(
         f"the {kind} {name} of {_shapes(row['input_shapes'])} reaches {share:.0%} of the device's {peak} "
-        f"and takes {view.share(row['device_ns']):.0%} of the {view.period}",
+        f"and takes {view.percent(row['device_ns'])} of the {view.period}",
         row["lost_ns"],
         basis=f"time above what good kernels take ({row['target']:.0%} of the {peak}), where the device decides on the "
         f"{view.period}'s length",
@@ -194,6 +195,7 @@ def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
         figures=[
             Figure("time over the attainable time", slower, "count", limits["slower"]),
             Figure(f"share of the {peak}", share, "share"),
+            Figure(f"share of the {peak} that good kernels reach", row["target"], "share"),
             reached,
             Figure(f"time on the device {view.per}", row["device_ns"] // view.step_count, "ns"),
             view.count_per_step("calls", row["calls"]),

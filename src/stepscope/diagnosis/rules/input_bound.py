@@ -41,7 +41,15 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from stepscope.diagnosis.loading import Costly, Loading, costly_function, loading_of, places_of, settings_figures
+from stepscope.diagnosis.loading import (
+    Costly,
+    Loading,
+    costly_function,
+    loading_of,
+    places_of,
+    processors_in_words,
+    settings_figures,
+)
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.whatif.changes import scaled_cause
 
@@ -68,21 +76,19 @@ def check(view: View, limits: Limits) -> Answers:
     waiting = "the device waits for" if view.device is not None else "the main thread spends its time on"
     costly = None if loading.keeps_up else costly_function(view, loading)
     library = None if loading.keeps_up or costly is not None else costly_function(view, loading, of_users=False)
-    figures = []
+    figures = _figures(view, loading)
     if library is not None:  # the library may have a faster function
-        figures = [Figure(f"share of it in {_called(library)}", library.share, "share")]
+        figures += [Figure(f"share of it in {_called(library)}", library.share, "share")]
         text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
         remedy = replace(remedy, text=text)
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} {waiting} the data loader",
+        f"{view.percent(cost)} of the {view.period} {waiting} the data loader",
         saving,
         basis=basis,
-        confidence="high",
+        confidence="medium",  # whether workers find free processors is sure only after a trial
         weighed_ns=cost,
         figures=[
             view.ns_per_step("time lost", cost),
-            view.count_per_step("batches loaded", loading.calls),
-            *settings_figures(loading),
             *figures,
         ],
         intervals=view.longest(loading.pieces, "waiting for data"),
@@ -90,6 +96,13 @@ def check(view: View, limits: Limits) -> Answers:
         where=places_of(view, loading, costly),
         change=scaled_cause("input", 1.0 - saving / cost),
     )
+
+
+def _figures(view: View, loading: Loading) -> list[Figure]:
+    figures = [view.count_per_step("batches loaded", loading.calls), *settings_figures(loading)]
+    if loading.load is not None:
+        figures.append(Figure("worker processes that make batches fast enough", loading.load.workers_needed(), "count"))
+    return figures
 
 
 def _called(library: Costly) -> str:
@@ -125,7 +138,8 @@ def _advice(view: View, loading: Loading) -> tuple[int, str, Remedy]:
         return loading.wait_ns, f"{waits}, if batches cost nothing", _cheaper(loading)
     if gain < loading.wait_ns:
         leave = "one worker" if workers == 1 else f"{workers} workers"
-        waits += f", less what {leave} would leave of it on {loading.processors} processors"
+        on = f" on {processors_in_words(loading.processors)}" if loading.processors else ""
+        waits += f", less what {leave} would leave of it{on}"
     return gain, waits, _workers(loading, workers)
 
 
@@ -136,13 +150,14 @@ def _workers(loading: Loading, workers: int) -> Remedy:
         f"{_BY_TRIAL}"
     )
     apply = (f"workers={workers}", "persistent-workers")
-    text = "Batches are loaded in the training process itself: load them in worker processes, ahead of time"
+    text = "Batches are loaded in the main process: load them in worker processes, ahead of time"
     if loading.workers:
         now = "One worker process" if loading.workers == 1 else f"{loading.workers} worker processes"
         text = f"{now} cannot make batches as fast as they are used"
     if loading.load is not None:
         enough = "one worker" if workers == 1 else f"{workers} workers"
-        text += f"; {enough} can keep up with the computation"
+        free = "" if loading.processors else " if there is a processor free for each"
+        text += f"; {enough} can keep up with the computation{free}"
     return Remedy(f"{text}.", code, apply)
 
 
@@ -190,10 +205,11 @@ def _make(loading: Loading) -> str:
 
 
 def _cheaper(loading: Loading) -> Remedy:
-    processors = "one processor" if loading.processors == 1 else f"{loading.processors or 'few'} processors"
+    why = "More workers would not remove the wait"
+    if loading.processors:
+        why = f"More workers than {processors_in_words(loading.processors)} can run would not remove the wait"
     return Remedy(
-        f"The program's {processors} cannot do more, so more workers do not help: make batches cheaper. Cache what is "
-        "the same in every epoch, or prepare it once before training.",
+        f"{why}: make batches cheaper. Cache what is the same in every epoch, or prepare it once before training.",
         "samples = [prepare(sample) for sample in dataset]      # once, before training\n"
         "loader = DataLoader(samples, ...)",
     )

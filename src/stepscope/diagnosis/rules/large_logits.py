@@ -77,7 +77,7 @@ def _scores(view: View, limits: Limits) -> Answers:
     yield Found(
         f"the loss handles {largest.positions:,} by {largest.classes:,} scores at once"
         + (f", of which {ignored:.0%} do not count" if ignored else "")
-        + f": {view.share(cost):.0%} of the {view.period}",
+        + f": {view.percent(cost)} of the {view.period}",
         saved,
         basis="tensors as large as the scores that a loss in blocks does without"
         + (", and the part of positions that the loss ignores" if ignored else ""),
@@ -182,7 +182,7 @@ def _tables(view: View, limits: Limits) -> Answers:
     rows, width = largest.shape
     yield Found(
         f"a batch reads {_read(largest):.1%} of a table's {rows:,} rows, but its gradient and the optimizer go through "
-        f"all: {view.share(cost):.0%} of the {view.period}",
+        f"all: {view.percent(cost)} of the {view.period}",
         saved,
         basis="operators on whole tables and their gradients, less twice the share of rows that the batch reads",
         confidence="medium",

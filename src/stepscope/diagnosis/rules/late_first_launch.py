@@ -49,7 +49,7 @@ def check(view: View, limits: Limits) -> Answers:
         return
     steps = int(pieces["launch"].n_unique())
     yield Found(
-        f"{view.share(cost):.0%} of the step the device waits for its first launch, while the host prepares the step",
+        f"{view.percent(cost)} of the step the device waits for its first launch, while the host prepares the step",
         cost,
         basis="idle time between each step's start and its first launch, without what waits before it explain",
         confidence="medium",

@@ -55,7 +55,7 @@ def check(view: View, limits: Limits) -> Answers:
     exposed = view.exposed_ns(("communication",))
     saved = min(waiting, exposed * waiting // max(total, 1))
     yield Found(
-        f"{view.share(saved):.0%} of the {view.period} this rank waits in collectives for others that come later",
+        f"{view.percent(saved)} of the {view.period} this rank waits in collectives for others that come later",
         saved,
         basis="what collectives take beyond the fastest of the same kind and size, as far as nothing covers it",
         confidence="low",

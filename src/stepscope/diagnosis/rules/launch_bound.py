@@ -41,6 +41,11 @@ _AS_A_GRAPH: Final = (
     "from stepscope.remedies import capture_step            # or the whole step, optimizer included, in one launch\n"
     "step = capture_step(step)                              # step(batch): zero_grad, forward, backward, optimizer.step"
 )
+_FORWARD_AS_A_GRAPH: Final = (
+    'model = torch.compile(model, mode="reduce-overhead")   # CUDA graphs: one launch for many kernels\n'
+    "from stepscope.remedies import capture_step            # or the whole call in one launch\n"
+    "model = capture_step(model)"
+)
 _GRAPH: Final = Remedy(
     "All steps launch the same kernels, and nothing waits inside them: compile the model so that they are launched as "
     "a graph, or raise the batch size.",
@@ -66,7 +71,7 @@ _COMPILED: Final = Remedy(
 )
 _GRAPHED: Final = Remedy(
     "Much is launched as graphs already: record more of the step in one graph, and raise the batch size.",
-    "# record the whole step, with sampling or the optimizer, in one graph instead of one for each part\n"
+    "# record the whole step in one graph instead of one for each part\n"
     "from stepscope.remedies import capture_step\n"
     "step = capture_step(step)",
 )
@@ -97,18 +102,19 @@ def check(view: View, limits: Limits) -> Answers:
     launched = view.work.filter(pl.col("launch").is_not_null())
     launches = launched["launch"].n_unique() / view.step_count
     calls = view.trace.launches[launched["launch"].unique()]
-    many = "1 launch" if round(launches) == 1 else f"{launches:,.0f} launches"
+    number = f"{launches:,.0f}" if launches >= 100 else f"{launches:.3g}"
+    many = "1 launch" if launches == 1 else f"{number} launches"
     dispatch, python = (
         view.share(int(mine.filter(pl.col("cause") == cause)["duration_ns"].sum())) for cause in ("dispatch", "python")
     )
     by_line = pl.col("cause").is_in(_LATE) & pl.col("lane").is_in(list(view.activity.line_timelines))
     blamed = mine.filter((pl.col("slice") >= 0) | by_line)
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} the device waits for launches: {many} {view.a_step}, "
+        f"{view.percent(cost)} of the {view.period} the device waits for launches: {many} {view.a_step}, "
         f"and the host is too slow for them",
         cost,
         basis="idle time before work that the host launched late",
-        confidence="high",
+        confidence="medium",  # what a graph or a compiler gains is sure only after a trial
         figures=[
             Figure(f"launches {view.per}", launches, "count"),
             view.count_per_step("kernels", view.work.filter(pl.col("kind") == "compute").height),
@@ -118,7 +124,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("lost to Python between operators", python, "share"),
         ],
         intervals=view.longest(mine, "late launch"),
-        remedy=_PYTHON if python > dispatch else _fewer_launches(view, launched, calls),
+        remedy=_PYTHON if python > dispatch else _of_the_program(view, _fewer_launches(view, launched, calls)),
         where=view.locations(blamed) if blamed.height else (),
         change=scaled_pieces(_on_launching_thread(view, mine), 0.0),
     )
@@ -128,6 +134,11 @@ def _on_launching_thread(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
     """The pieces with launch latency as time of the launching thread, whose call is running then."""
     lanes = view.trace.launches["lane"].gather(pieces["launch"])
     return pieces.with_columns(lane=pl.coalesce("lane", lanes))
+
+
+def _of_the_program(view: View, remedy: Remedy) -> Remedy:
+    """The remedy without the words of training, where nothing is trained."""
+    return remedy if view.trains else replace(remedy, code=remedy.code.replace(_AS_A_GRAPH, _FORWARD_AS_A_GRAPH))
 
 
 def _fewer_launches(view: View, launched: pl.DataFrame, calls: pl.DataFrame) -> Remedy:

@@ -31,7 +31,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.conversions import CONVERTING_KERNEL, backward_work, layout_copies, to_and_fro
-from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_operators, scaled_slices, scaled_work, scaled_work_of, together
 
 _CONVOLUTION: Final = r"^aten::\w*conv"
@@ -57,13 +57,14 @@ def check(view: View, limits: Limits) -> Answers:
     left = 1 - np.array(list(excess.values()), np.int64) / np.maximum(durations[longer], 1)
     changes = (len(copying) + kernels.height) / view.step_count
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} goes into copies that only change the order of dimensions, "
+        f"{view.percent(cost)} of the {view.period} goes into copies that only change the order of dimensions, "
         f"{changes:,.0f} {view.a_step}",
         cost,
         basis="copies that undo each other, what their gradients cost beyond the forward operators, and kernels that "
         "convert layouts",
         confidence="medium",
         figures=[
+            Figure(f"copies that only change the order {view.per}", changes, "count"),
             view.count_per_step("copies there and back", len(forward)),
             view.count_per_step("copies of gradients", len(backward)),
             view.count_per_step("kernels that convert layouts", kernels.height),

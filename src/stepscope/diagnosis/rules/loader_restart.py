@@ -58,7 +58,7 @@ def check(view: View, limits: Limits) -> Answers:
     cost = int(sum(max(int(lost["duration_ns"].sum()) - batch_ns, 0) for lost in pieces) * share)
     mean_ns = sum(start.duration_ns for start in starts) // len(starts)
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to starting the loader's worker processes again, "
+        f"{view.percent(cost)} of the {view.period} goes to starting the loader's worker processes again, "
         f"{mean_ns / 1e6:,.0f} ms each time",
         cost,
         basis="time from making an iterator to its first batch, less what workers that stay alive take for a batch",

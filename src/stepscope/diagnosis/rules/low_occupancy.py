@@ -70,7 +70,7 @@ def _found(view: View, limits: Limits, work: pl.DataFrame, count: int) -> Found:
     usual = int(np.average(work["blocks"].to_numpy(), weights=work["duration_ns"].to_numpy()))
     gained = limits["gained"]
     return Found(
-        f"a kernel that takes {view.share(total):.0%} of the {view.period} keeps {min(usual, count):,} of the device's "
+        f"a kernel that takes {view.percent(total)} of the {view.period} keeps {min(usual, count):,} of the device's "
         f"{count:,} multiprocessors busy",
         lost,
         basis=f"{gained:.0%} of what the same work spread over all multiprocessors would save, an assumption",

@@ -69,7 +69,7 @@ def _double(view: View, limits: Limits) -> Answers:
     converting = view.cost_ns(to_and_fro)
     saved = limits["double_saved"]
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} computes in float64, in numbers twice as wide as float32",
+        f"{view.percent(cost)} of the {view.period} computes in float64, in numbers twice as wide as float32",
         cost * saved + converting,
         basis=f"{saved:.0%} of the time of operators on float64 tensors, and the conversions to float64 and back",
         confidence="low" if view.program.torch.get("default_dtype") == "torch.float64" else "medium",
@@ -141,7 +141,7 @@ def _single(view: View, limits: Limits) -> Answers:
         return
     saved = limits["saved"]
     yield Found(
-        f"{view.share(total):.0%} of the {view.period} is FP32 matrix products that tensor cores could do",
+        f"{view.percent(total)} of the {view.period} is FP32 matrix products that tensor cores could do",
         total * saved,
         basis=f"{saved:.0%} of the time of FP32 matrix kernels, an assumption below the hardware's ratio",
         confidence="low",

@@ -62,6 +62,7 @@ def _weighed(view: View, limits: Limits, memory: DeviceMemory, row: int, asked: 
         Figure("share of the reserved memory that was unused", part, "share", limit),
         Figure("memory held by the allocator", reserved, "bytes"),
         Figure("memory in use", held, "bytes"),
+        Figure("memory in pieces that nobody uses", unused, "bytes"),
     ]
     if of_device is not None:
         figures.append(

@@ -36,7 +36,8 @@ _HOST_BOUND: Final = ("dispatch", "python", "launch_latency", "optimizer", "grap
 _FIXED: Final = ("before", "parameter", "optimizer_state", "gradient")
 _LARGEST_FACTOR: Final = 64
 LARGER_BATCH: Final = Remedy(
-    "Raise the batch size step by step until operations are long or memory is full, and adapt the learning rate to it."
+    "Raise the batch size step by step until operations are long or memory is full; in training, adapt the learning "
+    "rate to it."
 )
 """Remedy for compiled programs."""
 
@@ -54,7 +55,7 @@ def check(view: View, limits: Limits) -> Answers:
         return
     yield Found(
         f"only {size_in_words(used)} of {size_in_words(memory.capacity_bytes)} are ever used, while the device "
-        f"waits {view.share(waiting):.0%} of the time for the host: a batch {factor} times as large fits",
+        f"waits {view.percent(waiting)} of the time for the host: a batch about {factor} times as large would fit",
         0,
         basis="a step takes no less time with a larger batch, but a sample does",
         confidence="medium",
@@ -85,8 +86,8 @@ def _remedy(view: View, factor: int) -> Remedy:
     larger = f"batch_size={size * 2}" if size else "batch_size=2 * batch_size"
     most = f", up to about {size * factor}" if size else f", up to about {factor} times"
     return Remedy(
-        "Raise the batch size step by step, and adapt the learning rate to it; measure what each size brings with "
-        "stepscope run --batch-sizes.",
+        "Raise the batch size step by step and measure what each brings with stepscope run --batch-sizes; in training, "
+        "adapt the learning rate to it.",
         f"loader = DataLoader(dataset, {larger}, ...)   # from here on{most}",
     )
 

@@ -30,24 +30,27 @@ from stepscope.diagnosis.finding import Interval, Location
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
 
+_HELD: Final = {"before": "allocated before the recording", "optimizer_state": "optimizer state"}
+"""Categories of memory in words, where they differ."""
+
 
 def check(view: View, limits: Limits) -> Answers:
     limit = limits["share"]
     failed = {row["device"]: row for row in out_of_memory(view.trace).iter_rows(named=True)}
     for memory in view.memories:
         if memory.device in failed:
-            yield _failed(memory, failed[memory.device], limit)
+            yield _failed(view, memory, failed[memory.device], limit)
         elif memory.device != "cpu" and memory.capacity_bytes:
             used = memory.reserved_bytes or memory.peak_bytes
             if used / memory.capacity_bytes >= limit:
-                yield _near(memory, used, memory.capacity_bytes, limit)
+                yield _near(view, memory, used, memory.capacity_bytes, limit)
 
 
-def _near(memory: DeviceMemory, used: int, capacity: int, limit: float) -> Found:
+def _near(view: View, memory: DeviceMemory, used: int, capacity: int, limit: float) -> Found:
     share = min(used / capacity, 1.0)
     return Found(
         f"device {memory.device} uses {size_in_words(used)} of its {size_in_words(capacity)}: "
-        "a slightly larger batch would not fit",
+        f"{size_in_words(max(capacity - used, 0))} are left",
         0,
         basis="costs no time as long as everything fits",
         confidence="high",
@@ -56,18 +59,19 @@ def _near(memory: DeviceMemory, used: int, capacity: int, limit: float) -> Found
             Figure("share of the device's memory in use at most", share, "share", limit),
             Figure("memory in use at most", used, "bytes"),
             Figure("memory there is", capacity, "bytes"),
+            Figure("memory that is left", max(capacity - used, 0), "bytes"),
             *(
-                Figure(f"of it {name.replace('_', ' ')}, at the peak", size, "bytes")
+                Figure(f"of it {_HELD.get(name, name)}, at the peak", size, "bytes")
                 for name, size in alive_table(memory, "category").head(3).select("category", "bytes").iter_rows()
             ),
         ],
         intervals=[Interval(memory.peak_ns, 0, "the peak")],
-        remedy=_remedy(memory),
+        remedy=_remedy(memory, trains=view.trains),
         where=memory_locations(alive_at(memory, memory.peak_row)),
     )
 
 
-def _failed(memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Found:
+def _failed(view: View, memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Found:
     at = max(int(memory.levels["start_ns"].search_sorted(failure["start_ns"], side="right")) - 1, 0)
     held, reserved = memory.levels.select("allocated_bytes", "reserved_bytes").row(at)
     sizes = {"asked for": failure["asked_bytes"], "held then": held, "held by the allocator then": reserved}
@@ -91,13 +95,13 @@ def _failed(memory: DeviceMemory, failure: dict[str, Any], limit: float) -> Foun
         severity="high",
         figures=figures,
         intervals=[Interval(failure["start_ns"], 0, "out of memory")],
-        remedy=_remedy(memory),
+        remedy=_remedy(memory, trains=view.trains),
         where=(*asking, *memory_locations(alive_at(memory, at), 2)),
         ends_run_in_ns=0,
     )
 
 
-def _remedy(memory: DeviceMemory) -> Remedy:
+def _remedy(memory: DeviceMemory, *, trains: bool) -> Remedy:
     held = dict(alive_table(memory, "category").select("category", "bytes").iter_rows())
     largest = max(held, key=lambda name: held[name], default="")
     if largest in ("activation", "temporary", "input"):
@@ -106,9 +110,16 @@ def _remedy(memory: DeviceMemory) -> Remedy:
             "them with 16-bit arithmetic.",
             "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # instead of x = block(x)",
         )
+    if largest not in ("parameter", "gradient", "optimizer_state") and not (trains and largest == "before"):
+        return Remedy(
+            "Most of it was allocated before the recording, or for what it does not show: record from the program's "
+            "start, or take a snapshot, which knows each block's line.",
+            "torch.cuda.memory._record_memory_history()           # first of all\n"
+            'torch.cuda.memory._dump_snapshot("memory.pickle")    # then: stepscope memory memory.pickle',
+        )
     return Remedy(
-        "Most of it is there in every step: parameters, gradients, optimizer state. Shard them over devices, keep the "
-        "optimizer's state in 16 bits, or use an optimizer with less state.",
+        "Most of it is there in every step, as parameters and the optimizer's state are: shard them over devices, keep "
+        "the state in 16 bits, or use an optimizer with less state.",
         "model = torch.distributed.fsdp.fully_shard(model)   # each rank keeps a part of it all",
     )
 

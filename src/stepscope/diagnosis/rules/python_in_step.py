@@ -57,7 +57,7 @@ def check(view: View, limits: Limits) -> Answers:
         return
     waits = " while the device waits" if view.device is not None else ""
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} is Python code between operators{waits}",
+        f"{view.percent(cost)} of the {view.period} is Python code between operators{waits}",
         cost,
         basis="idle time of the device in long stretches of Python of the launching thread"
         if view.device is not None

@@ -183,7 +183,7 @@ def check(view: View, limits: Limits) -> Answers:
     worst = next((guard for guard in varying if guard not in full), varying[0] if varying else None)
     shapes = _shapes_of_regions(view)
     yield Found(
-        f"{view.share(cost):.0%} of the time goes to compiling code: {count} "
+        f"{view.percent(cost)} of the time goes to compiling code: {count} "
         f"{'compilation' if count == 1 else 'compilations'}"
         + (f" in {steps} of {view.step_count} steps" if view.complete_steps.height else "")
         + (f", because {worst.what}" if worst is not None else ""),
@@ -255,6 +255,12 @@ def _reported(view: View, limits: Limits) -> Iterator[Found]:
     evidence = view.evidence
     compilations, executions = evidence.compilations, evidence.executions
     figures = tally_figures("compilations of graphs", compilations)
+    known = {
+        "steps in the whole run": evidence.steps,
+        f"compilations after the first {WARM_UP_STEPS} steps": evidence.late_compilations,
+        "steps to warm up": WARM_UP_STEPS,
+    }
+    figures += [Figure(name, number, "count") for name, number in known.items() if number is not None]
     where = view.at_triggers(evidence.compile_triggers)
     if evidence.compiles_too_often and compilations is not None:
         what = f"Graphs were compiled {compilations.count:,} times in {evidence.steps:,} steps of the whole run"

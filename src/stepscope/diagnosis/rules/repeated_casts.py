@@ -57,7 +57,7 @@ def check(view: View, limits: Limits) -> Answers:
     kept = min(there, back, key=lambda kind: _BITS[kind])
     yield Found(
         f"tensors are converted from {there} to {back} and back {pairs:,.0f} times {view.a_step}: "
-        f"{view.share(cost):.0%} of its time",
+        f"{view.percent(cost)} of its time",
         cost,
         basis="the cost of the conversions there and back" + (" and of their gradients'" if len(backward) else ""),
         confidence="medium",

@@ -148,13 +148,14 @@ def _on_cpu(view: View, limits: Limits) -> Answers:
         return
     count = len(rows) / view.step_count
     yield Found(
-        f"{name} runs {count:,.0f} operators {view.a_step}, {view.share(cost):.0%} of it; a fused update is one",
+        f"{name} runs {count:,.0f} operators {view.a_step}, {view.percent(cost)} of it; a fused update is one",
         saved,
         basis=f"the optimizer's time without the {left / cost:.0%} that a fused update would still take",
         confidence="medium",
         limit="share_on_cpu",
         figures=[
             view.share_figure("in the optimizer", cost),
+            Figure("share of it that a fused update would still take", left / cost, "share"),
             Figure(f"operators in the optimizer {view.per}", count, "count"),
             view.count_per_step("tensors updated", tensors),
         ],

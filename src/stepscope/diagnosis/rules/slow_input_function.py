@@ -56,7 +56,7 @@ def check(view: View, limits: Limits) -> Answers:
     saving = _saving_ns(view, loading, costly)
     yield Found(
         f"{_WHAT[costly.stage]} {costly.name} takes {costly.share:.0%} of the time to make a batch, for which the "
-        f"{view.period} waits {view.share(loading.wait_ns):.0%} of its time",
+        f"{view.period} waits {view.percent(loading.wait_ns)} of its time",
         saving,
         basis="what the waits for data would lose if the function cost nothing, its results being cached or prepared "
         "before training; half of it if it were twice as fast",

@@ -69,7 +69,7 @@ def check(view: View, limits: Limits) -> Answers:
     reached = float(rows["carried"].sum()) / max(alone, 1.0) * 1e9
     less = rows["alone"].to_numpy() * max(1 - needed / max(alone, 1.0), 0.0)
     yield Found(
-        f"data moves at {reached / 1e9:,.1f} GB/s on each rank's link, below the {rate / 1e9:,.0f} expected",
+        f"data moves at {reached / 1e9:,.1f} GB/s on each rank's link, below the {rate / 1e9:,.1f} GB/s expected",
         saved,
         basis="the fastest collectives of each size, less what the same bytes need at the expected rate, as far as "
         "nothing covers them",

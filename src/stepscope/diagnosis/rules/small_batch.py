@@ -49,7 +49,7 @@ def check(view: View, limits: Limits) -> Answers:
     if busy < least:
         return
     yield Found(
-        f"{view.share(time):.0%} of the {view.period} goes to kernels shorter than {short_ns / 1000:,.0f} us, and the "
+        f"{view.percent(time)} of the {view.period} goes to kernels shorter than {short_ns / 1000:,.0f} us, and the "
         f"device's memory is {held:.0%} full at the most: a larger batch would take hardly longer",
         time * _SAVED,
         basis="half of the short kernels' time, for each sample, with twice the batch; an assumption",

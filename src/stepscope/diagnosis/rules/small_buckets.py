@@ -31,6 +31,7 @@ import polars as pl
 from stepscope.analysis.communication import collectives, exposed_on_host
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._memory import size_in_words
 from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work, together
 
 _BUCKET_BYTES: Final = 25 * 2**20
@@ -55,14 +56,15 @@ def check(view: View, limits: Limits) -> Answers:
     saved = min(saved, exposed)
     yield Found(
         f"{per_step:,.0f} reductions {view.a_step}"
-        + (f" of {mean / 1024:,.0f} KiB on average" if mean else "")
-        + f", which {needed} would do",
+        + (f" of {size_in_words(mean)} on average" if mean else "")
+        + (f", which {needed} would do" if mean else ", whose sizes are unknown"),
         saved,
         basis="the time of a short reduction for each that buckets of 25 MB do not need, as far as nothing covers it",
         confidence="medium" if mean else "low",
-        share_at=3,
+        share_at=4,
         figures=[
             Figure(f"reductions {view.per}", per_step, "count", fewest),
+            Figure(f"reductions of buckets of 25 MB {view.per}", needed, "count"),
             Figure("mean message", mean, "bytes", largest),
             Figure("time of a short one", price, "ns"),
         ],

@@ -42,7 +42,8 @@ def check(view: View, limits: Limits) -> Answers:
     shortest, longest = summary.shortest_ns / 1e6, summary.longest_ns / 1e6
     cause, more_ns = _largest_excess(view, int(slow["index"][0]))
     yield Found(
-        f"steps take from {shortest:,.1f} to {longest:,.1f} ms; the typical one is {excess:.0%} shorter than the mean",
+        f"steps take from {shortest:,.1f} ms to {longest:,.1f} ms; the typical one is {excess:.0%} shorter than the "
+        "mean",
         0,
         basis="no saving of its own: what made a step slow is in other findings, or was chance",
         confidence="medium" if summary.count >= 10 else "low",
@@ -51,6 +52,9 @@ def check(view: View, limits: Limits) -> Answers:
             limits.figure("share", excess),
             Figure("mean step", summary.mean_ns, "ns"),
             Figure("median step", summary.median_ns, "ns"),
+            Figure("number of the longest step", int(slow["index"][0]), "count"),
+            Figure("shortest step", summary.shortest_ns, "ns"),
+            Figure("longest step", summary.longest_ns, "ns"),
             Figure("steps compared", summary.count, "count"),
             Figure(f"longest step above the typical one, {cause}", more_ns, "ns"),
         ],

@@ -51,12 +51,14 @@ def check(view: View, limits: Limits) -> Answers:
     wanted = max(usable // ranks, 1)
     yield Found(
         f"{threads * ranks} computing threads share {usable} processors, and the main thread sleeps "
-        f"{view.share(slept):.0%} of the {view.period}",
+        f"{view.percent(slept)} of the {view.period}",
         slept,
         basis="time the main thread slept within operators, by the operating system's count",
         confidence="medium",
-        share_at=1,
+        share_at=3,
         figures=[
+            Figure("computing threads", threads * ranks, "count"),
+            Figure("processors for each rank", wanted, "count"),
             Figure("computing threads for each usable processor", threads * ranks / usable, "count", excess),
             Figure("torch's threads in each rank", threads, "count"),
             Figure("ranks on the machine", ranks, "count"),

@@ -43,7 +43,7 @@ def _overhead(view: View) -> Iterator[Found]:
     pieces = view.pieces_of("profiler_overhead")
     cost = int(pieces["duration_ns"].sum())
     yield Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to the profiler itself, which is gone without it",
+        f"{view.percent(cost)} of the {view.period} goes to the profiler itself, which is gone without it",
         cost,
         basis="time the profiler recorded of its own work",
         confidence="high",
@@ -90,7 +90,7 @@ def _missing_events(view: View, limits: Limits) -> Iterator[NotAnswered]:
     unknown = int(view.pieces_of("unknown", "untraced")["duration_ns"].sum())
     if view.share(unknown) > limits["unknown"]:
         yield NotAnswered(
-            f"Why is the device idle for {view.share(unknown):.0%} of the step without a visible reason?",
+            f"Why is the device idle for {view.percent(unknown)} of the {view.period} without a visible reason?",
             "the host threads recorded nothing then, or the device waited for something outside the trace",
             how_to_record(HOST, view.trace.metadata.format, view.framework),
         )
@@ -101,7 +101,7 @@ def _silent_host(view: View, limits: Limits) -> Iterator[NotAnswered]:
     silent = int(view.pieces_of("untraced")["duration_ns"].sum())
     if view.share(silent) > limits["untraced"]:
         yield NotAnswered(
-            f"What did the main thread do for {view.share(silent):.0%} of the time?",
+            f"What did the main thread do for {view.percent(silent)} of the time?",
             "nothing was recorded on it then: it slept, waited, or ran what this recording does not show",
             how_to_record(HOST, view.trace.metadata.format, view.framework),
         )

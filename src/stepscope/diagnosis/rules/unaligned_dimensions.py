@@ -8,7 +8,7 @@ one number at a time, or a copy.
 # How it is measured
 Matrix products by their input shapes: the device's time for those with such a dimension. Padded to the next multiple of
 8, a product is assumed to run at the rate per multiplication of the trace's aligned 16-bit products, but at most twice
-as fast as now; without such products a quarter of its time is counted as saved.
+as fast as now; without such products 25 % of its time is counted as saved.
 
 # Known false positives
 Very small products, which no kernel runs well. Newer libraries pad automatically. Products of attention that is written
@@ -71,7 +71,7 @@ def check(view: View, limits: Limits) -> Answers:
     odd = next(size for size in sorted(worst.sizes, reverse=True) if size % multiple)
     rows = np.array([product.row for product in awkward], np.int64)
     yield Found(
-        f"{odd:,}, no multiple of {multiple}, slows down matrix products: {view.share(cost):.0%} of the {view.period}",
+        f"{odd:,}, no multiple of {multiple}, slows down matrix products: {view.percent(cost)} of the {view.period}",
         saved,
         basis="up to half of these products' time, by how fast the trace's products with fitting dimensions run"
         if rate

@@ -67,7 +67,7 @@ def check(view: View, limits: Limits) -> Answers:
         return
     yield Found(
         f"attention keeps its {found[0].scores[-2]:,} by {found[0].scores[-1]:,} scores in memory instead of fusing "
-        f"what works on them: {view.share(cost):.0%} of the {view.period}",
+        f"what works on them: {view.percent(cost)} of the {view.period}",
         saved,
         basis="the cost of the written-out operators, less the products and softmax that a fused operator still needs",
         confidence="medium",
@@ -92,7 +92,10 @@ def _remaining_ns(view: View, attention: WrittenOutAttention, *, with_backward: 
 
 def _figures(view: View, found: list[WrittenOutAttention], backward: int, cost: int) -> list[Figure]:
     largest = max(each.score_bytes for each in found)
+    rows, columns = found[0].scores[-2:]
     figures = [
+        Figure("queries of one matrix of scores", rows, "count"),
+        Figure("keys of one matrix of scores", columns, "count"),
         view.share_figure("in written-out attention", cost),
         view.count_per_step("written-out attentions", len(found)),
     ]

@@ -56,13 +56,14 @@ def check(view: View, limits: Limits) -> Answers:
     if not limits.reached(saved):
         return
     yield Found(
-        f"the device's data goes through the host to the other ranks: {view.share(cost):.0%} of the {view.period}",
+        f"the device's data goes through the host to the other ranks: {view.percent(cost)} of the {view.period}",
         saved,
         basis="the device's time for the collectives' copies and its idle time in them, less the bytes at 10 GB/s",
         confidence="medium",
         figures=[
+            view.share_figure("in exchanges through the host", cost),
             view.count_per_step("collectives on the host", found.height),
-            view.bytes_per_step("bytes", moved),
+            *view.bytes_of("bytes", found["bytes"]),
             view.share_figure("waiting for other ranks", int(view.pieces_of("communication")["duration_ns"].sum())),
         ],
         intervals=view.longest(found, "collective"),

@@ -60,7 +60,7 @@ def check(view: View, limits: Limits) -> Answers:
         "adds to them",
         cost,
         basis="the time to fill gradients, and to add to them in the backward pass",
-        confidence="high" if _are_the_same(view, filling, adding) else "medium",
+        confidence="medium" if _are_the_same(view, filling, adding) else "low",
         figures=[
             view.count_per_step("gradients filled", tensors),
             view.ns_per_step("time to fill them", own),

@@ -61,7 +61,7 @@ SILENT: Cases = {
 def test_the_saving_is_the_devices_idle_time() -> None:
     finding = the_finding(rule, asking())
 
-    assert finding.title == "the driver is asked for memory 1.0 times a step, and gives memory back in between"
+    assert finding.title == "the driver is asked for memory once a step, and gives memory back in between"
     assert finding.saving_ns_per_step == 200 * US
     assert finding.saving_from == "replayed"
     assert figures_of(finding) == [

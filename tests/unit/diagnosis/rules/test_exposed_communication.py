@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import polars as pl
+import pytest
 
 from stepscope.diagnosis.rules.exposed_communication import RULE as rule
 from stepscope.trace import Trace
@@ -38,7 +39,8 @@ def reducing(reduce_us: int = 500) -> Machine:
         layers(host, queue)
         channel = host.ledger.queues.setdefault((0, 24), Queue(0, 24, 0))
         host.wait_event(channel, host.record_event(queue))
-        with host.operator("c10d::allreduce_", before_ns=8 * US):
+        backward = host.operator("autograd::engine::evaluate_function: AccumulateGrad")
+        with backward, host.operator("c10d::allreduce_", before_ns=8 * US):
             host.launch(ALL_REDUCE, channel, reduce_us * US)
         host.launch("overlapped", queue, 200 * US)
 
@@ -86,19 +88,43 @@ def test_the_saving_is_what_no_computation_covers() -> None:
         ("communication in all per step", 500 * US, "ns", None),
         ("share of it that is exposed", exposed / (4 * 500 * US), "share", None),
         ("collectives per step", 1.0, "count", None),
+        ("share of the communication in all-reduce", 1.0, "share", None),
     ]
     assert places_of(finding) == [("train.py", 12, "step")]
     assert {interval.duration_ns for interval in finding.evidence.intervals} == {500 * US}
     assert "DistributedDataParallel" in finding.remedy.code
 
 
-def test_transfers_between_two_ranks_are_no_matter_of_gradients() -> None:
+@pytest.mark.parametrize(
+    ("called", "words", "code"),
+    [
+        ("c10d::send", "sends and receives", "batch_isend_irecv"),
+        ("c10d::alltoall_base_", "all-to-all", "all_to_all_single"),
+        ("c10d::_allgather_base_", "all-gather", "async_op=True"),
+        ("a library's own", "sends and receives", "batch_isend_irecv"),
+    ],
+)
+def test_the_remedy_is_for_what_the_program_called(called: str, words: str, code: str) -> None:
     trace = recorded(reducing())
-    renamed = trace.device_work.with_columns(pl.col("name").str.replace("^nccl.*", "ncclDevKernel_SendRecv"))
-    tables = {**{name: trace.table(name) for name in SCHEMAS}, "device_work": renamed}
+    kernel = pl.col("name").str.replace("^nccl.*", "ncclDevKernel_SendRecv")
+    work = trace.device_work.with_columns(kernel, collective=pl.lit(None, pl.String))
+    operators = trace.operators.with_columns(pl.col("name").str.replace("^c10d::.*", called))
+    tables = {**{name: trace.table(name) for name in SCHEMAS}, "device_work": work, "operators": operators}
 
     finding = the_finding(rule, Trace.from_tables(tables, trace.metadata))
-    assert "batch_isend_irecv" in finding.remedy.code
+
+    assert finding.title.endswith(f"most of it {words}")
+    assert code in finding.remedy.code
+
+
+def test_what_trains_nothing_is_told_nothing_of_gradients() -> None:
+    trace = recorded(reducing())
+    operators = trace.operators.with_columns(pl.col("name").str.replace("^autograd::.*", "aten::linear"))
+    tables = {**{name: trace.table(name) for name in SCHEMAS}, "operators": operators}
+
+    remedy = the_finding(rule, Trace.from_tables(tables, trace.metadata)).remedy
+
+    assert "gradient" not in remedy.text + remedy.code
 
 
 def test_without_a_device_the_threads_waiting_counts() -> None:

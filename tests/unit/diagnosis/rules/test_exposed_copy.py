@@ -81,12 +81,13 @@ def test_exposed_copies_and_idle_time_inside_the_calls_add_up() -> None:
     # 250 to 280. No computation waits for the copies, so only the host's time in the calls is saved.
     assert finding.saving_ns_per_step == (8 + 40) * US
     assert finding.title == (
-        "8% of the step goes to copies between host and device that nothing overlaps, from pageable memory"
+        "8% of the step goes to copies between host and device that nothing overlaps, most of them "
+        "from or to pageable memory"
     )
     assert figures_of(finding) == [
         ("share of the step lost to copies", 0.08, "share", 0.02),
         ("copies per step", 2.0, "count", None),
-        ("of them from or to pageable memory", 1.0, "count", None),
+        ("share of the copies' time from or to pageable memory", pytest.approx(10 / 11), "share", None),
         ("bytes moved per step", 5096, "bytes", None),
     ]
     assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [
@@ -127,7 +128,7 @@ def test_pinned_memory_is_not_called_pageable() -> None:
     finding = the_finding(rule, recorded(copying(pageable=False)))
 
     assert finding.title.endswith("that nothing overlaps")
-    assert figures_of(finding)[2] == ("of them from or to pageable memory", 0.0, "count", None)
+    assert figures_of(finding)[2] == ("share of the copies' time from or to pageable memory", 0.0, "share", None)
 
 
 def test_the_threshold_decides() -> None:
@@ -180,7 +181,7 @@ def test_the_remedy_fits_devices_that_torch_cuda_does_not_drive() -> None:
         (copied("Pageable -> Device"), "Load batches into pinned memory", "pin_memory=True"),
         (copied("Pageable -> Device", pins=False), "Load batches into pinned memory", "non_blocking=True"),
         (copied("Pageable -> Device", pins=True), "The loaders pin their batches, but", "def pin_memory(self)"),
-        (copied("Pinned -> Device", pins=True), "The memory is pinned already", "wait_stream(copying)"),
+        (copied("Pinned -> Device", pins=True), "Most of the memory is pinned already", "wait_stream(copying)"),
         (copied("Device -> Pageable", kind="copy_out"), "Most of it is copied to the host", "host.copy_(tensor"),
     ],
 )

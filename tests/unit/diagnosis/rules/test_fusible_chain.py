@@ -104,6 +104,7 @@ def test_what_a_fused_function_moves_and_calculates_remains() -> None:
         ("forward operators per step", 500, "ns", None),
         ("backward operators per step", 0, "ns", None),
         ("numbers read and written by a chain", 500, "count", None),
+        ("share of the time that a fused function would still take", pytest.approx(0.3996, rel=1e-3), "share", None),
         ("by a fused function", 200, "count", None),
     ]
     assert places_of(finding) == [("model.py", 7, "activation")]

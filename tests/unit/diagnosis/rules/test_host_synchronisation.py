@@ -196,6 +196,7 @@ def test_a_wait_is_charged_no_more_than_it_lasted() -> None:
         ("waits per step", 1.0, "count", None),
         ("time the host waited per step", 10 * US, "ns", None),
         ("idle time after one wait", 10 * US, "ns", None),
+        ("steps between two waits at which they cost too little to matter", 2, "count", None),
     ]
     assert [(interval.start_ns, interval.duration_ns) for interval in finding.evidence.intervals] == [
         (200 * US, 105 * US)

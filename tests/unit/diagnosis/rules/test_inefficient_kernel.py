@@ -98,6 +98,7 @@ def test_the_time_above_what_good_kernels_take_is_saved() -> None:
         ("time over the attainable time", pytest.approx(6.314367), "count", 1.5),
         ("share of the arithmetic peak", pytest.approx(0.1101274), "share", None),
         ("share of the step that an operator of one shape loses", pytest.approx(0.3366523), "share", 0.03),
+        ("share of the arithmetic peak that good kernels reach", pytest.approx(0.6953846), "share", None),
         ("TFLOP/s reached", pytest.approx(34.3597384), "", None),
         ("time on the device per step", 4 * MS, "ns", None),
         ("calls per step", 1.0, "count", None),

@@ -80,13 +80,14 @@ def test_the_finding_without_a_device() -> None:
         saving_ns_per_step=30,
         saving_share=0.3,
         saving_basis="time of the main thread inside the data loader",
-        confidence="high",
+        confidence="medium",
         evidence=Evidence(
             (
                 Figure("share of the step lost to loading data", 0.3, "share", 0.05),
                 Figure("time lost per step", 30, "ns"),
                 Figure("batches loaded per step", 1.0, "count"),
                 Figure("worker processes", 0, "count"),
+                Figure("worker processes that make batches fast enough", 1, "count"),
             ),
             (Interval(10, 30, "waiting for data"), Interval(110, 30, "waiting for data")),
         ),
@@ -112,6 +113,7 @@ def test_the_saving_is_the_idle_time_while_data_was_loaded() -> None:
         ("time lost per step", lost // 3, "ns", None),
         ("batches loaded per step", 1.0, "count", None),
         ("worker processes", 0, "count", None),
+        ("worker processes that make batches fast enough", 4, "count", None),
     ]
     assert places_of(finding) == [("train.py", 12, "step")]
     assert finding.title == "74% of the step the device waits for the data loader"
@@ -148,7 +150,7 @@ def test_workers_leave_what_the_processors_have_no_time_for() -> None:
         "time of the main thread inside the data loader, less what 2 workers would leave of it on 2 processors"
     )
     assert "num_workers=2," in finding.remedy.code
-    assert figures_of(finding)[-1] == ("time to make a batch", 120 * MS, "ns", None)
+    assert figures_of(finding)[-2] == ("time to make a batch", 120 * MS, "ns", None)
 
 
 def test_waiting_for_a_disk_needs_no_processor() -> None:
@@ -178,7 +180,7 @@ def test_where_the_processors_are_busy_only_cheaper_batches_help() -> None:
     assert finding.saving_ns_per_step == 60 * MS
     assert finding.saving_basis == "time of the main thread inside the data loader, if batches cost nothing"
     assert "one processor" in finding.remedy.text
-    assert "more workers do not help" in finding.remedy.text
+    assert "More workers than one processor can run would not" in finding.remedy.text
 
 
 def test_workers_that_are_fast_enough_should_run_ahead() -> None:

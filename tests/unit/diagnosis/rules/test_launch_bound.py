@@ -63,7 +63,7 @@ def test_the_saving_is_the_late_time_with_its_latency() -> None:
     assert finding.title == (
         "17% of the step the device waits for launches: 4 launches a step, and the host is too slow for them"
     )
-    assert (finding.severity, finding.confidence) == ("medium", "high")
+    assert (finding.severity, finding.confidence) == ("medium", "medium")
     assert figures_of(finding) == [
         ("share of the step lost to late launches", 0.17, "share", 0.05),
         ("launches per step", 4.0, "count", None),

@@ -120,7 +120,7 @@ FIRES: Cases = {
     "an index that counts up": lambda: indexed(8),
     "heads whose results are collected": lambda: heads(8),
     "layers that share their parameters": lambda: layered(gradients=4),
-    "a loss per token": lambda: open_trace(REPOSITORY / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"),
+    "a loss per token": lambda: open_trace(REPOSITORY / "examples/gpt2_per_token_loss_cpu.json.gz"),
 }
 SILENT: Cases = {
     "empty": empty_trace,
@@ -155,6 +155,8 @@ def test_all_repetitions_but_one_are_saved() -> None:
         ("repetitions in a row", 40, "count", 32),
         ("repetitions per step", 40.0, "count", None),
         ("share of the step that the loop costs", 0.479, "share", 0.02),
+        ("operators in a repetition", 2, "count", None),
+        ("share of the time that the same work takes at once", 0.0, "share", None),
         ("backward calls per step", 0.0, "count", None),
         ("bytes allocated per repetition", 32, "bytes", None),
         ("bytes allocated per step", 40 * 32, "bytes", None),
@@ -197,7 +199,7 @@ def test_the_backward_calls_count() -> None:
     # 5 ns of Python after each forward call but the last, 2 ns of the engine after each backward one but the last.
     assert finding.saving_ns_per_step == (40 * (5 + 8) + 39 * 5 + 39 * 2) * 39 // 40
     assert finding.saving_basis == "all repetitions but one, forward and backward"
-    assert figures_of(finding)[3] == ("backward calls per step", 40.0, "count", None)
+    assert figures_of(finding)[5] == ("backward calls per step", 40.0, "count", None)
 
 
 @pytest.mark.parametrize(

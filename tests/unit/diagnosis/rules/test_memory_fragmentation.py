@@ -58,6 +58,7 @@ def test_what_nobody_uses_at_the_peak() -> None:
         ("share of the reserved memory that was unused", 30 / 90, "share", 0.2),
         ("memory held by the allocator", 90 * MIB, "bytes", None),
         ("memory in use", 60 * MIB, "bytes", None),
+        ("memory in pieces that nobody uses", 30 * MIB, "bytes", None),
         ("share of the device's memory that the allocator held", 0.9, "share", 0.7),
     ]
     assert places_of(finding) == [("model.py", 31, "forward")]
@@ -68,7 +69,7 @@ def test_a_request_that_would_have_fit() -> None:
     finding = the_finding(rule, holding(capacity=None, asked_for=20))
 
     assert finding.title.endswith("that nobody uses, and 20.0 MiB in one piece could not be had")
-    assert figures_of(finding)[3:] == [("memory asked for in one piece", 20 * MIB, "bytes", None)]
+    assert figures_of(finding)[4:] == [("memory asked for in one piece", 20 * MIB, "bytes", None)]
 
 
 def test_segments_that_grow_already_need_another_remedy() -> None:

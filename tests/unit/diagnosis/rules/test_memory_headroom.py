@@ -66,7 +66,7 @@ def test_how_much_larger_a_batch_fits() -> None:
     # Of 90 MiB that may be used, 10 were there before and 10 are held and unused: 70 for what takes 10 now.
     assert finding.title == (
         "only 30.0 MiB of 100.0 MiB are ever used, while the device waits 36% of the time for the host: "
-        "a batch 7 times as large fits"
+        "a batch about 7 times as large would fit"
     )
     assert (finding.severity, finding.saving_ns_per_step) == ("note", 0)
     assert figures_of(finding) == [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
 from stepscope.diagnosis.rules.memory_near_limit import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
+from stepscope.trace.tables import SCHEMAS
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -25,6 +27,7 @@ def filling(
     )  # fmt: skip
     more = {"total_reserved": 0 if reserved is None else reserved * MIB}
     size = (allocated - 20) * MIB
+    recording.operator(600, 100, "autograd::engine::evaluate_function: MmBackward0")
     recording.allocation(20, size, address=1, total_allocated=allocated * MIB, **more)
     recording.allocation(500, -size, address=1, total_allocated=20 * MIB, **more)
     return recording.trace()
@@ -59,14 +62,15 @@ SILENT: Cases = {
 def test_what_is_reserved_counts() -> None:
     finding = the_finding(rule, filling())
 
-    assert finding.title == "device 0 uses 95.0 MiB of its 100.0 MiB: a slightly larger batch would not fit"
+    assert finding.title == "device 0 uses 95.0 MiB of its 100.0 MiB: 5.0 MiB are left"
     assert (finding.severity, finding.saving_ns_per_step, finding.ends_run_in_ns) == ("note", 0, None)
     assert figures_of(finding) == [
         ("share of the device's memory in use at most", 0.95, "share", 0.9),
         ("memory in use at most", 95 * MIB, "bytes", None),
         ("memory there is", 100 * MIB, "bytes", None),
+        ("memory that is left", 5 * MIB, "bytes", None),
         ("of it activation, at the peak", 60 * MIB, "bytes", None),
-        ("of it before, at the peak", 20 * MIB, "bytes", None),
+        ("of it allocated before the recording, at the peak", 20 * MIB, "bytes", None),
     ]
     assert [(interval.start_ns, interval.what) for interval in finding.evidence.intervals] == [(20, "the peak")]
     assert places_of(finding) == [("model.py", 31, "forward")]
@@ -79,6 +83,17 @@ def test_what_is_allocated_counts_where_the_reserve_is_unknown() -> None:
 
 def test_parameters_ask_for_another_remedy() -> None:
     assert "fully_shard" in the_finding(rule, filling(21, 95)).remedy.code
+
+
+def test_of_what_a_server_holds_nothing_is_said() -> None:
+    trace = filling(21, 95)
+    operators = trace.operators.filter(~pl.col("name").str.starts_with("autograd::"))
+    tables = {**{name: trace.table(name) for name in SCHEMAS}, "operators": operators}
+
+    remedy = the_finding(rule, Trace.from_tables(tables, trace.metadata)).remedy
+
+    assert "optimizer" not in remedy.text + remedy.code
+    assert "_record_memory_history" in remedy.code
 
 
 @pytest.mark.parametrize("free", [5, None])

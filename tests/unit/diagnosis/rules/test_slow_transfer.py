@@ -45,7 +45,7 @@ def test_what_the_expected_rate_needs_is_taken_off() -> None:
 
     # Each of two ranks' links carries the message once: 4 MiB at 5 GB/s.
     assert (finding.saving_ns_per_step, finding.saving_from) == (4_000_000 - round(4 * 2**20 / 5), "replayed")
-    assert finding.title == "data moves at 1.0 GB/s on each rank's link, below the 5 expected"
+    assert finding.title == "data moves at 1.0 GB/s on each rank's link, below the 5.0 GB/s expected"
     assert figures_of(finding)[0] == ("bytes in a second on each link", 4 * 2**20 / 4e-3, "bytes", 5e9)
 
 

@@ -72,9 +72,10 @@ def test_the_time_of_a_short_one_is_saved_for_all_that_a_bucket_holds() -> None:
     # A fortieth of the time is left of each.
     assert finding.saving_ns_per_step == 40 * (20 * US - 20 * US // 40)
     assert finding.saving_from == "replayed"
-    assert finding.title == "40 reductions a step of 4 KiB on average, which 1 would do"
+    assert finding.title == "40 reductions a step of 4.0 KiB on average, which 1 would do"
     assert figures_of(finding) == [
         ("reductions per step", 40.0, "count", 20),
+        ("reductions of buckets of 25 MB per step", 1, "count", None),
         ("mean message", 4096.0, "bytes", 2**20),
         ("time of a short one", 20.0 * US, "ns", None),
         ("share of the step that fewer messages would save", 780 / 1000, "share", 0.02),
@@ -96,7 +97,7 @@ def test_on_the_host_they_take_as_long_as_lies_between_their_ends() -> None:
     finding = the_finding(rule, on_the_host())
 
     assert (finding.saving_ns_per_step, finding.saving_from) == (min(29 * 12, 30 * 10), "replayed")
-    assert figures_of(finding)[2] == ("time of a short one", 12.0, "ns", None)
+    assert figures_of(finding)[3] == ("time of a short one", 12.0, "ns", None)
     assert places_of(finding) == [("train.py", 20, "step")]
 
 

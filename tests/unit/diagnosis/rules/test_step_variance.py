@@ -38,11 +38,14 @@ def test_a_note_says_how_far_the_mean_is_above_the_median() -> None:
 
     assert (finding.saving_ns_per_step, finding.severity) == (0, "note")
     assert finding.confidence == "low"
-    assert finding.title == "steps take from 100.0 to 200.0 ms; the typical one is 17% shorter than the mean"
+    assert finding.title == "steps take from 100.0 ms to 200.0 ms; the typical one is 17% shorter than the mean"
     assert figures_of(finding) == [
         ("mean step above the median, as a share of the mean", 20 / 120, "share", 0.05),
         ("mean step", 120.0 * MILLISECOND, "ns", None),
         ("median step", 100 * MILLISECOND, "ns", None),
+        ("number of the longest step", 4, "count", None),
+        ("shortest step", 100 * MILLISECOND, "ns", None),
+        ("longest step", 200 * MILLISECOND, "ns", None),
         ("steps compared", 5, "count", None),
         ("longest step above the typical one, by the cause untraced", 100 * MILLISECOND, "ns", None),
     ]

@@ -34,6 +34,8 @@ def test_the_time_that_the_thread_slept() -> None:
     assert finding.title == "16 computing threads share 2 processors, and the main thread sleeps 40% of the step"
     assert finding.saving_ns_per_step == 1000 - 400 - 200
     assert figures_of(finding) == [
+        ("computing threads", 16, "count", None),
+        ("processors for each rank", 2, "count", None),
         ("computing threads for each usable processor", 8.0, "count", 1.0),
         ("share of the step that the thread slept", 0.4, "share", 0.05),
         ("torch's threads in each rank", 16, "count", None),

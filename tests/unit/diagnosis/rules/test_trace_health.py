@@ -152,7 +152,7 @@ def test_work_without_a_launch(lost: int, asks: bool) -> None:
 
 def test_idle_time_without_a_visible_reason() -> None:
     assert questions_of(silent_host(400)) == [
-        STEPS, MEMORY, GRIDS, "Why is the device idle for 40% of the step without a visible reason?"
+        STEPS, MEMORY, GRIDS, "Why is the device idle for 40% of the recording without a visible reason?"
     ]  # fmt: skip
     assert questions_of(silent_host(20)) == [STEPS, MEMORY, GRIDS]
 

@@ -72,6 +72,8 @@ def test_what_a_fused_operator_needs_is_taken_off() -> None:
     )
     assert figures_of(finding) == [
         ("share of the step that fused attention would save", 0.105, "share", 0.02),
+        ("queries of one matrix of scores", 64, "count", None),
+        ("keys of one matrix of scores", 64, "count", None),
         ("share of the step in written-out attention", 0.19, "share", None),
         ("written-out attentions per step", 1.0, "count", None),
         ("bytes of one matrix of scores", 4 * 64 * 64 * 4, "bytes", None),

@@ -62,7 +62,7 @@ def test_what_the_devices_own_backend_would_take_is_taken_off() -> None:
     # The optimizer comes 100 us, and two pauses of the queue, after the product instead of 370.
     assert (finding.saving_ns_per_step, finding.saving_from) == ((370 - 102) * US, "replayed")
     assert places_of(finding) == [("train.py", 20, "step")]
-    assert figures_of(finding)[1:3] == [
+    assert figures_of(finding)[2:4] == [
         ("collectives on the host per step", 1.0, "count", None),
         ("bytes per step", 1_000_000, "bytes", None),
     ]
