@@ -23,10 +23,9 @@ from typing import Any, Final
 
 import msgspec
 
-sys.path[:0] = [str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from labelled.judging import Finding, Said, Truth, Verdict, judge, truths  # noqa: E402
-
+from benchmarks.labelled.judging import Finding, Said, Truth, Verdict, judge, truths  # noqa: E402
 from stepscope.commands import main as stepscope  # noqa: E402
 
 _ELSEWHERE: Final = frozenset(

@@ -154,9 +154,15 @@ class Verdict(msgspec.Struct, frozen=True):
     figures: Sequence[str] = ()
 
     @property
+    def faults(self) -> tuple[str, ...]:
+        """What does not hold: "first", "missed", "alarms", "figures"."""
+        wrong = ("first",) if self.first not in ("right", "defensible") else ()
+        return wrong + tuple(kind for kind in ("missed", "alarms", "figures") if getattr(self, kind))
+
+    @property
     def holds(self) -> bool:
         """Whether nothing is wrong, missing or false."""
-        return self.first in ("right", "defensible") and not (self.missed or self.alarms or self.figures)
+        return not self.faults
 
 
 def truths(path: Path = TRUTHS) -> Truths:
