@@ -136,10 +136,8 @@ def summary(pairs: Sequence[Pair]) -> str:
 
 def by_confidence(pairs: Sequence[Pair]) -> str:
     """What promises of each confidence were worth: how many were kept to 10 and 25 %, in Markdown."""
-    rows = [
-        "| confidence | promises | median error | within 10 % | within 25 % | median off by, points of the step | rules |"
-    ]
-    rows.append("|---|---:|---:|---:|---:|---:|---|")
+    columns = ("promises", "median error", "within 10 %", "within 25 %", "median points of the step off", "rules")
+    rows = [f"| confidence | {' | '.join(columns)} |", "|---|---:|---:|---:|---:|---:|---|"]
     for confidence in CONFIDENCES:
         mine = [pair for pair in pairs if pair.promise is not None and pair.promise.confidence == confidence]
         mine = [pair for pair in mine if pair.measured_share is not None]
