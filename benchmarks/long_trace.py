@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.simulator import Machine, kineto_bytes
 
-RECORDING = Path(__file__).parent.parent / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"
+RECORDING = Path(__file__).parent.parent / "examples/gpt2_per_token_loss_cpu.json.gz"
 DEVICE, QUEUE, COLLECTIVE_QUEUE = 0, 7, 20
 LATENCY_NS = 4_000
 CALL_NS = 3_000

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# The loss that the example computes -> where its profile is kept; the slow one is bundled with the package.
+# The loss that the example computes -> where its profile is kept; `scripts/demo` diagnoses the slow one.
 SAMPLES = {
-    "per-token": "src/stepscope/data/gpt2_per_token_loss_{device}.json.gz",
+    "per-token": "examples/gpt2_per_token_loss_{device}.json.gz",
     "batched": "tests/fixtures/gpt2_batched_loss_{device}.json.gz",
 }
 LIMIT_BYTES = 600_000

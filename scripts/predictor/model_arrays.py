@@ -24,13 +24,14 @@ def arrays_of(model: object, prefix: str = "") -> Arrays:
 
 @arrays_of.register
 def _(trees: BoostedTrees, prefix: str = "") -> Arrays:
+    """In single precision, which no prediction shows in its first six digits."""
+    leaf = np.isposinf(trees.thresholds)
     return {
         f"{prefix}head": np.array([trees.baseline, trees.depth, trees.width], np.float64),
         f"{prefix}roots": trees.roots,
-        f"{prefix}features": trees.features,
-        f"{prefix}thresholds": trees.thresholds,
-        f"{prefix}left": trees.left,
-        f"{prefix}values": trees.values,
+        f"{prefix}features": np.where(leaf, -1, trees.features).astype(np.int8),
+        f"{prefix}thresholds": trees.thresholds[~leaf].astype(np.float32),
+        f"{prefix}values": trees.values[leaf].astype(np.float32),
     }
 
 

@@ -38,7 +38,7 @@ def main() -> None:
     for name in arguments.models or MODELS:
         path = DATA / f"{name}.npz"
         fresh = path.with_name(f".{name}.npz")
-        np.savez_compressed(fresh, **arrays_of(MODELS[name](arguments.folder)))
+        np.savez(fresh, **arrays_of(MODELS[name](arguments.folder)))
         os.replace(fresh, path)
         print(f"{path.name}: {path.stat().st_size:,} bytes")
 

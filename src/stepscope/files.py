@@ -9,7 +9,7 @@ import logging
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -35,7 +35,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     short = os.fsdecode(os.fsencode(path.name)[:_LONGEST_BYTES])
     temporary = path.with_name(f".{short}-{os.urandom(4).hex()}.partial")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if permissions is None else 0o600)
-    try:
+    with undone_on_error(lambda: _unlink(temporary)):
         with os.fdopen(handle, "wb") as file:
             yield file
         if permissions is not None:
@@ -43,10 +43,20 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
         if private:
             _hand_over(temporary)
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+
+
+@contextlib.contextmanager
+def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
+    """Call `undo` if the block raises anything, an interrupt too."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(undo)
+        yield
+        stack.pop_all()
+
+
+def _unlink(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def private_folder(path: Path, *, new: bool = False, tighten: bool = True) -> Path:

@@ -20,7 +20,7 @@ from tests.simulator import KinetoOptions, write_kineto
 from tests.simulator.programs import PROGRAMS
 
 PACKAGE = Path(stepscope.__file__).parent
-PER_TOKEN = PACKAGE / "data" / "gpt2_per_token_loss_cpu.json.gz"
+PER_TOKEN = Path(__file__).parents[2] / "examples" / "gpt2_per_token_loss_cpu.json.gz"
 BATCHED = Path(__file__).parents[1] / "fixtures" / "gpt2_batched_loss_cpu.json.gz"
 TIMEOUT_S = 120.0
 

@@ -13,7 +13,7 @@ import pytest
 from tests.simulator.allocator import training
 
 REPOSITORY = Path(__file__).parents[2]
-SAMPLE = REPOSITORY / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"
+SAMPLE = REPOSITORY / "examples/gpt2_per_token_loss_cpu.json.gz"
 PROGRAM = """
 import argparse, torch
 

@@ -40,7 +40,7 @@ from tests.unit.readers.test_xla_json import profile
 from tests.unit.tune import test_sweep_file
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SAMPLES = ("src/stepscope/data/gpt2_per_token_loss_cpu.json.gz", "tests/fixtures/gpt2_batched_loss_cpu.json.gz")
+SAMPLES = ("examples/gpt2_per_token_loss_cpu.json.gz", "tests/fixtures/gpt2_batched_loss_cpu.json.gz")
 XLA_SAMPLE = "tests/fixtures/jax_training_cpu.xplane.pb.gz"
 ORIGIN_NS = 1_700_000_000_000_000_000
 MOST_REAL_BYTES = 300_000

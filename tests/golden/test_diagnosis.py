@@ -17,7 +17,7 @@ from stepscope.trace.window import union
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OWN_TRACES = {
-    "per_token_loss": REPOSITORY / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz",
+    "per_token_loss": REPOSITORY / "examples/gpt2_per_token_loss_cpu.json.gz",
     "batched_loss": REPOSITORY / "tests/fixtures/gpt2_batched_loss_cpu.json.gz",
 }
 POINT = 0.01

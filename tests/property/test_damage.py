@@ -39,7 +39,7 @@ from tests.simulator.programs import exposed_all_reduce
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDINGS = (
     FIXTURES / "gpt2_batched_loss_cpu.json.gz",
-    FIXTURES.parent.parent / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz",
+    FIXTURES.parent.parent / "examples/gpt2_per_token_loss_cpu.json.gz",
 )
 
 few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -54,8 +54,8 @@ def test_version_is_the_same_in_the_metadata_and_the_package() -> None:
     assert re.findall(r'^version = "(.+)"$', project, flags=re.MULTILINE) == [stepscope.__version__]
 
 
-def test_bundled_sample_is_small() -> None:
-    sample = REPOSITORY / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"
+def test_the_demos_sample_is_small() -> None:
+    sample = REPOSITORY / "examples/gpt2_per_token_loss_cpu.json.gz"
 
     assert 0 < sample.stat().st_size < 600_000
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.analysis.rows import conformed
-from stepscope.trace.telemetry import SAMPLE_SCHEMA, SERIES, Telemetry
+from stepscope.trace.telemetry import SERIES, Telemetry
 
 SUMMARY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "rank": pl.Int64,
@@ -27,11 +27,6 @@ SUMMARY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "not_finite": pl.Int64,  # values that are NaN or infinite
     "nulls": pl.Int64,  # samples without a value
     "missing": pl.String,  # why there are no values
-}
-TIMED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
-    **SAMPLE_SCHEMA,
-    "start_ns": pl.Int64,  # on the trace's clock; negative before the trace began
-    "trace_step": pl.Int64,  # the trace's step at that time; null outside of its steps
 }
 THROTTLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "rank": pl.Int64,
@@ -74,22 +69,6 @@ def summary_table(telemetry: Telemetry) -> pl.DataFrame:
     table = summed.join(reasons, on=key, how="full", coalesce=True, nulls_equal=True, maintain_order="left_right")
     counts = ("samples", "not_finite", "nulls")
     return conformed(table.with_columns(pl.col(counts).fill_null(0)), SUMMARY_SCHEMA)
-
-
-def timed_table(telemetry: Telemetry, origin_unix_ns: int, steps: pl.DataFrame) -> pl.DataFrame:
-    """List every sample with its position in a trace; columns as in TIMED_SCHEMA.
-
-    Args:
-        origin_unix_ns: wall-clock time at the trace's time 0, from its metadata.
-        steps: the trace's steps, as from `stepscope.analysis.steps.step_table`.
-    """
-    samples = telemetry.samples.with_columns((pl.col("unix_ns") - origin_unix_ns).alias("start_ns"))
-    spans = steps.sort("start_ns").select(
-        "start_ns", pl.col("index").alias("trace_step"), (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns")
-    )
-    joined = samples.sort("start_ns", maintain_order=True).join_asof(spans, on="start_ns", strategy="backward")
-    inside = pl.when(pl.col("start_ns") < pl.col("end_ns")).then("trace_step").alias("trace_step")
-    return joined.with_columns(inside).select(list(TIMED_SCHEMA))
 
 
 def throttle_table(telemetry: Telemetry) -> pl.DataFrame:

@@ -9,11 +9,8 @@ import contextlib
 import errno
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import Final
 
 from stepscope.commands.improve import batch, bench, sweep, tune
@@ -36,6 +33,7 @@ from stepscope.commands.record import attach, run, runs, telemetry
 from stepscope.commands.shared.command import Command, CommandParser, unknown_command, unknown_options
 from stepscope.commands.shared.output import discard_standard_output, refuse_mixed_reports
 from stepscope.errors import StepscopeError
+from stepscope.machine.signals import ENDING, handled, leave
 from stepscope.report.format import printable
 
 __all__ = ["COMMANDS", "OWN_ERROR", "main"]
@@ -112,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _ended_by_signals():
+        with handled(leave, *ENDING):
             code = _run(words)
         sys.stdout.flush()
         return code
@@ -131,25 +129,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:  # compiled libraries also raise errors outside of Exception
         known = _damage_behind(error) or _environment_behind(error)
         return _said(known, 2) if known and not _debugs(words) else _own_error(error, words)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the process, so that temporary files are removed."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)):
-            if signal.getsignal(number) is signal.SIG_DFL:  # not so under nohup
-                before[number] = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _said(sentence: str, code: int) -> int:

@@ -20,11 +20,13 @@ import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.files import private_file, readable, say_changed
+from stepscope.machine.signals import handled
 from stepscope.record.bench_steps import PREFIX
 from stepscope.record.launch import command_of
 from stepscope.record.manifest import without_secrets
 from stepscope.record.run_folder import RunFolder
 from stepscope.record.run_process import RUN
+from stepscope.trace.conversion import converted
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024
@@ -194,15 +196,8 @@ def _signals_held_back() -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         came.append(number)
 
-    try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # only the main thread receives signals
+    with handled(note, "SIGINT"):
         yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt
 
@@ -253,7 +248,7 @@ def job_ends_ns(records: Sequence[Record]) -> list[int]:
 def _record(path: Path, rank: int) -> Record | None:
     content = readable(path)
     try:
-        return msgspec.convert({**content, "rank": rank}, Record) if content else None
-    except (msgspec.ValidationError, UnicodeEncodeError):
+        return converted({**content, "rank": rank}, Record) if content else None
+    except msgspec.ValidationError:
         say_changed(path)
         return None

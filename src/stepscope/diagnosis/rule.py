@@ -137,7 +137,8 @@ class Rule:
         needs: parts of a recording without which the rule cannot run.
         replaces: rules whose cause this one explains more precisely.
         remedies: remedies for frameworks other than PyTorch on a GPU, used instead of the one from `check`.
-        beneath: whether its findings count only as far as other rules' findings do not explain their time.
+        beneath: 0, or for a general rule a higher number the less its evidence says: its findings count only as far as
+            those of rules with lower numbers do not explain their time.
     """
 
     id: str
@@ -147,7 +148,7 @@ class Rule:
     needs: tuple[PartName, ...] = ()
     replaces: tuple[str, ...] = ()
     remedies: Mapping[Framework, Remedy] = field(default_factory=dict)
-    beneath: bool = False
+    beneath: int = 0
 
     @property
     def page(self) -> str:

@@ -23,7 +23,7 @@ _BROKEN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BoostedTrees:
-    """Boosted trees whose leaf values are summed; the nodes of all trees are concatenated.
+    """Boosted trees whose leaf values are summed; the nodes of all trees are concatenated, each tree's level by level.
 
     Attributes:
         thresholds: a row goes left up to this value, shape (nodes,), float64; infinity in a leaf.
@@ -76,18 +76,26 @@ class BoostedTrees:
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> BoostedTrees:
         """Build the trees from arrays whose names begin with the prefix, in a dictionary or a `numpy.load` file.
 
+        Kept are `features` (-1 in a leaf), `thresholds` without those of leaves, and `values` of leaves alone; `left`
+        follows from the order of the nodes.
+
         Raises:
             StepscopeError: a tree uses a feature that rows do not have.
         """
         baseline, depth, width = arrays[f"{prefix}head"].tolist()
-        roots, features, thresholds, left, values = (
-            arrays[prefix + name] for name in ("roots", "features", "thresholds", "left", "values")
-        )
+        roots, features = (arrays[prefix + name] for name in ("roots", "features"))
         looked_at = int(features.max(initial=-1)) + 1
         if looked_at > width:
             which = f"trees {prefix.rstrip('._')}".rstrip()
             raise StepscopeError(f"the {which} look at {looked_at} features of rows that have {width:g}: {_BROKEN}")
-        return cls(baseline, roots, features, thresholds, left, values, int(depth), int(width))
+        leaf = features < 0
+        before = np.cumsum(~leaf) - ~leaf  # inner nodes before each node
+        tree = np.repeat(np.arange(len(roots)), np.diff(roots, append=len(features)))
+        left = np.where(leaf, np.arange(len(features)), roots[tree] + 1 + 2 * (before - before[roots][tree]))
+        thresholds, values = np.full(len(features), np.inf), np.zeros(len(features))
+        thresholds[~leaf], values[leaf] = arrays[f"{prefix}thresholds"], arrays[f"{prefix}values"]
+        features = np.where(leaf, 0, features).astype(np.int16)
+        return cls(baseline, roots, features, thresholds, left.astype(np.int32), values, int(depth), int(width))
 
 
 def shipped_arrays(name: str) -> dict[str, npt.NDArray[Any]]:

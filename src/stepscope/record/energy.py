@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from types import FrameType
 from typing import Any, Final
 
 from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.guard import sentence
 from stepscope.machine.energy_counters import NO_DRIVER, NO_PACKAGE, Source, machine_identity, open_counters
+from stepscope.machine.signals import ENDING, handled, leave
 from stepscope.record.launch import INTERRUPTED
 from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.trace.energy_records import (
@@ -341,7 +340,7 @@ def measure_limits(
         UsageError: a limit cannot be set or restored.
     """
     runs: list[LimitRun] = []
-    with _ended_by_signals(), contextlib.ExitStack() as stack:
+    with handled(leave, *ENDING), contextlib.ExitStack() as stack:
         stack.callback(devices.restore)
         for watts in limits:
             devices.set(watts)
@@ -361,19 +360,3 @@ def _run(watts: float, code: int, left: Sequence[dict[str, Any]]) -> LimitRun:
     times = [record.step_ns for _, record in records_of(left) if record.step_ns is not None]
     joules = sum(windows) / len(windows) if windows else None
     return LimitRun(watts, code, max(times, default=None), joules, len(windows))
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """Turn signals that would end this process at once into exceptions, so that the limits are restored."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

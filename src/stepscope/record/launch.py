@@ -21,6 +21,7 @@ from typing import Final
 
 from stepscope.errors import UsageError
 from stepscope.files import read_kept, with_checksum
+from stepscope.machine.signals import handled
 from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.run_process import RUN, RUN_OPTIONS, RunOptions
 
@@ -117,16 +118,8 @@ def _signals_to_hand_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]
         for child in children:
             child.send_signal(number)
 
-    numbers = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
-    before = {}
-    for number in numbers:
-        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # ignored, as under nohup; the child ignores it too
-            before[number] = signal.signal(number, hand_on)
-    try:
+    with handled(hand_on, *_FORWARDED):  # what this process ignores, the child ignores too
         yield adopt
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _is_foreground() -> bool:

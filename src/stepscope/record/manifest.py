@@ -183,9 +183,11 @@ def of_recording(content: Mapping[str, Any]) -> dict[str, Any]:
 def _fits(value: object, kind: Any) -> bool:
     import msgspec  # not imported in the user's program, which only writes
 
+    from stepscope.trace.conversion import converted
+
     try:
-        msgspec.convert(value, kind)
-    except (msgspec.ValidationError, UnicodeEncodeError):
+        converted(value, kind)
+    except msgspec.ValidationError:
         return False
     return True
 

@@ -9,7 +9,6 @@ with DeferredScalars(writer) as scalars:            # a SummaryWriter, wandb, or
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import math
 import time
@@ -21,6 +20,7 @@ from typing import Any, Final, cast, overload
 
 import torch
 
+from stepscope.remedies.attempts import Attempt
 from stepscope.remedies.host_settings import check_whole, host_memory, streams_of
 
 Write = Callable[[int, str, float], object]
@@ -153,13 +153,13 @@ class DeferredScalars:
         if error is None:
             self.close()
             return
-        try:
+        with Attempt() as closing:  # must not hide the first error: a failed device cannot be read
             self.close()
-        except Exception as second:  # must not hide the first error: a failed device cannot be read
-            warnings.warn(f"the last scalars could not be read: {second}", RuntimeWarning, stacklevel=2)
+        if closing.error is not None:
+            warnings.warn(f"the last scalars could not be read: {closing.error}", RuntimeWarning, stacklevel=2)
 
     def _close_at_exit(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter exits, and a writer or device may be gone
+        with Attempt():  # the interpreter exits, and a writer or device may be gone
             self.close()
 
     def _begin_copying(self) -> None:

@@ -31,7 +31,7 @@ import msgspec
 import platformdirs
 
 from stepscope.errors import CacheError, UnreadableTraceError
-from stepscope.files import private_folder, whole_file, with_checksum
+from stepscope.files import private_folder, undone_on_error, whole_file, with_checksum
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import Trace
 from stepscope.trace.store import metadata_of, open_kept, open_unsealed
@@ -90,7 +90,7 @@ def temporary_store(build: Build) -> Trace:
     try:
         _sweep_temporary()
         directory = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
-        with _removed_on_error(directory):
+        with undone_on_error(lambda: shutil.rmtree(directory, ignore_errors=True)):
             hold = _Hold(directory)
             _write(directory, build)
             return open_unsealed(directory, _Temporary(directory, hold))
@@ -183,7 +183,7 @@ class TraceCache:
         try:
             self._sweep(older_than_s=_DAY_S)
             directory = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self._made_root()))
-            with _removed_on_error(directory):
+            with undone_on_error(lambda: shutil.rmtree(directory, ignore_errors=True)):
                 hold = _Hold(directory)
                 _write(directory, build)
                 seal(directory, key)
@@ -363,15 +363,6 @@ def _lock(handle: int, *, exclusive: bool) -> None:
         raise
     except OSError as error:
         _log.debug("the cache's file system has no locks: %s", error)
-
-
-@contextlib.contextmanager
-def _removed_on_error(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise
 
 
 def _write(directory: Path, build: Build) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from stepscope.files import readable
+from stepscope.trace.conversion import converted
 
 FORMAT: Final = 1
 _MOST: Final = 10_000
@@ -117,8 +118,8 @@ class EnergyRecord(msgspec.Struct):
 def _rows(value: object, kind: type[_Row]) -> list[_Row]:
     found: list[_Row] = []
     for row in value[:_MOST] if isinstance(value, list) else ():
-        with contextlib.suppress(msgspec.ValidationError, UnicodeEncodeError):
-            found.append(msgspec.convert(row, kind))
+        with contextlib.suppress(msgspec.ValidationError):
+            found.append(converted(row, kind))
     return found
 
 

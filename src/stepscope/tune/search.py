@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from stepscope.errors import UsageError
+from stepscope.trace.conversion import converted
 from stepscope.tune.measure import FEWEST_PROOF_ROUNDS, Measure, Outcome
 from stepscope.tune.plan import Plan, choices, is_new, plan
 from stepscope.tune.study import BEAT_S, OWNER, SharedStudy, held, import_optuna
@@ -97,8 +98,8 @@ class TuneStudy(SharedStudy):
 
     def _read(self, content: Any, kind: type[_Record]) -> _Record:
         try:
-            return msgspec.convert(content, kind)
-        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            return converted(content, kind)
+        except msgspec.ValidationError as error:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> UsageError:

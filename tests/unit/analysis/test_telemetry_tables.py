@@ -8,16 +8,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from stepscope.analysis.steps import STEP_SCHEMA
 from stepscope.analysis.telemetry import (
     BUCKETS,
     SUMMARY_SCHEMA,
     THROTTLE_SCHEMA,
-    TIMED_SCHEMA,
     summary_table,
     telemetry_picture,
     throttle_table,
-    timed_table,
 )
 from stepscope.report.html.memory import telemetry_view
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
@@ -43,10 +40,7 @@ NOTHING = telemetry([])
 
 
 def test_nothing_is_an_empty_table_each_and_no_picture() -> None:
-    steps = pl.DataFrame(schema=STEP_SCHEMA)
-
     assert summary_table(NOTHING).equals(pl.DataFrame(schema=SUMMARY_SCHEMA))
-    assert timed_table(NOTHING, 0, steps).equals(pl.DataFrame(schema=TIMED_SCHEMA))
     assert throttle_table(NOTHING).equals(pl.DataFrame(schema=THROTTLE_SCHEMA))
     assert telemetry_picture(NOTHING) is None
 
@@ -62,23 +56,6 @@ def test_the_summary_counts_what_is_no_number_apart() -> None:
         (0, "log", "loss", None, None, 4, 2.0, 1.0, 3.0, math.inf, 2, 1, None),
         (0, "device", "power_w", "0", None, 0, None, None, None, None, 0, 0, "lost; asleep"),
     ]
-
-
-def test_samples_find_their_step() -> None:
-    # Given: a trace that began at second 100, with two steps and a pause between
-    steps = pl.DataFrame(
-        [(7, SECOND, SECOND, True, "annotation"), (8, 3 * SECOND, SECOND, True, "annotation")],
-        schema=STEP_SCHEMA,
-        orient="row",
-    )
-    given = telemetry([loss(100 + at, None, 0.0) for at in (-5, 0.5, 1, 1.999, 2, 3.5, 4)])
-
-    # When
-    timed = timed_table(given, 100 * SECOND, steps)
-
-    # Then
-    assert timed["trace_step"].to_list() == [None, None, 7, 7, None, 8, None]
-    assert timed["start_ns"][0] == -5 * SECOND
 
 
 def test_throttling_in_words() -> None:

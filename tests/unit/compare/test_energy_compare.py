@@ -101,7 +101,7 @@ def test_the_command_reads_the_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     from stepscope.commands import main
     from tests.unit.run_folders import made_run, recording
 
-    sample = Path(__file__).parents[3] / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"
+    sample = Path(__file__).parents[3] / "examples/gpt2_per_token_loss_cpu.json.gz"
     for name, joules in (("before", 200.0), ("after", 160.0)):
         energies = measured(joules, key="cpu 0", windows=3).to_json()
         run = made_run(name, recording(energy=energies, trace="trace-1.json.gz"), root=tmp_path)

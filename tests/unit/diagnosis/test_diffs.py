@@ -18,7 +18,7 @@ from stepscope.diagnosis.diffs import Diffs, settings_of
 from stepscope.diagnosis.finding import Evidence, Finding, Location, Remedy
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-SAMPLE = REPOSITORY / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"
+SAMPLE = REPOSITORY / "examples/gpt2_per_token_loss_cpu.json.gz"
 LOOP = """\
 import torch
 import torch.nn.functional as F

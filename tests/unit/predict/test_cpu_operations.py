@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def test_a_host_that_launched_work_only_dispatched() -> None:
 
 
 def test_the_sample_that_comes_with_the_package() -> None:
-    trace = open_trace(Path(str(files("stepscope").joinpath("data/gpt2_per_token_loss_cpu.json.gz"))))
+    trace = open_trace(Path(__file__).parents[3] / "examples/gpt2_per_token_loss_cpu.json.gz")
 
     found = cpu_operation_times(trace, named_device("H100-SXM"))
 

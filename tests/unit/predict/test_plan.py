@@ -33,7 +33,7 @@ from tests.unit.rendered import written
 
 TODAY = date(2026, 11, 22)
 US = 1000
-SAMPLE = Path(__file__).parents[3] / "src" / "stepscope" / "data" / "gpt2_per_token_loss_cpu.json.gz"
+SAMPLE = Path(__file__).parents[3] / "examples" / "gpt2_per_token_loss_cpu.json.gz"
 A100 = Device("0", "NVIDIA A100-SXM4-80GB")
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-import stepscope
 from stepscope.diagnosis.finding import Evidence, Finding, Remedy
 from stepscope.errors import UsageError
 from stepscope.machine.observed import Machine
@@ -15,7 +14,7 @@ from stepscope.record.apply import all_flags
 from stepscope.tune.space import Surroundings, chosen_space, program_hash, search_space, surroundings_of
 from stepscope.tune.trials import ON, code_of, user_knob
 
-PER_TOKEN = Path(stepscope.__file__).parent / "data" / "gpt2_per_token_loss_cpu.json.gz"
+PER_TOKEN = Path(__file__).parents[3] / "examples" / "gpt2_per_token_loss_cpu.json.gz"
 
 PROCESSOR = Surroundings(
     cores=8, accelerator=False, cuda=False, half=False, tf32=False, loader=True, optimizer=True, ranks=1

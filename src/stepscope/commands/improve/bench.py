@@ -19,10 +19,11 @@ from stepscope.commands.shared.options import (
     exit_code_if_slower,
 )
 from stepscope.commands.shared.output import say
-from stepscope.commands.shared.programs import INTERRUPTED, applications, interrupted_by_signals
+from stepscope.commands.shared.programs import INTERRUPTED, applications
 from stepscope.commands.shared.values import whole
 from stepscope.errors import TraceError, UsageError
 from stepscope.files import private_folder
+from stepscope.machine.signals import ENDING, handled, interrupt
 from stepscope.report.format import duration, printable
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("--seed goes with --quiet-machine")
     bench = _new_bench(arguments)
     say(f"{len(bench.commands)} commands in turn; logs in {bench.folder}")
-    with interrupted_by_signals():
+    with handled(interrupt, *ENDING):
         measure(bench, lambda run: say(_progress(bench, run)))
         if bench.failure is not None:
             _show_failure(bench.failure)

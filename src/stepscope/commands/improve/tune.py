@@ -13,10 +13,11 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.command import Command, CommandParser
 from stepscope.commands.shared.options import TRIAL_STEPS, add_report_options, add_trial_options
 from stepscope.commands.shared.output import say
-from stepscope.commands.shared.programs import INTERRUPTED, interrupted_by_signals
+from stepscope.commands.shared.programs import INTERRUPTED
 from stepscope.commands.shared.values import relative_share, whole
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
+from stepscope.machine.signals import ENDING, handled, interrupt
 from stepscope.report.format import duration
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments, words)
     study = TuneStudy(open_study(arguments.storage or folder / "study.db", folder.name))
     study.check_program(_program(arguments, words))
-    with interrupted_by_signals():
+    with handled(interrupt, *ENDING):
         try:
             space = _space(arguments, words, folder, study, knobs)
         except KeyboardInterrupt:

@@ -69,44 +69,8 @@ def power_limits(text: str) -> list[Limit]:
 def _prepare_parser(parser: CommandParser) -> None:
     parser.usage = "stepscope run [options] PROGRAM [ARGUMENT ...]"
     parser.program = "program"
-    when = parser.add_argument_group("when to record")
-    when.add_argument("--steps", metavar="N", type=whole(1), default=5, help="steps to record (default: 5)")
-    when.add_argument(
-        "--warmup",
-        metavar="N",
-        type=whole(0),
-        help="steps to let pass before (default: 5, and up to 10 in the first 3 seconds)",
-    )
-    when.add_argument("--exit-after", action="store_true", help="end the program when the steps are recorded")
-    when.add_argument("--serve", action="store_true", help="let stepscope attach record more at any time")
-    when.add_argument(
-        "--quiet-machine",
-        action="store_true",
-        help="keep each rank to its own cores, and collect no garbage while steps are recorded",
-    )
-    when.add_argument("--seed", metavar="N", type=whole(0), help="with --quiet-machine: fix the random generators")
-    when.add_argument(
-        "--allocator",
-        choices=("jemalloc", "tcmalloc"),
-        help="get the program's host memory from this library, which keeps what is freed",
-    )
-    what = parser.add_argument_group("what to record, besides times")
-    what.add_argument(
-        "--telemetry",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="what the program logs, and how busy the machine is, for the whole run (default: yes)",
-    )
-    what.add_argument(
-        "--energy", action="store_true", help="the energy of the steps after the recording, where there are counters"
-    )
-    what.add_argument(
-        "--power-limits",
-        metavar="LIMITS",
-        type=power_limits,
-        help="run once at each of these limits of the devices, such as 60%%,80%%,100%% or 250,300: time and energy",
-    )
-    add_record_flags(what)
+    _add_when(parser.add_argument_group("when to record"))
+    _add_what(parser.add_argument_group("what to record, besides times"))
     change = parser.add_argument_group("what to change, without touching the program")
     change.add_argument(
         "--apply",
@@ -130,6 +94,48 @@ def _prepare_parser(parser: CommandParser) -> None:
     after.add_argument("--no-diagnose", action="store_true", help="only record")
     add_report_options(after, html="also write the diagnosis as a page")
     after.add_argument("--redact", action="store_true", help="keep names of machine and folders out of run and report")
+
+
+def _add_when(when: argparse._ActionsContainer) -> None:
+    when.add_argument("--steps", metavar="N", type=whole(1), default=5, help="steps to record (default: 5)")
+    when.add_argument(
+        "--warmup",
+        metavar="N",
+        type=whole(0),
+        help="steps to let pass before (default: 5, and up to 10 in the first 3 seconds)",
+    )
+    when.add_argument("--exit-after", action="store_true", help="end the program when the steps are recorded")
+    when.add_argument("--serve", action="store_true", help="let stepscope attach record more at any time")
+    when.add_argument(
+        "--quiet-machine",
+        action="store_true",
+        help="keep each rank to its own cores, and collect no garbage while steps are recorded",
+    )
+    when.add_argument("--seed", metavar="N", type=whole(0), help="with --quiet-machine: fix the random generators")
+    when.add_argument(
+        "--allocator",
+        choices=("jemalloc", "tcmalloc"),
+        help="get the program's host memory from this library, which keeps what is freed",
+    )
+
+
+def _add_what(what: argparse._ActionsContainer) -> None:
+    what.add_argument(
+        "--telemetry",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="what the program logs, and how busy the machine is, for the whole run (default: yes)",
+    )
+    what.add_argument(
+        "--energy", action="store_true", help="the energy of the steps after the recording, where there are counters"
+    )
+    what.add_argument(
+        "--power-limits",
+        metavar="LIMITS",
+        type=power_limits,
+        help="run once at each of these limits of the devices, such as 60%%,80%%,100%% or 250,300: time and energy",
+    )
+    add_record_flags(what)
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import Final
 
 from stepscope.commands.shared.output import say
@@ -55,20 +52,3 @@ def allocator_variables(name: str | None, command: Sequence[str]) -> dict[str, s
     if obstacle is not None:
         say(obstacle)
     return variables
-
-
-@contextlib.contextmanager
-def interrupted_by_signals() -> Iterator[None]:
-    """Treat the signals that end a process like Ctrl-C, so that no program is left behind."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    with contextlib.ExitStack() as restored:
-        for number in numbers:
-            handler = signal.getsignal(number)
-            if handler not in (signal.SIG_IGN, None):  # ignored, as under nohup
-                signal.signal(number, interrupt)
-                restored.callback(signal.signal, number, handler)
-        yield

@@ -34,6 +34,7 @@ from stepscope.errors import AgentError, UsageError
 from stepscope.files import private_folder
 from stepscope.record.run_folder import write_json
 from stepscope.record.schedule import RecordOptions
+from stepscope.trace.conversion import converted
 
 VERSION: Final = 1
 """Protocol version, part of an agent's status."""
@@ -119,8 +120,8 @@ class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if unknown:
             raise Refusal(400, f"there is no option {unknown[0]!r:.40}; there are {', '.join(sorted(_OPTIONS))}")
         try:
-            return msgspec.convert(given, cls)
-        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            return converted(given, cls)
+        except msgspec.ValidationError as error:
             raise Refusal(400, f"the capture is not valid: {error!s:.{_LONGEST_REASON}}") from None
 
 

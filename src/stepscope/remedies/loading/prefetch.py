@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from stepscope.remedies.attempts import Attempt
 from stepscope.remedies.host_settings import check_whole, default_device, streams_of
 
 
@@ -65,20 +66,15 @@ class ThreadedIterator(Iterator[Any]):
             self._thread.join()
 
     def _work(self) -> None:
-        error: BaseException | None = None
-        try:
+        with Attempt(BaseException) as loading, contextlib.suppress(StopIteration):
             while self._has_room():
                 item = self._prepare(next(self._items))
                 with self._changed:
                     self._ready.append(item)
                     self._changed.notify_all()
                 del item
-        except StopIteration:
-            pass
-        except BaseException as raised:  # any exception of the user's loader is raised at its place, in `__next__`
-            error = raised
         with self._changed:
-            self._ended, self._error = True, error
+            self._ended, self._error = True, loading.error
             self._changed.notify_all()
 
     def _has_room(self) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from stepscope.remedies.attempts import Attempt
 from stepscope.remedies.host_settings import check_whole, default_device, usable_processors
 from stepscope.remedies.loading.prefetch import moved, tensors_of
 
@@ -114,19 +115,17 @@ def measure_loader(
     trial = LoaderTrial(workers, prefetch, arguments["pin_memory"])
     loader = _loader(dataset, arguments)
     begin = time.perf_counter()
-    with contextlib.ExitStack() as stack:
-        try:
-            batches = stack.enter_context(contextlib.closing(_started(loader, device, arguments)))
-            batches.next()
-            start = time.perf_counter() - begin
-            each, waits = _measured(batches, step_ms / 1e3, seconds, workers * (prefetch or 0))
-        except (ValueError, _Unsendable):
-            raise
-        except Exception as error:  # whatever the user's data set raises
-            if workers and (problem := _of_the_machine(error, arguments)):
-                return replace(trial, problem=problem)
-            where = "in a worker" if workers else "on a batch"
-            raise RuntimeError(f"the data set fails {where}: {_reason(error)}") from error
+    with Attempt() as measuring, contextlib.ExitStack() as stack:
+        batches = stack.enter_context(contextlib.closing(_started(loader, device, arguments)))
+        batches.next()
+        start = time.perf_counter() - begin
+        each, waits = _measured(batches, step_ms / 1e3, seconds, workers * (prefetch or 0))
+    error = measuring.error
+    if isinstance(error, (ValueError, _Unsendable)):
+        raise error
+    if error is not None and workers and (problem := _of_the_machine(error, arguments)):
+        return replace(trial, problem=problem)
+    _blame_data_set(error, "in a worker" if workers else "on a batch")
     return replace(
         trial,
         start_ms=start * 1e3,
@@ -169,18 +168,17 @@ def _loader(dataset: Dataset[Any], arguments: dict[str, Any]) -> DataLoader[Any]
 
 
 def _started(loader: DataLoader[Any], device: torch.device | None, arguments: dict[str, Any]) -> _Batches:
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This DataLoader will create")
-            return _Batches(loader, device, arguments["pin_memory"])
-    except Exception as error:  # whatever pickling the user's data set raises
-        method = start_method(arguments)
-        if arguments["num_workers"] and method != "fork" and _of_the_machine(error, arguments) is None:
-            raise _Unsendable(
-                f"the data set cannot be sent to workers, which are started by {method}: {_reason(error)}; define it, "
-                "its transforms and collate_fn at the top level of a module, or pass multiprocessing_context='fork'"
-            ) from error
-        raise
+    with Attempt() as starting, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        return _Batches(loader, device, arguments["pin_memory"])
+    error, method = starting.error, start_method(arguments)
+    assert error is not None
+    if arguments["num_workers"] and method != "fork" and _of_the_machine(error, arguments) is None:
+        raise _Unsendable(
+            f"the data set cannot be sent to workers, which are started by {method}: {_reason(error)}; define it, "
+            "its transforms and collate_fn at the top level of a module, or pass multiprocessing_context='fork'"
+        ) from error
+    raise error
 
 
 def start_method(arguments: dict[str, Any]) -> str:
@@ -206,6 +204,11 @@ def _of_the_machine(error: BaseException, arguments: dict[str, Any]) -> str | No
     return None
 
 
+def _blame_data_set(error: BaseException | None, where: str) -> None:
+    if error is not None:
+        raise RuntimeError(f"the data set fails {where}: {_reason(error)}") from error
+
+
 def _reason(error: BaseException) -> str:
     """The error in one line; for a worker's error, the last line of its traceback."""
     lines = [line for line in str(error).splitlines() if line.strip()]
@@ -219,11 +222,11 @@ def workers_give_the_same(dataset: Dataset[Any], arguments: dict[str, Any]) -> b
     loader = _loader(dataset, {**arguments, "num_workers": 2, "prefetch_factor": 1})
     iterator = iter(loader)
     try:
-        first, second = next(iterator, None), next(iterator, None)
-    except Exception as error:  # whatever the user's data set raises
-        raise RuntimeError(f"the data set fails in a worker: {_reason(error)}") from error
+        with Attempt() as taking:
+            first, second = next(iterator, None), next(iterator, None)
     finally:
         _end_workers(iterator)
+    _blame_data_set(taking.error, "in a worker")
     one, two = list(tensors_of(first)), list(tensors_of(second))
     return bool(one) and len(one) == len(two) and all(torch.equal(*pair) for pair in zip(one, two, strict=True))
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from stepscope.errors import UsageError
+from stepscope.machine.signals import ENDING, handled, interrupt
 from stepscope.tune.study import BEAT_S
 from stepscope.tune.sweep.study import FOLDER, VALUES, SweepStudy, iterations_to_compare
 from stepscope.tune.sweep.trial import TrialProgram, end_left_over
@@ -93,7 +92,7 @@ class SweepRun:
 
         Raises UsageError if a program cannot be started, or something cannot be written.
         """
-        with _handlers(_interrupt, "SIGTERM", "SIGHUP"):
+        with handled(interrupt, *ENDING):
             try:
                 while (stop := self._stop()) is None:
                     self._look_for_the_dead()
@@ -216,7 +215,7 @@ class SweepRun:
 
         Further signals are ignored meanwhile: an impatient second one must leave no program behind.
         """
-        with _handlers(lambda number, frame: None, "SIGINT", "SIGTERM", "SIGHUP"):
+        with handled(lambda number, frame: None, "SIGINT", *ENDING):
             for each in self._running:
                 each.program.end()
             for each in self._running:
@@ -252,21 +251,3 @@ def visible_devices() -> list[str]:
         return []
     lines = [line for line in done.stdout.decode("utf-8", "replace").splitlines() if line.startswith("GPU ")]
     return [str(number) for number in range(len(lines))] if done.returncode == 0 else []
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _handlers(handler: Callable[[int, FrameType | None], None], *names: str) -> Iterator[None]:
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before: dict[int, Any] = {}
-    with contextlib.suppress(ValueError):  # not on the main thread, which alone receives signals
-        for number in numbers:
-            before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)

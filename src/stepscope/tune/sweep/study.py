@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stepscope.errors import UsageError
+from stepscope.trace.conversion import converted
 from stepscope.tune.study import OWNER, SILENT_S, SharedStudy, held, import_optuna, open_study, quietly
 from stepscope.tune.sweep.file import EarlyEnd, Metric, Sweep
 
@@ -334,8 +335,8 @@ class SweepStudy(SharedStudy):
 def kept_sweep(content: Any, name: str) -> Sweep:
     """Load the sweep stored in a study. Raises UsageError if it cannot be read."""
     try:
-        return msgspec.convert(content, Sweep)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        return converted(content, Sweep)
+    except msgspec.ValidationError as error:
         raise UsageError(f"the study {name} was written by another version of stepscope: {error}") from error
 
 

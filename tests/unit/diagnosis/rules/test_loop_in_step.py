@@ -120,7 +120,7 @@ FIRES: Cases = {
     "an index that counts up": lambda: indexed(8),
     "heads whose results are collected": lambda: heads(8),
     "layers that share their parameters": lambda: layered(gradients=4),
-    "a loss per token": lambda: open_trace(REPOSITORY / "src/stepscope/data/gpt2_per_token_loss_cpu.json.gz"),
+    "a loss per token": lambda: open_trace(REPOSITORY / "examples/gpt2_per_token_loss_cpu.json.gz"),
 }
 SILENT: Cases = {
     "empty": empty_trace,
