@@ -194,7 +194,7 @@ class Diagnosis:
     @property
     def is_warm_up(self) -> bool:
         """Whether most of the recording happens once, and no second step shows what is left without it."""
-        return self.step_count < 2 and self.once_ns >= MOSTLY_ONCE * self.length_ns
+        return self.step_count < 2 and self.once_ns > MOSTLY_ONCE * self.length_ns
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -259,7 +259,7 @@ def diagnose_view(
     findings.sort(key=lambda finding: finding.rank)
     shown: list[Finding] = []
     hidden: list[Finding] = []
-    is_warm_up = view.step_count < 2 and view.once_ns >= MOSTLY_ONCE * view.window.duration_ns
+    is_warm_up = view.step_count < 2 and view.once_ns > MOSTLY_ONCE * view.window.duration_ns
     for finding in findings:
         is_worth_it = (finding.saving_share >= minimum_share and not is_warm_up) or finding.ends_run_in_ns is not None
         (shown if is_worth_it or finding.severity == "note" else hidden).append(finding)

@@ -87,7 +87,7 @@ def test_compilations_that_the_trace_does_not_show_are_a_note() -> None:
 def test_what_the_trace_shows_gets_the_counts_and_the_line() -> None:
     [finding] = findings_of(recompilation, traced(COMPILING, compiling_ns=400))
 
-    assert finding.title == "60% of the time goes to compiling code: 2 compilations in 2 of 2 steps"
+    assert finding.title == "40% of the time goes to compiling code: 2 compilations in 2 of 2 steps"
     assert finding.saving_ns_per_step > 0
     assert figures_of(finding)[-3:] == figures_of(findings_of(recompilation, traced(COMPILING))[0])[:3]
     assert [(place.file, place.line) for place in finding.where] == [("train.py", 48)]

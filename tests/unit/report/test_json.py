@@ -26,7 +26,9 @@ EMPTY_REPORT = {
     },
     "devices": [],
     "summary": {"devices": [], "host": None},
-    "steps": {"source": "none", "step_ns": 0, "count": 1, "list": []},
+    "steps": {"source": "none", "step_ns": 0, "count": 1, "mean_ns": 0, "median_ns": 0, "set_apart": [], "list": []},
+    "accounting": [],
+    "once": [],
     "idle": [],
     "host": [],
     "operators": [],
@@ -73,8 +75,31 @@ FULL_REPORT = {
         "source": "annotation",
         "step_ns": 120_300_000,
         "count": 10,
+        "mean_ns": 180_000_000,
+        "median_ns": 100_000_000,
+        "set_apart": [{"index": 0, "duration_ns": 780_000_000, "what": "copy_in", "share": 0.5}],
         "list": [{"index": 1, "start_ns": 0, "duration_ns": 120_300_000, "complete": True}],
     },
+    "accounting": [],
+    "once": [
+        {
+            "what": "first launch",
+            "name": "cudaLaunchKernel",
+            "ns": 15_000_000,
+            "count": 1,
+            "where": [
+                {
+                    "file": "/home/jane doe/project/train.py",
+                    "line": 9,
+                    "function": "main",
+                    "share": 1.0,
+                    "exact_line": False,
+                    "call_path": [],
+                }
+            ],
+        },
+        {"what": "initialisation", "name": "cublasCreate", "ns": 5_000_000, "count": 3, "where": []},
+    ],
     "idle": [
         {"device": "0", "cause": "input", "trigger": None, "ns": 400_000_000, "share": 0.3325},
         {"device": "0", "cause": "python", "trigger": "cudaStreamSynchronize", "ns": 60_000_000, "share": 0.0499},

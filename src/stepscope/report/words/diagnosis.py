@@ -108,8 +108,7 @@ def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
         return ""
     of = "per step" if diagnosis.step_source != "none" else "recorded"
     saving, step = duration(finding.saving_ns_per_step), duration(diagnosis.step_ns)
-    without = ", without what happens once" if diagnosis.once else ""
-    return f"{saving} of {step} {of}{without} ({share(finding.saving_share)})"
+    return f"{saving} of {step} {of} ({share(finding.saving_share)})"
 
 
 def basis_sentence(finding: Finding) -> str:
@@ -335,7 +334,8 @@ def _step_sentence(diagnosis: Diagnosis) -> str:
     if diagnosis.step_source == "none":
         return f"{duration(diagnosis.length_ns or diagnosis.step_ns)} recorded, without steps"
     steps = "1 step" if diagnosis.step_count == 1 else f"mean of {count(diagnosis.step_count)}"
-    if abs(diagnosis.median_step_ns - diagnosis.step_ns) > _UNEVEN * diagnosis.step_ns and diagnosis.step_count > 1:
+    is_uneven = abs(diagnosis.median_step_ns - diagnosis.step_ns) > _UNEVEN * diagnosis.step_ns
+    if is_uneven and diagnosis.median_step_ns and diagnosis.step_count > 1:
         steps += f", median {duration(diagnosis.median_step_ns)}"
     return f"a step takes {duration(diagnosis.step_ns)} ({steps}, {_STEP_SOURCES.get(diagnosis.step_source, '')})"
 
