@@ -90,7 +90,7 @@ def test_without_blocking_the_longer_of_host_and_device_remains() -> None:
         finding.title
         == "the host waits for each kernel it launches (CUDA_LAUNCH_BLOCKING), which costs 38% of the step"
     )
-    assert finding.confidence == "high"
+    assert finding.confidence == "medium"
     assert finding.remedy.code == "unset CUDA_LAUNCH_BLOCKING"
 
 
