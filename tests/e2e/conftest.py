@@ -93,8 +93,8 @@ def run_here(*arguments: str | Path, stdin: bytes = b"", folder: Path | None = N
 
 @pytest.fixture
 def run() -> Stepscope:
-    """Runs stepscope in a process of its own."""
-    return run_stepscope
+    """Runs stepscope in this process; test_commands starts processes for what is about them."""
+    return run_here
 
 
 @pytest.fixture(scope="session")
