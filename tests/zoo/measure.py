@@ -40,7 +40,7 @@ def record_words(words: Sequence[str], name: str, folder: Path) -> Path:
     """Record what these words start by `stepscope run` with its default options; returns the run's folder."""
     shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier call
     options = ["--folder", str(folder), "--name", name, "--no-diagnose"]
-    _output_of([sys.executable, "-m", "stepscope", "run", *options, *words], folder)
+    output_of([sys.executable, "-m", "stepscope", "run", *options, *words], folder)
     return folder / name
 
 
@@ -61,7 +61,7 @@ def undisturbed(record_again: Callable[[], Path], rule: str) -> tuple[Path, list
 def diagnosed(traces: Path) -> list[dict[str, Any]]:
     """The JSON reports of a run's folder or a trace: of several ranks, what is said of them together comes first."""
     words = [sys.executable, "-m", "stepscope", "diagnose", str(traces), "--json", "-", "--no-cache"]
-    report = json.loads(_output_of(words, traces.parent))
+    report = json.loads(output_of(words, traces.parent))
     if "ranks" not in report:
         return [report]
     return [{"findings": report["across_ranks"]}, *report["ranks"]]
@@ -99,7 +99,7 @@ def least_step_ns(words: Sequence[str]) -> float:
 
     The least, because whatever else runs on the machine only makes steps longer.
     """
-    steps: list[int] = json.loads(_output_of(words, REPOSITORY).splitlines()[-1])
+    steps: list[int] = json.loads(output_of(words, REPOSITORY).splitlines()[-1])
     steady = steps[WARMUP:]
     last = max(len(steady) - WINDOW, 0)
     return min(statistics.mean(steady[begin : begin + WINDOW]) for begin in range(last + 1))
@@ -125,7 +125,7 @@ def _command(program: Program, module: str) -> list[str]:
     return [str(torchrun), "--standalone", "--nproc-per-node", str(program.ranks), "-m", module]
 
 
-def _output_of(words: Sequence[str], data: Path) -> str:
+def output_of(words: Sequence[str], data: Path) -> str:
     """What a command writes to standard output, run in the repository, with stepscope's own data kept in `data`."""
     paths = [str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}

@@ -314,12 +314,14 @@ def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
 def beneath_others(view: View, findings: Sequence[Finding]) -> list[Finding]:
     """Drop findings of general rules whose time others explain, and leave the others' part out of what they save.
 
-    The others are the findings of all other rules, and those of general rules that save more. A finding is dropped if
-    its share of the step that remains without the others' causes, by replay, is less than EXPLAINED of its share now.
+    The others are the findings of rules that are less general, and those of equally general ones that save more. A
+    finding is dropped if without the others' causes, by replay, its share of the step is less than EXPLAINED of what it
+    is now.
     """
-    general = {rule.id for rule in RULES if rule.beneath}
+    general = {rule.id: rule.beneath for rule in RULES if rule.beneath}
     kept = [finding for finding in findings if finding.rule not in general]
-    beneath = sorted((finding for finding in findings if finding.rule in general), key=lambda finding: finding.rank)
+    beneath = [finding for finding in findings if finding.rule in general]
+    beneath.sort(key=lambda finding: (general[finding.rule], finding.rank))
     for finding in beneath[:MOST_GENERAL]:
         others = [other for other in kept if other.change is not None and other.saving_ns_per_step > 0]
         share = finding.saving_share

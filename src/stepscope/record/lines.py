@@ -42,7 +42,7 @@ def named_calls(threads: Sequence[CallNotes]) -> tuple[list[str], list[tuple[arr
     A module is named by the class of the outermost called module followed by its qualified name in that module; several
     outermost modules of one class are numbered.
     """
-    names = _names_in_roots(_roots(threads))
+    names = names_in_roots(_roots(threads))
     numbers: dict[str, int] = {}
     result = []
     for notes in threads:
@@ -76,7 +76,7 @@ def _roots(threads: Iterable[CallNotes]) -> list[Any]:
     return list(found.values())
 
 
-def _names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
+def names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
     """Map the id of every module inside these roots to its name; for nested roots, the outer one names it."""
     inside = [(root, dict(root.named_modules())) for root in roots]
     names: dict[int, str] = {}
@@ -138,6 +138,13 @@ class _UserFiles(dict[str, bool]):
 
 
 _is_user = _UserFiles()
+
+
+def is_users(file: str) -> bool:
+    """Whether a code object's file is the user's."""
+    return _is_user[file]
+
+
 _TRACE: Final = "record.lines.Tracing"
 _MONITOR: Final = "record.lines.Monitoring"
 guard.INLINE.update((_TRACE, _MONITOR))
@@ -154,7 +161,7 @@ def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
     return None, None
 
 
-def _hide_from_compiler(*functions: Callable[..., Any]) -> None:
+def hide_from_compiler(*functions: Callable[..., Any]) -> None:
     """Keep torch.compile, if it is used, from compiling these functions and what they call, which run at every line."""
     evaluation: Any = sys.modules.get("torch._dynamo.eval_frame")
     types: Any = sys.modules.get("torch._dynamo.types")
@@ -300,7 +307,7 @@ class Tracing:
             except BaseException as error:
                 return guard.caught(error, _TRACE)
 
-        _hide_from_compiler(on_call, on_line, on_module, self._begin_thread)
+        hide_from_compiler(on_call, on_line, on_module, self._begin_thread)
         return on_call, on_line
 
 
@@ -358,7 +365,7 @@ class Monitoring:
                 here.note((now(), code, code.co_firstlineno))
 
         callbacks = (on_line, self._returned, self._returned, self._resumed, self._started, self._unwound)
-        _hide_from_compiler(*callbacks)
+        hide_from_compiler(*callbacks)
         for event, function in zip(self._events(), callbacks, strict=True):
             api.register_callback(self._tool, event, function)
         self._watch_running()

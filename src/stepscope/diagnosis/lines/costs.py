@@ -121,13 +121,13 @@ class LineCosts:
             for line in mine
         )
 
-    def without(self, numbers: Rows) -> Change:
-        """The change that leaves these lines out, on the host and on the device."""
+    def scaled(self, numbers: Rows, factor: float) -> Change:
+        """The change that scales these lines' time on the host, and the number of their works on the device."""
         host = self.host.filter(pl.col("place").is_in(pl.Series(numbers, dtype=pl.Int64).implode()))
         starts = host["start_ns"].to_numpy()
         times = joined(host["lane"].to_numpy(), starts, starts + host["duration_ns"].to_numpy())
         works = np.flatnonzero(np.isin(self.view.attribution.work_place, numbers))
-        return together(scaled_host_time(*times, 0.0), fewer_works(works, 0.0))
+        return together(scaled_host_time(*times, factor), fewer_works(works, factor))
 
     def _placed(self, pieces: pl.DataFrame) -> pl.DataFrame:
         """Pieces of host time by the line of their operator, or else by the line that the thread was at."""

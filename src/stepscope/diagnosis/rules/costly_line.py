@@ -1,7 +1,8 @@
 """# What it finds
 Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that is run
 backward several times, a graph that is never run backward, a sequence that is computed from its beginning for each new
-position, a product or a distance by broadcasting, one small operator for each of many tensors.
+position, a product or a distance by broadcasting, one small operator for each of many tensors, a result that is the
+same in each step or several times within one.
 
 # Why it costs time
 The program does the same work again, or work that nothing uses, or it does in many operators what one does.
@@ -21,12 +22,18 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   products need for as many operations.
 - One tensor after the other means that a line runs elementwise operators on at least 8 tensors of different shapes in a
   step. The same elements in one operator take as long as at the best rate of the trace's own elementwise operators.
+- A result is the same if hashes say so. Before `stepscope run` records, it looks at two steps: results and variables of
+  the user's functions, and results of modules that they call, are hashed when the function ends; of tensors above 1 MiB
+  evenly spaced elements. Functions called more than 64 times in a step are looked at that often. The look takes at most
+  a second of hashing, keeps nothing but the hashes, and is left out of the step times. A program in which nothing
+  changes from step to step repeats one step for a measurement; nothing is said about it.
 
 The finding is shown only if other findings do not explain what it saves: the steps are replayed with their changes, and
 what this one saves beyond them counts.
 
 # Known false positives
-Gradients that are needed for each loss by itself. A module whose output is used as a constant target.
+Gradients that are needed for each loss by itself. A module whose output is used as a constant target. A result that was
+equal in the two steps that were looked at and changes later, as with a schedule.
 
 # What to do
 What the finding says: the change follows from the evidence.
@@ -46,8 +53,10 @@ import polars as pl
 from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, one_by_one
+from stepscope.diagnosis.lines.costs import LineCosts
 from stepscope.diagnosis.lines.graphs import UnusedGraph, inside_calls, repeated_backward, unused_graphs
 from stepscope.diagnosis.lines.repeats import Prefix, recomputed_prefixes
+from stepscope.diagnosis.lines.values import equal_calls, equal_lines
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
@@ -57,11 +66,19 @@ from stepscope.diagnosis.rules._operators import (
     pauses,
     scaled_with_pauses,
 )
-from stepscope.whatif.changes import scaled_host_time, scaled_work_of
+from stepscope.whatif.changes import scaled_host_time, scaled_stretches, scaled_work_of, together
 
 
 def check(view: View, limits: Limits) -> Answers:
-    for found in (_again(view), *_unused(view), *_prefixes(view), *_algebra(view)):
+    evidence = (
+        _again(view),
+        *_unused(view),
+        *_prefixes(view),
+        *_algebra(view),
+        *_equal_calls(view),
+        *_equal_lines(view),
+    )
+    for found in evidence:
         if found is not None and limits.reached(found.cost_ns):
             yield found
 
@@ -243,6 +260,79 @@ def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:
     )
 
 
+_KEEP: Final = Remedy(
+    "Its value does not depend on the step: compute it once before the loop and keep it.",
+    'self.register_buffer("kept", compute(...), persistent=False)     # in __init__, instead of in forward\n'
+    "kept = compute(...)                                               # or before the loop over steps",
+)
+_CACHE: Final = Remedy(
+    "Compute it once for equal inputs and use the result again.",
+    "features = self.encoder(inputs)          # once\nfirst, second = self.first(features), self.second(features)",
+)
+
+
+def _equal_calls(view: View) -> Iterator[Found]:
+    for equal in equal_calls(view):
+        starts = equal.calls["start_ns"].to_numpy()
+        ends = starts + equal.calls["duration_ns"].to_numpy()
+        lanes = equal.calls["lane"].to_numpy()
+        rows = view.outermost(inside_calls(view, equal.calls))
+        backward = view.backward_of(rows)
+        between = engine_pauses(view, backward)
+        cost = view.cost_ns(np.concatenate([rows, backward])) + length_ns(view, between)
+        if view.device is None:
+            cost = int((ends - starts).sum()) + view.cost_ns(backward) + length_ns(view, between)
+        said = (
+            "the same result in each step"
+            if equal.is_constant
+            else (f"{equal.in_step:,} results {view.a_step} of which {equal.distinct:,} differ")
+        )
+        yield Found(
+            f"{equal.module} computes {said}: {view.share(cost):.0%} of the {view.period} can be left out",
+            cost,
+            basis="its calls whose results were there before, forward and backward; the results of two steps before "
+            "the recording were compared",
+            confidence="medium",
+            figures=[
+                Figure("calls in a step", equal.in_step, "count"),
+                Figure("different results among them", equal.distinct, "count"),
+            ],
+            where=_lines_at(view, equal.calls),
+            remedy=_KEEP if equal.is_constant else _CACHE,
+            change=together(scaled_stretches(lanes, starts, ends, 0.0), scaled_with_pauses(backward, [between], 0.0)),
+        )
+
+
+def _equal_lines(view: View) -> Iterator[Found]:
+    if not view.program.values:
+        return
+    costs = LineCosts(view)
+    for equal in equal_lines(view, costs):
+        wanted = set(equal.numbers.tolist())
+        left = 0.0 if equal.is_constant else equal.distinct / equal.calls
+        cost = sum(line.ns for line in costs.lines if line.number in wanted) * (1 - left)
+        if not cost:
+            continue
+        often = (
+            "is the same in each step"
+            if equal.is_constant
+            else (f"has {equal.distinct:,} different values in {equal.calls:,} calls {view.a_step}")
+        )
+        yield Found(
+            f"{equal.what} {often}: {view.share(cost):.0%} of the {view.period} goes to computing it again",
+            cost,
+            basis="the time of its lines; the values of two steps before the recording were compared",
+            confidence="medium",
+            figures=[
+                Figure("values in a step", equal.calls, "count"),
+                Figure("different ones among them", equal.distinct, "count"),
+            ],
+            where=costs.locations(equal.numbers),
+            remedy=_KEEP if equal.is_constant else _CACHE,
+            change=costs.scaled(equal.numbers, left),
+        )
+
+
 def _callers(view: View, rows: Rows) -> tuple[Location, ...]:
     """Lines at which the main thread was while these operators ran, on whichever thread."""
     times = view.trace.operators.select("start_ns", "duration_ns")[rows]
@@ -271,5 +361,5 @@ RULE: Final = Rule(
     thresholds={"share": Threshold(0.05, "share", "share of the {period} that the change would save")},
     check=check,
     needs=("operators",),
-    beneath=True,
+    beneath=1,
 )

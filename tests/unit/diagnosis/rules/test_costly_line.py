@@ -8,7 +8,7 @@ from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.rules.costly_line import RULE as rule
 from stepscope.diagnosis.rules.loop_in_step import RULE as LOOP
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import LoopFacts, ProgramFacts, StepFacts
+from stepscope.trace.program_facts import BindingFacts, LoopFacts, ProgramFacts, StepFacts, ValueFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -183,3 +183,69 @@ def carrying(*names: str) -> Trace:
 def test_repetitions_that_need_one_another_are_not_told_to_batch() -> None:
     assert the_finding(LOOP, carrying()).where[0].line == 5
     assert not asked(LOOP, carrying("state")).findings
+
+
+def with_values(*values: ValueFacts, bindings: tuple[BindingFacts, ...] = (), changing: bool = True) -> Trace:
+    """Two steps of 1000 ns: positions() takes 310 ns at line 5, forward() 110 at line 20, two calls of Net.body 380."""
+    other = ValueFacts(file="model.py", function="forward", line=18, last=30, name="x", calls=1, distinct=1)
+    facts = (*values, *([other] if changing else []))
+    recording = Recording(Metadata(program=ProgramFacts(values=facts, bindings=bindings)))
+    for step in range(2):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 310, "model.py(5): positions")
+        recording.operator(begin + 5, 300, "aten::sin")
+        recording.line(begin + 310, 110, "model.py(20): forward")
+        recording.operator(begin + 315, 100, "aten::cos")
+        recording.line(begin + 420, 580, "model.py(21): forward")
+        for call in (0, 200):
+            recording.module(begin + 430 + call, 190, "Net.body")
+            recording.operator(begin + 435 + call, 180, "aten::relu")
+    return recording.trace()
+
+
+def result(function: str = "positions", *, calls: int = 1, distinct: int = 1, constant: bool = True) -> ValueFacts:
+    return ValueFacts(
+        file="model.py", function=function, line=3, last=9, calls=calls, distinct=distinct, is_constant=constant
+    )
+
+
+FIRES["the same result in each step"] = lambda: with_values(result())
+SILENT["a program that repeats one step"] = lambda: with_values(result(), changing=False)
+SILENT["a result that changes"] = lambda: with_values(result(constant=False))
+
+
+def test_a_result_that_is_the_same_in_each_step_can_be_kept() -> None:
+    finding = the_finding(rule, with_values(result()))
+
+    assert places_of(finding) == [("model.py", 5, "positions")]
+    assert finding.saving_ns_per_step == 310
+
+
+def test_of_equal_results_within_a_step_one_is_needed() -> None:
+    finding = the_finding(rule, with_values(result(calls=4, distinct=1, constant=False)))
+    assert finding.saving_ns_per_step == pytest.approx(310 * 3 / 4, abs=2)
+
+
+def test_a_variable_is_placed_at_the_statement_that_binds_it() -> None:
+    variable = ValueFacts(
+        file="model.py", function="forward", line=18, last=30, name="table", calls=1, distinct=1, is_constant=True
+    )
+    binding = BindingFacts(file="model.py", function=18, name="table", first=20, last=20)
+
+    finding = the_finding(rule, with_values(variable, bindings=(binding,)))
+
+    assert places_of(finding) == [("model.py", 20, "forward")]
+    assert finding.saving_ns_per_step == 110
+    again = BindingFacts(file="model.py", function=18, name="table", first=21, last=21)
+    assert not asked(rule, with_values(variable, bindings=(binding, again))).findings
+
+
+@pytest.mark.parametrize(("constant", "saved"), [(True, 380), (False, 190)])
+def test_calls_of_a_module_with_equal_results_can_be_left_out(constant: bool, saved: int) -> None:
+    facts = ValueFacts(module="Net.body", calls=2, distinct=1, is_constant=constant)
+
+    finding = the_finding(rule, with_values(facts))
+
+    assert places_of(finding) == [("model.py", 21, "forward")]
+    assert finding.saving_ns_per_step == saved

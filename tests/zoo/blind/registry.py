@@ -1,0 +1,277 @@
+"""The blind programs and the truth of each: what is planted where, and what a step gains without it.
+
+The programs were written by someone who had not read the rules. Each is a script of this folder or of a folder of its
+own, with `--mended` for the twin without the fault. The fault's lines end with MARK.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+FOLDER: Final = Path(__file__).parent
+GAINS: Final = FOLDER / "gains.json"
+ADVICE: Final = FOLDER / "advice.json"
+MARK: Final = "# planted"
+
+
+class Kind(Enum):
+    """Classes of faults; the value is the class of the published taxonomy of low utilisation that it belongs to."""
+
+    PREPARED_PER_SAMPLE = "data operations: preprocessed anew for each sample"
+    CONVERTED_PER_SAMPLE = "data operations: converted sample by sample"
+    READ_AGAIN = "data operations: read again"
+    COLLATED_BY_HAND = "data operations: batches put together in Python"
+    STATISTIC_AGAIN = "data operations: a constant of the data computed again"
+    CONSTANT_AGAIN = "model: a constant computed again"
+    GRADIENT_UNUSED = "model: gradients that nobody uses"
+    PREFIX_AGAIN = "model: decoding without a cache"
+    LOOP = "model: a Python loop over what is one operation"
+    ALGEBRA = "model: more arithmetic than the result needs"
+    EVALUATED_TOO_OFTEN = "loop: evaluated or logged too often"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a stopwatch says of both variants: milliseconds of a step, medians of `runs`.
+
+    Attributes:
+        fault_ms, mended_ms: by the clock.
+        fault_cpu_ms, mended_cpu_ms: that the process was given on its processors.
+        load: of the machine when it was measured.
+    """
+
+    fault_ms: float
+    mended_ms: float
+    fault_cpu_ms: float
+    mended_cpu_ms: float
+    runs: int
+    load: float
+
+    @property
+    def share(self) -> float:
+        """Of the faulty step's processor time, which is its time on a quiet machine."""
+        return 1 - self.mended_cpu_ms / self.fault_cpu_ms
+
+    @property
+    def clock_share(self) -> float:
+        """The same by the clock."""
+        return 1 - self.mended_ms / self.fault_ms
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A judgement of what a rule advises for a program, by someone who knows its fault.
+
+    Attributes:
+        leads_to_the_fix: whether one who follows it arrives at the change.
+        reason: why, in a sentence.
+    """
+
+    leads_to_the_fix: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What is planted in one blind program.
+
+    Attributes:
+        script: the program's file, relative to FOLDER.
+        kind: class of the fault.
+        cause: what takes the time, in a sentence.
+        change: what to do about it, in a sentence.
+        half: 1 for the programs that were there before any diagnosis was run on one, 2 for the later ones.
+        step_function: whose calls are the program's steps; None where an optimizer's steps are.
+    """
+
+    script: str
+    kind: Kind
+    cause: str
+    change: str
+    half: int = 1
+    step_function: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """The program's file."""
+        return FOLDER / self.script
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files of the program."""
+        return (self.path,) if self.path.parent == FOLDER else tuple(sorted(self.path.parent.glob("*.py")))
+
+    def lines(self) -> frozenset[tuple[str, int]]:
+        """Names of files and numbers of lines that are the fault's."""
+        return frozenset((file.name, number) for file in self.files for number in _marked(file.read_text()))
+
+    def is_at(self, file: str, line: int) -> bool:
+        """Whether a place in the code is a planted line, or in a function that holds one."""
+        return any(
+            Path(file).name == own.name and (line in _marked(text) or _in_marked_function(text, line))
+            for own in self.files
+            for text in [own.read_text()]
+        )
+
+
+def truth(name: str) -> Truth:
+    """Of the program of that name."""
+    return TRUTHS[name]
+
+
+def gains() -> dict[str, Gain]:
+    """What was measured, by the programs' names."""
+    return {name: Gain(**row) for name, row in json.loads(GAINS.read_text()).items()} if GAINS.exists() else {}
+
+
+def advice() -> dict[str, dict[str, Advice]]:
+    """What was judged, by the programs' names and the rules' identifiers."""
+    rows = json.loads(ADVICE.read_text()) if ADVICE.exists() else {}
+    return {name: {rule: Advice(**row) for rule, row in rules.items()} for name, rules in rows.items()}
+
+
+def _marked(text: str) -> list[int]:
+    return [number for number, line in enumerate(text.splitlines(), 1) if line.endswith(MARK)]
+
+
+def _in_marked_function(text: str, line: int) -> bool:
+    spans = [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    return any(begin <= line <= end and any(begin <= mark <= end for mark in _marked(text)) for begin, end in spans)
+
+
+TRUTHS: Final = {
+    "sentiment": Truth(
+        "sentiment.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "The data set's __getitem__ runs a tokenizer in plain Python on the review each time it is asked for.",
+        "Tokenize the reviews once, before the training, and index the tensor.",
+    ),
+    "churn": Truth(
+        "churn/train.py",
+        Kind.CONVERTED_PER_SAMPLE,
+        "Each sample takes a row of a data frame as a dictionary, standardises its numbers one by one and makes three "
+        "tensors.",
+        "Turn the data frame's columns into tensors once, and take whole batches of them by index.",
+    ),
+    "thumbnails": Truth(
+        "thumbnails.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "Every photo is decoded at full size and resized in __getitem__, in each epoch, in the training process.",
+        "Decode and resize each photo once and keep the small images, or do it in loader workers.",
+    ),
+    "keyword_spotting": Truth(
+        "keyword_spotting.py",
+        Kind.STATISTIC_AGAIN,
+        "The mel filter bank, which never changes, is computed in Python loops for each sample.",
+        "Compute the filter bank once and keep it.",
+    ),
+    "tagger": Truth(
+        "tagger.py",
+        Kind.COLLATED_BY_HAND,
+        "The collate function writes tokens, tags and mask into tensors element by element.",
+        "Make a tensor of each sentence and pad with pad_sequence; compare positions with lengths for the mask.",
+    ),
+    "load_forecast": Truth(
+        "load_forecast.py",
+        Kind.CONVERTED_PER_SAMPLE,
+        "The series is a list of lists of Python numbers, and each sample turns its windows of it into tensors.",
+        "Convert the series to a tensor once and slice it.",
+    ),
+    "shards": Truth(
+        "shards.py",
+        Kind.READ_AGAIN,
+        "Each sample opens and decompresses the whole shard that holds it.",
+        "Read each shard once and keep it in memory.",
+    ),
+    "bpr": Truth(
+        "bpr.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "Negative items are sampled one by one in __getitem__, each looked for in a list of what the user bought.",
+        "Keep what a user bought as a set, or sample a batch's negatives as one tensor.",
+    ),
+    "dqn": Truth(
+        "dqn.py",
+        Kind.CONVERTED_PER_SAMPLE,
+        "The replay buffer makes five tensors for each sampled transition and stacks them.",
+        "Keep the transitions in tensors and index them with the batch's positions.",
+    ),
+    "sensors": Truth(
+        "sensors.py",
+        Kind.STATISTIC_AGAIN,
+        "Mean and standard deviation of the whole data set are computed again for each sample.",
+        "Compute them once, when the data set is made.",
+    ),
+    "translate": Truth(
+        "translate/train.py",
+        Kind.CONSTANT_AGAIN,
+        "The positional encodings are computed in Python loops in every forward pass, twice.",
+        "Compute the table once and keep it in a buffer.",
+    ),
+    "citations": Truth(
+        "citations.py",
+        Kind.CONSTANT_AGAIN,
+        "The adjacency matrix, which never changes, is normalised in each forward pass.",
+        "Normalise it once before the training.",
+    ),
+    "transfer": Truth(
+        "transfer/finetune.py",
+        Kind.GRADIENT_UNUSED,
+        "The backward pass goes through the backbone, for gradients of weights that no optimizer updates.",
+        "Set requires_grad to False for the backbone, or run it under torch.no_grad().",
+    ),
+    "chat": Truth(
+        "chat/serve.py",
+        Kind.PREFIX_AGAIN,
+        "Each new token runs the model on all tokens so far.",
+        "Keep keys and values of the tokens so far and run the model on the new token only.",
+        step_function="handle",
+    ),
+    "simclr": Truth(
+        "simclr.py",
+        Kind.LOOP,
+        "The contrastive loss computes the similarity of each pair of embeddings as a dot product of its own.",
+        "Compute all similarities as one matrix product.",
+    ),
+    "lightning_digits": Truth(
+        "lightning_digits.py",
+        Kind.EVALUATED_TOO_OFTEN,
+        "The trainer validates on the whole validation set after every fourth training batch.",
+        "Validate once in an epoch, or on fewer batches.",
+    ),
+    "dcgan": Truth(
+        "dcgan.py",
+        Kind.GRADIENT_UNUSED,
+        "The discriminator's loss is differentiated through the generator that made the images; these gradients are "
+        "thrown away.",
+        "Detach the generated images before the discriminator sees them.",
+    ),
+    "lora": Truth(
+        "lora/finetune.py",
+        Kind.ALGEBRA,
+        "Each adapter multiplies its two small matrices to a full weight and adds it to the frozen one in each forward "
+        "pass, and the backward pass computes a gradient of that full weight.",
+        "Multiply the input by the two small matrices one after the other.",
+    ),
+    "diffusion": Truth(
+        "diffusion.py",
+        Kind.CONSTANT_AGAIN,
+        "The noise schedule is computed in a Python loop over all time steps for each batch.",
+        "Compute the schedule once and index it.",
+    ),
+    "vqvae": Truth(
+        "vqvae.py",
+        Kind.ALGEBRA,
+        "Distances to the codes are computed from a broadcast difference of positions x codes x width numbers.",
+        "Expand the square: distances from one matrix product and the codes' norms (or torch.cdist).",
+    ),
+}
+NAMES: Final = tuple(TRUTHS)
