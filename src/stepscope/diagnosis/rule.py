@@ -43,6 +43,8 @@ __all__ = [
 ]
 PartName: TypeAlias = Literal["steps", "lines", "operators", "shapes", "types", "messages", "memory", "grids"]
 """A part that a recording may lack; see `stepscope.diagnosis.parts`."""
+_MORE = 1.2
+"""Times the cost above which a replay's saving needs a word of explanation."""
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
 
@@ -176,6 +178,9 @@ class Rule:
     def _finding(self, found: Found, view: View, limits: Limits) -> Finding:
         saving_ns, change = view.saving_ns(found.cost_ns, found.change)
         share = saving_ns / view.step_ns
+        basis = found.basis
+        if saving_ns > _MORE * view.per_step(found.cost_ns):
+            basis += "; more than that, because what waits behind it starts earlier"
         figures = list(found.figures)
         if found.severity is None and found.share_at is not None:
             weighed_ns = found.cost_ns if found.weighed_ns is None else found.weighed_ns
@@ -189,7 +194,7 @@ class Rule:
             found.severity or severity(share),
             saving_ns,
             share,
-            found.basis,
+            basis,
             found.confidence,
             Evidence(tuple(figures), tuple(found.intervals)),
             remedy,
