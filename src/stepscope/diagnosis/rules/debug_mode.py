@@ -132,11 +132,11 @@ def _blocking(view: View, limits: Limits) -> Answers:
         return
     named = next((name for name in view.program.environment if name.endswith("_LAUNCH_BLOCKING")), None)
     yield Found(
-        f"the host waits for each kernel it launches ({named or 'CUDA_LAUNCH_BLOCKING'}), "
+        f"the host waits for each kernel it launches{f' ({named})' if named else ''}, "
         f"which costs {view.percent(cost)} of the {view.period}",
         cost,
         basis=f"the {view.period}, less the longer of the host's time outside waiting launches and the device's work",
-        confidence="medium",
+        confidence="medium" if named else "low",
         figures=[
             Figure("launches that end after their kernel", share_of_long, "share", most),
             view.ns_per_step("time in waiting launches", blocked),

@@ -95,7 +95,7 @@ def test_without_blocking_the_longer_of_host_and_device_remains() -> None:
 
 
 def test_blocking_is_seen_without_the_environment() -> None:
-    assert the_finding(rule, blocking(named=False)).confidence == "medium"
+    assert the_finding(rule, blocking(named=False)).confidence == "low"
 
 
 def test_only_what_fills_new_tensors_counts() -> None:
