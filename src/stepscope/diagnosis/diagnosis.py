@@ -26,6 +26,7 @@ from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.operators import operator_table
 from stepscope.diagnosis.exceptional import Once, SetApart, once, set_apart
 from stepscope.diagnosis.finding import Finding, NotAnswered
+from stepscope.diagnosis.lines.costs import LineCosts, LineShare
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
@@ -145,6 +146,7 @@ class Diagnosis:
         idle_in_steps: columns as in `idle`; sums to the idle_ns of `in_steps` for each device.
         uses_in_steps: as `device_uses`, over the time of the steps.
         by_device: show each device's window from its first to its last work, as other profilers do, not the steps.
+        lines: costly lines that no finding explains, costliest first.
     """
 
     metadata: Metadata
@@ -178,6 +180,7 @@ class Diagnosis:
     idle_in_steps: pl.DataFrame = field(default_factory=pl.DataFrame)
     uses_in_steps: tuple[DeviceUse, ...] = ()
     by_device: bool = False
+    lines: tuple[LineShare, ...] = ()
 
     @property
     def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:
@@ -268,7 +271,18 @@ def diagnose_view(
     small = [finding for finding in hidden if finding.change is not None]
     both = _together(view, first)
     before = both.saving_ns_per_step if both is not None else sum(each.saving_ns_per_step for each in first)
-    return replace(diagnosis, together=both, afterwards=_afterwards(view, first, before, small))
+    afterwards = _afterwards(view, first, before, small)
+    return replace(diagnosis, together=both, afterwards=afterwards, lines=_unexplained(view, shown))
+
+
+def _unexplained(view: View, shown: Sequence[Finding]) -> tuple[LineShare, ...]:
+    """The costly lines of which the findings shown explain less than half."""
+    explained: Counter[tuple[str, int]] = Counter()
+    for finding in shown:
+        for place in finding.where:
+            saving = finding.saving_ns_per_step * view.step_count
+            explained[place.file, place.line] += round(saving * place.share)
+    return tuple(LineCosts(view).unexplained(explained))
 
 
 def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAnswered]]:

@@ -39,7 +39,7 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
     "jax": r"^PjitFunction|^jit\(|\bjit_\w|(?:^|/)jax/|backend_compile|^\$?(?:pjit|api|pxla|dispatch)\.py[:(]",
 }
 """Patterns of names that only this framework records; the first framework that matches is used."""
-_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|\bbackward\b"
+_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
 MOST_PLACES = 20
 """Maximum number of operators' places that are merged with the lines of the remaining time."""
 MOST_TRIGGERS = 3

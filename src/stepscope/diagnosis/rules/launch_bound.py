@@ -207,7 +207,7 @@ RULE: Final = Rule(
     check=check,
     remedies={
         "jax": Remedy(
-            "Let one compiled function do more: the whole step, with the optimizer, or several steps at once.",
+            "Let one compiled function do more: the whole step, in training with its optimizer, or several of them.",
             "train_step = jax.jit(train_step, donate_argnums=0)\n"
             "state, losses = jax.lax.scan(train_step, state, batches)   # several steps in one call",
         ),

@@ -249,3 +249,25 @@ def test_calls_of_a_module_with_equal_results_can_be_left_out(constant: bool, sa
 
     assert places_of(finding) == [("model.py", 21, "forward")]
     assert finding.saving_ns_per_step == saved
+
+
+def test_lines_that_no_finding_explains_are_told_with_what_half_their_time_would_save() -> None:
+    recording = Recording()
+    for step in range(2):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 600, "model.py(7): forward")
+        recording.operator(begin, 600, "aten::mm")
+        recording.line(begin + 600, 400, "train.py(3): train")
+        recording.operator(begin + 600, 30, "aten::add")
+    diagnosis = diagnose(recording.trace())
+
+    first = diagnosis.lines[0]
+    assert (first.file, first.line, first.share, first.faster_share) == ("model.py", 7, 0.6, 0.3)
+    assert (first.runs, first.backward_share) == (1.0, 0.0)
+
+
+def test_a_line_that_a_finding_explains_is_not_told_again() -> None:
+    diagnosis = diagnose(run_backward(6))
+    assert ("train.py", 9) in [(place.file, place.line) for place in diagnosis.findings[0].where]
+    assert ("train.py", 9) not in [(line.file, line.line) for line in diagnosis.lines]
