@@ -28,6 +28,7 @@ EMPTY_REPORT = {
     "summary": {"devices": [], "host": None},
     "steps": {"source": "none", "step_ns": 0, "count": 1, "mean_ns": 0, "median_ns": 0, "set_apart": [], "list": []},
     "accounting": [],
+    "lines": [],
     "once": [],
     "idle": [],
     "host": [],
@@ -81,6 +82,7 @@ FULL_REPORT = {
         "list": [{"index": 1, "start_ns": 0, "duration_ns": 120_300_000, "complete": True}],
     },
     "accounting": [],
+    "lines": [],
     "once": [
         {
             "what": "first launch",
@@ -90,7 +92,7 @@ FULL_REPORT = {
             "where": [
                 {
                     "file": "/home/jane doe/project/train.py",
-                    "line": 9,
+                    "line": 90,
                     "function": "main",
                     "share": 1.0,
                     "exact_line": False,
