@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.record.run_folder import RunFolder
-from tests.e2e.conftest import run_stepscope
+from tests.e2e.conftest import run_here, run_stepscope
 
 pytest.importorskip("torch")
 
@@ -39,7 +39,7 @@ def test_the_steps_around_a_recording_make_a_history(tmp_path: Path) -> None:
     assert spans == [(1, False, 2), (4, True, 5), (9, False, 50)]
     assert recording["steps_seen"] == 59
 
-    done = run_stepscope("history", "train", "--json", "-", folder=tmp_path, **data)
+    done = run_here("history", "train", "--json", "-", folder=tmp_path, **data)
     (series,) = done.json()["series"]
     assert (series["name"], series["place"], series["source"]) == ("train", str(tmp_path), "unprofiled")
     assert [run["name"] for run in series["runs"]] == ["train-1", "train-2"]
