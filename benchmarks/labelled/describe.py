@@ -126,9 +126,10 @@ def _named(answer: Answer) -> str:
 
 def sources() -> str:
     """Where the public traces can be had."""
-    rows = ["| name | repository | licence |", "|---|---|---|"]
+    rows = ["| name | repository | most of them in | licence |", "|---|---|---|---|"]
     for name, source in truths().sources.items():
-        rows.append(f"| {name} | {source.url or '-'} | {source.licence} |")
+        folder = f"`{source.folder}`" if source.folder else "-"
+        rows.append(f"| {name} | {source.url or '-'} | {folder} | {source.licence} |")
     return "\n".join(rows)
 
 

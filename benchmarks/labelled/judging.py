@@ -124,10 +124,15 @@ class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where public traces can be had."""
+    """Where public traces can be had.
+
+    Attributes:
+        folder: of the repository, where most of them lie; empty where it is unknown.
+    """
 
     url: str
     licence: str
+    folder: str = ""
 
 
 class Truths(msgspec.Struct, frozen=True):

@@ -17,7 +17,8 @@ real_traces.toml. What a tool says is an object whose keys may all be left out:
 Printed is, for each group of the set: how many recordings were answered; how many first findings were right (or
 defensible) and named the planted line; how far promises were from the measured gain; on how many clean twins something
 of 5 % or more was said; for traces, on how many there are false alarms or figures that are off. What was not answered
-counts as missed. The last rows are those of a tool that says nothing, which is right where nothing can be saved.
+counts as missed, but a group of which nothing was answered is left out. The last rows are those of a tool that says
+nothing, which is right where nothing can be saved.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from benchmarks.labelled.judging import PROMISES, Finding, Said, Truth, Verdict,
 from benchmarks.labelled.programs import TWINS, Program, programs  # noqa: E402
 
 CAUSES: Final = Path(__file__).with_name("causes.toml")
+CAUSES_KNOWN: Final = "public traces with a cause"
+NOTHING_TO_SAVE: Final = "public traces with nothing to save"
+NO_TRACES: Final = "no traces"
 UNANSWERED: Final = Said(refused="not answered")
 
 
@@ -97,9 +101,13 @@ def scores(answers: Answers) -> Iterator[Row]:
     for group, members in groups.items():
         yield of_programs(known, group, members)
     by_path = truths().by_path()
-    for group, refused in (("public traces", False), ("no traces", True)):
-        paths = [path for path, truth in by_path.items() if truth.refused is refused]
+    for group in (CAUSES_KNOWN, NOTHING_TO_SAVE, NO_TRACES):
+        paths = [path for path, truth in by_path.items() if _group(truth) == group]
         yield of_traces(known, group, [_judged(known, path, by_path[path]) for path in paths])
+
+
+def _group(truth: Truth) -> str:
+    return NO_TRACES if truth.refused else NOTHING_TO_SAVE if truth.quiet else CAUSES_KNOWN
 
 
 def _judged(answers: Answers, path: str, truth: Truth) -> Verdict:
@@ -209,10 +217,10 @@ def main() -> None:
     rows: list[Row] = []
     for path in arguments.answers:
         try:
-            rows.extend(scores(msgspec.json.decode(path.read_bytes(), type=Answers)))
+            rows.extend(row for row in scores(msgspec.json.decode(path.read_bytes(), type=Answers)) if row.answered)
         except msgspec.MsgspecError as error:
             parser.error(f"{path} is no file of answers: {error}")
-    print(table([*rows, *scores(silence())]))
+    print(table([*rows, *(row for row in scores(silence()) if row.group in {each.group for each in rows})]))
 
 
 if __name__ == "__main__":
