@@ -62,7 +62,7 @@ def check(view: View, limits: Limits) -> Answers:
         f"{mean_ns / 1e6:,.0f} ms each time",
         cost,
         basis="time from making an iterator to its first batch, less what workers that stay alive take for a batch",
-        confidence="high" if loader is not None else "medium",
+        confidence="medium" if loader is not None else "low",
         figures=[
             Figure("starts while steps were recorded", len(starts), "count"),
             Figure("time from a start to the first batch", mean_ns, "ns"),

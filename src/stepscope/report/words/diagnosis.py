@@ -16,6 +16,8 @@ from stepscope.report.format import count, duration, share
 
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are merged, and closer shares count as equal."""
+_SAYABLE: Final = 0.0005
+"""Share from which on a cause is more than "<0.1 %"."""
 _WORTH_SAYING: Final = 0.01
 """Smallest share of a costly line that is mentioned."""
 _TELLING_SHARE: Final = 0.05
@@ -316,8 +318,8 @@ def _device_name(diagnosis: Diagnosis, device: DeviceSummary) -> str:
 
 
 def _biggest(times: pl.DataFrame) -> str:
-    causes = joined_causes(causes_of(times.filter(pl.col("cause") != "compute")))
-    if not causes or causes[0].ns <= 0:
+    causes = causes_of(times.filter(pl.col("cause") != "compute"))
+    if not causes or causes[0].share < _SAYABLE:
         return ""
     why, part = CAUSES.get(causes[0].cause, causes[0].cause), share(causes[0].share)
     return f"{why.removesuffix(')')}, {part})" if why.endswith(")") else f"{why} ({part})"
