@@ -44,11 +44,13 @@ with tempfile.TemporaryDirectory() as cache:
 print(json.dumps({"findings": [{"words": re.sub(r"<[^>]*>", "", words)} for words in profile.recommendations]}))
 """
 NSYS_AI = """
-import json, os, re, subprocess, sys, tempfile
-with tempfile.TemporaryDirectory() as folder:
+import json, os, re, shutil, subprocess, sys, tempfile
+with tempfile.TemporaryDirectory() as folder:  # with a copy: nsys-ai writes indexes into the export, and a lock beside it
+    path = shutil.copy(sys.argv[1], folder)
+    os.chmod(path, 0o600)
     out = os.path.join(folder, "findings.json")
     tool = os.path.join(os.path.dirname(sys.executable), "nsys-ai")
-    words = [tool, "diagnose", sys.argv[1], "--format", "json", "-o", out, "--session", os.path.join(folder, "session")]
+    words = [tool, "diagnose", path, "--format", "json", "-o", out, "--session", os.path.join(folder, "session")]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
     found = json.load(open(out))["findings"]
 findings = []
