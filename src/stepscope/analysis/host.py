@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.rows import by_value, nullable
+from stepscope.analysis.rows import at, by_value, nullable
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, HOST_BACKEND, LAZY_EXECUTION, UserCode, cause_of_name
 from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
@@ -299,12 +299,49 @@ def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], aro
     own = by_value(slices["name"], lambda name: CAUSE_CODES.get(cause_of_name(name) or "", -1)).copy()
     launches = np.flatnonzero(table == _LAUNCH)
     own[launches] = _launch_causes(trace)[slices["row"].to_numpy()[launches]]
+    lane, start = slices["lane"].to_numpy(), slices["start_ns"].to_numpy()
+    ends = start + slices["duration_ns"].to_numpy()
+    without_closures(trace, (lane, start, ends, around), own, CAUSE_CODES["optimizer"])
     definite = inherit(own, around)
     inside_operator = inherit(np.where((table == _OPERATOR) | (table == _LAUNCH), 1, -1), around) > 0
     inside_frame = inherit(np.where(table == _FRAME, 1, -1), around) > 0
     silent = np.where(_traces_graphs(slices, table, around), CAUSE_CODES["graph_tracing"], CAUSE_CODES["untraced"])
     fallback = np.where(inside_operator, CAUSE_CODES["dispatch"], np.where(inside_frame, CAUSE_CODES["python"], silent))
     return np.where(definite >= 0, definite, fallback).astype(np.int16)
+
+
+def without_closures(
+    trace: Trace,
+    slices: tuple[npt.NDArray[np.int32], Times, Times, Rows],
+    own: npt.NDArray[np.signedinteger[Any]],
+    optimizer: int,
+) -> None:
+    """Take this number from optimizer slices that run the backward pass, and give it to what follows the pass in them.
+
+    An optimizer's step may be handed a closure that computes the loss and its gradients, as Lightning does.
+
+    Args:
+        slices: lane, start, end and nearest enclosing slice of each slice.
+        own: number of each slice by its own name, -1 for none; changed in place.
+    """
+    lane, start, end, around = slices
+    nodes = trace.operators.filter(pl.col("name").str.starts_with("autograd::engine")).sort("start_ns")
+    steps = np.flatnonzero(own == optimizer)
+    if nodes.is_empty() or not len(steps):
+        return
+    last = np.full(len(own), -1, np.int64)
+    node_lane, begin = nodes["lane"].to_numpy(), nodes["start_ns"].to_numpy()
+    finish = begin + nodes["duration_ns"].to_numpy()
+    for number in np.unique(lane[steps]).tolist():
+        mine, its = steps[lane[steps] == number], node_lane == number
+        if not its.any():  # the engine has threads of its own
+            its = np.ones(len(its), np.bool_)
+        first, after = (np.searchsorted(begin[its], times[mine]) for times in (start, end))
+        runs = after > first
+        last[mine[runs]] = np.maximum.accumulate(finish[its])[after[runs] - 1]
+    follows = np.flatnonzero((at(last, around) >= 0) & (start >= at(last, around)) & (own < 0))
+    own[last >= 0] = -1
+    own[follows] = optimizer
 
 
 def _traces_graphs(slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Rows) -> npt.NDArray[np.bool_]:

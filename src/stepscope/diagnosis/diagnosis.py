@@ -16,6 +16,7 @@ from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.operators import operator_table
 from stepscope.diagnosis.finding import Finding, NotAnswered
+from stepscope.diagnosis.lines.costs import LineCosts, LineShare
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
@@ -113,6 +114,7 @@ class Diagnosis:
         together: joint saving of the shown findings; None if fewer than two of them have a replayed saving.
         afterwards: hidden findings that save more once the causes of the shown ones are gone.
         applied: outcome of each remedy applied when the program started, one sentence each.
+        lines: costly lines that no finding explains, costliest first.
     """
 
     metadata: Metadata
@@ -137,6 +139,7 @@ class Diagnosis:
     together: Together | None = None
     afterwards: tuple[Afterwards, ...] = ()
     applied: tuple[str, ...] = ()
+    lines: tuple[LineShare, ...] = ()
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -207,7 +210,18 @@ def diagnose_view(
     small = [finding for finding in hidden if finding.change is not None]
     both = _together(view, first)
     before = both.saving_ns_per_step if both is not None else sum(each.saving_ns_per_step for each in first)
-    return replace(diagnosis, together=both, afterwards=_afterwards(view, first, before, small))
+    afterwards = _afterwards(view, first, before, small)
+    return replace(diagnosis, together=both, afterwards=afterwards, lines=_unexplained(view, shown))
+
+
+def _unexplained(view: View, shown: Sequence[Finding]) -> tuple[LineShare, ...]:
+    """The costly lines of which the findings shown explain less than half."""
+    explained: Counter[tuple[str, int]] = Counter()
+    for finding in shown:
+        for place in finding.where:
+            saving = finding.saving_ns_per_step * view.step_count
+            explained[place.file, place.line] += round(saving * place.share)
+    return tuple(LineCosts(view).unexplained(explained))
 
 
 def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAnswered]]:

@@ -138,7 +138,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
         saved,
         share,
         "how much later it comes to each collective than the rank before it, as far as the others only communicate",
-        "medium",
+        "low",
         Evidence(
             (
                 Figure("share of the step that ranks wait for the last one", share, "share", limit),

@@ -44,7 +44,7 @@ __all__ = [
 PartName: TypeAlias = Literal["steps", "lines", "operators", "shapes", "types", "messages", "memory", "grids"]
 """A part that a recording may lack; see `stepscope.diagnosis.parts`."""
 _MORE = 1.2
-"""Times the cost above which a replay's saving needs a word of explanation."""
+"""Times the cost above which a replay's saving needs a word of explanation, and is less sure."""
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
 
@@ -178,9 +178,10 @@ class Rule:
     def _finding(self, found: Found, view: View, limits: Limits) -> Finding:
         saving_ns, change = view.saving_ns(found.cost_ns, found.change)
         share = saving_ns / view.step_ns
-        basis = found.basis
+        basis, confidence = found.basis, found.confidence
         if saving_ns > _MORE * view.per_step(found.cost_ns):
             basis += "; more than that, because what waits behind it starts earlier"
+            confidence = "medium" if confidence == "high" else confidence
         figures = list(found.figures)
         if found.severity is None and found.share_at is not None:
             weighed_ns = found.cost_ns if found.weighed_ns is None else found.weighed_ns
@@ -195,7 +196,7 @@ class Rule:
             saving_ns,
             share,
             basis,
-            found.confidence,
+            confidence,
             Evidence(tuple(figures), tuple(found.intervals)),
             remedy,
             found.where,

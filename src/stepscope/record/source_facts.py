@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +54,7 @@ def source_facts(files: Iterable[str]) -> tuple[tuple[LoopFacts, ...], tuple[Bin
 
 
 def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
-    """Return the statements that bind or change names, of each function and of the module.
+    """Return the statements that bind or change names and have their lines for themselves, by function.
 
     Raises:
         SyntaxError: it is not Python.
@@ -62,9 +63,10 @@ def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
     scopes = [(0, tree.body)]
     scopes += [(_begin(node), node.body) for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
     found = []
+    lines = Counter(each.lineno for each in ast.walk(tree) if isinstance(each, ast.stmt))
     for begin, body in scopes:
         for statement in _statements(body):
-            if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
+            if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)) or lines[statement.lineno] > 1:
                 continue
             uses, last = _uses(statement), statement.end_lineno or statement.lineno
             for name in sorted(uses.binds | uses.changes):

@@ -46,6 +46,7 @@ from stepscope.report.words.diagnosis import (
     headline,
     hidden_sentence,
     idle_share,
+    line_sentences,
     nothing_sentence,
     rank_name,
     rank_table,
@@ -229,6 +230,7 @@ def _findings(report: TraceReport, key: str) -> Iterator[Block]:
         yield Text("Savings overlap: they do not add up.", "muted", "page")
     yield from section_if("", *together, *texts(afterwards_sentence(diagnosis)), is_quiet=True)
     yield from texts(hidden_sentence(diagnosis), style="muted")
+    yield from section_if("Costly lines without a finding", *_items(line_sentences(diagnosis)))
 
 
 def _finding(number: int, finding: Finding, diagnosis: Diagnosis, report: TraceReport | None, key: str) -> FindingBlock:
@@ -406,7 +408,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         **fields(diagnosis, "idle", "host", "operators", "operator_count", "kernels", "kernel_count"),
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
-        **fields(diagnosis, "together", "afterwards", "not_answered"),
+        **fields(diagnosis, "together", "afterwards", "lines", "not_answered"),
         **({"applied": diagnosis.applied} if diagnosis.applied else {}),
         **({} if report.energy is None else {"energy": trace_json(report.energy)}),
     )

@@ -63,10 +63,11 @@ def test_bindings_name_their_function_and_what_only_changes_a_name() -> None:
             table = zeros(
                 9)
             table[:, 0] = sin(x)
+            y = table; z = y
             return table
         kept = forward(1)
     """)
 
     found = [(each.function, each.name, each.first, each.last, each.is_change) for each in bindings_of_source(text, "")]
 
-    assert found == [(0, "kept", 7, 7, False), (1, "table", 3, 4, False), (1, "table", 5, 5, True)]
+    assert found == [(0, "kept", 8, 8, False), (1, "table", 3, 4, False), (1, "table", 5, 5, True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -28,6 +29,11 @@ _COSTS: Final[dict[str, type[pl.DataType]]] = {
     "in_operator": pl.Boolean,
 }
 
+SHOWN: Final = 0.05
+"""Share of the steps from which a line is costly."""
+MOST_SHOWN: Final = 6
+_HALF: Final = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class LineCost:
@@ -45,6 +51,26 @@ class LineCost:
     backward_ns: int
     outside_ns: int
     runs: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LineShare:
+    """A costly line that no finding explains; information, not a fault.
+
+    Attributes:
+        share: of the step on its critical path, 0 to 1.
+        backward_share: part of the line's time that is the backward of its operators, 0 to 1.
+        runs: how often a step comes to the line; None if unknown.
+        faster_share: share of the step that would be saved if the line took half the time, by a replay; 0 without one.
+    """
+
+    file: str
+    line: int
+    function: str
+    share: float
+    backward_share: float
+    runs: float | None
+    faster_share: float
 
 
 class LineCosts:
@@ -128,6 +154,24 @@ class LineCosts:
         times = joined(host["lane"].to_numpy(), starts, starts + host["duration_ns"].to_numpy())
         works = np.flatnonzero(np.isin(self.view.attribution.work_place, numbers))
         return together(scaled_host_time(*times, factor), fewer_works(works, factor))
+
+    def unexplained(self, explained: Mapping[tuple[str, int], int]) -> list[LineShare]:
+        """The lines that take at least SHOWN of the steps and of which findings explain less than half.
+
+        Args:
+            explained: nanoseconds over the span that findings save, by file and line.
+        """
+        view, result = self.view, []
+        for line in self.lines[:MOST_SHOWN]:
+            place, share = line.place, view.share(line.ns)
+            if share < SHOWN or explained.get((place.file, place.line), 0) >= _HALF * line.ns:
+                continue
+            faster = 0.0
+            if view.experiment.why_not is None:
+                faster = view.saved_ns(self.scaled(np.array([line.number], np.int64), _HALF)) / view.step_ns
+            backward = line.backward_ns / max(line.ns, 1)
+            result.append(LineShare(place.file, place.line, place.function, share, backward, line.runs, faster))
+        return result
 
     def _placed(self, pieces: pl.DataFrame) -> pl.DataFrame:
         """Pieces of host time by the line of their operator, or else by the line that the thread was at."""

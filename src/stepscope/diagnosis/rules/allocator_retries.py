@@ -51,7 +51,7 @@ def check(view: View, limits: Limits) -> Answers:
         _title(view, asked, given_back, is_retried=retries >= 1),
         int(waiting["duration_ns"].sum()),
         basis="idle time of the device during the driver's calls for memory",
-        confidence="high" if in_steps > 1 else "medium",
+        confidence="medium" if in_steps > 1 else "low",
         figures=[
             view.count_per_step("calls that ask for memory,", asked),
             view.count_per_step("calls that give memory back,", given_back),

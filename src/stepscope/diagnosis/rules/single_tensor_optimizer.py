@@ -97,7 +97,7 @@ def check(view: View, limits: Limits) -> Answers:
         cost,
         basis="idle time while the optimizer was preparing and launching its work, and its kernels' time without what "
         "a fused update would still take",
-        confidence="high",
+        confidence="medium",
         share_at=1,
         figures=[
             Figure(f"launches in the optimizer {view.per}", count, "count", minimum),

@@ -10,11 +10,16 @@ import polars as pl
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
 from stepscope.diagnosis.finding import Finding, Remedy
+from stepscope.diagnosis.lines.costs import LineShare
 from stepscope.report.document import Cause, Place
 from stepscope.report.format import count, duration, share
 
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are merged, and closer shares count as equal."""
+_SAYABLE: Final = 0.0005
+"""Share from which on a cause is more than "<0.1 %"."""
+_WORTH_SAYING: Final = 0.01
+"""Smallest share of a costly line that is mentioned."""
 _TELLING_SHARE: Final = 0.05
 """Share of a cause's time after a wait from which on it is mentioned."""
 _TOP_COLUMNS: Final = (
@@ -104,6 +109,21 @@ def afterwards_sentence(diagnosis: Diagnosis) -> str:
     text = f"{first.rule} would save another {share(first.saving_share)} of {whole(diagnosis)}"
     text += "".join(f", {each.rule} {share(each.saving_share)}" for each in others)
     return f"Once these are gone, {text}; --all shows {'it' if not others else 'them'}."
+
+
+def line_sentences(diagnosis: Diagnosis) -> list[str]:
+    """What each costly line takes that no finding explains, one sentence a line."""
+    return [_line_sentence(line, whole(diagnosis)) for line in diagnosis.lines]
+
+
+def _line_sentence(line: LineShare, period: str) -> str:
+    text = f"{line.file}:{line.line} {line.function} takes {share(line.share)} of {period}"
+    details = [f"{share(line.backward_share)} of that is its backward"] if line.backward_share >= _WORTH_SAYING else []
+    if line.runs is not None and line.runs >= 1:
+        details.append("it runs once" if line.runs == 1 else f"it runs {line.runs:,.3g} times")
+    if line.faster_share >= _WORTH_SAYING:
+        details.append(f"twice as fast it would save {share(line.faster_share)}")
+    return "; ".join([text, *details]) + "."
 
 
 def place_words(place: Place) -> str:
@@ -298,8 +318,8 @@ def _device_name(diagnosis: Diagnosis, device: DeviceSummary) -> str:
 
 
 def _biggest(times: pl.DataFrame) -> str:
-    causes = joined_causes(causes_of(times.filter(pl.col("cause") != "compute")))
-    if not causes or causes[0].ns <= 0:
+    causes = causes_of(times.filter(pl.col("cause") != "compute"))
+    if not causes or causes[0].share < _SAYABLE:
         return ""
     why, part = CAUSES.get(causes[0].cause, causes[0].cause), share(causes[0].share)
     return f"{why.removesuffix(')')}, {part})" if why.endswith(")") else f"{why} ({part})"
