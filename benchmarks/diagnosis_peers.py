@@ -45,7 +45,7 @@ print(json.dumps({"findings": [{"words": re.sub(r"<[^>]*>", "", words)} for word
 """
 NSYS_AI = """
 import json, os, re, shutil, subprocess, sys, tempfile
-with tempfile.TemporaryDirectory() as folder:  # with a copy: nsys-ai writes indexes into the export, and a lock beside it
+with tempfile.TemporaryDirectory() as folder:  # a copy: nsys-ai writes indexes into the export, a lock beside it
     path = shutil.copy(sys.argv[1], folder)
     os.chmod(path, 0o600)
     out = os.path.join(folder, "findings.json")
