@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.input_pipeline import Batches, Load, batches, input_table
-from stepscope.diagnosis.finding import Figure, Location
+from stepscope.diagnosis.finding import Figure, Location, Remedy
 from stepscope.diagnosis.view import View
 from stepscope.trace import Window
 from stepscope.trace.naming import LOADER_START, cause_of_name
@@ -19,6 +19,14 @@ CARRIES_MOST: Final = 0.5
 """Share of the time to make a batch above which a function counts as the slow one."""
 NEARLY_ALL: Final = 0.8
 """Workers that remove at least this share of the waits are the remedy; otherwise the function is."""
+_BEGUN: Final = 0.5
+"""Share of the batches that come from a new iterator, from which the program makes one for each batch."""
+KEPT_ITERATOR: Final = Remedy(
+    "The program makes a new iterator of the loader for each batch, which shuffles anew and starts workers, if "
+    "there are any: make one before the loop and take the next batch from it. More workers would make it slower.",
+    "batches = iter(loader)                   # once, before the loop\n"
+    "batch = next(batches)                    # in the step, instead of next(iter(loader))",
+)
 _AS_FAST: Final = 1.05
 """Workers keep up if a step takes at most this many times its computation."""
 
@@ -64,6 +72,12 @@ class Loading:
         """The waits, each capped at the median: with workers that keep up, the time to receive batches."""
         waits = self.waits["wait_ns"].to_numpy()
         return int(np.minimum(waits, np.median(waits)).sum()) if len(waits) else 0
+
+    @property
+    def is_begun_anew(self) -> bool:
+        """Whether most batches are the first of a new iterator, although the loader has more."""
+        made, batches = (self.loader.iterators, self.loader.batches) if self.loader is not None else (None, None)
+        return bool(made and self.calls and batches != 1 and made >= _BEGUN * self.calls)
 
     def saved_ns(self, view: View, workers: int, cheaper_ns: float = 0.0) -> int:
         """Time the span would lose with this number of workers, or with batches cheaper by `cheaper_ns` a step.

@@ -224,8 +224,9 @@ class Recorder(ProfilerRecording):
             if self._profiler is None:
                 raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
             if self._lines is not None:
-                self._line_records, self._lines = self._lines.records(), None
-                self._facts = _with_source(self._facts, self._line_records)
+                lines, self._lines = self._lines, None
+                self._line_records = lines.records()
+                self._facts = _with_source(self._facts, self._line_records, lines.untrained)
             try:
                 private_folder(path.parent, tighten=False)
                 write_lines(self._line_records, path)
@@ -303,8 +304,10 @@ class Recorder(ProfilerRecording):
             self._give_profiler_back()
 
 
-def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:
-    """Add what the source files of the recorded lines say, and which values were equal before the recording.
+def _with_source(
+    facts: ProgramFacts | None, lines: LineRecords | None, untrained: tuple[str, ...]
+) -> ProgramFacts | None:
+    """Add which modules no optimizer trains, what the recorded lines' source says, and which values were equal before.
 
     Of the bindings only those of names with hashed values are kept.
     """
@@ -314,7 +317,7 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
     loops, bindings = guard.attempted(lambda: source_facts(place.file for place in lines.locations)) or ((), ())
     wanted = {(each.file, each.line, each.name) for each in values}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
-    return msgspec.structs.replace(facts, loops=loops, bindings=kept, values=values)
+    return msgspec.structs.replace(facts, untrained=untrained, loops=loops, bindings=kept, values=values)
 
 
 def profiler_is_active() -> bool:

@@ -128,3 +128,19 @@ def test_equal_values_have_equal_fingerprints_and_others_do_not() -> None:
     ):
         assert fingerprint(one) == fingerprint(same) != fingerprint(other)
         assert fingerprint(one) is not None
+
+
+def test_modules_whose_parameters_are_in_no_optimizer_are_named() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    net, other = Net(), Net()
+    optimizer = torch.optim.SGD(net.head.parameters(), 0.1)
+
+    assert lines.untrained_modules([net]) == ("Net.body",)
+    assert lines.untrained_modules([other]) == ()  # none of it is trained here
+    net.body.requires_grad_(False)
+    assert lines.untrained_modules([net]) == ()
+    assert optimizer.param_groups

@@ -9,7 +9,10 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.loops import PARAMETRISED
 from stepscope.analysis.module_paths import BACKWARD_NAME
+from stepscope.analysis.rows import at
+from stepscope.analysis.work import base_name
 from stepscope.diagnosis.view import View, rows_of
 from stepscope.trace.nesting import Rows
 
@@ -63,6 +66,51 @@ def _is_differentiated(view: View, nodes: Rows) -> bool:
     inner = view.trace.operators.filter(pl.Series(view.inside(nodes)) & pl.col("name").str.starts_with("aten::"))
     numbers = inner["sequence_number"]
     return numbers.len() > 0 and int((numbers >= 0).sum()) > _MOST * numbers.len()
+
+
+@dataclass(frozen=True, slots=True)
+class NeedlessBackward:
+    """Backward work whose gradients no optimizer uses, and that leads to nothing that one does.
+
+    Attributes:
+        modules: paths of the modules whose parameters get these gradients.
+        forward: rows of `operators` that these nodes differentiate.
+        nodes: rows of `operators`, outermost, with the gradients accumulated after them.
+    """
+
+    modules: tuple[str, ...]
+    forward: Rows
+    nodes: Rows
+
+
+def needless_backward(view: View) -> NeedlessBackward | None:
+    """Find nodes of what ran, in each step, from the first untrained module to the first operator of a trained one."""
+    attribution = view.attribution
+    untrained = np.flatnonzero([path in set(view.program.untrained) for path in attribution.modules])
+    nodes = _outermost_nodes(view).sort("lane", "start_ns")
+    source = nodes["source"].to_numpy()
+    rows = np.unique(source[source >= 0])
+    if not len(untrained) or not len(rows):
+        return None
+    names = view.trace.operators["name"].gather(rows)
+    has_parameters = np.array([base_name(name) in PARAMETRISED for name in names], np.bool_)
+    module = at(attribution.module, view.slices_of_operators(rows))
+    frozen = np.isin(module, untrained)
+    start = view.trace.operators["start_ns"].to_numpy()[rows]
+    step = np.searchsorted(view.steps["start_ns"].to_numpy(), start, side="right")
+    needless = np.zeros(len(rows), np.bool_)
+    for number in np.unique(step).tolist():
+        mine = step == number
+        begin = start[mine & frozen].min(initial=np.iinfo(np.int64).max)
+        trained = start[mine & has_parameters & ~frozen].min(initial=np.iinfo(np.int64).max)
+        needless |= mine & (start >= begin) & (start < trained)
+    if not needless.any():
+        return None
+    known = pl.Series(source >= 0)
+    mark = pl.when(known).then(pl.Series(np.isin(source, rows[needless])))
+    gone = nodes.with_columns(mark=mark).with_columns(pl.col("mark").forward_fill().over("lane")).filter("mark")
+    modules = tuple(attribution.modules[number] for number in np.unique(module[needless & frozen]).tolist())
+    return NeedlessBackward(modules, rows[needless], rows_of(gone))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """# What it finds
 Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that is run
-backward several times, a graph that is never run backward, a sequence that is computed from its beginning for each new
-position, a product or a distance by broadcasting, one small operator for each of many tensors, a result that is the
-same in each step or several times within one.
+backward several times, gradients that no optimizer uses, a graph that is never run backward, a sequence that is
+computed from its beginning for each new position, a product or a distance by broadcasting, one small operator for each
+of many tensors, a result that is the same in each step or several times within one.
 
 # Why it costs time
 The program does the same work again, or work that nothing uses, or it does in many operators what one does.
@@ -12,6 +12,9 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 
 - A graph is run backward again if one of its nodes runs more than once in a step. All runs but the first are counted.
   Graphs whose backward pass is itself differentiated are left out.
+- Gradients are needless if the recorder saw that the parameters of a module require them and are in no optimizer, while
+  others of the same model are. The backward of everything from the first such module to the first operator with
+  trained parameters is counted.
 - A graph is unused if a call of a module makes autograd nodes in every step and none of them runs, while other graphs
   are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
   that these calls allocate: without a graph, each operator uses the memory of the one before.
@@ -54,7 +57,13 @@ from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, one_by_one
 from stepscope.diagnosis.lines.costs import LineCosts
-from stepscope.diagnosis.lines.graphs import UnusedGraph, inside_calls, repeated_backward, unused_graphs
+from stepscope.diagnosis.lines.graphs import (
+    UnusedGraph,
+    inside_calls,
+    needless_backward,
+    repeated_backward,
+    unused_graphs,
+)
 from stepscope.diagnosis.lines.repeats import Prefix, recomputed_prefixes
 from stepscope.diagnosis.lines.values import equal_calls, equal_lines
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
@@ -70,16 +79,9 @@ from stepscope.whatif.changes import scaled_host_time, scaled_stretches, scaled_
 
 
 def check(view: View, limits: Limits) -> Answers:
-    evidence = (
-        _again(view),
-        *_unused(view),
-        *_prefixes(view),
-        *_algebra(view),
-        *_equal_calls(view),
-        *_equal_lines(view),
-    )
-    for found in evidence:
-        if found is not None and limits.reached(found.cost_ns):
+    graphs = (_again(view), _needless(view), *_unused(view))
+    for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
+        if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
 
 
@@ -111,6 +113,43 @@ def _again(view: View) -> Found | None:
     )
 
 
+def _needless(view: View) -> Found | None:
+    needless = needless_backward(view)
+    if needless is None:
+        return None
+    between = [engine_pauses(view, needless.nodes)]
+    cost = view.cost_ns(needless.nodes) + sum(length_ns(view, each) for each in between)
+    part = _common_path(needless.modules)
+    return Found(
+        f"{view.share(cost):.0%} of the {view.period} goes to gradients of {part}, which no optimizer updates",
+        cost,
+        basis="the backward of what runs from the first of these modules to the first operator with trained parameters",
+        confidence="medium",
+        figures=[
+            Figure("modules whose gradients nothing uses", len(needless.modules), "count"),
+            view.count_per_step("autograd nodes that are run for them", len(needless.nodes)),
+        ],
+        where=view.at_operators(needless.forward),
+        remedy=Remedy(
+            "Switch these parameters' gradients off: nothing before the first trained part is then differentiated.",
+            "model.backbone.requires_grad_(False)      # once, before the optimizer is made\n"
+            "with torch.no_grad():                     # or in forward, around the frozen part\n"
+            "    features = self.backbone(inputs)",
+        ),
+        change=scaled_with_pauses(needless.nodes, between, 0.0),
+    )
+
+
+def _common_path(modules: tuple[str, ...]) -> str:
+    """The innermost module around all of these, or the number of them where there is none."""
+    common = []
+    for names in zip(*(module.split(".") for module in modules), strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return ".".join(common) if len(modules) > 1 and len(common) > 1 else f"{len(modules)} modules"
+
+
 def _unused(view: View) -> Iterator[Found]:
     kernel_ns = sum(step.thread_system_ns or 0 for step in view.program.steps)
     share = kernel_ns / max(sum(step.duration_ns for step in view.program.steps), 1)
@@ -129,12 +168,15 @@ def _unused_graph(view: View, graph: UnusedGraph, cost: float, allocated: int) -
     ends = starts + graph.calls["duration_ns"].to_numpy()
     lanes = graph.calls["lane"].to_numpy()
     return Found(
-        f"{graph.module} is called {graph.calls.height / view.step_count:,.0f} times {view.a_step} and records a graph "
-        "that nothing runs backward",
+        f"{view.share(taken):.0%} of the {view.period} goes to calls of {graph.module} that record a graph "
+        "which nothing runs backward",
         cost,
         basis="the kernel's time in the steps, by the share of their memory that these calls allocate",
         confidence="low",
+        weighed_ns=taken,
+        share_at=None,
         figures=[
+            view.count_per_step("calls", graph.calls.height),
             view.share_figure("in these calls", taken),
             view.count_per_step("autograd nodes that are made", int(graph.calls["made"].sum())),
             Figure("of them run backward", 0, "count"),

@@ -271,3 +271,36 @@ def test_a_line_that_a_finding_explains_is_not_told_again() -> None:
     diagnosis = diagnose(run_backward(6))
     assert ("train.py", 9) in [(place.file, place.line) for place in diagnosis.findings[0].where]
     assert ("train.py", 9) not in [(line.file, line.line) for line in diagnosis.lines]
+
+
+def with_a_frozen_part(*untrained: str, head: str = "Net.head") -> Trace:
+    """Steps of 1000 ns: layers of 50 ns on lines 5 and 6, whose backward takes 100 ns each and their gradients 20."""
+    recording = Recording(Metadata(program=ProgramFacts(untrained=untrained)))
+    for step in range(2):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        for number, module in enumerate(("Net.body.0", "Net.body.1", head)):
+            now, sequence = begin + 100 * number, 10 * step + number
+            recording.line(now, 100, f"model.py({5 + number // 2}): forward")
+            recording.module(now + 10, 80, module)
+            recording.operator(now + 20, 50, "aten::linear", sequence_number=sequence, forward_thread=0)
+        for number in (2, 1, 0):
+            now, sequence = begin + 700 - 200 * number, 10 * step + number
+            recording.operator(now, 100, NODE, sequence_number=sequence, forward_thread=1)
+            recording.operator(now + 100, 20, GRADIENT)
+        recording.operator(begin + 900, 50, "aten::add_")
+    return recording.trace()
+
+
+FIRES["gradients that no optimizer uses"] = lambda: with_a_frozen_part("Net.body.0", "Net.body.1")
+SILENT["parameters that are all trained"] = with_a_frozen_part
+SILENT["a part behind the trained one"] = lambda: with_a_frozen_part("Net.head")
+
+
+def test_the_backward_before_the_first_trained_layer_is_needless() -> None:
+    finding = the_finding(rule, with_a_frozen_part("Net.body.0", "Net.body.1"))
+
+    assert places_of(finding) == [("model.py", 5, "forward")]
+    assert finding.saving_ns_per_step == 2 * (100 + 20 + 80)  # with the pause after each
+    assert "Net.body" in finding.title
+    assert the_finding(rule, with_a_frozen_part("Net.body.0")).saving_ns_per_step == 200

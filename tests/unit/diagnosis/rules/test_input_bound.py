@@ -245,3 +245,13 @@ def test_the_threshold_decides() -> None:
     assert asked(rule, on_the_host(4), share=0.03).findings[0].saving_ns_per_step == 4
     assert asked(rule, on_the_host(4), share=0.04).findings[0].evidence.figures[0].threshold == 0.04
     assert asked(rule, on_the_host(), share=0.31).findings == ()
+
+
+def test_an_iterator_for_each_batch_is_to_be_kept_and_gets_no_workers() -> None:
+    finding = the_finding(rule, loading(120, facts(item_ms=5, batches_of_an_epoch=50, iterators=4, busy_ms=60)).trace())
+
+    assert finding.remedy.apply == ()
+    assert "iter(loader)" in finding.remedy.code
+    assert finding.saving_ns_per_step < 120 * MS
+    kept = the_finding(rule, loading(120, facts(item_ms=5, batches_of_an_epoch=50, iterators=1, busy_ms=60)).trace())
+    assert "next(batches)" not in kept.remedy.code
