@@ -8,13 +8,15 @@ from typing import Final
 
 import pytest
 
-from stepscope.diagnosis.diagnosis import asked, rule_by_id
+from stepscope.diagnosis.diagnosis import asked, diagnose_view, rule_by_id
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.errors import TraceError
 from stepscope.readers import open_trace
-from tests.claims import unsupported
+from stepscope.report.words.diagnosis import headline
+from tests.claims import false_headline, unsupported
 from tests.recount import Recount, differences
+from tests.unit.rendered import json_report
 from tests.zoo.simulated import SIMULATED, Simulated
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -55,3 +57,5 @@ def _check(path: Path) -> None:
     for finding in asked(view, RULES)[0]:
         assert unsupported(finding, rule_by_id(finding.rule), view) == [], finding.title
         assert differences(finding, recount) == [], finding.title
+    diagnosis = diagnose_view(view)
+    assert false_headline(diagnosis, json_report(diagnosis)) == [], headline(diagnosis)

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.once import once_table
 from stepscope.analysis.rows import at, by_value, nullable
+from stepscope.analysis.steps import step_table
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, HOST_BACKEND, LAZY_EXECUTION, UserCode, cause_of_name
 from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
@@ -35,6 +37,7 @@ CAUSES: Final[dict[str, str]] = {
     "optimizer": "the host was preparing the optimizer's work",
     "python": "the host was running Python code between operators",
     "dispatch": "the host was inside operators, too slow to launch work (launch-bound)",
+    "once": "the host did what a process does once, such as first launches and initialisation",
     "profiler_overhead": "the profiler itself was working",
     "dependency": "launched work waited for another queue",
     "launch_latency": "launched work had not yet reached the device",
@@ -72,6 +75,7 @@ class HostActivity:
     main_lanes: dict[str, int]  # process -> lane of its main thread, where known
     _trace: Trace
     user_code: UserCode = DEFAULT_USER_CODE  # which files are the user's
+    _steps: pl.DataFrame | None = None  # as from `step_table`, if already known
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
@@ -95,6 +99,15 @@ class HostActivity:
             result[number] = Timeline.of(start[rows], end[rows], rows)
         return result
 
+    @cached_property
+    def once(self) -> pl.DataFrame:
+        """What host threads did once; see `stepscope.analysis.once.once_table`."""
+        return once_table(self._trace, step_table(self._trace) if self._steps is None else self._steps)
+
+    @cached_property
+    def _once(self) -> dict[int, Timeline]:
+        return {int(str(lane)): Timeline.covered(covered_by(rows)) for (lane,), rows in self.once.group_by("lane")}
+
     def cut(self, lane: int, starts: Times, ends: Times) -> pl.DataFrame:
         """Cut intervals where the thread's activity changes, in order of interval and time.
 
@@ -105,6 +118,10 @@ class HostActivity:
             Columns interval (index of the interval), start, end, slice (the innermost open one, -1 for none),
             line (row in `lines` where no slice is open; -1 otherwise), cause (CAUSE_TYPE).
         """
+        pieces = self._cut(lane, starts, ends)
+        return recut(pieces, self._once[lane], "once") if lane in self._once else pieces
+
+    def _cut(self, lane: int, starts: Times, ends: Times) -> pl.DataFrame:
         interval, start, end, slices = self.timelines.get(lane, _NOTHING).cut(starts, ends)
         columns = {"interval": interval, "start": start, "end": end, "slice": slices}
         cause = _CAUSE_NAMES.gather(self.cause_of(slices))
@@ -250,8 +267,14 @@ def recut(pieces: pl.DataFrame, timeline: Timeline, cause: str, row: str | None 
     return cut if row is None else cut.with_columns(pl.Series(row, inside))
 
 
-def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> HostActivity:
-    """Build the slices of every host thread as one tree per thread, with causes."""
+def host_activity(
+    trace: Trace, user_code: UserCode = DEFAULT_USER_CODE, steps: pl.DataFrame | None = None
+) -> HostActivity:
+    """Build the slices of every host thread as one tree per thread, with causes.
+
+    Args:
+        steps: as from `step_table`, if already known.
+    """
     threads = trace.lanes.filter(pl.col("kind") == "host_thread")["lane"].implode()
     parts = []
     for code, table in enumerate(TABLES):
@@ -282,6 +305,7 @@ def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> Host
         main_lanes=_main_lanes(trace),
         _trace=trace,
         user_code=user_code,
+        _steps=steps,
     )
 
 

@@ -116,7 +116,6 @@ def loading_of(view: View) -> Loading:
     wait_ns = int(pieces["duration_ns"].sum())
     if view.device is not None:
         wait_ns += _refill_ns(view, pieces)
-        wait_ns += _unseen_ns(view, marks, wait_ns)
     usable = view.program.process.get("usable_processors")
     processors = usable if isinstance(usable, int) and usable > 0 else None
     loader = max(view.program.loaders, key=lambda each: each.workers or 0, default=None)
@@ -139,17 +138,6 @@ def _refill_ns(view: View, pieces: pl.DataFrame) -> int:
     others = view.pieces.filter((pl.col("cause") != "input") & pl.col("trigger_launch").is_null())
     after = others.join(waits, on="gap").filter(pl.col("start_ns") > pl.col("begin"))
     return int(after["duration_ns"].sum())
-
-
-def _unseen_ns(view: View, marks: pl.DataFrame, wait_ns: int) -> int:
-    """Estimated wait of the device for batches before its first work, when the trace does not show idle time.
-
-    The mean of the other batches' waits for each, but no longer than the span until the first work.
-    """
-    unseen = marks.filter(pl.col("start_ns") + pl.col("duration_ns") <= view.first_work_ns).height
-    if unseen in (0, marks.height):
-        return 0
-    return min(wait_ns * unseen // (marks.height - unseen), view.first_work_ns - view.span.start_ns)
 
 
 def _waits(pieces: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:

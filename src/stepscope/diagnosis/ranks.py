@@ -56,7 +56,7 @@ class RankRecord:
 def rank_record(trace: Trace, view: View | None = None) -> RankRecord:
     """Extract what `across_ranks` needs from one trace, without its tables."""
     view = view or View(trace)
-    found = collectives(trace, device=view.device, window=view.device_span)
+    found = collectives(trace, device=view.device, window=view.window)
     numbers = view.steps["index"].to_numpy()
     step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
     number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from stepscope.analysis.idle import clipped
 from stepscope.diagnosis.finding import (
     Confidence,
     Evidence,
@@ -20,7 +21,7 @@ from stepscope.diagnosis.finding import (
     RuleResult,
     Severity,
 )
-from stepscope.diagnosis.view import Framework, View, clipped, rows_of, tally_figures
+from stepscope.diagnosis.view import Framework, View, rows_of, tally_figures
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 

@@ -12,10 +12,11 @@ import polars as pl
 
 from stepscope.analysis.attribution import SourcePlace
 from stepscope.analysis.host import TABLES
+from stepscope.analysis.idle import clipped
 from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
-from stepscope.diagnosis.view import View, clipped
+from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import fewer_works, joined, scaled_host_time, together
@@ -88,7 +89,7 @@ class LineCosts:
             return placed
         work = view.work
         rows = work["row"].cast(pl.Int64).to_numpy()
-        busy = clipped(work.select("start_ns", "duration_ns").with_row_index("number"), view.device_span)
+        busy = clipped(work.select("start_ns", "duration_ns").with_row_index("number"), view.window)
         rows = rows[busy["number"].to_numpy()]
         computing = pl.DataFrame(
             {

@@ -87,7 +87,9 @@ _PYTHON: Final = Remedy(
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
-    pieces = view.pieces.select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
+    # Before the first work the host is not late: there was nothing to do. late-first-launch speaks of that.
+    later = pl.col("start_ns") >= view.work["start_ns"].min()
+    pieces = view.pieces.filter(later).select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
     host = pieces.filter(pl.col("lane").is_not_null())
     mostly_late = (
         host.group_by("gap")
