@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.zoo.promise import Promise
+from tests.zoo.promise import CONFIDENCES, Promise
 
 GOAL = 0.15
 KINDS = ("real", "zoo", "naive", "simulated")
@@ -131,6 +132,30 @@ def summary(pairs: Sequence[Pair]) -> str:
     if gainless:
         sentences.append(f"Nothing was gained, so that there is no error, in {', '.join(gainless)}.")
     return "\n".join(f"- {sentence}" for sentence in sentences)
+
+
+def by_confidence(pairs: Sequence[Pair]) -> str:
+    """What promises of each confidence were worth: how many were kept to 10 and 25 %, in Markdown."""
+    columns = ("promises", "median error", "within 10 %", "within 25 %", "median points of the step off", "rules")
+    rows = [f"| confidence | {' | '.join(columns)} |", "|---|---:|---:|---:|---:|---:|---|"]
+    for confidence in CONFIDENCES:
+        mine = [pair for pair in pairs if pair.promise is not None and pair.promise.confidence == confidence]
+        mine = [pair for pair in mine if pair.measured_share is not None]
+        if mine:
+            rows.append(f"| {confidence} | {' | '.join(_worth(mine))} |")
+    return "\n".join(rows)
+
+
+def _worth(pairs: Sequence[Pair]) -> list[str]:
+    """The cells of one confidence; a promise where nothing was gained is kept in no bound."""
+    errors = [math.inf if pair.error is None else pair.error for pair in pairs]
+    off = [abs(100 * (pair.promise.share - (pair.measured_share or 0))) for pair in pairs if pair.promise is not None]
+    within = [f"{sum(error <= bound for error in errors) / len(errors):.0%}" for bound in (0.1, 0.25)]
+    rules = sorted({rule for pair in pairs for rule in pair.rules})
+    return [
+        str(len(pairs)), percent(statistics.median(errors), 1), *within, f"{statistics.median(off):.1f}",
+        ", ".join(f"`{rule}`" for rule in rules),
+    ]  # fmt: skip
 
 
 def spread(values: Sequence[float | None]) -> str:

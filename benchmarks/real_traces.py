@@ -68,7 +68,7 @@ def _of_one(report: Mapping[str, Any]) -> Said:
     return Said(
         [_finding(each) for each in report["findings"]],
         step_ms=step / 1e6 if step else None,
-        busy=[device["busy_ns"] / device["window_ns"] for device in report["devices"] if device["window_ns"]],
+        busy=[device["busy_ns"] / device["window_ns"] for device in report["accounting"] if device["window_ns"]],
         matrix=_matrix_share(report["summary"]["devices"]),
         notes=list(_notes(report)),
     )

@@ -42,7 +42,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
 
-from promise_pairs import Pair, Times, summary, table, told  # noqa: E402
+from promise_pairs import Pair, Times, by_confidence, summary, table, told  # noqa: E402
 
 import stepscope  # noqa: E402
 from stepscope.analysis.places import line_table, place_costs  # noqa: E402
@@ -254,6 +254,7 @@ def main() -> None:
                 print(told(pair), flush=True)
     if options.markdown:
         print(f"{table(pairs)}\n")
+    print(f"{by_confidence(pairs)}\n")
     print("\n".join(filter(None, (summary(pairs), left_out()))))
     if options.json:
         rows = [asdict(pair) | {"error": pair.error, "attributed_error": pair.attributed_error} for pair in pairs]

@@ -8,13 +8,16 @@ figure that bears them out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Figure, Finding
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.view import View
+from stepscope.report.words.diagnosis import headline
 
 _NUMBER: Final = re.compile(
     r"(?<![\w.,/#<-])(?P<digits>\d+(?:,\d{3})*(?:\.\d+)?)(?:e(?P<power>[+-]\d+))?"
@@ -83,6 +86,68 @@ def _unsupported(finding: Finding, rule: Rule, view: View | None) -> Iterator[st
         for qualifier in _QUALIFIERS:
             if (word := qualifier.word.search(text)) and not qualifier.holds(finding):
                 yield f"{word[0]!r} in {text!r}"
+
+
+def false_headline(diagnosis: Diagnosis, record: Mapping[str, Any]) -> list[str]:
+    """What a report's first sentence says otherwise than its JSON record: numbers, causes and superlatives."""
+    text = headline(diagnosis)
+    wrong = [found[0] for found in _NEVER.finditer(text)] + re.findall(r"\d+ others", text)
+    values = {unit: [*_values(record, unit)] for unit in ("share", "ns", "count")}
+    for found in _NUMBER.finditer(_NAMES.sub("", text)):
+        if not any(_is_printed(found, known) for known in values[_unit(found)]):
+            wrong.append(found[0])
+    superlative = _SUPERLATIVE.search(text)
+    if superlative and not any(_is_first(rows, superlative) for rows in _accountings(record)):
+        wrong.append(superlative[0])
+    return wrong
+
+
+_NAMES: Final = re.compile(r"\([^()]*[A-Za-z]{3}[^()]*\): |[Rr]ank \d+|[Dd]evice \w+")
+_SUPERLATIVE: Final = re.compile(r"[Dd]evice (?P<device>\w+)(?: \([^)]*\))?, the (?P<which>busiest|most idle) of")
+
+
+def _accountings(record: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
+    yield record["devices"]
+    yield record.get("accounting", [])
+
+
+def _is_first(rows: Sequence[Mapping[str, Any]], superlative: re.Match[str]) -> bool:
+    """Whether the named device is the first of these by its busy time, or by its idle share."""
+    by = {
+        row["device"]: row["busy_ns"]
+        if superlative["which"] == "busiest"
+        else 1 - row["busy_ns"] / max(row["window_ns"], 1)
+        for row in rows
+    }
+    return superlative["device"] in by and by[superlative["device"]] >= max(by.values())
+
+
+def _values(record: Mapping[str, Any], unit: str) -> Iterator[float]:
+    """The record's values of a unit, in devices' times, causes and steps."""
+    for rows in _accountings(record):
+        yield from (len(rows),) if unit == "count" else ()
+        for row in rows:
+            window = max(row["window_ns"], 1)
+            times = [value for name, value in row.items() if name.endswith("_ns")]
+            yield from times if unit == "ns" else [time / window for time in times] if unit == "share" else []
+            yield from _of_causes(row.get("idle", []) if isinstance(row.get("idle"), list) else [], unit)
+    yield from _of_causes(record["idle"], unit)
+    yield from _of_causes(record["host"], unit)
+    yield from _of_steps(record["steps"], unit)
+
+
+def _of_causes(rows: Sequence[Mapping[str, Any]], unit: str) -> Iterator[float]:
+    sums: dict[tuple[str, str], float] = defaultdict(float)
+    for row in rows:
+        if unit in row:
+            sums[row.get("device", ""), row["cause"]] += row[unit]
+    yield from sums.values()
+
+
+def _of_steps(steps: Mapping[str, Any], unit: str) -> Iterator[float]:
+    yield from (value for name, value in steps.items() if unit == "ns" and name.endswith("_ns"))
+    yield from (value for name, value in steps.items() if unit == "count" and isinstance(value, int))
+    yield len(steps["list"]) if unit == "count" else 0
 
 
 def _figures(finding: Finding) -> tuple[Figure, ...]:

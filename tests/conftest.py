@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import platformdirs
 import pytest
@@ -24,11 +24,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the slow tests too")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process, in their order, so that what a file's tests share is made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests = Path(__file__).parent
+    folder = {item: item.path.relative_to(tests).parts[0] for item in items}
     for item in items:
-        if item.path.relative_to(tests).parts[0] in _SLOW_FOLDERS:
+        if folder[item] in _SLOW_FOLDERS:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: folder[item] not in _SLOW_FOLDERS)  # long files last would leave a process alone
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     if config.getoption("--all") or named or config.getoption("-m"):
         return

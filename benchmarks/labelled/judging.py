@@ -44,6 +44,7 @@ class Finding(msgspec.Struct, frozen=True):
         places: each as `file:line function`.
         saving: share of the step that it promises; None where the tool promises nothing.
         advice: what it says to do.
+        means: rules that its words stand for, where it names none; `score.py` fills them in.
     """
 
     rule: str = ""
@@ -51,6 +52,11 @@ class Finding(msgspec.Struct, frozen=True):
     places: Sequence[str] = ()
     saving: float | None = None
     advice: str = ""
+    means: Sequence[str] = ()
+
+    def names(self, rules: Sequence[str]) -> bool:
+        """Whether it is one of these rules."""
+        return self.rule in rules or any(rule in rules for rule in self.means)
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -84,14 +90,14 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def fits(self, finding: Finding) -> bool:
         """Whether a finding is this answer."""
-        if self.quiet or (self.rules and finding.rule not in self.rules):
+        if self.quiet or (self.rules and not finding.names(self.rules)):
             return False
         places = " ".join(finding.places)
         return bool(re.search(self.place, places) and re.search(self.says, f"{finding.words} {places}"))
 
     def forbids(self, finding: Finding) -> bool:
         """Whether a finding says what this answer says, of advice too, and promises more than `over`."""
-        if (finding.saving or 0.0) < self.over or (self.rules and finding.rule not in self.rules):
+        if (finding.saving or 0.0) < self.over or (self.rules and not finding.names(self.rules)):
             return False
         return bool(re.search(self.says, f"{finding.words} {finding.advice}"))
 
@@ -118,10 +124,15 @@ class Truth(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where public traces can be had."""
+    """Where public traces can be had.
+
+    Attributes:
+        folder: of the repository, where most of them lie; empty where it is unknown.
+    """
 
     url: str
     licence: str
+    folder: str = ""
 
 
 class Truths(msgspec.Struct, frozen=True):

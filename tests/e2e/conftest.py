@@ -83,15 +83,18 @@ def run_here(*arguments: str | Path, stdin: bytes = b"", folder: Path | None = N
             patch.setenv(name, value)
         if folder is not None:
             patch.chdir(folder)
-        code = main([str(word) for word in arguments])
+        try:
+            code = main([str(word) for word in arguments])
+        except SystemExit as ended:  # how argparse ends after --help
+            code = int(ended.code or 0)
         sys.stdout.flush()
         return Outcome(code, streams["stdout"].getvalue().decode(), streams["stderr"].getvalue().decode())
 
 
 @pytest.fixture
 def run() -> Stepscope:
-    """Runs stepscope in a process of its own."""
-    return run_stepscope
+    """Runs stepscope in this process; test_commands starts processes for what is about them."""
+    return run_here
 
 
 @pytest.fixture(scope="session")

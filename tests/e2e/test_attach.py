@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from tests.e2e.conftest import TIMEOUT_S, environment, run_stepscope
+from tests.e2e.conftest import TIMEOUT_S, environment, run_here
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -173,7 +173,7 @@ def test_a_script_that_starts_the_agent(start: Callable[..., Training], tmp_path
     pid = training.pids[0]
 
     trace = tmp_path / "trace.json.gz"
-    attached = run_stepscope("attach", pid, "--steps", "3", "--output", trace)
+    attached = run_here("attach", pid, "--steps", "3", "--output", trace)
     assert (attached.code, "a step takes" in attached.out) == (0, True), attached
     assert f"of process {pid}\n" in attached.err
     steps = recorded_steps(trace)
@@ -181,9 +181,9 @@ def test_a_script_that_starts_the_agent(start: Callable[..., Training], tmp_path
 
     agent = json.loads(next((tmp_path / "data" / "agents").glob(f"*-{pid}.json")).read_text())
     with tunnel(int(agent["address"].rpartition(":")[2])) as port:
-        refused = run_stepscope("attach", f"localhost:{port}").mistake()
+        refused = run_here("attach", f"localhost:{port}").mistake()
         assert "the token is missing or wrong" in refused
-        through = run_stepscope(
+        through = run_here(
             *("attach", f"localhost:{port}", "--seconds", "0.2", "--no-diagnose", "--stacks"),
             folder=tmp_path,
             STEPSCOPE_TOKEN="a-token-for-the-test",
@@ -194,23 +194,23 @@ def test_a_script_that_starts_the_agent(start: Callable[..., Training], tmp_path
         assert len(recorded_steps(tmp_path / fetched[1])) >= 2
 
     with training.paused():
-        nothing = run_stepscope("attach", pid, "--timeout", "0.5")
+        nothing = run_here("attach", pid, "--timeout", "0.5")
         assert nothing.code == 2
         assert f"stepscope: process {pid}: no step ended within 0.5 s: " in nothing.err
 
     assert training.end() == 0
     assert training.said[-1] == "done\n"
-    assert f"process {pid} has no agent of yours" in run_stepscope("attach", pid).mistake()
+    assert f"process {pid} has no agent of yours" in run_here("attach", pid).mistake()
 
 
 def test_a_session(start: Callable[..., Training], tmp_path: Path) -> None:
     training = start(after=("--serve-itself",))
     pid = training.pids[0]
-    assert "no recording is under way" in run_stepscope("session", "stop", pid).mistake()
+    assert "no recording is under way" in run_here("session", "stop", pid).mistake()
     assert session("start", pid) == f"process {pid}: recording (c1)\n"
-    assert "the capture c1 is under way" in run_stepscope("session", "start", pid).mistake()
+    assert "the capture c1 is under way" in run_here("session", "start", pid).mistake()
     trace = tmp_path / "session.json.gz"
-    stopped = run_stepscope("session", "stop", pid, "--output", trace, "--no-diagnose")
+    stopped = run_here("session", "stop", pid, "--output", trace, "--no-diagnose")
     assert (stopped.code, stopped.out) == (0, ""), stopped
     assert len(recorded_steps(trace)) >= 1
     session("start", pid, "--stacks")
@@ -230,7 +230,7 @@ def test_a_session(start: Callable[..., Training], tmp_path: Path) -> None:
 
 
 def session(*words: str) -> str:
-    outcome = run_stepscope("session", *words)
+    outcome = run_here("session", *words)
     assert outcome.code == 0, outcome
     return outcome.out
 
@@ -241,7 +241,7 @@ def test_two_ranks_of_a_run(start: Callable[..., Training], tmp_path: Path) -> N
     training = start(*run, sys.executable, *launcher, count=2)
     folder = tmp_path / "data" / "runs" / "two"
 
-    attached = run_stepscope("attach", "two", "--steps", "3", "--no-diagnose")
+    attached = run_here("attach", "two", "--steps", "3", "--no-diagnose")
     assert attached.code == 0, attached
     traces = [Path(path) for path in re.findall(r"the trace is (\S+)", attached.err)]
     assert [trace.parent for trace in traces] == [folder / "rank0", folder / "rank1"]
@@ -249,9 +249,9 @@ def test_two_ranks_of_a_run(start: Callable[..., Training], tmp_path: Path) -> N
     assert steps[0] == steps[1] == list(range(steps[0][0], steps[0][0] + 3))
 
     output = tmp_path / "output"
-    through = run_stepscope("attach", folder, "--seconds", "0.1", "--through-files", "--output", output, "--json", "-")
+    through = run_here("attach", folder, "--seconds", "0.1", "--through-files", "--output", output, "--json", "-")
     assert "there is no option --json" in through.mistake()
-    through = run_stepscope("attach", folder, "--seconds", "0.1", "--through-files", "--output", output)
+    through = run_here("attach", folder, "--seconds", "0.1", "--through-files", "--output", output)
     assert (through.code, "2 ranks" in through.out) == (0, True), through
     steps = [recorded_steps(trace) for trace in sorted(output.glob("*.json.gz"))]
     assert len(steps) == 2
@@ -260,7 +260,7 @@ def test_two_ranks_of_a_run(start: Callable[..., Training], tmp_path: Path) -> N
     assert training.end() == 0
     assert "done" in "".join(training.said)  # the ranks write without buffers, into each other's lines
     assert not list((folder / "agents").iterdir())
-    assert "the run two has no agent: it has ended" in run_stepscope("attach", "two").mistake()
+    assert "the run two has no agent: it has ended" in run_here("attach", "two").mistake()
 
 
 def free_port() -> int:

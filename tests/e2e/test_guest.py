@@ -218,7 +218,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("what", ["full", "unwritable", "removed"])
 def test_a_disk_that_cannot_be_written_ends_no_program(
-    what: str, tmp_path: Path, request: pytest.FixtureRequest
+    what: str, tmp_path: Path, run: Run, request: pytest.FixtureRequest
 ) -> None:
     place = tmp_path / "data"
     if what == "full":
@@ -226,8 +226,9 @@ def test_a_disk_that_cannot_be_written_ends_no_program(
     elif what == "unwritable":
         place.write_text("a file where the folder should be")
     script = tmp_path / "train.py"
-    script.write_text(programs.TRAINING if what != "removed" else programs.REMOVES_ITS_RUN)
-    plain = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False)
+    program = programs.TRAINING if what != "removed" else programs.REMOVES_ITS_RUN
+    script.write_text(program)
+    plain = run("training", options=None, program=program)
     command = [sys.executable, "-m", "stepscope", "run", "--no-diagnose", "--warmup", "2", "--steps", "3", str(script)]
 
     done = subprocess.run(
@@ -239,6 +240,6 @@ def test_a_disk_that_cannot_be_written_ends_no_program(
         check=False,
     )
 
-    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    assert (done.returncode, done.stdout) == (plain["code"], plain["out"])
     assert "Traceback" not in done.stderr
     assert what == "removed" or "nothing is recorded" in done.stderr or "nothing was recorded" in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.record.run_folder import RunFolder
-from tests.e2e.conftest import run_stepscope
+from tests.e2e.conftest import run_here, run_stepscope
 
 pytest.importorskip("torch")
 
@@ -34,12 +34,19 @@ def test_the_steps_around_a_recording_make_a_history(tmp_path: Path) -> None:
         assert (done.code, done.out) == (0, "trained\n"), done
 
     # Steps are timed before and after the recording, and fifty of those after it: then the program is left alone.
-    (recording,) = RunFolder(tmp_path / "data" / "runs" / "train-1").recordings()
-    spans = [(each["first_step"], each["recorded"], len(each["ns"])) for each in recording["step_times"]]
-    assert spans == [(1, False, 2), (4, True, 5), (9, False, 50)]
-    assert recording["steps_seen"] == 59
+    # Those during which the profiler is made ready, more of them on a busy machine, are left out.
+    timed = {}
+    for name in ("train-1", "train-2"):
+        (recording,) = RunFolder(tmp_path / "data" / "runs" / name).recordings()
+        (first, was_recorded, before), *rest = (
+            (each["first_step"], each["recorded"], len(each["ns"])) for each in recording["step_times"]
+        )
+        assert (first, was_recorded, rest) == (1, False, [(4, True, 5), (9, False, 50)])
+        assert 1 <= before <= 3
+        assert recording["steps_seen"] == 59
+        timed[name] = before + 50
 
-    done = run_stepscope("history", "train", "--json", "-", folder=tmp_path, **data)
+    done = run_here("history", "train", "--json", "-", folder=tmp_path, **data)
     (series,) = done.json()["series"]
     assert (series["name"], series["place"], series["source"]) == ("train", str(tmp_path), "unprofiled")
     assert [run["name"] for run in series["runs"]] == ["train-1", "train-2"]
@@ -47,6 +54,6 @@ def test_the_steps_around_a_recording_make_a_history(tmp_path: Path) -> None:
         ["train.py", "0.002"],
         ["train.py", "0.02"],
     ]
-    assert all(run["steps"] + run["dropped"] == 52 for run in series["runs"])
+    assert {run["name"]: run["steps"] + run["dropped"] for run in series["runs"]} == timed
     assert series["runs"][0]["step_ns"] >= 2e6
     assert series["runs"][1]["step_ns"] >= 20e6

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import Outcome, run_here, run_stepscope
 from tests.simulator.allocator import training
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,35 +31,29 @@ for step in range(20):
 """
 
 
-def stepscope(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "STEPSCOPE_DATA_DIR": str(folder / "data"),
-        "STEPSCOPE_CACHE_DIR": str(folder / "cache"),
-        "PYTHONPATH": str(REPOSITORY / "src"),
-        "COLUMNS": "160",
-    }
-    command = [sys.executable, "-m", "stepscope", *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+def stepscope(folder: Path, *words: str) -> Outcome:
+    start = run_stepscope if words[0] == "run" else run_here
+    folders = {f"STEPSCOPE_{kind}_DIR": str(folder / kind.lower()) for kind in ("DATA", "CACHE")}
+    return start(*words, folder=folder, COLUMNS="160", **folders)
 
 
 def test_the_screen_of_a_trace(tmp_path: Path) -> None:
     done = stepscope(tmp_path, "memory", str(SAMPLE))
 
-    assert (done.returncode, done.stderr) == (0, "")
-    first, *_, peak = [line for line in done.stdout.splitlines() if line][:2]
+    assert (done.code, done.err) == (0, "")
+    first, *_, peak = [line for line in done.out.splitlines() if line][:2]
     assert "The host's memory" in first
     assert peak.split()[0] == "peak"
-    assert "Alive at the peak, by category\n" in done.stdout
-    assert "Allocated in the steps, by operator\n" in done.stdout
-    assert "per_token_loss" in done.stdout
-    assert "\n  (outside of modules) " in done.stdout
+    assert "Alive at the peak, by category\n" in done.out
+    assert "Allocated in the steps, by operator\n" in done.out
+    assert "per_token_loss" in done.out
+    assert "\n  (outside of modules) " in done.out
 
 
 def test_what_operators_allocate(tmp_path: Path) -> None:
     done = stepscope(tmp_path, "memory", str(SAMPLE), "--by", "operator", "--format", "json")
 
-    rows = {row["operator_name"]: row for row in json.loads(done.stdout)}
+    rows = {row["operator_name"]: row for row in json.loads(done.out)}
     # The loss of each token needs the gradient of all logits, forward and backward, layer by layer.
     largest = max(rows.values(), key=lambda row: row["per_step_bytes"])
     assert largest["per_call_bytes"] * largest["calls"] == pytest.approx(
@@ -73,19 +65,19 @@ def test_what_operators_allocate(tmp_path: Path) -> None:
 def test_levels_over_time_as_csv(tmp_path: Path) -> None:
     done = stepscope(tmp_path, "memory", str(SAMPLE), "--over-time", "--format", "csv")
 
-    assert done.stdout.splitlines()[0] == "device,start_ns,allocated_bytes,reserved_bytes"
+    assert done.out.splitlines()[0] == "device,start_ns,allocated_bytes,reserved_bytes"
 
 
 def test_a_snapshot_that_ran_out_of_memory(tmp_path: Path) -> None:
     training(60, capacity=6 << 20).dump(tmp_path / "snapshot.pickle")
 
     shown = stepscope(tmp_path, "memory", "snapshot.pickle")
-    told = json.loads(stepscope(tmp_path, "memory", "snapshot.pickle", "--format", "json").stdout)
+    told = json.loads(stepscope(tmp_path, "memory", "snapshot.pickle", "--format", "json").out)
     diagnosed = stepscope(tmp_path, "diagnose", "snapshot.pickle")
 
-    assert "failed    400.0 KiB asked for at train.py:10, 0 B were free" in shown.stdout
+    assert "failed    400.0 KiB asked for at train.py:10, 0 B were free" in shown.out
     assert told["devices"][0]["out_of_memory"][0]["asked_bytes"] == 400 << 10
-    assert "1. device 0 ran out of memory: 400.0 KiB were asked for while 5.5 MiB were held" in diagnosed.stdout
+    assert "1. device 0 ran out of memory: 400.0 KiB were asked for while 5.5 MiB were held" in diagnosed.out
 
 
 @pytest.mark.parametrize(
@@ -109,9 +101,9 @@ def test_mistakes_end_in_one_sentence(words: tuple[str, ...], message: str, tmp_
     (tmp_path / "train.py").write_text(PROGRAM)
     done = stepscope(tmp_path, *words)
 
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
 
 
 def test_batch_sizes_are_recorded_and_those_that_fail_are_left_out(tmp_path: Path) -> None:
@@ -122,12 +114,12 @@ def test_batch_sizes_are_recorded_and_those_that_fail_are_left_out(tmp_path: Pat
     done = stepscope(tmp_path, "run", *options, "--warmup", "2", "train.py")
     again = stepscope(tmp_path, "batch-size", "sizes", "--memory-limit", "1GiB", "--format", "json")
 
-    assert done.returncode == 0
-    assert done.stdout == ""
-    assert "batch size 2000: the program ended with exit code 1 before steps were recorded" in done.stderr
-    assert "2 of 3 sizes" in done.stderr
-    assert "The fastest of the measured sizes is" in done.stderr
-    told = json.loads(again.stdout)
+    assert done.code == 0
+    assert done.out == ""
+    assert "batch size 2000: the program ended with exit code 1 before steps were recorded" in done.err
+    assert "2 of 3 sizes" in done.err
+    assert "The fastest of the measured sizes is" in done.err
+    told = json.loads(again.out)
     assert [row["batch_size"] for row in told["measurements"]] == [16, 64]
     # 64 floats of input, output, square and gradients of each: more memory with a larger batch.
     assert told["memory"]["slope"] >= 64 * 4
@@ -141,9 +133,9 @@ def test_an_option_that_the_program_does_not_have(tmp_path: Path) -> None:
 
     done = stepscope(tmp_path, "run", "--batch-sizes", "8,16", "--batch-flag", "size", "train.py")
 
-    assert done.returncode == 2
-    assert "batch size 16: the program ended with exit code 2 before steps were recorded" in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("stepscope: it takes two different batch sizes or more")
+    assert done.code == 2
+    assert "batch size 16: the program ended with exit code 2 before steps were recorded" in done.err
+    assert done.err.splitlines()[-1].startswith("stepscope: it takes two different batch sizes or more")
 
 
 def test_a_snapshot_is_said_to_tell_nothing_of_time(tmp_path: Path) -> None:
@@ -151,6 +143,6 @@ def test_a_snapshot_is_said_to_tell_nothing_of_time(tmp_path: Path) -> None:
 
     done = stepscope(tmp_path, "diagnose", "snapshot.pickle")
 
-    assert done.returncode == 0
-    assert done.stdout.startswith("A memory snapshot: it tells what memory was used for, and nothing of time.\n")
-    assert "What this trace cannot answer" not in done.stdout
+    assert done.code == 0
+    assert done.out.startswith("A memory snapshot: it tells what memory was used for, and nothing of time.\n")
+    assert "What this trace cannot answer" not in done.out

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import environment, run_stepscope
+from tests.e2e.conftest import environment, run_here
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -93,7 +93,7 @@ def recorded(script: Path, kind: str) -> Path:
 
 
 def diagnosed(trace: Path) -> dict[str, Any]:
-    outcome = run_stepscope("diagnose", trace, "--json", "-", "--all")
+    outcome = run_here("diagnose", trace, "--json", "-", "--all")
     assert (outcome.code, outcome.err) == (0, "")
     report: dict[str, Any] = json.loads(outcome.out)
     return report
@@ -120,10 +120,10 @@ def test_everything_that_was_recorded_is_read(kind: str, script: Path) -> None:
     assert [step["index"] for step in report["steps"]["list"]] == [2, 3, 4, 5]
     assert sum(piece["share"] for piece in report["host"]) == pytest.approx(1)
     assert {"aten::linear", "aten::addmm"} & {row["name"] for row in report["operators"]}
-    tables = run_stepscope("query", recorded(script, kind), "--format", "json").json()
+    tables = run_here("query", recorded(script, kind), "--format", "json").json()
     rows = {table["table"]: table["rows"] for table in tables}
     assert min(rows["operators"], rows["frames"], rows["memory"], rows["annotations"]) > 0
-    shapes = run_stepscope(
+    shapes = run_here(
         "operators", recorded(script, kind), "--group-by", "name,input_shapes", "--format", "json", "--top", "0"
     ).json()
     assert any(row["name"] == "aten::addmm" and row["input_shapes"] for row in shapes)
@@ -155,7 +155,7 @@ def test_a_slow_dataset_comes_first_and_is_named(script: Path) -> None:
     assert place["line"] in range(
         line_of("    def __getitem__(self, index):"), line_of("def per_token_loss(logits, targets):")
     )
-    text = run_stepscope("diagnose", recorded(script, "slow-data")).out
+    text = run_here("diagnose", recorded(script, "slow-data")).out
     assert re.search(r"1\. \d+% of the step the main thread spends its time on the data loader", text)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Outcome, environment, run_stepscope
+from tests.e2e.conftest import Outcome, environment, run_here
 
 pytest.importorskip("optuna")
 
@@ -39,7 +39,7 @@ OPTIONS = ("--steps", "8", "--no-profile", "--only", "zero-grad", "--study", "mi
 
 
 def tune(place: Path, *words: str) -> Outcome:
-    return run_stepscope("tune", *words, folder=place, STEPSCOPE_DATA_DIR=str(place / "data"))
+    return run_here("tune", *words, folder=place, STEPSCOPE_DATA_DIR=str(place / "data"))
 
 
 def test_killed_and_gone_on_with_it_finds_what_helps_and_says_why_the_rest_does_not(place: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from stepscope.compare import Comparison, compare_traces
-from stepscope.readers import open_trace
 from stepscope.report.words.comparison import where_sentences
+from tests.golden.opened import opened
 
 pytestmark = pytest.mark.traces
 
@@ -36,7 +36,7 @@ def place(name: str) -> Path:
 
 
 def compared(before: str, after: str, *, all_steps: bool = False) -> Comparison:
-    return compare_traces(open_trace(place(before)), open_trace(place(after)), all_steps=all_steps)
+    return compare_traces(opened(place(before)), opened(place(after)), all_steps=all_steps)
 
 
 def busy_ns(name: str) -> tuple[int, int, int]:

@@ -11,9 +11,9 @@ import pytest
 
 from stepscope.analysis.idle import device_window, idle_time
 from stepscope.diagnosis import Diagnosis, Finding, diagnose
-from stepscope.readers import open_trace
 from stepscope.trace import Trace
 from stepscope.trace.window import union
+from tests.golden.opened import opened
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OWN_TRACES = {
@@ -24,11 +24,6 @@ POINT = 0.01
 """One percentage point."""
 
 needs_traces = pytest.mark.traces
-
-
-@lru_cache(maxsize=2)
-def opened(path: Path) -> Trace:
-    return open_trace(path)
 
 
 @lru_cache(maxsize=2)

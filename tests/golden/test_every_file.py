@@ -17,6 +17,7 @@ from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.errors import TraceError
 from stepscope.readers import open_trace
 from stepscope.report.json import json_bytes
+from tests.golden.opened import opened
 from tests.unit.rendered import json_report, text_report
 
 pytestmark = pytest.mark.traces
@@ -76,7 +77,7 @@ def test_devices_were_busy_as_another_reader_says(traces_folder: Path, name: str
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_trace_is_diagnosed(traces_folder: Path, name: str) -> None:
-    diagnosis = diagnose(open_trace(traces_folder / name))
+    diagnosis = diagnose(opened(traces_folder / name))
 
     idle = {device.device: device.idle_ns for device in diagnosis.devices}
     for device, idle_ns in idle.items():

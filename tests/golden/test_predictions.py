@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.machine.devices import named_device
 from stepscope.predict.prediction import StepPredictor
-from stepscope.readers import open_trace
 from stepscope.whatif.experiment import Experiment
+from tests.golden.opened import opened
 
 pytestmark = pytest.mark.traces
 
@@ -24,7 +24,7 @@ OWN = {
 
 @lru_cache
 def experiment(path: Path) -> Experiment:
-    return Experiment(open_trace(path))
+    return Experiment(opened(path))
 
 
 def predictor(folder: Path, name: str, **more: int) -> StepPredictor:

@@ -10,14 +10,14 @@ import pytest
 from stepscope.predict.buckets import CutExperiment, buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, RecordedExchange
 from stepscope.predict.scaling import data_parallel, exchange_of
-from stepscope.readers import open_trace
 from stepscope.whatif import Experiment, replay
+from tests.golden.opened import opened
 
 pytestmark = pytest.mark.traces
 
 
-def opened(folder: Path, name: str) -> Experiment:
-    return Experiment(open_trace(folder / "kineto" / f"{name}.json.gz"))
+def experiment_of(folder: Path, name: str) -> Experiment:
+    return Experiment(opened(folder / "kineto" / f"{name}.json.gz"))
 
 
 def recorded(experiment: Experiment, *others: Experiment) -> RecordedExchange:
@@ -27,7 +27,7 @@ def recorded(experiment: Experiment, *others: Experiment) -> RecordedExchange:
 
 
 def test_gradients_make_the_buckets_that_were_sent(traces_folder: Path) -> None:
-    experiment = opened(traces_folder, "mi300x_resnet_checkpoint_rank0of8")
+    experiment = experiment_of(traces_folder, "mi300x_resnet_checkpoint_rank0of8")
 
     buckets = buckets_of(gradients_of(experiment))
 
@@ -36,7 +36,7 @@ def test_gradients_make_the_buckets_that_were_sent(traces_folder: Path) -> None:
 
 
 def test_buckets_of_1_mib_on_a_processor(traces_folder: Path) -> None:
-    experiment = opened(traces_folder, "cpu_ddp_gloo/rank0")
+    experiment = experiment_of(traces_folder, "cpu_ddp_gloo/rank0")
 
     buckets = buckets_of(gradients_of(experiment), bucket_bytes=1 << 20)
 
@@ -51,7 +51,7 @@ def test_buckets_of_1_mib_on_a_processor(traces_folder: Path) -> None:
 def test_what_the_profiler_does_not_note_gradients_tell(
     name: str, ranks: int, megabytes: list[float], traces_folder: Path
 ) -> None:
-    exchange = recorded(opened(traces_folder, name))
+    exchange = recorded(experiment_of(traces_folder, name))
 
     assert exchange.ranks == ranks
     sizes = exchange.table["bytes"].unique(maintain_order=True).to_list()
@@ -59,8 +59,8 @@ def test_what_the_profiler_does_not_note_gradients_tell(
 
 
 def test_links_of_recordings(traces_folder: Path) -> None:
-    a100 = recorded(opened(traces_folder, "a100_ddp_rank3of8")).link
-    v100 = recorded(opened(traces_folder, "v100_ddp_rank1of2")).link
+    a100 = recorded(experiment_of(traces_folder, "a100_ddp_rank3of8")).link
+    v100 = recorded(experiment_of(traces_folder, "v100_ddp_rank1of2")).link
 
     assert a100 is not None
     assert v100 is not None
@@ -70,7 +70,7 @@ def test_links_of_recordings(traces_folder: Path) -> None:
 
 
 def test_a_step_without_its_messages_and_with_its_gradients_buckets_again(traces_folder: Path) -> None:
-    experiment = opened(traces_folder, "mi300x_resnet_checkpoint_rank0of8")
+    experiment = experiment_of(traces_folder, "mi300x_resnet_checkpoint_rank0of8")
     exchange = recorded(experiment)
     alone = exchange.graph(experiment.graph, np.zeros(exchange.table.height))
     added = AddedExchange(experiment, buckets_of(gradients_of(experiment)))
@@ -84,14 +84,14 @@ def test_a_step_without_its_messages_and_with_its_gradients_buckets_again(traces
 
 def test_as_many_ranks_as_recorded_take_as_long(traces_folder: Path) -> None:
     for name in ("a100_ddp_rank3of8", "v100_dlrm_rank1of2", "cpu_ddp_gloo/rank1"):
-        experiment = opened(traces_folder, name)
+        experiment = experiment_of(traces_folder, name)
         [step] = data_parallel(experiment, [recorded(experiment).ranks])
 
         assert step.step_ns == pytest.approx(experiment.recorded_ns / experiment.step_count, rel=1e-3)
 
 
 def test_more_devices_never_take_less(traces_folder: Path) -> None:
-    steps = data_parallel(opened(traces_folder, "v100_resnet50_workers4"), [1, 2, 4, 8, 16], "pcie3")
+    steps = data_parallel(experiment_of(traces_folder, "v100_resnet50_workers4"), [1, 2, 4, 8, 16], "pcie3")
 
     times = [step.step_ns for step in steps]
     assert times == sorted(times)
@@ -100,7 +100,7 @@ def test_more_devices_never_take_less(traces_folder: Path) -> None:
 
 
 def test_further_borders_leave_a_real_step_as_it_is(traces_folder: Path) -> None:
-    experiment = opened(traces_folder, "cpu_gpt2_batched_loss")
+    experiment = experiment_of(traces_folder, "cpu_gpt2_batched_loss")
     gradients = gradients_of(experiment)
 
     cut = CutExperiment(experiment, gradients.lane, gradients.time).graph

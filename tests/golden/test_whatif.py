@@ -9,12 +9,12 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.steps import step_table
-from stepscope.readers import open_trace
 from stepscope.whatif import Experiment
 from stepscope.whatif.changes import without_cause
 from stepscope.whatif.critical_path import critical_path, slack_of_operators
 from stepscope.whatif.experiment import Ranks
 from stepscope.whatif.scenarios import loader_workers
+from tests.golden.opened import opened
 
 pytestmark = pytest.mark.traces
 
@@ -35,7 +35,7 @@ TRACES = (
 
 @pytest.mark.parametrize("name", TRACES)
 def test_the_critical_path_is_as_long_as_the_steps(name: str, traces_folder: Path) -> None:
-    experiment = Experiment(open_trace(traces_folder / "kineto" / name))
+    experiment = Experiment(opened(traces_folder / "kineto" / name))
     changed = experiment.run(without_cause("input")(experiment, experiment.graph))
 
     for done, length in ((None, experiment.measured_ns), (changed.replay, experiment.length_ns(changed.replay))):
@@ -47,7 +47,7 @@ def test_the_critical_path_is_as_long_as_the_steps(name: str, traces_folder: Pat
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers4.json.gz", "a100_ddp_rank3of8.json.gz"])
 def test_operators_may_be_late_by_their_slack_and_no_more(name: str, traces_folder: Path) -> None:
-    experiment = Experiment(open_trace(traces_folder / "kineto" / name))
+    experiment = Experiment(opened(traces_folder / "kineto" / name))
     slack = slack_of_operators(experiment)
 
     launched_by = experiment.trace.launches["operator"].gather(experiment.trace.device_work["launch"])
@@ -67,7 +67,7 @@ def test_operators_may_be_late_by_their_slack_and_no_more(name: str, traces_fold
 
 
 def test_four_workers_give_what_was_measured_with_four_workers(traces_folder: Path) -> None:
-    slow, fast = (open_trace(traces_folder / "kineto" / f"v100_resnet50_workers{count}.json.gz") for count in (0, 4))
+    slow, fast = (opened(traces_folder / "kineto" / f"v100_resnet50_workers{count}.json.gz") for count in (0, 4))
     experiment = Experiment(slow)
 
     outcome = experiment.run(loader_workers(4)(experiment, experiment.graph))
@@ -78,7 +78,7 @@ def test_four_workers_give_what_was_measured_with_four_workers(traces_folder: Pa
 
 def test_a_rank_that_another_waits_for_gains_nothing_alone(traces_folder: Path) -> None:
     traces = sorted((traces_folder / "kineto" / "ranks128_sampled").iterdir())
-    ranks = Ranks.of([Experiment(open_trace(path)) for path in traces])
+    ranks = Ranks.of([Experiment(opened(path)) for path in traces])
 
     assert [outcome.saving_ns for outcome in ranks.run([None, None])] == [0, 0]
     first, second = ranks.run([without_cause("dispatch"), None])
@@ -90,7 +90,7 @@ def test_a_rank_that_another_waits_for_gains_nothing_alone(traces_folder: Path) 
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0.json.gz", "v100_dlrm_rank1of2.json.gz"])
 def test_own_time_saves_no_more_than_it_takes_of_the_critical_path(name: str, traces_folder: Path) -> None:
-    experiment = Experiment(open_trace(traces_folder / "kineto" / name))
+    experiment = Experiment(opened(traces_folder / "kineto" / name))
     takes = dict(critical_path(experiment).group_by("cause").agg(pl.col("duration_ns").sum()).iter_rows())
 
     for cause in ("dispatch", "optimizer", "untraced"):
@@ -100,7 +100,7 @@ def test_own_time_saves_no_more_than_it_takes_of_the_critical_path(name: str, tr
 
 def test_ranks_that_meet_on_their_hosts_are_replayed_together(traces_folder: Path) -> None:
     traces = sorted((traces_folder / "kineto" / "cpu_ddp_gloo").iterdir())
-    ranks = Ranks.of([Experiment(open_trace(path)) for path in traces])
+    ranks = Ranks.of([Experiment(opened(path)) for path in traces])
 
     assert ranks.meetings[0].shape == (2, 12)
     assert [outcome.saving_ns for outcome in ranks.run([None, None])] == [0, 0]

@@ -11,15 +11,15 @@ from stepscope.analysis.device_time import step_busy_shares
 from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.places import line_table, module_table
 from stepscope.analysis.steps import step_table
-from stepscope.readers import open_trace
 from stepscope.trace import Trace
+from tests.golden.opened import opened
 
 pytestmark = pytest.mark.traces
 STRESS_TEST = "experimental/users/davelacey/host_offload_stress_test/host_offload_stress_test.py"
 
 
-def opened(folder: Path, name: str) -> Trace:
-    trace = open_trace(folder / "xplane" / f"{name}.xplane.pb")
+def checked(folder: Path, name: str) -> Trace:
+    trace = opened(folder / "xplane" / f"{name}.xplane.pb")
     trace.check()
     assert trace.warnings == ()
     return trace
@@ -30,7 +30,7 @@ def host_causes(trace: Trace) -> dict[str, int]:
 
 
 def test_four_tpus(traces_folder: Path) -> None:
-    trace = opened(traces_folder, "tpu_x4_inference")
+    trace = checked(traces_folder, "tpu_x4_inference")
 
     work = trace.device_work
     assert work.filter(pl.col("device") == "0")["kind"].value_counts().sort("kind").rows() == [
@@ -57,7 +57,7 @@ def test_four_tpus(traces_folder: Path) -> None:
 
 
 def test_the_duty_cycle_of_four_tpus_in_each_execution_of_their_program(traces_folder: Path) -> None:
-    trace = opened(traces_folder, "tpu_x4_inference")
+    trace = checked(traces_folder, "tpu_x4_inference")
     steps = step_table(trace)
 
     shares = step_busy_shares(trace, steps)
@@ -68,7 +68,7 @@ def test_the_duty_cycle_of_four_tpus_in_each_execution_of_their_program(traces_f
 
 
 def test_jax_on_a_cpu(traces_folder: Path) -> None:
-    trace = opened(traces_folder, "jax_cpu_train")
+    trace = checked(traces_folder, "jax_cpu_train")
 
     assert step_table(trace).select("index", "duration_ns", "source").rows() == [
         (1, 74_219_399, "annotation"),
@@ -87,7 +87,7 @@ def test_jax_on_a_cpu(traces_folder: Path) -> None:
 
 
 def test_pytorch_xla_on_a_cpu(traces_folder: Path) -> None:
-    causes = host_causes(opened(traces_folder, "torch_xla_cpu_train_hlo_debug"))
+    causes = host_causes(checked(traces_folder, "torch_xla_cpu_train_hlo_debug"))
 
     assert causes["compilation"] == 3_460_791_106
     assert causes["input"] == 67_040_236  # the marks "data"
@@ -96,7 +96,7 @@ def test_pytorch_xla_on_a_cpu(traces_folder: Path) -> None:
 
 
 def test_pytorch_xla_without_a_complete_step_is_all_compilation(traces_folder: Path) -> None:
-    trace = opened(traces_folder, "torch_xla_cpu_no_complete_step")
+    trace = checked(traces_folder, "torch_xla_cpu_no_complete_step")
 
     assert step_table(trace).is_empty()
     causes = host_causes(trace)
@@ -104,7 +104,7 @@ def test_pytorch_xla_without_a_complete_step_is_all_compilation(traces_folder: P
 
 
 def test_amd_gpus_copy_in_the_direction_that_their_calls_tell(traces_folder: Path) -> None:
-    work = opened(traces_folder, "mi300x_jax_gemm").device_work
+    work = checked(traces_folder, "mi300x_jax_gemm").device_work
 
     copies = work.filter(pl.col("name").str.starts_with("__amd_rocclr_copyBuffer"))
     assert copies["kind"].value_counts().sort("kind").rows() == [("copy_in", 12), ("copy_on_device", 12)]

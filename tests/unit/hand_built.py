@@ -5,6 +5,7 @@ from typing import Any
 import polars as pl
 
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
+from stepscope.diagnosis.exceptional import Once, SetApart
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location, NotAnswered, Remedy
 from stepscope.trace import Metadata, TraceWarning
 
@@ -95,6 +96,20 @@ FULL: dict[str, Any] = {
         schema=IDLE,
         orient="row",
     ),
+    "length_ns": 1_223_000_000,
+    "mean_step_ns": 180_000_000,
+    "median_step_ns": 100_000_000,
+    "once": (
+        Once(
+            "first launch",
+            "cudaLaunchKernel",
+            15_000_000,
+            1,
+            (Location("/home/jane doe/project/train.py", 90, "main"),),
+        ),
+        Once("initialisation", "cublasCreate", 5_000_000, 3, ()),
+    ),
+    "set_apart": (SetApart(0, 780_000_000, "copy_in", 0.5),),
     "host": pl.DataFrame([("compute", 600_000_000, 0.6), ("input", 400_000_000, 0.4)], schema=HOST, orient="row"),
     "operators": pl.DataFrame(
         {"name": ["aten::mm", "aten::add"], "calls": [1000, 20], "host_self_ns": [50_000_000, 20_000]}

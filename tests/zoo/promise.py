@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import stepscope
 from stepscope.diagnosis.diagnosis import diagnose, rule_by_id
-from stepscope.diagnosis.finding import Finding
+from stepscope.diagnosis.finding import Confidence, Finding
 from stepscope.diagnosis.ranks import RankRecord, across_ranks, rank_record
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.view import View
@@ -17,6 +17,7 @@ from stepscope.trace import Trace
 from stepscope.whatif import Change
 from stepscope.whatif.changes import together
 
+CONFIDENCES: Final[tuple[Confidence, ...]] = ("high", "medium", "low")
 SMALLEST: Final = 0.01
 """Share of the step from which a diagnosis shows a finding."""
 
@@ -31,13 +32,14 @@ class Promise:
         saving_from: how it was obtained.
         attributed_share: what the same findings cost, added up, at most the step: the promise without a replay.
         findings: how many there are.
-        replayable: False where the trace's replay promises nothing at all.
+        confidence: the lowest of theirs.
     """
 
     share: float
     saving_from: Literal["replayed", "attributed"]
     attributed_share: float
     findings: int
+    confidence: Confidence
 
 
 class AttributedView(View):
@@ -68,7 +70,7 @@ def promise(traces: Sequence[Path], rules: Sequence[str]) -> Promise | None:
     across = [finding for finding in across_ranks(records) if finding.rule in rules] if records else []
     if across:
         share = _added(across)
-        found.append(Promise(share, "attributed", share, len(across)))
+        found.append(Promise(share, "attributed", share, len(across), _lowest(across)))
     return max(found, key=lambda one: one.share, default=None)
 
 
@@ -79,12 +81,12 @@ def _of_trace(trace: Trace, rules: Sequence[str]) -> Promise | None:
     attributed = _attributed(trace, [rule_by_id(rule) for rule in dict.fromkeys(one.rule for one in findings)])
     changes = [one.change for one in findings if one.change is not None]
     if len(changes) < len(findings):
-        return Promise(_added(findings), "attributed", attributed, len(findings))
+        return Promise(_added(findings), "attributed", attributed, len(findings), _lowest(findings))
     if len(changes) == 1:
-        return Promise(findings[0].saving_share, "replayed", attributed, 1)
+        return Promise(findings[0].saving_share, "replayed", attributed, 1, findings[0].confidence)
     view = View(trace)
     share = view.saved_ns(together(*changes)) / view.step_ns
-    return Promise(share, "replayed", attributed, len(findings))
+    return Promise(share, "replayed", attributed, len(findings), _lowest(findings))
 
 
 def _shown(finding: Finding) -> bool:
@@ -94,6 +96,10 @@ def _shown(finding: Finding) -> bool:
 def _attributed(trace: Trace, rules: Sequence[Rule]) -> float:
     view = AttributedView(trace)
     return _added([one for rule in rules for one in rule.ask(view).findings if one.severity != "note"])
+
+
+def _lowest(findings: Sequence[Finding]) -> Confidence:
+    return max((one.confidence for one in findings), key=CONFIDENCES.index)
 
 
 def _added(findings: Sequence[Finding]) -> float:

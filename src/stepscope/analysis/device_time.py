@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -38,7 +39,15 @@ QUEUE_TIME_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
-def device_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
+Windows: TypeAlias = Window | Mapping[str, Window] | None
+"""One window for all devices, one for each, or none: from each device's first to its last work."""
+
+
+def _window_of(trace: Trace, device: str, window: Windows) -> Window:
+    return window[device] if isinstance(window, Mapping) else device_window(trace, device, window)
+
+
+def device_time(trace: Trace, *, window: Windows = None) -> pl.DataFrame:
     """Device time, one row per device; every time is the length of a union over the device's queues.
 
     Returns:
@@ -48,7 +57,7 @@ def device_time(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
     """
     rows = []
     for device in trace.working_devices:
-        span = device_window(trace, device, window)
+        span = _window_of(trace, device, window)
         work = trace.device_work.filter(pl.col("device") == device)
         busy = busy_intervals(work, span)
         compute = busy_intervals(work.filter(pl.col("kind") == "compute"), span)
@@ -241,18 +250,20 @@ def host_use(pieces: pl.DataFrame) -> HostUse | None:
     )
 
 
-def device_uses(trace: Trace, *, activity: HostActivity | None = None) -> tuple[DeviceUse, ...]:
+def device_uses(trace: Trace, *, window: Windows = None, activity: HostActivity | None = None) -> tuple[DeviceUse, ...]:
     """Use of every device in the trace, by device name."""
     names = trace.working_devices
     if not names:
         return ()
     working = covered_by(host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING)))
     work = _with_engine(trace)
-    return tuple(_device_use(trace, name, work.filter(pl.col("device") == name), working) for name in names)
+    return tuple(
+        _device_use(name, work.filter(pl.col("device") == name), working, _window_of(trace, name, window))
+        for name in names
+    )
 
 
-def _device_use(trace: Trace, name: str, work: pl.DataFrame, working: IntervalSet) -> DeviceUse:
-    window = device_window(trace, name)
+def _device_use(name: str, work: pl.DataFrame, working: IntervalSet, window: Window) -> DeviceUse:
     busy = busy_intervals(work, window)
     compute = work.filter(pl.col("kind") == "compute")
     matrix = busy_intervals(compute.filter("is_matrix"), window)

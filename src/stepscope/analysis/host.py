@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.rows import by_value, nullable
+from stepscope.analysis.once import once_table
+from stepscope.analysis.rows import at, by_value, nullable
+from stepscope.analysis.steps import step_table
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, HOST_BACKEND, LAZY_EXECUTION, UserCode, cause_of_name
 from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
@@ -35,6 +37,7 @@ CAUSES: Final[dict[str, str]] = {
     "optimizer": "the host was preparing the optimizer's work",
     "python": "the host was running Python code between operators",
     "dispatch": "the host was inside operators, too slow to launch work (launch-bound)",
+    "once": "the host did what a process does once, such as first launches and initialisation",
     "profiler_overhead": "the profiler itself was working",
     "dependency": "launched work waited for another queue",
     "launch_latency": "launched work had not yet reached the device",
@@ -72,6 +75,7 @@ class HostActivity:
     main_lanes: dict[str, int]  # process -> lane of its main thread, where known
     _trace: Trace
     user_code: UserCode = DEFAULT_USER_CODE  # which files are the user's
+    _steps: pl.DataFrame | None = None  # as from `step_table`, if already known
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
@@ -95,6 +99,15 @@ class HostActivity:
             result[number] = Timeline.of(start[rows], end[rows], rows)
         return result
 
+    @cached_property
+    def once(self) -> pl.DataFrame:
+        """What host threads did once; see `stepscope.analysis.once.once_table`."""
+        return once_table(self._trace, step_table(self._trace) if self._steps is None else self._steps)
+
+    @cached_property
+    def _once(self) -> dict[int, Timeline]:
+        return {int(str(lane)): Timeline.covered(covered_by(rows)) for (lane,), rows in self.once.group_by("lane")}
+
     def cut(self, lane: int, starts: Times, ends: Times) -> pl.DataFrame:
         """Cut intervals where the thread's activity changes, in order of interval and time.
 
@@ -105,6 +118,10 @@ class HostActivity:
             Columns interval (index of the interval), start, end, slice (the innermost open one, -1 for none),
             line (row in `lines` where no slice is open; -1 otherwise), cause (CAUSE_TYPE).
         """
+        pieces = self._cut(lane, starts, ends)
+        return recut(pieces, self._once[lane], "once") if lane in self._once else pieces
+
+    def _cut(self, lane: int, starts: Times, ends: Times) -> pl.DataFrame:
         interval, start, end, slices = self.timelines.get(lane, _NOTHING).cut(starts, ends)
         columns = {"interval": interval, "start": start, "end": end, "slice": slices}
         cause = _CAUSE_NAMES.gather(self.cause_of(slices))
@@ -250,8 +267,14 @@ def recut(pieces: pl.DataFrame, timeline: Timeline, cause: str, row: str | None 
     return cut if row is None else cut.with_columns(pl.Series(row, inside))
 
 
-def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> HostActivity:
-    """Build the slices of every host thread as one tree per thread, with causes."""
+def host_activity(
+    trace: Trace, user_code: UserCode = DEFAULT_USER_CODE, steps: pl.DataFrame | None = None
+) -> HostActivity:
+    """Build the slices of every host thread as one tree per thread, with causes.
+
+    Args:
+        steps: as from `step_table`, if already known.
+    """
     threads = trace.lanes.filter(pl.col("kind") == "host_thread")["lane"].implode()
     parts = []
     for code, table in enumerate(TABLES):
@@ -282,6 +305,7 @@ def host_activity(trace: Trace, user_code: UserCode = DEFAULT_USER_CODE) -> Host
         main_lanes=_main_lanes(trace),
         _trace=trace,
         user_code=user_code,
+        _steps=steps,
     )
 
 
@@ -299,12 +323,49 @@ def _causes(trace: Trace, slices: pl.DataFrame, table: npt.NDArray[np.int8], aro
     own = by_value(slices["name"], lambda name: CAUSE_CODES.get(cause_of_name(name) or "", -1)).copy()
     launches = np.flatnonzero(table == _LAUNCH)
     own[launches] = _launch_causes(trace)[slices["row"].to_numpy()[launches]]
+    lane, start = slices["lane"].to_numpy(), slices["start_ns"].to_numpy()
+    ends = start + slices["duration_ns"].to_numpy()
+    without_closures(trace, (lane, start, ends, around), own, CAUSE_CODES["optimizer"])
     definite = inherit(own, around)
     inside_operator = inherit(np.where((table == _OPERATOR) | (table == _LAUNCH), 1, -1), around) > 0
     inside_frame = inherit(np.where(table == _FRAME, 1, -1), around) > 0
     silent = np.where(_traces_graphs(slices, table, around), CAUSE_CODES["graph_tracing"], CAUSE_CODES["untraced"])
     fallback = np.where(inside_operator, CAUSE_CODES["dispatch"], np.where(inside_frame, CAUSE_CODES["python"], silent))
     return np.where(definite >= 0, definite, fallback).astype(np.int16)
+
+
+def without_closures(
+    trace: Trace,
+    slices: tuple[npt.NDArray[np.int32], Times, Times, Rows],
+    own: npt.NDArray[np.signedinteger[Any]],
+    optimizer: int,
+) -> None:
+    """Take this number from optimizer slices that run the backward pass, and give it to what follows the pass in them.
+
+    An optimizer's step may be handed a closure that computes the loss and its gradients, as Lightning does.
+
+    Args:
+        slices: lane, start, end and nearest enclosing slice of each slice.
+        own: number of each slice by its own name, -1 for none; changed in place.
+    """
+    lane, start, end, around = slices
+    nodes = trace.operators.filter(pl.col("name").str.starts_with("autograd::engine")).sort("start_ns")
+    steps = np.flatnonzero(own == optimizer)
+    if nodes.is_empty() or not len(steps):
+        return
+    last = np.full(len(own), -1, np.int64)
+    node_lane, begin = nodes["lane"].to_numpy(), nodes["start_ns"].to_numpy()
+    finish = begin + nodes["duration_ns"].to_numpy()
+    for number in np.unique(lane[steps]).tolist():
+        mine, its = steps[lane[steps] == number], node_lane == number
+        if not its.any():  # the engine has threads of its own
+            its = np.ones(len(its), np.bool_)
+        first, after = (np.searchsorted(begin[its], times[mine]) for times in (start, end))
+        runs = after > first
+        last[mine[runs]] = np.maximum.accumulate(finish[its])[after[runs] - 1]
+    follows = np.flatnonzero((at(last, around) >= 0) & (start >= at(last, around)) & (own < 0))
+    own[last >= 0] = -1
+    own[follows] = optimizer
 
 
 def _traces_graphs(slices: pl.DataFrame, table: npt.NDArray[np.int8], around: Rows) -> npt.NDArray[np.bool_]:

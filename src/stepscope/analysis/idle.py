@@ -1,18 +1,29 @@
 """Idle time of devices: every nanosecond with its cause and trigger.
 
 A device is idle while none of its queues works. For each idle interval the work that follows it is found, and the host
-call that launched that work. Time before that call is the host's: it is cut where the launching thread's innermost
-slice changes, and each piece takes that slice's cause. Time after it is the device's. Over any window, busy time and
-the causes add up to the window exactly.
+call that launched that work. Time before that call, and inside it if it lasts long, is the host's: it is cut where the
+launching thread's innermost slice changes, and each piece takes that slice's cause. Time after the call is the
+device's; time after the last work is the main thread's. Over any window, busy time and the causes add up to the window
+exactly.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.host import CAUSE_TYPE, HostActivity, Timeline, covered_by, host_activity, recut, slice_columns
+from stepscope.analysis.host import (
+    CAUSE_TYPE,
+    HostActivity,
+    Timeline,
+    covered_by,
+    host_activity,
+    main_lane,
+    recut,
+    slice_columns,
+)
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import union
 
@@ -51,11 +62,16 @@ def device_window(trace: Trace, device: str, window: Window | None = None) -> Wi
     return Window(max(first, chosen.start_ns) if chosen else first, last)
 
 
-def idle_time(trace: Trace, *, window: Window | None = None, activity: HostActivity | None = None) -> pl.DataFrame:
+def idle_time(
+    trace: Trace,
+    *,
+    window: Window | Mapping[str, Window] | None = None,
+    activity: HostActivity | None = None,
+) -> pl.DataFrame:
     """List every piece of every device's idle time.
 
     Args:
-        window: window to explain; by default from each device's first to its last work.
+        window: window to explain, or one for each device; by default from each device's first to its last work.
 
     Returns:
         Columns as in IDLE_SCHEMA, one row per piece, sorted by device and start. The durations of a device's pieces
@@ -66,7 +82,10 @@ def idle_time(trace: Trace, *, window: Window | None = None, activity: HostActiv
     if work.height:
         activity = activity or host_activity(trace)
         for device in sorted(work["device"].unique().drop_nulls().to_list()):
-            gaps = _gaps(trace, device, device_window(trace, device, window))
+            chosen = window.get(device) if isinstance(window, Mapping) else device_window(trace, device, window)
+            if chosen is None:
+                continue
+            gaps = _with_end(_gaps(trace, device, chosen), trace, activity)
             parts.append(_idle_of_device(trace, device, gaps, activity))
     return pl.concat(parts)
 
@@ -95,6 +114,13 @@ def idle_summary(idle: pl.DataFrame, windows: dict[str, Window]) -> pl.DataFrame
     )
 
 
+def clipped(pieces: pl.DataFrame, window: Window) -> pl.DataFrame:
+    """The pieces of time inside the window, cut at its ends."""
+    start = pl.col("start_ns").clip(lower_bound=window.start_ns)
+    end = (pl.col("start_ns") + pl.col("duration_ns")).clip(upper_bound=window.end_ns)
+    return pieces.with_columns(start_ns=start, duration_ns=end - start).filter(pl.col("duration_ns") > 0)
+
+
 def _gaps(trace: Trace, device: str, window: Window) -> pl.DataFrame:
     """Idle intervals of the device in order.
 
@@ -119,6 +145,20 @@ def _gaps(trace: Trace, device: str, window: Window) -> pl.DataFrame:
     )
     other_queue = pl.col("start").is_in(done["start"].implode()) & pl.col("same_queue").is_null()
     return gaps.with_columns(waits_for_queue=other_queue & pl.col("work").is_not_null())
+
+
+def _with_end(gaps: pl.DataFrame, trace: Trace, activity: HostActivity) -> pl.DataFrame:
+    """Let the gap after the last work be the host's: of the main thread, which launched nothing more."""
+    lane = main_lane(trace, activity)
+    if lane is None or trace.launches.is_empty():
+        return gaps
+    last = pl.col("work").is_null()
+    at_end = pl.when(last).then("end")
+    return gaps.with_columns(
+        launch_start=at_end.otherwise("launch_start"),
+        launch_end=at_end.otherwise("launch_end"),
+        lane=pl.when(last).then(pl.lit(lane, pl.Int32)).otherwise("lane"),
+    )
 
 
 def _first_of_each_start(work: pl.DataFrame) -> pl.DataFrame:
@@ -149,11 +189,11 @@ def _idle_of_device(trace: Trace, device: str, gaps: pl.DataFrame, activity: Hos
 def _device_pieces(gaps: pl.DataFrame) -> list[pl.DataFrame]:
     """Device pieces of each gap: after the launch, or all of the gap if the launch is not in the trace."""
     start, end, called = pl.col("start"), pl.col("end"), pl.col("called")
-    launched = pl.col("launch").is_not_null()
+    launched = pl.col("launch_start").is_not_null()
     waits = (pl.col("launch_start") <= start) & pl.col("waits_for_queue")
     cause = pl.when(waits).then(pl.lit("dependency")).otherwise(pl.lit("launch_latency"))
     bounds = (
-        gaps.with_columns(begin=pl.when(launched).then(pl.col("launch_start").clip(start, end)).otherwise(start))
+        gaps.with_columns(begin=pl.when(launched).then(_host_until().clip(start, end)).otherwise(start))
         .with_columns(called=pl.when(launched).then(pl.col("launch_end").clip("begin", end)).otherwise(start))
         .with_columns(explained=pl.when((end - called > UNEXPLAINED_WAIT_NS) | ~launched).then(called).otherwise(end))
     )
@@ -166,13 +206,13 @@ def _device_pieces(gaps: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def _host_pieces(trace: Trace, gaps: pl.DataFrame, activity: HostActivity) -> pl.DataFrame:
-    """Host pieces of each gap, before the launch, by the activity of the launching thread.
+    """Host pieces of each gap, before the launch or inside a long one, by the activity of the launching thread.
 
     Where nothing is open on that thread, its process's main thread counts.
     """
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
-    late = gaps.filter(pl.col("launch_start") > pl.col("start"))
-    late = late.select("gap", "lane", "start", end=pl.min_horizontal("launch_start", "end"))
+    late = gaps.filter(_host_until() > pl.col("start"))
+    late = late.select("gap", "lane", "start", end=pl.min_horizontal(_host_until(), "end"))
     parts = [_cut(activity, -1, late.clear())]
     for (number,), mine in late.group_by("lane", maintain_order=True):
         lane = int(str(number))
@@ -184,6 +224,12 @@ def _host_pieces(trace: Trace, gaps: pl.DataFrame, activity: HostActivity) -> pl
             pieces = pieces.filter(~silent)
         parts.append(pieces)
     return pl.concat(parts)
+
+
+def _host_until() -> pl.Expr:
+    """When the host has done its part for the next work: at its launch, or when a launch that takes long returns."""
+    is_long = pl.col("launch_end") - pl.col("launch_start") > UNEXPLAINED_WAIT_NS
+    return pl.when(is_long).then("launch_end").otherwise("launch_start")
 
 
 def _cut(activity: HostActivity, lane: int, stretches: pl.DataFrame) -> pl.DataFrame:

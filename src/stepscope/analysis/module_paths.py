@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import TABLES, HostActivity
+from stepscope.analysis.host import TABLES, HostActivity, without_closures
 from stepscope.analysis.rows import Numbering, at, by_value, row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.naming import cause_of_name
@@ -249,6 +249,7 @@ def _phases_by_name(trace: Trace, activity: HostActivity) -> Rows:
     for table in ("annotations", "frames", "operators"):
         phases = by_value(trace.table(table)["name"], partial(_phase_of_name, table=table))
         result = np.maximum(result, activity.spread(table, phases))
+    without_closures(trace, (activity.lane, activity.start, activity.end, activity.around), result, OPTIMIZER)
     return result
 
 

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.attribution import Attribution, attribute
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.host import HostActivity, host_activity, host_window, main_lane
-from stepscope.analysis.idle import device_window
-from stepscope.analysis.steps import span_of, step_table
+from stepscope.analysis.idle import clipped, device_window, idle_time
+from stepscope.analysis.steps import are_of_a_device, span_of, step_table, typical_run
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
+
+_LAUNCHES_RECORDED: Final = 0.9
+"""Share of a queue's work with a known launch above which work before all of it was launched before the recording."""
 
 
 class StepView:
     """One trace's device, thread, steps and span, each computed once, for diagnosis and for replays.
+
+    The steps are measured on the host's clock, from the first one's start to the last one's end. Device work that was
+    launched before them is a backlog: it is not part of the steps, nor is a wait for it at their begin. Where the
+    device takes longer for the steps' own work than the host for the steps, the device sets the pace: the steps then
+    last from the begin of that work to its end.
 
     Args:
         user_code: which files are the user's, besides those outside of libraries.
@@ -31,7 +41,7 @@ class StepView:
     @cached_property
     def activity(self) -> HostActivity:
         """Activity of the host threads."""
-        return host_activity(self.trace, self.user_code)
+        return host_activity(self.trace, self.user_code, self.steps)
 
     @cached_property
     def attribution(self) -> Attribution:
@@ -45,8 +55,8 @@ class StepView:
 
     @cached_property
     def complete_steps(self) -> pl.DataFrame:
-        """Steps entirely inside the recording."""
-        return self.steps.filter(pl.col("complete"))
+        """Steps entirely inside the recording, without those that are set apart; see `typical_run`."""
+        return typical_run(self.steps.filter(pl.col("complete")))
 
     @property
     def step_count(self) -> int:
@@ -71,12 +81,130 @@ class StepView:
         return main_lane(self.trace, self.activity)
 
     @cached_property
+    def is_on_device(self) -> bool:
+        """Whether the device marks the span: its steps are device times, or nothing was recorded on the host."""
+        if self.complete_steps.height:
+            return are_of_a_device(self.trace, self.complete_steps)
+        return self.device is not None and (
+            self.lane is None
+            or self.trace.device_work.filter(pl.col("device") == self.device)["launch"].is_null().all()
+        )
+
+    @cached_property
     def span(self) -> Window:
-        """Time to measure: all complete steps, or else the whole device or host window."""
+        """Time in which the steps' work was launched: all complete steps, or else all that was recorded."""
         steps = span_of(self.complete_steps)
         if steps is not None:
-            return steps
-        if self.device is not None:
+            return steps if self.is_on_device else self._without_waiting(steps)
+        if self.device is not None and self.is_on_device:
             return device_window(self.trace, self.device)
         window = host_window(self.trace, self.activity)
         return window if window.duration_ns else Window(0, 1)
+
+    def _without_waiting(self, steps: Window) -> Window:
+        """The steps without a wait for the backlog at their begin, such as the one when a profiler starts."""
+        if self.device is None:
+            return steps
+        split = self._split(self.device, steps)
+        done, own = _last_end(split.filter("is_backlog")), split.filter("is_own")
+        first = int(own["launch_start_ns"].drop_nulls().to_numpy().min(initial=steps.end_ns))
+        begins = pl.col("start_ns").is_between(steps.start_ns, min(done, first), closed="left")
+        waits = self.trace.launches.filter((pl.col("kind") == "synchronise") & begins)
+        return Window(min(max(_last_end(waits), steps.start_ns), done), steps.end_ns) if waits.height else steps
+
+    @cached_property
+    def work(self) -> pl.DataFrame:
+        """Device work that was launched in the span (or ran in it, if its launch is unknown), with `row`."""
+        return self._classified.filter("is_own").drop("is_own", "is_backlog")
+
+    @cached_property
+    def window(self) -> Window:
+        """Time that the steps took: the span, or the device's time for them if that is longer; see the class."""
+        return self.window_of(self.device)
+
+    def window_of(self, device: str | None) -> Window:
+        """The same for another device, None for the host alone."""
+        span = self.span
+        if device is None:
+            return span
+        split = self._classified if device == self.device else self._split(device, span)
+        own = split.filter("is_own")
+        last = _last_end(own, span.end_ns)
+        first = _first_start(own, last)
+        if not self.complete_steps.height:
+            return Window(min(first, span.start_ns), last)
+        first = max(first, min(_last_end(split.filter("is_backlog")), last))
+        return Window(first, last) if last - first > span.duration_ns else span
+
+    @cached_property
+    def backlog_end_ns(self) -> int:
+        """When the device had done what was launched before the span; 0 if there was nothing."""
+        return _last_end(self._classified.filter("is_backlog"))
+
+    @cached_property
+    def windows(self) -> dict[str, Window]:
+        """Time that the steps took, for each device that worked."""
+        return {device: self.window_of(device) for device in self.trace.working_devices}
+
+    @cached_property
+    def idle(self) -> pl.DataFrame:
+        """Idle pieces of every device, from its first to its last work."""
+        return self._idle_in({device: device_window(self.trace, device) for device in self.windows})
+
+    @cached_property
+    def idle_in_steps(self) -> pl.DataFrame:
+        """Idle pieces of every device over the time that the steps took."""
+        return self._idle_in(self.windows)
+
+    def _idle_in(self, windows: dict[str, Window]) -> pl.DataFrame:
+        idle = self._idle_in_all
+        parts = [clipped(idle.filter(pl.col("device") == device), window) for device, window in windows.items()]
+        return pl.concat([idle.clear(), *parts])
+
+    @cached_property
+    def _idle_in_all(self) -> pl.DataFrame:
+        both = {}
+        for device, window in self.windows.items():
+            own = device_window(self.trace, device)
+            both[device] = Window(min(window.start_ns, own.start_ns), max(window.end_ns, own.end_ns))
+        return idle_time(self.trace, window=both, activity=self.activity)
+
+    def backlog(self, device: str | None) -> pl.DataFrame:
+        """The device's work that ran in its window, but was launched before the span; with `row`."""
+        window = self.window_of(device)
+        late = (pl.col("start_ns") + pl.col("duration_ns")) > self.span.start_ns
+        split = self._classified if device == self.device else self._split(device, self.span)
+        return split.filter("is_backlog", late, pl.col("start_ns") < window.end_ns)
+
+    @cached_property
+    def _classified(self) -> pl.DataFrame:
+        return self._split(self.device, self.span)
+
+    def _split(self, device: str | None, span: Window) -> pl.DataFrame:
+        """All work of a device, in order, with `row`, `launch_start_ns`, `is_own` and `is_backlog`."""
+        calls = self.trace.launches.select(launch_start_ns="start_ns").with_row_index("launch")
+        rows = self.trace.device_work.with_row_index("row").filter(pl.col("device") == pl.lit(device, pl.String))
+        rows = rows.join(calls, on="launch", how="left", maintain_order="left")
+        time = pl.col("start_ns") if self.is_on_device else pl.coalesce("launch_start_ns", "start_ns")
+        earlier = self._launched_before(rows) if self.complete_steps.height else pl.lit(False)
+        own = time.is_between(span.start_ns, span.end_ns, closed="left") & ~earlier
+        before = ((time < span.start_ns) | earlier) & (not self.is_on_device)
+        return rows.with_columns(is_own=own, is_backlog=before)
+
+    def _launched_before(self, rows: pl.DataFrame) -> pl.Series:
+        """Which work was launched before the recording: that before all work of its queue whose launch is known."""
+        if self.is_on_device or not rows["launch"].null_count():
+            return pl.Series(np.zeros(rows.height, np.bool_))
+        known = pl.col("launch").is_not_null()
+        first = pl.col("start_ns").filter(known).min().over("lane")
+        later = pl.col("start_ns") >= first
+        recorded = (known & later).sum().over("lane") >= _LAUNCHES_RECORDED * later.sum().over("lane")
+        return rows.select((~later & recorded).fill_null(False)).to_series()
+
+
+def _last_end(rows: pl.DataFrame, least: int = 0) -> int:
+    return int((rows["start_ns"] + rows["duration_ns"]).to_numpy().max(initial=least))
+
+
+def _first_start(rows: pl.DataFrame, most: int) -> int:
+    return int(rows["start_ns"].to_numpy().min(initial=most))

@@ -27,6 +27,14 @@ PARTIAL_SHARE: Final = 0.5
 MINIMUM_REPETITIONS: Final = 3
 MATCHING_SHARE: Final = 0.98
 """Share of a sequence that must equal itself one period later to count as periodic."""
+ENOUGH: Final = 10
+"""Complete steps that it takes to tell a single unusual one from what happens regularly."""
+UNLIKE: Final = 3.0
+"""A step this many times as long as the median is unlike the others."""
+DISTORTING: Final = 0.25
+"""Share of the mean step that steps must account for to be set apart."""
+ONE_OF_A_KIND: Final = 0.5
+"""If another step is at least this share as long as the longest, the longest is no exception."""
 _PROGRAM: Final = r"^[\w.<>-]+\(\d+\)$"
 """XLA's name for the execution of a compiled program on a device, with the program's number."""
 _LONGEST_SEQUENCE: Final = 200_000
@@ -71,12 +79,41 @@ def span_of(steps: pl.DataFrame) -> Window | None:
 def are_of_a_device(trace: Trace, steps: pl.DataFrame) -> bool:
     """Whether steps are device times, however long before the work was launched.
 
-    XLA's hosts run many steps ahead, and unmarked steps are visible only on devices.
+    Steps inferred from what a device does begin with its work. XLA's hosts run many steps ahead, and their unmarked
+    steps are visible only on devices.
 
     Args:
         steps: as from `step_table`.
     """
-    return trace.metadata.format in XLA_FORMATS and "inferred" in steps["source"]
+    if "inferred" not in steps["source"]:
+        return False
+    starts = trace.device_work["start_ns"].implode()
+    return trace.metadata.format in XLA_FORMATS or bool(steps["start_ns"].is_in(starts).all())
+
+
+def typical_run(steps: pl.DataFrame) -> pl.DataFrame:
+    """The steps to measure: all of them, or those on the longer side of a stretch that is nothing like the others.
+
+    A stretch of consecutive steps around the longest is set apart if each is at least UNLIKE times as long as the
+    median, no other step is nearly as long, and the mean falls by DISTORTING or more without it. What happens twice
+    may happen regularly, and so may what happens in one of fewer than ENOUGH steps.
+    """
+    if steps.height < ENOUGH:
+        return steps
+    steps = steps.sort("start_ns")
+    durations = steps["duration_ns"].to_numpy()
+    unlike = np.flatnonzero(durations >= UNLIKE * np.median(durations))
+    longest = int(durations.argmax())
+    stretch = np.array([longest])
+    while len(wider := np.intersect1d(unlike, np.arange(stretch[0] - 1, stretch[-1] + 2))) > len(stretch):
+        stretch = wider
+    others = np.delete(durations, stretch)
+    if longest not in unlike or float(others.mean()) > (1 - DISTORTING) * float(durations.mean()):
+        return steps
+    if float(others.max()) >= ONE_OF_A_KIND * float(durations[stretch].max()):
+        return steps
+    before, after = steps.head(stretch[0]), steps.tail(steps.height - stretch[-1] - 1)
+    return before if before.height > after.height else after
 
 
 def step_summary(steps: pl.DataFrame) -> StepSummary:
@@ -165,7 +202,7 @@ def _inferred_from_period(trace: Trace) -> pl.DataFrame:
             continue
         times = mine["start_ns"].to_numpy()
         bounds = times[_phase(times, period) :: period]
-        if len(bounds) >= MINIMUM_REPETITIONS:
+        if len(bounds) >= MINIMUM_REPETITIONS and _are_alike(np.diff(bounds)):
             return _steps(np.arange(len(bounds) - 1), bounds[:-1], bounds[1:], "inferred")
     return pl.DataFrame(schema=dict(STEP_SCHEMA))
 
@@ -188,6 +225,12 @@ def _period(codes: npt.NDArray[np.int64]) -> int | None:
             if matching >= MATCHING_SHARE:
                 return period
     return None
+
+
+def _are_alike(durations: Times) -> bool:
+    """Whether most of the durations lie within a factor of two of their median."""
+    middle = float(np.median(durations))
+    return bool(((durations >= middle / 2) & (durations <= middle * 2)).mean() > 0.5)
 
 
 def _phase(times: Times, period: int) -> int:

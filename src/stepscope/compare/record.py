@@ -13,7 +13,6 @@ import polars as pl
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.device_time import COPY_KINDS, busy_intervals
 from stepscope.analysis.host import host_time
-from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import alive_table
 from stepscope.analysis.places import PlaceCosts, place_costs
 from stepscope.compare.settings import settings_of_trace
@@ -178,14 +177,14 @@ def trace_record(
         device: device to use if it worked; otherwise the busiest.
     """
     view = View(trace, user_code=user_code, device=device)
-    window = _window(view)
+    window = view.window
     gone: tuple[LeftOut, ...] = ()
     if not all_steps and trace.metadata.window is None:  # a window chosen by the user is used as it is
         gone = tuple(left_out(_steps(view, window), number))
     if gone:
         unused = [each.index for each in gone]
         view = _of_used_steps(view, view.complete_steps.filter(~pl.col("index").is_in(unused)))
-        window = _window(view)
+        window = view.window
     places = _place_costs(view, window)
     tables = {
         "causes": _causes(view, window),
@@ -211,13 +210,6 @@ def trace_record(
     )
 
 
-def _window(view: View) -> Window:
-    """Compared window: the steps on the host, extended while the device still works on them."""
-    span, end = view.span, view.device_span.end_ns
-    first = int(view.work["start_ns"].to_numpy().min(initial=end))
-    return Window(first, end) if end - first > span.duration_ns else span
-
-
 def _steps(view: View, window: Window) -> dict[int, int]:
     steps = view.complete_steps.sort("start_ns")
     if steps.is_empty():
@@ -241,7 +233,7 @@ def _causes(view: View, window: Window) -> pl.DataFrame:
         pieces = host_time(view.trace, window=window, activity=view.activity)
         parts = [_by_cause(pieces, "host")]
     else:
-        parts = [_busy(view, window), _by_cause(_idle(view, window), "idle")]
+        parts = [_busy(view, window), _by_cause(_idle(view), "idle")]
     table = pl.concat(parts)
     rest = window.duration_ns - int(table["ns"].sum())
     if rest:  # a trace without host threads
@@ -249,16 +241,8 @@ def _causes(view: View, window: Window) -> pl.DataFrame:
     return table.filter(pl.col("ns") != 0)
 
 
-def _idle(view: View, window: Window) -> pl.DataFrame:
-    """Idle pieces of the device; main-thread time where no work follows, such as after the last work."""
-    pieces = idle_time(view.trace, window=window, activity=view.activity).filter(pl.col("device") == view.device)
-    is_open = pl.col("next_work").is_null()
-    parts = [pieces.filter(~is_open)]
-    for start, length in pieces.filter(is_open).select("start_ns", "duration_ns").iter_rows():
-        stretch = Window(start, start + length)
-        on_host = host_time(view.trace, window=stretch, activity=view.activity)
-        parts.append(on_host if on_host.height else pieces.filter(pl.col("start_ns") == start))
-    return pl.concat(parts, how="diagonal")
+def _idle(view: View) -> pl.DataFrame:
+    return view.idle_in_steps.filter(pl.col("device") == view.device)
 
 
 def _by_cause(pieces: pl.DataFrame, kind: str) -> pl.DataFrame:
@@ -300,7 +284,7 @@ def _kernels(view: View) -> pl.DataFrame:
 
 def _place_costs(view: View, window: Window) -> tuple[PlaceCosts, pl.DataFrame]:
     """Costs of what began in the steps, and by place and module the idle or main-thread time beside it."""
-    idle = None if view.device is None else _idle(view, window)
+    idle = None if view.device is None else _idle(view)
     costs = place_costs(view.trace, attribution=view.attribution, window=view.span, idle=idle)
     if view.device is None:
         return costs, _outside_of_operators(view, window)

@@ -5,17 +5,28 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from html import escape
 
 import polars as pl
 
-from stepscope.analysis.device_time import DeviceUse, EngineUse, HostUse, device_uses, engine_uses, host_use
+from stepscope.analysis.device_time import (
+    DeviceUse,
+    EngineUse,
+    HostUse,
+    busy_intervals,
+    device_time,
+    device_uses,
+    engine_uses,
+    host_use,
+)
 from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.operators import operator_table
+from stepscope.diagnosis.exceptional import Once, SetApart, once, set_apart
 from stepscope.diagnosis.finding import Finding, NotAnswered
+from stepscope.diagnosis.lines.costs import LineCosts, LineShare
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
@@ -40,6 +51,19 @@ class DeviceSummary:
     copy_ns: int
     exposed_communication_ns: int
     exposed_copy_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime(DeviceSummary):
+    """How one device spent the time of the steps, or of the recording without steps, on the host's clock.
+
+    Attributes:
+        window: "steps" or "recording".
+        backlog_ns: part of `busy_ns` that went to work launched before the steps.
+    """
+
+    window: str
+    backlog_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +137,16 @@ class Diagnosis:
         together: joint saving of the shown findings; None if fewer than two of them have a replayed saving.
         afterwards: hidden findings that save more once the causes of the shown ones are gone.
         applied: outcome of each remedy applied when the program started, one sentence each.
+        length_ns: duration of the measured steps, with what happens once.
+        mean_step_ns: mean of all complete steps, also those set apart; 0 without steps.
+        median_step_ns: median of the measured steps; 0 without steps.
+        set_apart: complete steps that `step_ns` leaves out.
+        once: what the process did once, the longest first.
+        in_steps: how each device spent the time of the steps.
+        idle_in_steps: columns as in `idle`; sums to the idle_ns of `in_steps` for each device.
+        uses_in_steps: as `device_uses`, over the time of the steps.
+        by_device: show each device's window from its first to its last work, as other profilers do, not the steps.
+        lines: costly lines that no finding explains, costliest first.
     """
 
     metadata: Metadata
@@ -137,6 +171,33 @@ class Diagnosis:
     together: Together | None = None
     afterwards: tuple[Afterwards, ...] = ()
     applied: tuple[str, ...] = ()
+    length_ns: int = 0
+    mean_step_ns: int = 0
+    median_step_ns: int = 0
+    set_apart: tuple[SetApart, ...] = ()
+    once: tuple[Once, ...] = ()
+    in_steps: tuple[StepTime, ...] = ()
+    idle_in_steps: pl.DataFrame = field(default_factory=pl.DataFrame)
+    uses_in_steps: tuple[DeviceUse, ...] = ()
+    by_device: bool = False
+    lines: tuple[LineShare, ...] = ()
+
+    @property
+    def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:
+        """What a report shows: the devices, their idle time and uses, over the steps or each device's own window."""
+        if self.by_device or not self.in_steps:
+            return self.devices, self.idle, self.device_uses
+        return self.in_steps, self.idle_in_steps, self.uses_in_steps
+
+    @property
+    def once_ns(self) -> int:
+        """Time of the steps that went to what happens once."""
+        return sum(each.ns for each in self.once)
+
+    @property
+    def is_warm_up(self) -> bool:
+        """Whether most of the recording happens once, and no second step shows what is left without it."""
+        return self.step_count < 2 and self.once_ns > MOSTLY_ONCE * self.length_ns
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -151,6 +212,8 @@ class Diagnosis:
 
 
 MINIMUM_SHARE = 0.01
+MOSTLY_ONCE = 0.5
+"""Share of a recording of one step that, if it happens once, leaves nothing to promise."""
 AFTERWARDS_SHARE = 0.05
 """Share of the step that a hidden finding must save, once the causes of others are gone, to be reported."""
 MOST_AFTERWARDS = 10
@@ -199,15 +262,27 @@ def diagnose_view(
     findings.sort(key=lambda finding: finding.rank)
     shown: list[Finding] = []
     hidden: list[Finding] = []
+    is_warm_up = view.step_count < 2 and view.once_ns > MOSTLY_ONCE * view.window.duration_ns
     for finding in findings:
-        is_worth_it = finding.saving_share >= minimum_share or finding.ends_run_in_ns is not None
+        is_worth_it = (finding.saving_share >= minimum_share and not is_warm_up) or finding.ends_run_in_ns is not None
         (shown if is_worth_it or finding.severity == "note" else hidden).append(finding)
     diagnosis = _diagnosis(view, tuple(shown), len(hidden), questions, top)
     first = [finding for finding in shown if finding.change is not None and finding.saving_ns_per_step > 0]
     small = [finding for finding in hidden if finding.change is not None]
     both = _together(view, first)
     before = both.saving_ns_per_step if both is not None else sum(each.saving_ns_per_step for each in first)
-    return replace(diagnosis, together=both, afterwards=_afterwards(view, first, before, small))
+    afterwards = _afterwards(view, first, before, small)
+    return replace(diagnosis, together=both, afterwards=afterwards, lines=_unexplained(view, shown))
+
+
+def _unexplained(view: View, shown: Sequence[Finding]) -> tuple[LineShare, ...]:
+    """The costly lines of which the findings shown explain less than half."""
+    explained: Counter[tuple[str, int]] = Counter()
+    for finding in shown:
+        for place in finding.where:
+            saving = finding.saving_ns_per_step * view.step_count
+            explained[place.file, place.line] += round(saving * place.share)
+    return tuple(LineCosts(view).unexplained(explained))
 
 
 def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAnswered]]:
@@ -240,6 +315,7 @@ def _diagnosis(
     main_thread = host_time(trace, activity=view.activity)
     names = {device.device: device.name for device in trace.metadata.devices}
     times = view.device_time.sort("device")
+    complete = view.steps.filter("complete")
     return Diagnosis(
         metadata=trace.metadata,
         warnings=trace.warnings,
@@ -258,8 +334,30 @@ def _diagnosis(
         hidden=hidden,
         not_answered=tuple(dict.fromkeys(questions)),
         device_uses=device_uses(trace, activity=view.activity),
+        length_ns=view.window.duration_ns,
+        mean_step_ns=int(complete["duration_ns"].mean() or 0) if complete.height else 0,  # type: ignore[arg-type]
+        median_step_ns=view.summary.median_ns,
+        set_apart=set_apart(view),
+        once=once(view),
+        in_steps=_in_steps(view, names),
+        idle_in_steps=idle_summary(view.idle_in_steps, view.windows),
+        uses_in_steps=device_uses(trace, window=view.windows, activity=view.activity),
         host_use=host_use(main_thread),
         engine_uses=engine_uses(trace),
+    )
+
+
+def _in_steps(view: View, names: Mapping[str, str | None]) -> tuple[StepTime, ...]:
+    times = device_time(view.trace, window=view.windows).sort("device")
+    window = "steps" if view.complete_steps.height else "recording"
+    return tuple(
+        StepTime(
+            name=names.get(row["device"]),
+            **row,
+            window=window,
+            backlog_ns=busy_intervals(view.backlog(row["device"]), view.windows[row["device"]]).total_ns,
+        )
+        for row in times.iter_rows(named=True)
     )
 
 
@@ -314,12 +412,14 @@ def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
 def beneath_others(view: View, findings: Sequence[Finding]) -> list[Finding]:
     """Drop findings of general rules whose time others explain, and leave the others' part out of what they save.
 
-    The others are the findings of all other rules, and those of general rules that save more. A finding is dropped if
-    its share of the step that remains without the others' causes, by replay, is less than EXPLAINED of its share now.
+    The others are the findings of rules that are less general, and those of equally general ones that save more. A
+    finding is dropped if without the others' causes, by replay, its share of the step is less than EXPLAINED of what it
+    is now.
     """
-    general = {rule.id for rule in RULES if rule.beneath}
+    general = {rule.id: rule.beneath for rule in RULES if rule.beneath}
     kept = [finding for finding in findings if finding.rule not in general]
-    beneath = sorted((finding for finding in findings if finding.rule in general), key=lambda finding: finding.rank)
+    beneath = [finding for finding in findings if finding.rule in general]
+    beneath.sort(key=lambda finding: (general[finding.rule], finding.rank))
     for finding in beneath[:MOST_GENERAL]:
         others = [other for other in kept if other.change is not None and other.saving_ns_per_step > 0]
         share = finding.saving_share

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.input_pipeline import Batches, Load, batches, input_table
-from stepscope.diagnosis.finding import Figure, Location
+from stepscope.diagnosis.finding import Figure, Location, Remedy
 from stepscope.diagnosis.view import View
 from stepscope.trace import Window
 from stepscope.trace.naming import LOADER_START, cause_of_name
@@ -19,6 +19,14 @@ CARRIES_MOST: Final = 0.5
 """Share of the time to make a batch above which a function counts as the slow one."""
 NEARLY_ALL: Final = 0.8
 """Workers that remove at least this share of the waits are the remedy; otherwise the function is."""
+_BEGUN: Final = 0.5
+"""Share of the batches that come from a new iterator, from which the program makes one for each batch."""
+KEPT_ITERATOR: Final = Remedy(
+    "The program makes a new iterator of the loader for each batch, which shuffles anew and starts workers, if "
+    "there are any: make one before the loop and take the next batch from it. More workers would make it slower.",
+    "batches = iter(loader)                   # once, before the loop\n"
+    "batch = next(batches)                    # in the step, instead of next(iter(loader))",
+)
 _AS_FAST: Final = 1.05
 """Workers keep up if a step takes at most this many times its computation."""
 
@@ -65,6 +73,12 @@ class Loading:
         waits = self.waits["wait_ns"].to_numpy()
         return int(np.minimum(waits, np.median(waits)).sum()) if len(waits) else 0
 
+    @property
+    def is_begun_anew(self) -> bool:
+        """Whether most batches are the first of a new iterator, although the loader has more."""
+        made, batches = (self.loader.iterators, self.loader.batches) if self.loader is not None else (None, None)
+        return bool(made and self.calls and batches != 1 and made >= _BEGUN * self.calls)
+
     def saved_ns(self, view: View, workers: int, cheaper_ns: float = 0.0) -> int:
         """Time the span would lose with this number of workers, or with batches cheaper by `cheaper_ns` a step.
 
@@ -102,7 +116,6 @@ def loading_of(view: View) -> Loading:
     wait_ns = int(pieces["duration_ns"].sum())
     if view.device is not None:
         wait_ns += _refill_ns(view, pieces)
-        wait_ns += _unseen_ns(view, marks, wait_ns)
     usable = view.program.process.get("usable_processors")
     processors = usable if isinstance(usable, int) and usable > 0 else None
     loader = max(view.program.loaders, key=lambda each: each.workers or 0, default=None)
@@ -125,17 +138,6 @@ def _refill_ns(view: View, pieces: pl.DataFrame) -> int:
     others = view.pieces.filter((pl.col("cause") != "input") & pl.col("trigger_launch").is_null())
     after = others.join(waits, on="gap").filter(pl.col("start_ns") > pl.col("begin"))
     return int(after["duration_ns"].sum())
-
-
-def _unseen_ns(view: View, marks: pl.DataFrame, wait_ns: int) -> int:
-    """Estimated wait of the device for batches before its first work, when the trace does not show idle time.
-
-    The mean of the other batches' waits for each, but no longer than the span until the first work.
-    """
-    unseen = marks.filter(pl.col("start_ns") + pl.col("duration_ns") <= view.first_work_ns).height
-    if unseen in (0, marks.height):
-        return 0
-    return min(wait_ns * unseen // (marks.height - unseen), view.first_work_ns - view.span.start_ns)
 
 
 def _waits(pieces: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:

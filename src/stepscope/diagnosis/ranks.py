@@ -56,7 +56,7 @@ class RankRecord:
 def rank_record(trace: Trace, view: View | None = None) -> RankRecord:
     """Extract what `across_ranks` needs from one trace, without its tables."""
     view = view or View(trace)
-    found = collectives(trace, device=view.device, window=view.device_span)
+    found = collectives(trace, device=view.device, window=view.window)
     numbers = view.steps["index"].to_numpy()
     step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
     number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)
@@ -138,7 +138,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
         saved,
         share,
         "how much later it comes to each collective than the rank before it, as far as the others only communicate",
-        "medium",
+        "low",
         Evidence(
             (
                 Figure("share of the step that ranks wait for the last one", share, "share", limit),

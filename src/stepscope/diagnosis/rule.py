@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+from stepscope.analysis.idle import clipped
 from stepscope.diagnosis.finding import (
     Confidence,
     Evidence,
@@ -20,7 +21,7 @@ from stepscope.diagnosis.finding import (
     RuleResult,
     Severity,
 )
-from stepscope.diagnosis.view import Framework, View, clipped, rows_of, tally_figures
+from stepscope.diagnosis.view import Framework, View, rows_of, tally_figures
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 
@@ -43,6 +44,8 @@ __all__ = [
 ]
 PartName: TypeAlias = Literal["steps", "lines", "operators", "shapes", "types", "messages", "memory", "grids"]
 """A part that a recording may lack; see `stepscope.diagnosis.parts`."""
+_MORE = 1.2
+"""Times the cost above which a replay's saving needs a word of explanation, and is less sure."""
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
 
@@ -136,7 +139,8 @@ class Rule:
         needs: parts of a recording without which the rule cannot run.
         replaces: rules whose cause this one explains more precisely.
         remedies: remedies for frameworks other than PyTorch on a GPU, used instead of the one from `check`.
-        beneath: whether its findings count only as far as other rules' findings do not explain their time.
+        beneath: 0, or for a general rule a higher number the less its evidence says: its findings count only as far as
+            those of rules with lower numbers do not explain their time.
     """
 
     id: str
@@ -146,7 +150,7 @@ class Rule:
     needs: tuple[PartName, ...] = ()
     replaces: tuple[str, ...] = ()
     remedies: Mapping[Framework, Remedy] = field(default_factory=dict)
-    beneath: bool = False
+    beneath: int = 0
 
     @property
     def page(self) -> str:
@@ -175,6 +179,10 @@ class Rule:
     def _finding(self, found: Found, view: View, limits: Limits) -> Finding:
         saving_ns, change = view.saving_ns(found.cost_ns, found.change)
         share = saving_ns / view.step_ns
+        basis, confidence = found.basis, found.confidence
+        if saving_ns > _MORE * view.per_step(found.cost_ns):
+            basis += "; more than that, because what waits behind it starts earlier"
+            confidence = "medium" if confidence == "high" else confidence
         figures = list(found.figures)
         if found.severity is None and found.share_at is not None:
             weighed_ns = found.cost_ns if found.weighed_ns is None else found.weighed_ns
@@ -188,8 +196,8 @@ class Rule:
             found.severity or severity(share),
             saving_ns,
             share,
-            found.basis,
-            found.confidence,
+            basis,
+            confidence,
             Evidence(tuple(figures), tuple(found.intervals)),
             remedy,
             found.where,

@@ -13,17 +13,16 @@ import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import HOST_SCHEMA, TABLES, host_time
-from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.places import Place, line_places, merged, places
 from stepscope.analysis.rows import at, inside, outermost
 from stepscope.analysis.step_view import StepView
-from stepscope.analysis.steps import StepSummary, are_of_a_device, step_summary
+from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
-from stepscope.trace import Trace, Window
+from stepscope.trace import Trace
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows
@@ -31,6 +30,7 @@ from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.run_counts import RunCounts, Tally, Trigger
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
+from stepscope.whatif.changes import together, without_cause
 
 Framework: TypeAlias = Literal["jax", "torch_xla", "hpu"]
 """Frameworks other than PyTorch on a GPU or CPU; "hpu" is PyTorch on Intel Gaudi."""
@@ -39,7 +39,7 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
     "jax": r"^PjitFunction|^jit\(|\bjit_\w|(?:^|/)jax/|backend_compile|^\$?(?:pjit|api|pxla|dispatch)\.py[:(]",
 }
 """Patterns of names that only this framework records; the first framework that matches is used."""
-_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|\bbackward\b"
+_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
 MOST_PLACES = 20
 """Maximum number of operators' places that are merged with the lines of the remaining time."""
 MOST_TRIGGERS = 3
@@ -82,13 +82,14 @@ class View(StepView):
         return Experiment(self)
 
     @cached_property
-    def _unrecorded(self) -> tuple[Graph, float]:
-        """The graph for replays, without page faults caused by recording, and its step in nanoseconds."""
+    def _typical(self) -> tuple[Graph, float]:
+        """The graph for replays, without what happens once or only while recording, and its step in nanoseconds."""
         experiment = self.experiment
-        change = without_recorded_faults(experiment)
-        if change is None:
+        changes = [without_recorded_faults(experiment), without_cause("once") if self.once_ns else None]
+        known = [change for change in changes if change is not None]
+        if not known:
             return experiment.graph, experiment.measured_ns / experiment.step_count
-        graph = change(experiment, experiment.graph)
+        graph = together(*known)(experiment, experiment.graph)
         return graph, experiment.run(graph).step_ns
 
     def saved_ns(self, change: Change) -> int:
@@ -97,7 +98,7 @@ class View(StepView):
         If the recording slowed the steps in a known way, the replay leaves that out, and its relative saving is
         applied to the recorded step.
         """
-        graph, before = self._unrecorded
+        graph, before = self._typical
         after = self.experiment.run(change(self.experiment, graph)).step_ns
         return min(max(round((1 - after / before) * self.step_ns), 0), self.step_ns)
 
@@ -156,23 +157,15 @@ class View(StepView):
         """The words "in each step", or "in the recording" without steps."""
         return "in each step" if self.complete_steps.height else "in the recording"
 
-    @cached_property
-    def first_work_ns(self) -> int:
-        """Start of the device's first work in the trace; the device must have worked."""
-        return int(np.min(self.trace.device_work.filter(pl.col("device") == self.device)["start_ns"].to_numpy()))
-
-    @cached_property
-    def device_span(self) -> Window:
-        """The span, extended to the end of the device work that was launched in it, because the host runs ahead."""
-        ends = (self.work["start_ns"] + self.work["duration_ns"]).to_numpy()
-        return Window(self.span.start_ns, max(self.span.end_ns, int(ends.max(initial=0))))
-
-    @cached_property
+    @property
     def length_ns(self) -> int:
-        """Duration of the steps: on the host, or on a device that is still working when the host is done."""
-        starts = self.work["start_ns"].to_numpy()
-        first = int(starts.min(initial=self.device_span.end_ns))
-        return max(self.span.duration_ns, self.device_span.end_ns - first, 1)
+        """Duration of the steps, without what happens once; at least 1."""
+        return max(self.window.duration_ns - self.once_ns, 1)
+
+    @cached_property
+    def once_ns(self) -> int:
+        """Time of the steps that went to what happens once, while the device was idle."""
+        return int(self.pieces_of("once")["duration_ns"].sum())
 
     @cached_property
     def step_ns(self) -> int:
@@ -180,13 +173,8 @@ class View(StepView):
         return max(self.length_ns // self.step_count, 1)
 
     @cached_property
-    def idle(self) -> pl.DataFrame:
-        """Idle pieces of every device over its window."""
-        return idle_time(self.trace, activity=self.activity)
-
-    @cached_property
     def pieces(self) -> pl.DataFrame:
-        """The time in the span that findings explain: idle pieces of `device`, or without a device the main thread's
+        """The time of the steps that findings explain: idle pieces of `device`, or without a device the main thread's
         time.
 
         Columns gap, start_ns, duration_ns, cause, trigger_launch, lane, launch, as in `idle_time`, and slice, the
@@ -194,7 +182,7 @@ class View(StepView):
         """
         if self.device is None:
             return self.host_pieces
-        return self._with_slices(clipped(self.idle.filter(pl.col("device") == self.device), self.device_span))
+        return self._with_slices(self.idle_in_steps.filter(pl.col("device") == self.device))
 
     @cached_property
     def host_pieces(self) -> pl.DataFrame:
@@ -304,21 +292,11 @@ class View(StepView):
         idle = self.pieces.filter(pl.col("launch").is_in(launched.implode()))
         return device + int(idle["duration_ns"].sum())
 
-    @cached_property
-    def work(self) -> pl.DataFrame:
-        """Device work that was launched in the span (or ran in it, if its launch is unknown), with `row`."""
-        calls = self.trace.launches.select(launch_start_ns="start_ns").with_row_index("launch")
-        rows = self.trace.device_work.with_row_index("row").filter(pl.col("device") == pl.lit(self.device, pl.String))
-        rows = rows.join(calls, on="launch", how="left", maintain_order="left")
-        own = are_of_a_device(self.trace, self.steps)
-        time = pl.col("start_ns") if own else pl.coalesce("launch_start_ns", "start_ns")
-        return rows.filter(time.is_between(self.span.start_ns, self.span.end_ns, closed="left"))
-
     def exposed_ns(self, kinds: tuple[str, ...]) -> int:
         """Time in the span when the device ran these kinds of work and no computation."""
         mine = self.trace.device_work.filter(pl.col("device") == pl.lit(self.device, pl.String))
-        wanted = busy_intervals(mine.filter(pl.col("kind").is_in(kinds)), self.device_span)
-        compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), self.device_span)
+        wanted = busy_intervals(mine.filter(pl.col("kind").is_in(kinds)), self.window)
+        compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), self.window)
         return wanted.total_ns - wanted.overlap_ns(compute)
 
     def per_step(self, ns: int | float) -> int:
@@ -422,13 +400,6 @@ class View(StepView):
     def share_figure(self, name: str, ns: float) -> Figure:
         """A cost over the span as a share of the steps' time; the figure's name is "share of the step" and `name`."""
         return Figure(f"share of the {self.period} {name}", self.share(ns), "share")
-
-
-def clipped(pieces: pl.DataFrame, window: Window) -> pl.DataFrame:
-    """The pieces of time inside the window, cut at its ends."""
-    start = pl.col("start_ns").clip(lower_bound=window.start_ns)
-    end = (pl.col("start_ns") + pl.col("duration_ns")).clip(upper_bound=window.end_ns)
-    return pieces.with_columns(start_ns=start, duration_ns=end - start).filter(pl.col("duration_ns") > 0)
 
 
 def framework_of(trace: Trace) -> Framework | None:

@@ -89,7 +89,7 @@ class BoostedTrees:
             which = f"trees {prefix.rstrip('._')}".rstrip()
             raise StepscopeError(f"the {which} look at {looked_at} features of rows that have {width:g}: {_BROKEN}")
         leaf = features < 0
-        before = np.cumsum(~leaf) - ~leaf  # inner nodes before each node
+        before: npt.NDArray[np.int64] = np.cumsum(~leaf) - ~leaf  # inner nodes before each node
         tree = np.repeat(np.arange(len(roots)), np.diff(roots, append=len(features)))
         left = np.where(leaf, np.arange(len(features)), roots[tree] + 1 + 2 * (before - before[roots][tree]))
         thresholds, values = np.full(len(features), np.inf), np.zeros(len(features))

@@ -31,6 +31,7 @@ from stepscope.record.run_process import (
     optimizer_exists,
 )
 from stepscope.record.step_times import TIMED_S, TIMED_STEPS, StepTimes, mark
+from stepscope.record.values import value_look
 
 if TYPE_CHECKING:
     from stepscope.record.energy import EnergyMeter
@@ -41,6 +42,8 @@ MOST_WARMUP_STEPS: Final = 10
 """Warm-up lasts at least WARMUP_STEPS, then until WARMUP_S have passed or this many steps; with several ranks, this
 many.
 """
+LOOK_AFTER_STEPS: Final = 2
+"""Steps before those whose values are looked at."""
 LONG_WARMUP_S: Final = 60.0
 """If two steps take this long, the program is warm after them."""
 _LONGEST_STEP_S: Final = 60.0
@@ -117,6 +120,8 @@ class FirstRecording:
         self._waits_for_optimizer: bool | None = None
         self._handle: CaptureHandle | None = None
         self._result: CaptureResult | None = None  # the last capture that was reported
+        self._look = value_look()
+        self._looks = options.record.lines
         self._captured = (0, 0.0)  # step and time at the end of the capture
 
     @property
@@ -140,7 +145,11 @@ class FirstRecording:
             self._helpers.begin()
             if self._options.serve and not self._controller.stays:
                 self._serve()
+        self._look.border()
+        if self.phase is Phase.WARMING_UP and self._counted == LOOK_AFTER_STEPS and self._looks:
+            self._look.start()
         if self.phase is Phase.WARMING_UP and self._is_warm(now):
+            self._look.stop()
             if is_helper():
                 self.let_go()
             else:
@@ -185,6 +194,7 @@ class FirstRecording:
 
     def let_go(self) -> None:
         """Remove the hooks from torch and jax and stop counting steps."""
+        self._look.stop()
         self._hooks.remove()
         self._controller.listener = None
 
@@ -290,7 +300,7 @@ class FirstRecording:
 
     def _is_recorded(self) -> bool | None:
         """Whether the step that begins is recorded; None if a profiler exists but is not recording."""
-        if self._controller.others.active():
+        if self._controller.others.active() or not self._look.is_over:
             return None
         if self._controller.is_recording:
             return True

@@ -9,6 +9,7 @@ everything.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
@@ -24,7 +26,9 @@ from stepscope.trace.naming import UserCode
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, Location, ThreadLines
 
 CallNotes = list[Any]
-"""Flat list of time and module; None instead of a module marks the end of a call."""
+"""Flat list of time and module; None instead of a module marks the end of a call. The time of a call in evaluation mode
+is negative.
+"""
 
 _COMPILED: Final = "_orig_mod"
 
@@ -36,14 +40,35 @@ def call_code() -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-def named_calls(threads: Sequence[CallNotes]) -> tuple[list[str], list[tuple[array[int], array[int]]]]:
-    """Return the modules' names, and for each thread times and module numbers, MODULE_LEFT for the end of a call.
+@dataclass(frozen=True, slots=True)
+class NamedCalls:
+    """Calls of modules.
+
+    Attributes:
+        names: of the modules; a module that was called in both modes is listed twice.
+        evaluating: indices of the names that stand for calls in evaluation mode.
+        threads: of each thread the times, and the indices of the names, MODULE_LEFT for the end of a call.
+    """
+
+    names: list[str]
+    evaluating: list[int]
+    threads: list[tuple[array[int], array[int]]]
+
+
+def call_time(module: Any) -> int:
+    """Return the time for the note of a call that begins."""
+    training = getattr(module, "__dict__", {}).get("training")
+    return -time.time_ns() if training is False else time.time_ns()
+
+
+def named_calls(threads: Sequence[CallNotes]) -> NamedCalls:
+    """Name the modules of noted calls.
 
     A module is named by the class of the outermost called module followed by its qualified name in that module; several
     outermost modules of one class are numbered.
     """
-    names = _names_in_roots(_roots(threads))
-    numbers: dict[str, int] = {}
+    names = names_in_roots(_roots(threads))
+    numbers: dict[tuple[str, bool], int] = {}
     result = []
     for notes in threads:
         times, modules = array("q"), array("i")
@@ -57,11 +82,12 @@ def named_calls(threads: Sequence[CallNotes]) -> tuple[list[str], list[tuple[arr
             else:
                 name = names.get(id(module)) or ".".join([*around[-1:], type(module).__name__])
                 around.append(name)
-                number = numbers.setdefault(name, len(numbers))
-            times.append(time_ns)
+                number = numbers.setdefault((name, time_ns < 0), len(numbers))
+            times.append(abs(time_ns))
             modules.append(number)
         result.append((times, modules))
-    return list(numbers), result
+    evaluating = [number for (_, evaluates), number in numbers.items() if evaluates]
+    return NamedCalls([name for name, _ in numbers], evaluating, result)
 
 
 def _roots(threads: Iterable[CallNotes]) -> list[Any]:
@@ -76,7 +102,7 @@ def _roots(threads: Iterable[CallNotes]) -> list[Any]:
     return list(found.values())
 
 
-def _names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
+def names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
     """Map the id of every module inside these roots to its name; for nested roots, the outer one names it."""
     inside = [(root, dict(root.named_modules())) for root in roots]
     names: dict[int, str] = {}
@@ -92,6 +118,28 @@ def _names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
             parts = [part for part in name.split(".") if part and part != _COMPILED]
             names.setdefault(id(module), ".".join([label, *parts]))
     return names
+
+
+def untrained_modules(roots: Sequence[Any]) -> tuple[str, ...]:
+    """Return the paths of modules inside these roots whose own parameters get gradients and are in no optimizer.
+
+    Roots without any parameter in an optimizer are left out: theirs may be copies, or updated by hand.
+    """
+    optimizer: Any = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
+    if optimizer is None:
+        return ()
+    living = [each for each in gc.get_objects() if issubclass(type(each), optimizer)]
+    updated = {id(one) for each in living for group in each.param_groups for one in group["params"]}
+    names = names_in_roots(roots)
+    found: dict[str, None] = {}
+    for root in roots:
+        if not any(id(one) in updated for one in root.parameters()):
+            continue
+        for module in root.modules():
+            own = [one for one in vars(module)["_parameters"].values() if one is not None and one.requires_grad]
+            if own and not any(id(one) in updated for one in own) and id(module) in names:
+                found[names[id(module)]] = None
+    return tuple(found)
 
 
 MOST_NOTES: Final = 3_000_000
@@ -138,6 +186,13 @@ class _UserFiles(dict[str, bool]):
 
 
 _is_user = _UserFiles()
+
+
+def is_users(file: str) -> bool:
+    """Whether a code object's file is the user's."""
+    return _is_user[file]
+
+
 _TRACE: Final = "record.lines.Tracing"
 _MONITOR: Final = "record.lines.Monitoring"
 guard.INLINE.update((_TRACE, _MONITOR))
@@ -154,7 +209,7 @@ def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
     return None, None
 
 
-def _hide_from_compiler(*functions: Callable[..., Any]) -> None:
+def hide_from_compiler(*functions: Callable[..., Any]) -> None:
     """Keep torch.compile, if it is used, from compiling these functions and what they call, which run at every line."""
     evaluation: Any = sys.modules.get("torch._dynamo.eval_frame")
     types: Any = sys.modules.get("torch._dynamo.types")
@@ -283,7 +338,7 @@ class Tracing:
             try:
                 code = frame.f_code
                 if code is module_call and self._is_on and len(calls) < most:
-                    note_call((now(), frame.f_locals.get("self")))
+                    note_call((call_time(module := frame.f_locals.get("self")), module))
                     frame.f_trace_lines = False
                     return on_module
                 if not is_user[code.co_filename] or busy.get(code, 0) > 1:
@@ -300,7 +355,7 @@ class Tracing:
             except BaseException as error:
                 return guard.caught(error, _TRACE)
 
-        _hide_from_compiler(on_call, on_line, on_module, self._begin_thread)
+        hide_from_compiler(on_call, on_line, on_module, self._begin_thread)
         return on_call, on_line
 
 
@@ -358,7 +413,7 @@ class Monitoring:
                 here.note((now(), code, code.co_firstlineno))
 
         callbacks = (on_line, self._returned, self._returned, self._resumed, self._started, self._unwound)
-        _hide_from_compiler(*callbacks)
+        hide_from_compiler(*callbacks)
         for event, function in zip(self._events(), callbacks, strict=True):
             api.register_callback(self._tool, event, function)
         self._watch_running()
@@ -391,7 +446,8 @@ class Monitoring:
     @guard.inline(_MONITOR)
     def _started(self, code: CodeType, offset: int) -> Any:
         if code is self._module_call:
-            self._here.note_call((time.time_ns(), sys._getframe(_CALLER).f_locals.get("self")))
+            module = sys._getframe(_CALLER).f_locals.get("self")
+            self._here.note_call((call_time(module), module))
             return None
         if code in self._busy:
             self._here.note((time.time_ns(), code, code.co_firstlineno))
@@ -447,10 +503,12 @@ class LineTracker:
 
     Attributes:
         problem: why lines were not recorded, or not to the end; None if they were.
+        untrained: paths of the modules that were called whose parameters get gradients and are in no optimizer.
     """
 
     def __init__(self) -> None:
         self.problem: str | None = None
+        self.untrained: tuple[str, ...] = ()
         self._watch: Watch | None = None
         self._start_unix_ns = 0
         self._end_unix_ns = 0
@@ -484,9 +542,9 @@ class LineTracker:
         if watch.gave_up_unix_ns:
             self.problem = self.problem or "source lines were recorded only in part: the steps run too many of them"
         places = _Places()
-        modules, calls = self._module_calls(watch)
+        calls = self._module_calls(watch)
         threads = []
-        for (thread, notes, _), (call_times, called) in zip(watch.threads, calls, strict=True):
+        for (thread, notes, _), (call_times, called) in zip(watch.threads, calls.threads, strict=True):
             kept = len(notes) - len(notes) % STRIDE
             indices = array("i", map(places.index, notes[1:kept:STRIDE], notes[2:kept:STRIDE]))
             times = array("q", notes[0:kept:STRIDE])
@@ -498,14 +556,17 @@ class LineTracker:
             locations=places.locations,
             threads=threads,
             problem=self.problem,
-            modules=modules,
+            modules=calls.names,
+            evaluating=calls.evaluating,
         )
 
-    def _module_calls(self, watch: Watch) -> tuple[list[str], list[tuple[array[int], array[int]]]]:
+    def _module_calls(self, watch: Watch) -> NamedCalls:
+        with guard.attempt():
+            self.untrained = untrained_modules(_roots([calls for _, _, calls in watch.threads]))
         with guard.attempt() as naming:  # names come from the program's own modules, whose methods may do anything
             return named_calls([calls for _, _, calls in watch.threads])
         self.problem = self.problem or f"calls of modules could not be named: {guard.sentence(naming.error)}"
-        return [], [(array("q"), array("i")) for _ in watch.threads]
+        return NamedCalls([], [], [(array("q"), array("i")) for _ in watch.threads])
 
 
 def _bytes(values: array[int]) -> bytes:

@@ -25,7 +25,8 @@ from stepscope.record.counters import WarmUp
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
-from stepscope.record.source_loops import loops_of_files
+from stepscope.record.source_facts import source_facts
+from stepscope.record.values import value_look
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
 
 _COPY_BYTES: Final = 1 << 20
@@ -223,8 +224,9 @@ class Recorder(ProfilerRecording):
             if self._profiler is None:
                 raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
             if self._lines is not None:
-                self._line_records, self._lines = self._lines.records(), None
-                self._facts = _with_loops(self._facts, self._line_records)
+                lines, self._lines = self._lines, None
+                self._line_records = lines.records()
+                self._facts = _with_source(self._facts, self._line_records, lines.untrained)
             try:
                 private_folder(path.parent, tighten=False)
                 write_lines(self._line_records, path)
@@ -302,12 +304,20 @@ class Recorder(ProfilerRecording):
             self._give_profiler_back()
 
 
-def _with_loops(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:
-    """Add the loops of the source files of the recorded lines."""
+def _with_source(
+    facts: ProgramFacts | None, lines: LineRecords | None, untrained: tuple[str, ...]
+) -> ProgramFacts | None:
+    """Add which modules no optimizer trains, what the recorded lines' source says, and which values were equal before.
+
+    Of the bindings only those of names with hashed values are kept.
+    """
     if facts is None or lines is None:
         return facts
-    loops = guard.attempted(lambda: loops_of_files(place.file for place in lines.locations))
-    return msgspec.structs.replace(facts, loops=loops or ())
+    values = guard.attempted(value_look().facts) or ()
+    loops, bindings = guard.attempted(lambda: source_facts(place.file for place in lines.locations)) or ((), ())
+    wanted = {(each.file, each.line, each.name) for each in values}
+    kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
+    return msgspec.structs.replace(facts, untrained=untrained, loops=loops, bindings=kept, values=values)
 
 
 def profiler_is_active() -> bool:

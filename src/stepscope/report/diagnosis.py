@@ -8,7 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.analysis.telemetry import TelemetryPicture
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
+from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, StepTime, Unreadable
 from stepscope.diagnosis.finding import Figure, Finding, Location
 from stepscope.report.document import (
     Block,
@@ -37,15 +37,17 @@ from stepscope.report.places import glances
 from stepscope.report.trace_report import TraceReport
 from stepscope.report.words.common import file_name, warning_sentence
 from stepscope.report.words.diagnosis import (
-    about_sentence,
     afterwards_sentence,
     basis_sentence,
+    busiest_device,
     causes_of,
     device_table,
     diff_text,
+    exceptional_sentences,
     headline,
     hidden_sentence,
     idle_share,
+    line_sentences,
     nothing_sentence,
     rank_name,
     rank_table,
@@ -59,7 +61,6 @@ from stepscope.report.words.diagnosis import (
     unreadable_heading,
     unreadable_sentences,
     whole,
-    worst_device,
 )
 
 MAXIMUM_BARS: Final = 300
@@ -162,8 +163,9 @@ def _summary(diagnosis: Diagnosis) -> Iterator[Block]:
     facts.append(metadata.host or "")
     yield from texts(metadata.path, " · ".join(filter(None, facts)), style="muted", only="page")
     yield Text(headline(diagnosis), "headline")
+    yield from texts(*exceptional_sentences(diagnosis))
     yield Drawing("tiles", {"tiles": _tiles(diagnosis)})
-    yield from (Drawing("bar", _device(device)) for device in diagnosis.devices)
+    yield from (Drawing("bar", _device(device)) for device in diagnosis.shown[0])
 
 
 def _tiles(diagnosis: Diagnosis) -> list[dict[str, str]]:
@@ -172,13 +174,13 @@ def _tiles(diagnosis: Diagnosis) -> list[dict[str, str]]:
     how += ", inferred from what repeats" if diagnosis.step_source == "inferred" else ""
     label = "Step" if stepped else "Recorded"
     tiles = [_tile(label, duration(diagnosis.step_ns), how if stepped else "no steps were found")]
-    device = worst_device(diagnosis)
+    device = busiest_device(diagnosis)
     if device is not None:
         window = max(device.window_ns, 1)
         busy, name = f"{duration(device.busy_ns)} of {duration(device.window_ns)}", f"Device {device.device}"
         several = len(diagnosis.devices) > 1
         tiles.append(_tile(f"{name} busy" if several else "Device busy", share(device.busy_ns / window), busy))
-        idle = f"{name} idle, the most" if several else "Device idle"
+        idle = f"{name} idle" if several else "Device idle"
         tiles.append(_tile(idle, share(device.idle_ns / window), duration(device.idle_ns)))
     best = max(diagnosis.findings, key=lambda finding: finding.saving_ns_per_step, default=None)
     if best is not None and best.saving_ns_per_step > 0:
@@ -221,7 +223,6 @@ def _findings(report: TraceReport, key: str) -> Iterator[Block]:
     if not diagnosis.findings:
         open_questions = diagnosis.not_answered and " What the trace cannot answer stands below, with how to record it."
         yield Text(f"{nothing_sentence(diagnosis)}{open_questions or ''}")
-    yield from texts(about_sentence(diagnosis))
     for number, finding in enumerate(diagnosis.findings, start=1):
         yield _finding(number, finding, diagnosis, report, key)
     together = texts(together_sentence(diagnosis), style="together")
@@ -229,6 +230,7 @@ def _findings(report: TraceReport, key: str) -> Iterator[Block]:
         yield Text("Savings overlap: they do not add up.", "muted", "page")
     yield from section_if("", *together, *texts(afterwards_sentence(diagnosis)), is_quiet=True)
     yield from texts(hidden_sentence(diagnosis), style="muted")
+    yield from section_if("Costly lines without a finding", *_items(line_sentences(diagnosis)))
 
 
 def _finding(number: int, finding: Finding, diagnosis: Diagnosis, report: TraceReport | None, key: str) -> FindingBlock:
@@ -283,10 +285,11 @@ def _picture(report: TraceReport, key: str) -> Iterator[Section]:
 def _times(diagnosis: Diagnosis, key: str) -> Iterator[Section]:
     """Why each device was idle, or without a device where the host's time went."""
     shown = shown_devices(diagnosis)
-    if len(shown) < len(diagnosis.devices):
-        yield Section(f"All {len(diagnosis.devices)} devices", (Table(device_table(diagnosis)),), only="text")
-    for number, device in enumerate(diagnosis.devices):
-        idle = causes_of(diagnosis.idle.filter(pl.col("device") == device.device))
+    devices, times, _ = diagnosis.shown
+    if len(shown) < len(devices):
+        yield Section(f"All {len(devices)} devices", (Table(device_table(diagnosis)),), only="text")
+    for number, device in enumerate(devices):
+        idle = causes_of(times.filter(pl.col("device") == device.device))
         total = f"{duration(device.idle_ns)} of {duration(device.window_ns)} ({share(idle_share(device))})"
         causes = Causes(idle, device.window_ns, device.busy_ns, f"Device {device.device}")
         only: Where = "everywhere" if device.device in shown else "off text"
@@ -401,15 +404,25 @@ def json_report(report: TraceReport) -> dict[str, Any]:
             "source": diagnosis.step_source,
             "step_ns": diagnosis.step_ns,
             "count": diagnosis.step_count,
+            "mean_ns": diagnosis.mean_step_ns,
+            "median_ns": diagnosis.median_step_ns,
+            "set_apart": diagnosis.set_apart,
             "list": diagnosis.steps,
         },
+        accounting=[_accounting(device, diagnosis) for device in diagnosis.in_steps],
+        once=diagnosis.once,
         **fields(diagnosis, "idle", "host", "operators", "operator_count", "kernels", "kernel_count"),
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
-        **fields(diagnosis, "together", "afterwards", "not_answered"),
+        **fields(diagnosis, "together", "afterwards", "lines", "not_answered"),
         **({"applied": diagnosis.applied} if diagnosis.applied else {}),
         **({} if report.energy is None else {"energy": trace_json(report.energy)}),
     )
+
+
+def _accounting(device: StepTime, diagnosis: Diagnosis) -> dict[str, Any]:
+    idle = diagnosis.idle_in_steps.filter(pl.col("device") == device.device).drop("device")
+    return {**fields(device, "device", "window", "window_ns", "busy_ns", "backlog_ns"), "idle": idle}
 
 
 def _trace_json(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -208,12 +208,13 @@ def glances(diagnosis: Diagnosis, devices: Sequence[str] | None = None) -> tuple
     Args:
         devices: only these.
     """
-    if not diagnosis.device_uses:
+    _, _, uses = diagnosis.shown
+    if not uses:
         return ()
     engines = {use.device: use for use in diagnosis.engine_uses if devices is None or use.device in devices}
     found = tuple(
         Glance(f"Device {use.device} at a glance", tuple(_device_rows(use, has_engines=use.device in engines)))
-        for use in diagnosis.device_uses
+        for use in uses
         if devices is None or use.device in devices
     )
     found += tuple(Glance(f"Engines of device {use.device}", tuple(_engine_rows(use))) for use in engines.values())

@@ -52,6 +52,10 @@ class TraceReport:
         rank = self.diagnosis.metadata.rank
         return (float("inf") if rank is None else rank, self.diagnosis.metadata.path)
 
+    def by_device(self) -> TraceReport:
+        """The same report, which shows each device's window from its first to its last work."""
+        return replace(self, diagnosis=replace(self.diagnosis, by_device=True))
+
 
 def trace_report(
     view: View, *, rules: Sequence[str] | None, top: int, minimum_share: float, is_drawn: bool

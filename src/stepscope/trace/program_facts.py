@@ -214,6 +214,47 @@ class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
     carried: tuple[str, ...] = ()
 
 
+class BindingFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A statement of the user's source that binds a name, or changes what it stands for.
+
+    Attributes:
+        function: line where the function begins; 0 outside of functions.
+        first, last: lines of the statement.
+        is_change: whether it only changes what the name stands for.
+    """
+
+    file: str = ""
+    function: int = 0
+    name: str = ""
+    first: int = 0
+    last: int = 0
+    is_change: bool = False
+
+
+class ValueFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """The hashed values of one function's result, of one of its variables when it ended, or of a module's result.
+
+    Attributes:
+        file, function: the function; empty for a module.
+        line, last: where the function begins (0 for code outside of functions) and ends.
+        name: of the variable; "" for the result.
+        module: path of the module, as in the table `modules`.
+        calls: number of values in a step.
+        distinct: number of different ones among them.
+        is_constant: whether each step had the same values in the same order.
+    """
+
+    file: str = ""
+    function: str = ""
+    line: int = 0
+    last: int = 0
+    name: str = ""
+    module: str = ""
+    calls: int = 0
+    distinct: int = 0
+    is_constant: bool = False
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -228,6 +269,8 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
         environment: environment variables that affect speed.
         start: nanoseconds since the start of the process, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
         pauses: only the long ones.
+        untrained: paths of called modules whose own parameters get gradients and are in no optimizer, of those models
+            that an optimizer updates.
     """
 
     loaders: tuple[LoaderFacts, ...] = ()
@@ -243,7 +286,10 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     pauses: tuple[PauseFacts, ...] = ()
     padding: tuple[PaddingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
+    untrained: tuple[str, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
+    bindings: tuple[BindingFacts, ...] = ()
+    values: tuple[ValueFacts, ...] = ()
 
 
 def to_json(facts: ProgramFacts) -> str:
@@ -319,6 +365,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
         process: the operating system's id of the process.
         start_unix_ns, end_unix_ns: bounds of the recording of lines.
         problem: why lines were not recorded, or not to the end.
+        evaluating: indices of those of `modules` that stand for calls in evaluation mode.
     """
 
     version: int = VERSION
@@ -329,6 +376,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
     threads: list[ThreadLines]
     problem: str | None = None
     modules: list[str] = []
+    evaluating: list[int] = []
 
 
 def lines_path(trace: str | Path) -> Path:

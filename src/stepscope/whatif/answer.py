@@ -11,12 +11,11 @@ import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import host_time
-from stepscope.analysis.idle import idle_time
 from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.operators import operator_table
 from stepscope.analysis.places import line_table, module_table, place_costs
 from stepscope.errors import UsageError
-from stepscope.trace import TraceWarning, Window
+from stepscope.trace import TraceWarning
 from stepscope.whatif.changes import scaled, together, without_cause
 from stepscope.whatif.critical_path import critical_path, resources
 from stepscope.whatif.experiment import Change, Experiment, Outcome, RankProspect
@@ -65,14 +64,9 @@ def cause_table(experiment: Experiment) -> pl.DataFrame:
 def _attributed(experiment: Experiment) -> dict[str, int]:
     if experiment.device is None:
         return _by_cause(host_time(experiment.trace, window=experiment.span, activity=experiment.activity))
+    span, idle = experiment.view.window, experiment.view.idle_in_steps
+    result = _by_cause(idle.filter(pl.col("device") == experiment.device))
     table = experiment.trace.device_work
-    ends = (table["start_ns"] + table["duration_ns"]).to_numpy()[experiment.works]
-    span = Window(experiment.span.start_ns, max(experiment.span.end_ns, int(ends.max(initial=0))))
-    idle = idle_time(experiment.trace, activity=experiment.activity).filter(pl.col("device") == experiment.device)
-    start = pl.col("start_ns").clip(lower_bound=span.start_ns)
-    end = (pl.col("start_ns") + pl.col("duration_ns")).clip(upper_bound=span.end_ns)
-    pieces = idle.with_columns(duration_ns=end - start).filter(pl.col("duration_ns") > 0)
-    result = _by_cause(pieces)
     mine = table.filter(pl.col("device") == experiment.device)
     compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), span)
     for cause, kinds in _WORK_OF.items():

@@ -56,7 +56,7 @@ Factors = npt.NDArray[np.float64]
 
 Matcher = Callable[[str], object]
 
-_BUSY: Final = ("dispatch", "compute", "optimizer", "python", "untraced", "graph_tracing", "step_marker")
+_BUSY: Final = ("dispatch", "compute", "optimizer", "python", "untraced", "graph_tracing", "step_marker", "once")
 """Causes of a thread's own work; waits inside it, for queue space or another thread, stay."""
 _LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
 _LINE: Final = re.compile(r"(?P<file>.+):(?P<line>\d{1,9})")

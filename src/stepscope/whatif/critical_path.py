@@ -87,13 +87,17 @@ class _Walker:
         experiment, done = self._experiment, self._done
         works = experiment.works
         last = int(works[np.argmax(done.work_end[works])]) if len(works) else -1
-        if experiment.device is not None and not experiment.steps.height:
+        if experiment.device is not None and experiment.view.is_on_device:
             return (int(done.work_start[works].min()), _OnDevice(last)) if last >= 0 else (0, None)
         begin, end = experiment.host_ends(done)
         if last >= 0:
             first, finish = int(done.work_start[works].min()), int(done.work_end[last])
             if finish - first > end - begin:
                 return first, _OnDevice(last)
+            if not experiment.steps.height:
+                begin = min(begin, first)
+                if finish >= end:
+                    return begin, _OnDevice(last)
         lane, moment = np.array([experiment.lane], np.int32), np.array([experiment.span.end_ns], np.int64)
         stretch = int(self._stretches.at(lane, moment)[0])
         if stretch < 0:  # no host thread was recorded: only device work remains
@@ -411,7 +415,7 @@ def _latest(experiment: Experiment, done: Replay) -> tuple[Times, _HostLatest]:
     start_late = [_NEVER] * count
     moments: tuple[list[int], list[int], list[int]] = ([], [], [])  # stretch, offset, slack
     at_end = stretches.at(np.array([experiment.lane], np.int32), np.array([experiment.span.end_ns], np.int64))[0]
-    if at_end >= 0 and experiment.steps.height:
+    if at_end >= 0 and not experiment.view.is_on_device:
         start_late[at_end] = end - (experiment.host_ends(done)[1] - int(done.stretch_start[at_end]))
         _note(moments, int(at_end), experiment.span.end_ns - int(stretches.start[at_end]),
               start_late[at_end] - int(done.stretch_start[at_end]))  # fmt: skip

@@ -15,7 +15,6 @@ from stepscope.analysis.attribution import Attribution
 from stepscope.analysis.communication import collectives, kind_of
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.step_view import StepView
-from stepscope.analysis.steps import are_of_a_device
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times, union
@@ -84,38 +83,26 @@ class Experiment:
         return build_graph(self.trace, activity=self.activity)
 
     @cached_property
-    def _device_marks_the_span(self) -> bool:
-        """Whether only the device marks the begin and end of the span."""
-        return not self.steps.height or are_of_a_device(self.trace, self.steps)
-
-    @cached_property
     def works(self) -> Rows:
-        """Device work launched in the span, or that ran in it if its launch is unknown."""
-        if self.device is None:
-            return np.zeros(0, np.int64)
-        table = self.trace.device_work
-        mine = (table["device"] == self.device).fill_null(False).to_numpy()
-        if self._device_marks_the_span:
-            start, end = table["start_ns"].to_numpy(), (table["start_ns"] + table["duration_ns"]).to_numpy()
-            return np.flatnonzero(mine & (end > self.span.start_ns) & (start < self.span.end_ns))
-        launched = self.trace.launches["start_ns"].gather(table["launch"])
-        time = pl.select(pl.coalesce(launched, table["start_ns"])).to_series()
-        inside = time.is_between(self.span.start_ns, self.span.end_ns, closed="left")
-        return np.flatnonzero(inside.to_numpy() & mine)
+        """Rows of the device work of the span."""
+        return self.view.work["row"].to_numpy().astype(np.int64)
 
     def length_ns(self, done: Replay) -> int:
-        """Length of the span in a replay: on the host, or on a device that is still working when the host is done."""
+        """Length of the span in a replay: on the host, or on a device that takes longer for its work."""
         starts, ends = done.work_start[self.works], done.work_end[self.works]
         host_start, host_end = self.host_ends(done)
         last = max(host_end, int(ends.max(initial=host_end)))
         # Work may begin earlier, but whatever then precedes the steps is not part of them.
         soonest = min(host_start, int(self.graph.works.start[self.works].min(initial=last)))
         first = max(int(starts.min(initial=last)), soonest)
+        if not self.steps.height:
+            return max(last - min(first, host_start), 1)
+        first = max(first, min(self.view.backlog_end_ns, last))
         return max(host_end - host_start, last - first, 1)
 
     def host_ends(self, done: Replay) -> tuple[int, int]:
         """Begin and end of the span on the host in a replay; on the device if nothing else marks it."""
-        if self.device is not None and self._device_marks_the_span:
+        if self.device is not None and self.view.is_on_device:
             return int(done.work_start[self.works].min()), int(done.work_end[self.works].max())
         lanes = np.full(2, self.lane, np.int32)
         start, end = done.host_times(lanes, np.array([self.span.start_ns, self.span.end_ns], np.int64)).tolist()
@@ -196,14 +183,10 @@ class Experiment:
             return f"the replay without a change differs from the measured time by {difference:.1%}"
         return None
 
-    @cached_property
+    @property
     def recorded_ns(self) -> int:
         """Measured length of the span, which the replay without a change reproduces."""
-        works = self.graph.works
-        ends = (works.start + works.duration)[self.works]
-        last = max(self.span.end_ns, int(ends.max(initial=self.span.end_ns)))
-        first = int(works.start[self.works].min(initial=last))
-        return max(self.span.duration_ns, last - first, 1)
+        return max(self.view.window.duration_ns, 1)
 
 
 Change: TypeAlias = Callable[[Experiment, Graph], Graph]

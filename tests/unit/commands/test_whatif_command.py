@@ -62,10 +62,10 @@ The host limits the step: its work is 58.0 % of the critical path, most of it in
 
 What the step would save without each cause; savings overlap
   cause                took  took share     saves  saves share
-  synchronisation    3.8 us       0.4 %  385.0 us       38.5 %
-  input            225.0 us      22.5 %  300.0 us       30.0 %
-  python           206.2 us      20.6 %  275.0 us       27.5 %
-  launch_latency    15.0 us       1.5 %   20.0 us        2.0 %
+  synchronisation    5.0 us       0.5 %  385.0 us       38.5 %
+  input            300.0 us      30.0 %  300.0 us       30.0 %
+  python           275.0 us      27.5 %  275.0 us       27.5 %
+  launch_latency    20.0 us       2.0 %   20.0 us        2.0 %
   took: the device's idle time by cause, with copies and communication that no computation hides; saves: what the replay
   without it gives
 
@@ -157,7 +157,7 @@ def test_a_recording_without_steps(tmp_path: Path, capsys: pytest.CaptureFixture
     trace = saved(tmp_path, waiting_twice(steps=1, annotated=False))
 
     assert main(["whatif", trace, "--remove", "launch_latency"]) == 0
-    assert capsys.readouterr().out.startswith("trace.json: 400.0 us recorded, without steps.\n")
+    assert capsys.readouterr().out.startswith("trace.json: 1.0 ms recorded, without steps.\n")
     assert "has no steps" in refused(capsys, trace, "--sync-every", "2")
 
 

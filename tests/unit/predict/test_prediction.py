@@ -320,8 +320,8 @@ def test_of_bare_launches_the_range_begins_where_the_host_waited() -> None:
         recording.launched(begin, begin + 10 * US, 402 * US, "copy", number + 1, **MOVE)
     found = predict_step(recording.trace(), device(2039_000))
 
-    assert found.step_ns == pytest.approx(502 * US, rel=0.01)
-    assert found.low_ns == pytest.approx(102 * US, rel=0.03)
+    assert found.step_ns == pytest.approx(512 * US, rel=0.01)
+    assert found.low_ns == pytest.approx(112 * US, rel=0.03)
     assert found.notes == (
         "launches are all that was recorded of the host: what lies between them is taken for its own work, and the "
         "range begins where it was waiting",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -97,7 +98,7 @@ def test_the_host() -> None:
 def test_reports_show_it() -> None:
     diagnosis = diagnose(a_bit_of_everything())
 
-    device, host = glances(diagnosis)
+    device, host = glances(replace(diagnosis, by_device=True))
     assert device.heading == "Device 0 at a glance"
     assert [(label, value) for label, value, _ in device.rows] == [
         ("device ratio", "55.0 %"),

@@ -63,6 +63,10 @@ _SCALES: Final = {
 }
 
 
+DEVICE_WINDOW: Final = "device"
+"""Value of --window that shows each device from its first to its last work, as other profilers do."""
+
+
 def prepare_parser(parser: CommandParser) -> None:
     """Add this command's arguments."""
     parser.add_argument(
@@ -96,7 +100,7 @@ def prepare_parser(parser: CommandParser) -> None:
     )
     add_evidence_options(parser)
     add_user_code_options(parser)
-    add_reading_options(parser)
+    add_reading_options(parser, or_device=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -111,13 +115,17 @@ def run(arguments: argparse.Namespace) -> int:
     from stepscope.commands.shared.sources import UserSources
     from stepscope.diagnosis.diffs import Diffs
 
+    by_device = arguments.window == DEVICE_WINDOW
+    if by_device:
+        arguments.window = None
     settings = dict(parsed_setting(text) for text in arguments.set)
     unreadable: list[Unreadable] = []
     files = side_files(arguments)
     several = len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])
     traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
     diffs = Diffs(UserSources(Path.cwd()).read)
-    reports = sorted((_report(arguments, trace, settings, diffs) for trace in traces), key=lambda report: report.order)
+    found = (_report(arguments, trace, settings, diffs) for trace in traces)
+    reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
     across = _across(arguments, [report.rank for report in reports if report.rank is not None])
     reports = _without_answered(reports)
     _write(arguments, reports, across, _redacted(unreadable, arguments))

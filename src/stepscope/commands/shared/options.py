@@ -53,11 +53,20 @@ def add_trace(parser: argparse.ArgumentParser, help: str = TRACE) -> None:
     parser.add_argument("trace", metavar="TRACE", help=help)
 
 
-def add_reading_options(parser: argparse.ArgumentParser) -> None:
-    """Add --window, --steps, --no-cache, --limit and --verbose."""
+def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = False) -> None:
+    """Add --window, --steps, --no-cache, --limit and --verbose.
+
+    Args:
+        or_device: say that --window takes "device", too.
+    """
     group = parser.add_argument_group("reading")
     part = group.add_mutually_exclusive_group()
-    part.add_argument("--window", metavar="START:END", help="only this stretch of the trace, such as 2s:4s or 150ms:")
+    device = (
+        "; device: all of it, but shares of each device's time from its first to its last work" if or_device else ""
+    )
+    part.add_argument(
+        "--window", metavar="START:END", help=f"only this stretch of the trace, such as 2s:4s or 150ms:{device}"
+    )
     part.add_argument("--steps", metavar="FIRST:LAST", help="only these steps, by the numbers they carry, such as 3:5")
     group.add_argument("--no-cache", action="store_true", help="read the file anew and keep nothing of it")
     group.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -11,10 +12,11 @@ import polars as pl
 
 from stepscope.analysis.attribution import SourcePlace
 from stepscope.analysis.host import TABLES
+from stepscope.analysis.idle import clipped
 from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
-from stepscope.diagnosis.view import View, clipped
+from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
 from stepscope.whatif.changes import fewer_works, joined, scaled_host_time, together
@@ -27,6 +29,11 @@ _COSTS: Final[dict[str, type[pl.DataType]]] = {
     "duration_ns": pl.Int64,
     "in_operator": pl.Boolean,
 }
+
+SHOWN: Final = 0.05
+"""Share of the steps from which a line is costly."""
+MOST_SHOWN: Final = 6
+_HALF: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,26 @@ class LineCost:
     runs: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class LineShare:
+    """A costly line that no finding explains; information, not a fault.
+
+    Attributes:
+        share: of the step on its critical path, 0 to 1.
+        backward_share: part of the line's time that is the backward of its operators, 0 to 1.
+        runs: how often a step comes to the line; None if unknown.
+        faster_share: share of the step that would be saved if the line took half the time, by a replay; 0 without one.
+    """
+
+    file: str
+    line: int
+    function: str
+    share: float
+    backward_share: float
+    runs: float | None
+    faster_share: float
+
+
 class LineCosts:
     """The cost of each line of the user's code in a view's span."""
 
@@ -62,7 +89,7 @@ class LineCosts:
             return placed
         work = view.work
         rows = work["row"].cast(pl.Int64).to_numpy()
-        busy = clipped(work.select("start_ns", "duration_ns").with_row_index("number"), view.device_span)
+        busy = clipped(work.select("start_ns", "duration_ns").with_row_index("number"), view.window)
         rows = rows[busy["number"].to_numpy()]
         computing = pl.DataFrame(
             {
@@ -121,13 +148,31 @@ class LineCosts:
             for line in mine
         )
 
-    def without(self, numbers: Rows) -> Change:
-        """The change that leaves these lines out, on the host and on the device."""
+    def scaled(self, numbers: Rows, factor: float) -> Change:
+        """The change that scales these lines' time on the host, and the number of their works on the device."""
         host = self.host.filter(pl.col("place").is_in(pl.Series(numbers, dtype=pl.Int64).implode()))
         starts = host["start_ns"].to_numpy()
         times = joined(host["lane"].to_numpy(), starts, starts + host["duration_ns"].to_numpy())
         works = np.flatnonzero(np.isin(self.view.attribution.work_place, numbers))
-        return together(scaled_host_time(*times, 0.0), fewer_works(works, 0.0))
+        return together(scaled_host_time(*times, factor), fewer_works(works, factor))
+
+    def unexplained(self, explained: Mapping[tuple[str, int], int]) -> list[LineShare]:
+        """The lines that take at least SHOWN of the steps and of which findings explain less than half.
+
+        Args:
+            explained: nanoseconds over the span that findings save, by file and line.
+        """
+        view, result = self.view, []
+        for line in self.lines[:MOST_SHOWN]:
+            place, share = line.place, view.share(line.ns)
+            if share < SHOWN or explained.get((place.file, place.line), 0) >= _HALF * line.ns:
+                continue
+            faster = 0.0
+            if view.experiment.why_not is None:
+                faster = view.saved_ns(self.scaled(np.array([line.number], np.int64), _HALF)) / view.step_ns
+            backward = line.backward_ns / max(line.ns, 1)
+            result.append(LineShare(place.file, place.line, place.function, share, backward, line.runs, faster))
+        return result
 
     def _placed(self, pieces: pl.DataFrame) -> pl.DataFrame:
         """Pieces of host time by the line of their operator, or else by the line that the thread was at."""

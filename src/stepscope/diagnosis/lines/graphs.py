@@ -9,7 +9,10 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.loops import PARAMETRISED
 from stepscope.analysis.module_paths import BACKWARD_NAME
+from stepscope.analysis.rows import at
+from stepscope.analysis.work import base_name
 from stepscope.diagnosis.view import View, rows_of
 from stepscope.trace.nesting import Rows
 
@@ -63,6 +66,51 @@ def _is_differentiated(view: View, nodes: Rows) -> bool:
     inner = view.trace.operators.filter(pl.Series(view.inside(nodes)) & pl.col("name").str.starts_with("aten::"))
     numbers = inner["sequence_number"]
     return numbers.len() > 0 and int((numbers >= 0).sum()) > _MOST * numbers.len()
+
+
+@dataclass(frozen=True, slots=True)
+class NeedlessBackward:
+    """Backward work whose gradients no optimizer uses, and that leads to nothing that one does.
+
+    Attributes:
+        modules: paths of the modules whose parameters get these gradients.
+        forward: rows of `operators` that these nodes differentiate.
+        nodes: rows of `operators`, outermost, with the gradients accumulated after them.
+    """
+
+    modules: tuple[str, ...]
+    forward: Rows
+    nodes: Rows
+
+
+def needless_backward(view: View) -> NeedlessBackward | None:
+    """Find nodes of what ran, in each step, from the first untrained module to the first operator of a trained one."""
+    attribution = view.attribution
+    untrained = np.flatnonzero([path in set(view.program.untrained) for path in attribution.modules])
+    nodes = _outermost_nodes(view).sort("lane", "start_ns")
+    source = nodes["source"].to_numpy()
+    rows = np.unique(source[source >= 0])
+    if not len(untrained) or not len(rows):
+        return None
+    names = view.trace.operators["name"].gather(rows)
+    has_parameters = np.array([base_name(name) in PARAMETRISED for name in names], np.bool_)
+    module = at(attribution.module, view.slices_of_operators(rows))
+    frozen = np.isin(module, untrained)
+    start = view.trace.operators["start_ns"].to_numpy()[rows]
+    step = np.searchsorted(view.steps["start_ns"].to_numpy(), start, side="right")
+    needless = np.zeros(len(rows), np.bool_)
+    for number in np.unique(step).tolist():
+        mine = step == number
+        begin = start[mine & frozen].min(initial=np.iinfo(np.int64).max)
+        trained = start[mine & has_parameters & ~frozen].min(initial=np.iinfo(np.int64).max)
+        needless |= mine & (start >= begin) & (start < trained)
+    if not needless.any():
+        return None
+    known = pl.Series(source >= 0)
+    mark = pl.when(known).then(pl.Series(np.isin(source, rows[needless])))
+    gone = nodes.with_columns(mark=mark).with_columns(pl.col("mark").forward_fill().over("lane")).filter("mark")
+    modules = tuple(attribution.modules[number] for number in np.unique(module[needless & frozen]).tolist())
+    return NeedlessBackward(modules, rows[needless], rows_of(gone))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +176,30 @@ def _nodes_made(view: View, calls: pl.DataFrame) -> Rows:
     made = np.where(last < len(numbers), after - numbers[np.minimum(first, len(numbers) - 1)], 0)
     result: Rows = np.where(known, np.maximum(made, 0), 0)
     return result
+
+
+def evaluations(view: View) -> pl.DataFrame:
+    """Stretches of the main thread in which models that are also trained run in evaluation mode.
+
+    From the first call in that mode to the last one before a call in training mode or a step's end.
+
+    Returns:
+        Columns module, lane, start_ns, duration_ns, calls; by time.
+    """
+    calls = outermost_calls(view)
+    trained = calls.filter(~pl.col("evaluates").fill_null(True))["name"].unique()
+    bounds = view.steps["start_ns"].to_numpy()
+    step = np.searchsorted(bounds, calls["start_ns"].to_numpy(), side="right")
+    mine = pl.col("evaluates") & pl.col("name").is_in(trained.implode())
+    calls = calls.with_columns(step=pl.Series(step, dtype=pl.Int64), mine=mine.fill_null(False))
+    runs = calls.with_columns(run=pl.struct("step", "mine").rle_id()).filter("mine")
+    end = (pl.col("start_ns") + pl.col("duration_ns")).max()
+    return (
+        runs.group_by("run", maintain_order=True)
+        .agg(pl.col("name").first().alias("module"), pl.col("lane").first(), pl.col("start_ns").min(),
+             (end - pl.col("start_ns").min()).alias("duration_ns"), pl.len().alias("calls"))
+        .drop("run")
+    )  # fmt: skip
 
 
 def inside_calls(view: View, calls: pl.DataFrame) -> Rows:

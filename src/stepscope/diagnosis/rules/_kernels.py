@@ -23,7 +23,7 @@ def decides(view: View) -> npt.NDArray[np.bool_]:
     """
     waited = (pl.col("cause") == "synchronisation") | (pl.col("trigger_launch").is_not_null() & ~pl.col("refill"))
     gaps = (
-        view.idle.filter((pl.col("device") == view.device) & (pl.col("start_ns") < view.device_span.end_ns))
+        view.idle.filter((pl.col("device") == view.device) & (pl.col("start_ns") < view.window.end_ns))
         .group_by("gap")
         .agg(
             start_ns=pl.col("start_ns").min(),
@@ -43,7 +43,7 @@ def decides(view: View) -> npt.NDArray[np.bool_]:
 def alone_share(view: View) -> float:
     """The device's busy time divided by the sum of its works' durations: below 1 if queues work at the same time."""
     total = int(view.work["duration_ns"].sum())
-    busy = busy_intervals(view.work, view.device_span).total_ns
+    busy = busy_intervals(view.work, view.window).total_ns
     return min(busy / total, 1.0) if total else 1.0
 
 

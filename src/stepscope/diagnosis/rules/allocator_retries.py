@@ -45,16 +45,17 @@ def check(view: View, limits: Limits) -> Answers:
         return
     given_back = int(calls.filter(pl.col("name").str.contains(_GIVES_BACK))["calls"].sum())
     asked = int(calls["calls"].sum()) - given_back
-    retries = min(given_back, asked) / view.step_count
+    retries = min(_between(view), asked) / view.step_count
     in_steps = _steps_with_calls(view)
     yield Found(
-        _title(view, asked, given_back),
+        _title(view, asked, given_back, is_retried=retries >= 1),
         int(waiting["duration_ns"].sum()),
         basis="idle time of the device during the driver's calls for memory",
-        confidence="high" if in_steps > 1 else "medium",
+        confidence="medium" if in_steps > 1 else "low",
         figures=[
             view.count_per_step("calls that ask for memory,", asked),
             view.count_per_step("calls that give memory back,", given_back),
+            view.count_per_step("of them before others ask for it again,", _between(view)),
             Figure(f"the host's time in them, {view.per}", int(calls["total_ns"].sum()) // view.step_count, "ns"),
             *([Figure("steps with such calls", in_steps, "count")] if view.complete_steps.height else []),
         ],
@@ -65,12 +66,19 @@ def check(view: View, limits: Limits) -> Answers:
     )
 
 
-def _title(view: View, asked: int, given_back: int) -> str:
+def _between(view: View) -> int:
+    """How often memory is given back before it is asked for again."""
+    calls = view.begin_in_span(view.trace.launches.filter(pl.col("kind") == "allocate")).sort("start_ns")
+    gives = calls["name"].str.contains(_GIVES_BACK).to_numpy()
+    asks = np.flatnonzero(~gives)
+    return int(gives[: asks[-1]].sum()) if len(asks) else 0
+
+
+def _title(view: View, asked: int, given_back: int, *, is_retried: bool) -> str:
     times = _times(view, asked or given_back)
     if not asked:
         return f"memory is given back to the driver {times}"
-    again = ", and gives memory back in between" if min(asked, given_back) >= view.step_count else ""
-    return f"the driver is asked for memory {times}{again}"
+    return f"the driver is asked for memory {times}{', and gives memory back in between' if is_retried else ''}"
 
 
 def _times(view: View, count: int) -> str:
@@ -100,7 +108,7 @@ def _remedy(view: View, calls: pl.DataFrame, retries: float) -> Remedy:
     if retries >= 1:
         return Remedy(
             f"Memory is given back and asked for again: call no {view.torch_device}.empty_cache() in the loop; "
-            "if there is none, the allocator had run out: use less memory, or let its segments grow.",
+            "if there is none, the allocator may have run out: use less memory, or let its segments grow.",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py   # and no empty_cache() in the loop",
         )
     return Remedy(

@@ -50,7 +50,7 @@ def check(view: View, limits: Limits) -> Answers:
         f"in {holding} of {view.step_count} recorded steps",
         cost,
         basis="time in checkpoints, as if they were saved outside the steps or very rarely",
-        confidence="high" if holding >= 2 else "low",
+        confidence="medium" if holding >= 2 else "low",
         figures=figures,
         intervals=view.longest(pieces, "saving or loading a checkpoint"),
         remedy=Remedy(

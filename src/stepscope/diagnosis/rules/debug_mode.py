@@ -69,7 +69,7 @@ def _anomaly(view: View, limits: Limits) -> Answers:
         f"autograd's anomaly detection is on and takes {view.percent(cost)} of the {view.period}",
         cost,
         basis="checks for NaN, and what node-making operators take longer than the same operators elsewhere",
-        confidence="high",
+        confidence="medium",
         figures=[
             Figure("autograd nodes searched for NaN", searched, "share", most),
             view.ns_per_step("searching for NaN,", searching),
@@ -132,11 +132,11 @@ def _blocking(view: View, limits: Limits) -> Answers:
         return
     named = next((name for name in view.program.environment if name.endswith("_LAUNCH_BLOCKING")), None)
     yield Found(
-        f"the host waits for each kernel it launches ({named or 'CUDA_LAUNCH_BLOCKING'}), "
+        f"the host waits for each kernel it launches{f' ({named})' if named else ''}, "
         f"which costs {view.percent(cost)} of the {view.period}",
         cost,
         basis=f"the {view.period}, less the longer of the host's time outside waiting launches and the device's work",
-        confidence="high" if named else "medium",
+        confidence="medium" if named else "low",
         figures=[
             Figure("launches that end after their kernel", share_of_long, "share", most),
             view.ns_per_step("time in waiting launches", blocked),
@@ -168,7 +168,7 @@ def _filling(view: View) -> Answers:
         f"deterministic algorithms fill every new tensor, which takes {view.percent(cost)} of the {view.period}",
         cost,
         basis="time to fill tensors that are written anyway",
-        confidence="high",
+        confidence="medium",
         figures=[view.count_per_step("tensors filled", fills.height)],
         remedy=Remedy(
             "Keep the deterministic algorithms if you need them, and leave out the filling: it only makes reads of "

@@ -30,7 +30,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Interval
-from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_work, together, without_waits_for_work
 
 _COPIES: Final = ("copy_in", "copy_out")
@@ -44,13 +44,18 @@ def check(view: View, limits: Limits) -> Answers:
     rows = rows_of(ends)
     head = int(ends.filter(pl.col("is_head"))["duration_ns"].sum())
     longest = ends.sort("duration_ns", descending=True).head(3)
-    where = "begins" if head * 2 > cost else "ends"
+    at_the_head = head * 2 > cost
+    held = ends.filter(pl.col("is_head") == at_the_head)["step"].n_unique()
+    is_each = held >= view.step_count - at_the_head  # nothing is known of what came before the first step
+    which = "each step" if is_each else f"{held} of {view.step_count} steps"
+    where = ("begin" if at_the_head else "end") + ("s" if is_each or held == 1 else "")
     yield Found(
-        f"each step {where} with copies that nothing runs beside: {view.percent(cost)} of it",
+        f"{which} {where} with copies that nothing runs beside: {view.percent(cost)} of the {view.period}",
         cost,
         basis="device time from the last computation to the end of the copies after it, and of copies before the first",
         confidence="medium",
         figures=[
+            Figure("steps with copies there", held, "count"),
             view.ns_per_step("copies at the beginning", head),
             view.ns_per_step("copies at the end", cost - head),
             *view.bytes_of("bytes copied at the ends", ends["bytes"]),
@@ -59,7 +64,7 @@ def check(view: View, limits: Limits) -> Answers:
             Interval(start, duration, "copies at the beginning" if is_head else "copies at the end")
             for start, duration, is_head in longest.select("start_ns", "duration_ns", "is_head").iter_rows()
         ],
-        remedy=_remedy(view, at_the_end=where == "ends"),
+        remedy=_remedy(view, at_the_end=not at_the_head),
         where=view.locations_of(view.slices_of_launches(ends["launch"]), ends["duration_ns"].to_numpy()),
         change=together(scaled_work(rows, 0.0), without_waits_for_work(rows)),
     )
@@ -103,7 +108,7 @@ def _ends(view: View) -> pl.DataFrame:
         ~pl.col("name").str.contains("(?i)pageable")
     )  # a separate queue would not help; exposed-copy reports these
     tail = joined.filter((pl.col("start_ns") >= pl.col("last")) & (pl.col("end_ns") <= pl.col("after")))
-    columns = ("row", "start_ns", "duration_ns", "bytes", "launch")
+    columns = ("row", "step", "start_ns", "duration_ns", "bytes", "launch")
     return pl.concat([each.select(*columns, is_head=pl.lit(each is head)) for each in (head, tail)])
 
 

@@ -96,7 +96,7 @@ def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
 
 def _computing_ns(view: View) -> int:
     mine = view.trace.device_work.filter(pl.col("device") == pl.lit(view.device, pl.String))
-    return busy_intervals(mine.filter(pl.col("kind") == "compute"), view.device_span).total_ns
+    return busy_intervals(mine.filter(pl.col("kind") == "compute"), view.window).total_ns
 
 
 def _remedy(view: View, copies: pl.DataFrame, *, are_pageable: bool) -> Remedy:

@@ -9,13 +9,13 @@ wait, which `host-synchronisation` reports.
 
 # How it is measured
 Idle time of the device (without a device: the main thread's time) inside such calls, and in Python code on the same
-lines, which prepares what is logged. `stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights &
-Biases, MLflow, rich and torchmetrics in the trace; Python frames name those and scikit-learn's metrics, CSV writers and
-files. A line that reads many values with `.item()` in a step counts as a measurement; if its function takes no part in
-the training, as with a metric, the whole function counts. The finding gives how often they run now and the number of
-steps N at which they would cost less than 1 % of the step. The saving assumes that they run every N steps. Where the
-recorder timed a step before it recorded, the overhead of recording each operator is subtracted: printing a tensor runs
-thousands of operators.
+lines, which prepares what is logged, unless the line runs modules itself, as one that prints what a trainer returns.
+`stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow, rich and torchmetrics in
+the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line that reads many values
+with `.item()` in a step counts as a measurement; if its function takes no part in the training, as with a metric, the
+whole function counts. The finding gives how often they run now and the number of steps N at which they would cost less
+than 1 % of the step. The saving assumes that they run every N steps. Where the recorder timed a step before it
+recorded, the overhead of recording each operator is subtracted: printing a tensor runs thousands of operators.
 
 # Known false positives
 Output that is only collected in a file costs less than the same output on a terminal: record in the setting you care
@@ -36,9 +36,11 @@ from collections import Counter
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
+from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.diagnosis.parts import unrecorded_ns
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._waits import every_steps, outermost_logging, reads_of_reducer
@@ -175,7 +177,7 @@ def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading
     logging = calls[around[calls] == calls]
     at = timeline.slices[np.searchsorted(timeline.times, view.activity.start[logging], side="right") - 1]
     call_at = {places[line]: call for line, call in zip(at.tolist(), logging.tolist(), strict=True) if line >= 0}
-    prepares = others["cause"].is_in(_PREPARING).to_numpy()[part]
+    prepares = others["cause"].is_in(_PREPARING).to_numpy()[part] & ~_runs_steps(view)[np.maximum(lines, 0)]
     found = [
         reading_lines.get(places[line], call_at.get(places[line], -1) if preparing else -1) if line >= 0 else -1
         for line, preparing in zip(lines.tolist(), prepares.tolist(), strict=True)
@@ -184,6 +186,17 @@ def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading
         start_ns=pl.Series(begins), duration_ns=pl.Series(ends - begins), call=pl.Series(found, dtype=pl.Int64)
     )
     return pl.concat([inside, cut.filter(pl.col("call") >= 0)])
+
+
+def _runs_steps(view: View) -> npt.NDArray[np.bool_]:
+    """For each row of `lines` whether modules are called or differentiated there: the line calls a loop that logs."""
+    nodes = view.trace.operators.filter(pl.col("name").str.contains(BACKWARD_NAME)).select("lane", "start_ns")
+    starts = pl.concat([view.trace.modules.select("lane", "start_ns"), nodes])
+    result = np.zeros(max(view.trace.lines.height, 1), np.bool_)
+    for lane, timeline in view.activity.line_timelines.items():
+        rows = timeline.at(starts.filter(pl.col("lane") == lane)["start_ns"].to_numpy())
+        result[rows[rows >= 0]] = True
+    return result
 
 
 def _kind(view: View, pieces: pl.DataFrame) -> tuple[str, str]:

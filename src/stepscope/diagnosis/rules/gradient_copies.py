@@ -41,7 +41,7 @@ def check(view: View, limits: Limits) -> Answers:
         f"{view.share(cost):.1%} of the {view.period}",
         cost,
         basis="the copies from buckets to gradients",
-        confidence="high",
+        confidence="medium",
         figures=[
             view.count_per_step("copies", len(rows)),
             *([Figure("bytes of gradients that are held twice", held, "bytes")] if held else []),

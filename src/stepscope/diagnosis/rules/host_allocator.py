@@ -68,7 +68,7 @@ def check(view: View, limits: Limits) -> Answers:
         cost,
         basis="time of the main thread in the operating system, as far as page faults explain it that unrecorded steps "
         "have too",
-        confidence="medium",
+        confidence="low",
         share_at=None,
         figures=[
             Figure(f"pages mapped {view.per}", faults, "count", least),

@@ -52,7 +52,7 @@ def check(view: View, limits: Limits) -> Answers:
         basis="time the thread was ready and not running, by the operating system's count"
         if view.device is None
         else "of the device's idle time for the host's work, the share in which the thread was ready and not running",
-        confidence="high" if view.device is None else "medium",
+        confidence="medium",
         share_at=None,
         figures=[
             limits.figure("share", share),

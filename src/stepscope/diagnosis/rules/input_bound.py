@@ -42,6 +42,7 @@ from dataclasses import replace
 from typing import Final
 
 from stepscope.diagnosis.loading import (
+    KEPT_ITERATOR,
     Costly,
     Loading,
     costly_function,
@@ -71,11 +72,12 @@ def check(view: View, limits: Limits) -> Answers:
     if not limits.reached(cost):
         return
     saving, basis, remedy = _of_workers_that_keep_up(loading) if loading.keeps_up else _advice(view, loading)
-    if loading.keeps_up and not limits.reached(saving):
+    if (loading.keeps_up or loading.is_begun_anew) and not limits.reached(saving):
         return
     waiting = "the device waits for" if view.device is not None else "the main thread spends its time on"
-    costly = None if loading.keeps_up else costly_function(view, loading)
-    library = None if loading.keeps_up or costly is not None else costly_function(view, loading, of_users=False)
+    is_making_slow = not loading.keeps_up and not loading.is_begun_anew
+    costly = costly_function(view, loading) if is_making_slow else None
+    library = None if costly is not None or not is_making_slow else costly_function(view, loading, of_users=False)
     figures = _figures(view, loading)
     if library is not None:  # the library may have a faster function
         figures += [Figure(f"share of it in {_called(library)}", library.share, "share")]
@@ -129,6 +131,13 @@ def _advice(view: View, loading: Loading) -> tuple[int, str, Remedy]:
         if view.device is not None
         else "time of the main thread inside the data loader"
     )
+    if loading.is_begun_anew:
+        made_ns = int(loading.calls * (loading.batches.clock_ns or 0.0))
+        return (
+            max(loading.wait_ns - made_ns, 0),
+            f"{waits}, less the time to make the batches themselves",
+            KEPT_ITERATOR,
+        )
     now = loading.workers
     if loading.load is None:
         return loading.wait_ns, waits, _MORE_WORKERS if now is None or now > 0 else _workers(loading, 4)

@@ -44,7 +44,6 @@ def check(view: View, limits: Limits) -> Answers:
         return
     pieces = _pieces(view)
     cost = int(pieces["duration_ns"].sum())
-    cost += _unseen_ns(view, cost)
     if not limits.reached(cost):
         return
     steps = int(pieces["launch"].n_unique())
@@ -123,19 +122,13 @@ def _uncharged(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
         pl.col("launch").alias("trigger_launch"), charged=pl.col("charged_ns") / pl.col("late_ns")
     )
     joined = pieces.join(waits, on="trigger_launch", how="left", maintain_order="left")
-    left = pl.col("duration_ns") * (1 - pl.col("charged").fill_null(0.0))
+    charged = pl.col("charged").fill_null(0.0)
+    # What the first step waited for lies before the recording: it is taken to be what the others wait for.
+    first = pl.col("begin_ns") == pl.col("begin_ns").min()
+    others = pl.col("duration_ns") * (~first)
+    usual = (charged * others).sum() / others.sum()
+    left = pl.col("duration_ns") * (1 - pl.when(first & (others.sum() > 0)).then(usual).otherwise(charged))
     return joined.with_columns(duration_ns=left.round().cast(pl.Int64)).drop("charged")
-
-
-def _unseen_ns(view: View, cost_ns: int) -> int:
-    """Estimated idle time of the device before its first work in the trace, which the trace does not show.
-
-    The mean of the other steps, but no longer than the time since the first step began.
-    """
-    begins = view.complete_steps["start_ns"].to_numpy()
-    if len(begins) < 2 or view.first_work_ns < begins[0] or view.first_work_ns >= begins[1]:
-        return 0
-    return min(cost_ns // (len(begins) - 1), view.first_work_ns - int(begins[0]))
 
 
 RULE: Final = Rule(

@@ -42,7 +42,7 @@ _FEWEST_STEPS: Final = 2
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None or view.step_count < _FEWEST_STEPS:
         return
-    found = collectives(view.trace, device=view.device, window=view.device_span).filter(
+    found = collectives(view.trace, device=view.device, window=view.window).filter(
         (pl.col("kind") != "send_receive") & pl.col("bytes").is_not_null()
     )
     alike = found.with_columns(

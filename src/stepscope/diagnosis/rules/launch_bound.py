@@ -87,7 +87,9 @@ _PYTHON: Final = Remedy(
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
-    pieces = view.pieces.select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
+    # Before the first work the host is not late: there was nothing to do. late-first-launch speaks of that.
+    later = pl.col("start_ns") >= view.work["start_ns"].min()
+    pieces = view.pieces.filter(later).select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
     host = pieces.filter(pl.col("lane").is_not_null())
     mostly_late = (
         host.group_by("gap")
@@ -205,7 +207,7 @@ RULE: Final = Rule(
     check=check,
     remedies={
         "jax": Remedy(
-            "Let one compiled function do more: the whole step, with the optimizer, or several steps at once.",
+            "Let one compiled function do more: the whole step, in training with its optimizer, or several of them.",
             "train_step = jax.jit(train_step, donate_argnums=0)\n"
             "state, losses = jax.lax.scan(train_step, state, batches)   # several steps in one call",
         ),

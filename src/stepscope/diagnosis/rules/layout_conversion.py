@@ -60,8 +60,7 @@ def check(view: View, limits: Limits) -> Answers:
         f"{view.percent(cost)} of the {view.period} goes into copies that only change the order of dimensions, "
         f"{changes:,.0f} {view.a_step}",
         cost,
-        basis="copies that undo each other, what their gradients cost beyond the forward operators, and kernels that "
-        "convert layouts",
+        basis=_basis(len(forward), len(backward), kernels.height),
         confidence="medium",
         figures=[
             Figure(f"copies that only change the order {view.per}", changes, "count"),
@@ -79,6 +78,15 @@ def check(view: View, limits: Limits) -> Answers:
             scaled_work_of(longer, left),
         ),
     )
+
+
+def _basis(forward: int, backward: int, kernels: int) -> str:
+    parts = {
+        "copies that undo each other": forward,
+        "what their gradients cost beyond the forward operators": backward,
+        "kernels that convert layouts": kernels,
+    }
+    return ", and ".join(words for words, count in parts.items() if count)
 
 
 def _remedy(view: View, explicit: bool) -> Remedy:

@@ -33,7 +33,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Interval
-from stepscope.diagnosis.loading import iterator_starts, loading_of, settings_figures
+from stepscope.diagnosis.loading import KEPT_ITERATOR, iterator_starts, loading_of, settings_figures
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View, clipped
 from stepscope.trace import Window
 from stepscope.whatif.changes import scaled_host_time
@@ -62,14 +62,16 @@ def check(view: View, limits: Limits) -> Answers:
         f"{mean_ns / 1e6:,.0f} ms each time",
         cost,
         basis="time from making an iterator to its first batch, less what workers that stay alive take for a batch",
-        confidence="high" if loader is not None else "medium",
+        confidence="medium" if loader is not None else "low",
         figures=[
             Figure("starts while steps were recorded", len(starts), "count"),
             Figure("time from a start to the first batch", mean_ns, "ns"),
             *settings_figures(loading),
         ],
         intervals=[Interval(start.start_ns, start.duration_ns, "starting workers") for start in starts[:3]],
-        remedy=Remedy(
+        remedy=KEPT_ITERATOR
+        if loading.is_begun_anew
+        else Remedy(
             "Keep the workers alive between epochs, and make the loader once, outside the loop over epochs.",
             f"loader = DataLoader(dataset, ..., num_workers={loading.workers or 4}, persistent_workers=True)\n"
             "for epoch in range(epochs):\n"

@@ -159,7 +159,7 @@ def _single(view: View, limits: Limits) -> Answers:
 
 def _tensor_core_figures(view: View) -> tuple[Figure, ...]:
     """How many of the operators that are eligible for tensor cores used them."""
-    calls = eligible_calls(view.trace, window=view.device_span).filter(pl.col("device") == view.device)
+    calls = eligible_calls(view.trace, window=view.window).filter(pl.col("device") == view.device)
     eligible = int(calls["matrix_ns"].sum())
     if not eligible:
         return ()

@@ -53,9 +53,10 @@ def check(view: View, limits: Limits) -> Answers:
     factor = _factor(memory, memory.capacity_bytes, limits["kept_free"])
     if share >= limit or view.share(waiting) < idle or waiting == 0 or factor < 2:
         return
+    least = "at least" if factor == _LARGEST_FACTOR else "about"
     yield Found(
         f"only {size_in_words(used)} of {size_in_words(memory.capacity_bytes)} are ever used, while the device "
-        f"waits {view.percent(waiting)} of the time for the host: a batch about {factor} times as large would fit",
+        f"waits {view.percent(waiting)} of the time for the host: a batch {least} {factor} times as large would fit",
         0,
         basis="a step takes no less time with a larger batch, but a sample does",
         confidence="medium",

@@ -147,6 +147,7 @@ RULE: Final = Rule(
         "stretch": Threshold(200_000, "ns", "length from which a stretch of Python counts"),
     },
     check=check,
+    beneath=2,
     replaces=("launch-bound",),
     remedies={
         "jax": Remedy(

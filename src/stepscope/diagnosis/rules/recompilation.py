@@ -171,7 +171,6 @@ def check(view: View, limits: Limits) -> Answers:
     full = _at_limit(view, limits, varying)
     pieces = view.pieces_of("compilation")
     cost = int(pieces["duration_ns"].sum())
-    cost += _unseen_ns(view, cost)
     if not limits.reached(cost):
         yield from _reported(view, limits)
         for guard in full:
@@ -302,20 +301,6 @@ def _shapes_of_regions(view: View) -> int:
     )
     first = inside.group_by("parent", maintain_order=True).agg(pl.col("name", "input_shapes").first())
     return first.select("name", "input_shapes").n_unique()
-
-
-def _unseen_ns(view: View, cost_ns: int) -> int:
-    """Estimated wait of the device for compilers before its first work in the trace, which the trace does not show.
-
-    Proportional to the later compilations, for which it waited `cost_ns`, but no longer than the time since the span
-    began.
-    """
-    if view.device is None:
-        return 0
-    starts, ends = _compiling(view)
-    length, before = ends - starts, ends <= view.first_work_ns
-    unseen, seen = int(length[before].sum()), int(length[~before].sum())
-    return min(cost_ns * unseen // seen, max(view.first_work_ns - view.span.start_ns, 0)) if seen else 0
 
 
 def _compiling(view: View) -> tuple[Times, Times]:

@@ -86,7 +86,7 @@ def check(view: View, limits: Limits) -> Answers:
     late = view.pieces.filter((pl.col("cause") == "optimizer") & pl.col("gap").is_not_null())
     late = late.join(mine, on="launch", how="semi")
     latency = view.pieces_of("launch_latency").join(mine, on="launch", how="semi")
-    kernels_ns = busy_intervals(mine, view.device_span).total_ns
+    kernels_ns = busy_intervals(mine, view.window).total_ns
     kernels_left_ns = min(_kernels_left_ns(view, mine), kernels_ns)
     saved_ns = kernels_ns - kernels_left_ns
     cost = int(late["duration_ns"].sum()) + int(latency["duration_ns"].sum()) + saved_ns
@@ -97,7 +97,7 @@ def check(view: View, limits: Limits) -> Answers:
         cost,
         basis="idle time while the optimizer was preparing and launching its work, and its kernels' time without what "
         "a fused update would still take",
-        confidence="high",
+        confidence="medium",
         share_at=1,
         figures=[
             Figure(f"launches in the optimizer {view.per}", count, "count", minimum),

@@ -60,7 +60,7 @@ def check(view: View, limits: Limits) -> Answers:
         saving,
         basis="what the waits for data would lose if the function cost nothing, its results being cached or prepared "
         "before training; half of it if it were twice as fast",
-        confidence="high",
+        confidence="medium",
         figures=[
             Figure("share of the time to make a batch", costly.share, "share", CARRIES_MOST),
             Figure("time of one call", costly.total_ns // max(costly.calls, 1), "ns"),

@@ -46,7 +46,7 @@ def check(view: View, limits: Limits) -> Answers:
         return
     fewest = limits["bytes"]
     rate = max(limits["bytes_per_second"], 1.0)
-    found = collectives(view.trace, device=view.device, window=view.device_span).filter(
+    found = collectives(view.trace, device=view.device, window=view.window).filter(
         (pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive") & (pl.col("duration_ns") > 0)
     )
     found = found.filter(pl.len().over("kind", "group", "bytes") >= ALIKE)

@@ -41,7 +41,7 @@ _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def check(view: View, limits: Limits) -> Answers:
-    found = collectives(view.trace, device=view.device, window=view.device_span).filter(
+    found = collectives(view.trace, device=view.device, window=view.window).filter(
         pl.col("kind").is_in(_REDUCTIONS) & (pl.col("duration_ns") > 0)
     )
     per_step = found.height / view.step_count

@@ -54,7 +54,7 @@ def check(view: View, limits: Limits) -> Answers:
         f"{view.percent(slept)} of the {view.period}",
         slept,
         basis="time the main thread slept within operators, by the operating system's count",
-        confidence="medium",
+        confidence="low",
         share_at=3,
         figures=[
             Figure("computing threads", threads * ranks, "count"),

@@ -46,7 +46,7 @@ def _overhead(view: View) -> Iterator[Found]:
         f"{view.percent(cost)} of the {view.period} goes to the profiler itself, which is gone without it",
         cost,
         basis="time the profiler recorded of its own work",
-        confidence="high",
+        confidence="medium",
         limit="overhead",
         remedy=Remedy("Record without stacks, shapes and memory to see the step as it is.", PROFILE.format("")),
         change=without_cause("profiler_overhead"),

@@ -91,10 +91,7 @@ def energy_of_trace(
         sampled: device energy from the run's telemetry.
     """
     names = view.trace.working_devices
-    # The window of the steps ends when the device finishes their work, as in `view.length_ns`.
-    end = view.device_span.end_ns
-    window = Window(end - view.length_ns, end)
-    devices = tuple(_device(view, name, window, settings, record, sampled) for name in names)
+    devices = tuple(_device(view, name, view.window, settings, record, sampled) for name in names)
     hosts = tuple(_hosts(view, settings, record))
     powers = next((one.powers for one in devices if one.device == view.device), None)
     host_w = sum(host.nanojoules / host.step_ns for host in hosts)

@@ -41,6 +41,7 @@ _COLOURS: Final[dict[str, tuple[str, bool]]] = {
     "launch_latency": (_SKY, True),
     "untraced": (_GREY, False),
     "profiler_overhead": (_GREY, True),
+    "once": ("#5f6670", False),
 }
 _OTHER_COLOUR: Final = ("#5f6670", True)
 _COMPUTE: Final = "#9fb9d4"

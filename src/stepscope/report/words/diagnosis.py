@@ -9,12 +9,20 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
+from stepscope.diagnosis.exceptional import Once
 from stepscope.diagnosis.finding import Finding, Remedy
+from stepscope.diagnosis.lines.costs import LineShare
 from stepscope.report.document import Cause, Place
 from stepscope.report.format import count, duration, share
 
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are merged, and closer shares count as equal."""
+_UNEVEN: Final = 0.1
+"""Share of the mean step by which the median must differ to be told beside it."""
+_SAYABLE: Final = 0.0005
+"""Share from which on a cause is more than "<0.1 %"."""
+_WORTH_SAYING: Final = 0.01
+"""Smallest share of a costly line that is mentioned."""
 _TELLING_SHARE: Final = 0.05
 """Share of a cause's time after a wait from which on it is mentioned."""
 _TOP_COLUMNS: Final = (
@@ -33,21 +41,70 @@ _MOST_DEVICES: Final = 2
 """Up to this many devices are all shown at length."""
 _MOST_DIFF_LINES: Final = 60
 """Lines of one finding's diff in a report; `stepscope diagnose --diff` writes all of it."""
+_ONCE: Final = {
+    "first launch": "in first launches, which load code",
+    "initialisation": "in initialisation",
+    "graph capture": "in capturing a graph",
+    "operator": "inside an operator before its work, perhaps to compile it",
+}
 _STEP_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats"}
 
 
 def headline(diagnosis: Diagnosis) -> str:
     """The device, the step's time, how much of it is idle, and the biggest cause, in one sentence."""
     step = _step_sentence(diagnosis)
-    device = worst_device(diagnosis)
+    device = busiest_device(diagnosis)
     if diagnosis.metadata.format == "torch_snapshot":
         return "A memory snapshot: it tells what memory was used for, and nothing of time."
     if device is None:
         return f"No device was recorded; {step}{_host_clause(diagnosis.host)}."
-    # From the device's first event to its last, including before, between and after the steps.
-    idle = f"over the recording idle {share(idle_share(device))}, busy {share(_busy_share(device))}"
-    cause = _biggest(diagnosis.idle.filter(pl.col("device") == device.device))
+    idle = f"{_over(diagnosis)}busy {share(_busy_share(device))}, idle {share(idle_share(device))}"
+    _, times, _ = diagnosis.shown
+    cause = _biggest(times.filter(pl.col("device") == device.device))
     return f"{_device_name(diagnosis, device)}: {step}, {idle}" + (f"; biggest cause: {cause}." if cause else ".")
+
+
+def _over(diagnosis: Diagnosis) -> str:
+    return "from its first to its last work " if diagnosis.by_device else ""
+
+
+def exceptional_sentences(diagnosis: Diagnosis) -> list[str]:
+    """What belongs to no typical step: what happens once, steps set apart, and a backlog of earlier work."""
+    found = [_once_sentence(diagnosis)] if diagnosis.once else []
+    if diagnosis.set_apart:
+        found.append(_set_apart_sentence(diagnosis))
+    for device in diagnosis.in_steps:
+        if device.backlog_ns >= _SMALL_SHARE * max(device.window_ns, 1):
+            backlog = f"{duration(device.backlog_ns)} on work that was launched before the steps"
+            found.append(f"Device {device.device} also worked {backlog}: a backlog, which is not part of them.")
+    return found
+
+
+def _once_sentence(diagnosis: Diagnosis) -> str:
+    parts = [f"{duration(each.ns)} {_ONCE[each.what]} ({_call(each)})" for each in diagnosis.once]
+    text = f"{duration(diagnosis.once_ns)} of {duration(diagnosis.length_ns)} happens once: {'; '.join(parts)}."
+    if not diagnosis.is_warm_up:
+        return f"{text} No saving counts it."
+    return (
+        f"{text} That is most of what was recorded, so nothing is promised: record steps that follow the first ones, "
+        "for which stepscope run waits."
+    )
+
+
+def _call(each: Once) -> str:
+    name = each.name if each.count == 1 else f"{count(each.count)} calls, the longest {each.name}"
+    return f"{name}, {each.where[0].file}:{each.where[0].line}" if each.where else name
+
+
+def _set_apart_sentence(diagnosis: Diagnosis) -> str:
+    longest = max(diagnosis.set_apart, key=lambda each: each.duration_ns)
+    which = f"Step {longest.index} is set apart: it takes"
+    if len(diagnosis.set_apart) > 1:
+        which = f"{count(len(diagnosis.set_apart))} steps are set apart: the longest, step {longest.index}, takes"
+    what = {"compute": "computation", "copy_in": "copies", "copy_out": "copies"}.get(longest.what, longest.what)
+    most = f"{share(longest.share)} of that is {what.replace('_', ' ')}"
+    mean = f"with it, the mean of all complete steps is {duration(diagnosis.mean_step_ns)}"
+    return f"{which} {duration(longest.duration_ns)}; {most}; {mean}."
 
 
 def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
@@ -106,6 +163,21 @@ def afterwards_sentence(diagnosis: Diagnosis) -> str:
     return f"Once these are gone, {text}; --all shows {'it' if not others else 'them'}."
 
 
+def line_sentences(diagnosis: Diagnosis) -> list[str]:
+    """What each costly line takes that no finding explains, one sentence a line."""
+    return [_line_sentence(line, whole(diagnosis)) for line in diagnosis.lines]
+
+
+def _line_sentence(line: LineShare, period: str) -> str:
+    text = f"{line.file}:{line.line} {line.function} takes {share(line.share)} of {period}"
+    details = [f"{share(line.backward_share)} of that is its backward"] if line.backward_share >= _WORTH_SAYING else []
+    if line.runs is not None and line.runs >= 1:
+        details.append("it runs once" if line.runs == 1 else f"it runs {line.runs:,.3g} times")
+    if line.faster_share >= _WORTH_SAYING:
+        details.append(f"twice as fast it would save {share(line.faster_share)}")
+    return "; ".join([text, *details]) + "."
+
+
 def place_words(place: Place) -> str:
     """A place with its share of the finding's cost, unless it carries all of it."""
     return f"{place.place} ({share(place.share)} of it)" if place.share < 1 else place.place
@@ -127,12 +199,16 @@ def hidden_sentence(diagnosis: Diagnosis) -> str:
     """Say how many findings are hidden and how to show them; empty if none is hidden."""
     if diagnosis.hidden == 0:
         return ""
+    if diagnosis.is_warm_up:
+        return f"{count(diagnosis.hidden)} findings about the rest of it are left out."
     what = "1 more finding saves" if diagnosis.hidden == 1 else f"{count(diagnosis.hidden)} more findings save"
     return f"{what} less than 1 % of {whole(diagnosis)}; --all shows them."
 
 
 def nothing_sentence(diagnosis: Diagnosis) -> str:
     """Say that there is no finding to show."""
+    if diagnosis.is_warm_up:
+        return "What was recorded is no typical step, so no saving can be promised."
     return f"Nothing was found that would save a noticeable part of {whole(diagnosis)}."
 
 
@@ -179,20 +255,12 @@ def rank_table(diagnoses: Iterable[Diagnosis]) -> pl.DataFrame:
 
 def worst_device(diagnosis: Diagnosis) -> DeviceSummary | None:
     """The device with the largest idle share."""
-    return max(diagnosis.devices, key=idle_share, default=None)
+    return max(diagnosis.shown[0], key=idle_share, default=None)
 
 
 def busiest_device(diagnosis: Diagnosis) -> DeviceSummary | None:
     """The device that findings are about: the one with the most busy time, the first on a tie."""
-    return min(diagnosis.devices, key=lambda device: (-device.busy_ns, device.device), default=None)
-
-
-def about_sentence(diagnosis: Diagnosis) -> str:
-    """Say which device findings are about, if there are several."""
-    device = busiest_device(diagnosis)
-    if device is None or len(diagnosis.devices) < 2 or not diagnosis.findings:
-        return ""
-    return f"The findings are about device {device.device}, the busiest."
+    return min(diagnosis.shown[0], key=lambda device: (-device.busy_ns, device.device), default=None)
 
 
 def shown_devices(diagnosis: Diagnosis) -> tuple[str, ...]:
@@ -206,8 +274,9 @@ def shown_devices(diagnosis: Diagnosis) -> tuple[str, ...]:
 def device_table(diagnosis: Diagnosis) -> pl.DataFrame:
     """One row per device: device, window_ns, busy_ns, idle_share and the cause of most of its idle time."""
     rows = []
-    for device in diagnosis.devices:
-        causes = causes_of(diagnosis.idle.filter(pl.col("device") == device.device))
+    devices, idle, _ = diagnosis.shown
+    for device in devices:
+        causes = causes_of(idle.filter(pl.col("device") == device.device))
         cause = causes[0].cause if causes else ""
         rows.append((device.device, device.window_ns, device.busy_ns, idle_share(device), cause))
     schema = ["device", "window_ns", "busy_ns", "idle_share", "biggest_cause"]
@@ -283,23 +352,26 @@ def _busy_share(device: DeviceSummary) -> float:
 
 def _step_sentence(diagnosis: Diagnosis) -> str:
     if diagnosis.step_source == "none":
-        return f"{duration(diagnosis.step_ns)} recorded, without steps"
+        return f"{duration(diagnosis.length_ns or diagnosis.step_ns)} recorded, without steps"
     steps = "1 step" if diagnosis.step_count == 1 else f"mean of {count(diagnosis.step_count)}"
+    is_uneven = abs(diagnosis.median_step_ns - diagnosis.step_ns) > _UNEVEN * diagnosis.step_ns
+    if is_uneven and diagnosis.median_step_ns and diagnosis.step_count > 1:
+        steps += f", median {duration(diagnosis.median_step_ns)}"
     return f"a step takes {duration(diagnosis.step_ns)} ({steps}, {_STEP_SOURCES.get(diagnosis.step_source, '')})"
 
 
 def _device_name(diagnosis: Diagnosis, device: DeviceSummary) -> str:
     name = f"device {device.device}" + (f" ({device.name})" if device.name else "")
     if len(diagnosis.devices) > 1:
-        name += f", the most idle of {len(diagnosis.devices)}"
+        name += f", the busiest of {len(diagnosis.devices)}"
     if diagnosis.metadata.rank is not None:
         name = f"rank {diagnosis.metadata.rank}, {name}"
     return name[:1].upper() + name[1:]
 
 
 def _biggest(times: pl.DataFrame) -> str:
-    causes = joined_causes(causes_of(times.filter(pl.col("cause") != "compute")))
-    if not causes or causes[0].ns <= 0:
+    causes = causes_of(times.filter(pl.col("cause") != "compute"))
+    if not causes or causes[0].share < _SAYABLE:
         return ""
     why, part = CAUSES.get(causes[0].cause, causes[0].cause), share(causes[0].share)
     return f"{why.removesuffix(')')}, {part})" if why.endswith(")") else f"{why} ({part})"

@@ -15,6 +15,7 @@ from stepscope.readers import open_trace
 from stepscope.trace import Trace
 from stepscope.trace.metadata import Device
 from stepscope.trace.tables import SCHEMAS
+from tests.recount import Recount, differences
 from tests.simulator import Machine, write_kineto
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
@@ -68,9 +69,11 @@ def true_idle_ns(machine: Machine, causes: Collection[str], *, triggered: bool =
 
 
 def asked(rule: Rule, trace: Trace, **settings: float) -> RuleResult:
-    """What a rule says, with thresholds set by their short names."""
-    result = rule.ask(View(trace, {f"{rule.id}.{name}": value for name, value in settings.items()}))
+    """What a rule says, with thresholds set by their short names; counted again, the trace says the same."""
+    view = View(trace, {f"{rule.id}.{name}": value for name, value in settings.items()})
+    result = rule.ask(view)
     assert isinstance(result, RuleResult)
+    assert [differences(finding, Recount(view)) for finding in result.findings] == [[] for _ in result.findings]
     return result
 
 

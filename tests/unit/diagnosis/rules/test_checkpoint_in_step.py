@@ -69,7 +69,7 @@ def test_its_time_and_how_often() -> None:
 
     assert finding.title == "15% of the step goes to checkpoints, in 2 of 4 recorded steps"
     assert finding.saving_ns_per_step == 2 * 300 // 4
-    assert finding.confidence == "high"
+    assert finding.confidence == "medium"
     assert figures_of(finding) == [
         ("share of the step lost to checkpoints", 0.15, "share", 0.02),
         ("time lost per step", 150, "ns", None),

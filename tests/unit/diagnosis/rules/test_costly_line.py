@@ -8,7 +8,7 @@ from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.rules.costly_line import RULE as rule
 from stepscope.diagnosis.rules.loop_in_step import RULE as LOOP
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import LoopFacts, ProgramFacts, StepFacts
+from stepscope.trace.program_facts import BindingFacts, LoopFacts, ProgramFacts, StepFacts, ValueFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -183,3 +183,170 @@ def carrying(*names: str) -> Trace:
 def test_repetitions_that_need_one_another_are_not_told_to_batch() -> None:
     assert the_finding(LOOP, carrying()).where[0].line == 5
     assert not asked(LOOP, carrying("state")).findings
+
+
+def with_values(*values: ValueFacts, bindings: tuple[BindingFacts, ...] = (), changing: bool = True) -> Trace:
+    """Two steps of 1000 ns: positions() takes 310 ns at line 5, forward() 110 at line 20, two calls of Net.body 380."""
+    other = ValueFacts(file="model.py", function="forward", line=18, last=30, name="x", calls=1, distinct=1)
+    facts = (*values, *([other] if changing else []))
+    recording = Recording(Metadata(program=ProgramFacts(values=facts, bindings=bindings)))
+    for step in range(2):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 310, "model.py(5): positions")
+        recording.operator(begin + 5, 300, "aten::sin")
+        recording.line(begin + 310, 110, "model.py(20): forward")
+        recording.operator(begin + 315, 100, "aten::cos")
+        recording.line(begin + 420, 580, "model.py(21): forward")
+        for call in (0, 200):
+            recording.module(begin + 430 + call, 190, "Net.body")
+            recording.operator(begin + 435 + call, 180, "aten::relu")
+    return recording.trace()
+
+
+def result(function: str = "positions", *, calls: int = 1, distinct: int = 1, constant: bool = True) -> ValueFacts:
+    return ValueFacts(
+        file="model.py", function=function, line=3, last=9, calls=calls, distinct=distinct, is_constant=constant
+    )
+
+
+FIRES["the same result in each step"] = lambda: with_values(result())
+SILENT["a program that repeats one step"] = lambda: with_values(result(), changing=False)
+SILENT["a result that changes"] = lambda: with_values(result(constant=False))
+
+
+def test_a_result_that_is_the_same_in_each_step_can_be_kept() -> None:
+    finding = the_finding(rule, with_values(result()))
+
+    assert places_of(finding) == [("model.py", 5, "positions")]
+    assert finding.saving_ns_per_step == 310
+
+
+def test_of_equal_results_within_a_step_one_is_needed() -> None:
+    finding = the_finding(rule, with_values(result(calls=4, distinct=1, constant=False)))
+    assert finding.saving_ns_per_step == pytest.approx(310 * 3 / 4, abs=2)
+
+
+def test_a_variable_is_placed_at_the_statement_that_binds_it() -> None:
+    variable = ValueFacts(
+        file="model.py", function="forward", line=18, last=30, name="table", calls=1, distinct=1, is_constant=True
+    )
+    binding = BindingFacts(file="model.py", function=18, name="table", first=20, last=20)
+
+    finding = the_finding(rule, with_values(variable, bindings=(binding,)))
+
+    assert places_of(finding) == [("model.py", 20, "forward")]
+    assert finding.saving_ns_per_step == 110
+    again = BindingFacts(file="model.py", function=18, name="table", first=21, last=21)
+    assert not asked(rule, with_values(variable, bindings=(binding, again))).findings
+
+
+@pytest.mark.parametrize(("constant", "saved"), [(True, 380), (False, 190)])
+def test_calls_of_a_module_with_equal_results_can_be_left_out(constant: bool, saved: int) -> None:
+    facts = ValueFacts(module="Net.body", calls=2, distinct=1, is_constant=constant)
+
+    finding = the_finding(rule, with_values(facts))
+
+    assert places_of(finding) == [("model.py", 21, "forward")]
+    assert finding.saving_ns_per_step == saved
+
+
+def test_lines_that_no_finding_explains_are_told_with_what_half_their_time_would_save() -> None:
+    recording = Recording()
+    for step in range(2):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 600, "model.py(7): forward")
+        recording.operator(begin, 600, "aten::mm")
+        recording.line(begin + 600, 400, "train.py(3): train")
+        recording.operator(begin + 600, 30, "aten::add")
+    diagnosis = diagnose(recording.trace())
+
+    first = diagnosis.lines[0]
+    assert (first.file, first.line, first.share, first.faster_share) == ("model.py", 7, 0.6, 0.3)
+    assert (first.runs, first.backward_share) == (1.0, 0.0)
+
+
+def test_a_line_that_a_finding_explains_is_not_told_again() -> None:
+    diagnosis = diagnose(run_backward(6))
+    assert ("train.py", 9) in [(place.file, place.line) for place in diagnosis.findings[0].where]
+    assert ("train.py", 9) not in [(line.file, line.line) for line in diagnosis.lines]
+
+
+def with_a_frozen_part(*untrained: str, head: str = "Net.head") -> Trace:
+    """Steps of 1000 ns: layers of 50 ns on lines 5 and 6, whose backward takes 100 ns each and their gradients 20."""
+    recording = Recording(Metadata(program=ProgramFacts(untrained=untrained)))
+    for step in range(2):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        for number, module in enumerate(("Net.body.0", "Net.body.1", head)):
+            now, sequence = begin + 100 * number, 10 * step + number
+            recording.line(now, 100, f"model.py({5 + number // 2}): forward")
+            recording.module(now + 10, 80, module)
+            recording.operator(now + 20, 50, "aten::linear", sequence_number=sequence, forward_thread=0)
+        for number in (2, 1, 0):
+            now, sequence = begin + 700 - 200 * number, 10 * step + number
+            recording.operator(now, 100, NODE, sequence_number=sequence, forward_thread=1)
+            recording.operator(now + 100, 20, GRADIENT)
+        recording.operator(begin + 900, 50, "aten::add_")
+    return recording.trace()
+
+
+FIRES["gradients that no optimizer uses"] = lambda: with_a_frozen_part("Net.body.0", "Net.body.1")
+SILENT["parameters that are all trained"] = with_a_frozen_part
+SILENT["a part behind the trained one"] = lambda: with_a_frozen_part("Net.head")
+
+
+def test_the_backward_before_the_first_trained_layer_is_needless() -> None:
+    finding = the_finding(rule, with_a_frozen_part("Net.body.0", "Net.body.1"))
+
+    assert places_of(finding) == [("model.py", 5, "forward")]
+    assert finding.saving_ns_per_step == 2 * (100 + 20 + 80)  # with the pause after each
+    assert "Net.body" in finding.title
+    assert the_finding(rule, with_a_frozen_part("Net.body.0")).saving_ns_per_step == 200
+
+
+def evaluating(*, in_steps: int = 4, name: str = "Net") -> Trace:
+    """Four steps of 1000 ns: a model in training mode for 200 ns, and in some of them two calls in the other mode."""
+    recording = Recording()
+    for step in range(4):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 350, "train.py(8): train")
+        recording.module(begin + 50, 200, "Net", evaluates=False)
+        recording.operator(begin + 60, 100, "aten::mm")
+        if step < in_steps:
+            recording.line(begin + 350, 550, "train.py(20): evaluate")
+            for call in (0, 250):
+                recording.module(begin + 400 + call, 200, name, evaluates=True)
+                recording.operator(begin + 410 + call, 100, "aten::mm")
+        recording.line(begin + 900, 100, "train.py(9): train")
+    return recording.trace()
+
+
+FIRES["an evaluation in each step"] = evaluating
+SILENT["a rare evaluation"] = lambda: evaluating(in_steps=1)
+SILENT["a teacher, which is never trained"] = lambda: evaluating(name="Teacher")
+
+
+def test_an_evaluation_in_each_step_is_to_run_more_seldom() -> None:
+    finding = the_finding(rule, evaluating())
+
+    assert places_of(finding) == [("train.py", 20, "evaluate")]
+    assert finding.saving_ns_per_step == pytest.approx(450, rel=0.1)
+    assert ("calls in evaluation mode per step", 2.0) in [(each.name, each.value) for each in finding.evidence.figures]
+
+
+def inside_a_library() -> Trace:
+    """In 10,000 ns two operators on each of 12 tensors, on a line that a step comes to once."""
+    recording = Recording()
+    recording.step(0, 10_000, 1)
+    recording.line(0, 10_000, "train.py(40): average")
+    for number in range(12):
+        shape = f"[[{8 + number % 4}, 8], []]"
+        recording.operator(200 * number, 80, "aten::mul", input_shapes=shape)
+        recording.operator(200 * number + 100, 80, "aten::add", input_shapes=shape)
+    return recording.trace()
+
+
+SILENT["a loop inside a library"] = inside_a_library

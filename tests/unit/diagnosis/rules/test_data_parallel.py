@@ -48,9 +48,9 @@ def test_copying_and_collecting_is_saved() -> None:
     # then begins 10 us after its launch, which comes 30 us earlier at 22 us.
     assert finding.saving_ns_per_step == (120 - 32 + 50) * US
     assert "to 2 devices" in finding.title
-    assert "15%" in finding.title
+    assert "17%" in finding.title
     assert figures_of(finding) == [
-        ("share of the step that copying and collecting costs", 0.15, "share", 0.02),
+        ("share of the step that copying and collecting costs", 0.17, "share", 0.02),
         ("devices", 2, "count", None),
         ("copies and collections per step", 2.0, "count", None),
     ]
@@ -59,4 +59,4 @@ def test_copying_and_collecting_is_saved() -> None:
 
 
 def test_the_threshold_decides() -> None:
-    assert asked(rule, replicating(), share=0.16).findings == ()
+    assert asked(rule, replicating(), share=0.18).findings == ()

@@ -90,12 +90,12 @@ def test_without_blocking_the_longer_of_host_and_device_remains() -> None:
         finding.title
         == "the host waits for each kernel it launches (CUDA_LAUNCH_BLOCKING), which costs 38% of the step"
     )
-    assert finding.confidence == "high"
+    assert finding.confidence == "medium"
     assert finding.remedy.code == "unset CUDA_LAUNCH_BLOCKING"
 
 
 def test_blocking_is_seen_without_the_environment() -> None:
-    assert the_finding(rule, blocking(named=False)).confidence == "medium"
+    assert the_finding(rule, blocking(named=False)).confidence == "low"
 
 
 def test_only_what_fills_new_tensors_counts() -> None:

@@ -264,3 +264,22 @@ def test_of_a_function_that_takes_part_in_the_training_only_the_line_counts() ->
 def test_the_number_of_reads_decides() -> None:
     assert asked(rule, reading(4), reads=4).findings
     assert asked(rule, reading(10), reads=11).findings == ()
+
+
+def test_a_line_that_prints_what_a_trainer_returns_is_charged_for_printing_alone() -> None:
+    def printing(*, trains: bool) -> float:
+        recording = Recording()
+        for step in range(3):
+            begin = 1000 * step
+            recording.step(begin, 1000, step)
+            recording.frame(begin, 1000, "train.py(3): main")
+            recording.line(begin, 900, "train.py(10): main")
+            recording.operator(begin + 10, 100, "aten::mm")
+            if trains:
+                recording.operator(begin + 500, 100, "autograd::engine::evaluate_function: MmBackward0")
+            recording.annotation(begin + 850, 50, "stepscope.logging#print")
+        [found] = asked(rule, recording.trace()).findings
+        return next(figure.value for figure in found.evidence.figures if figure.name == "time of one call")
+
+    assert printing(trains=True) == 50
+    assert printing(trains=False) > 500

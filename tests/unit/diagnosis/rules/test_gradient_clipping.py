@@ -85,10 +85,10 @@ def test_what_one_call_does_for_each_gradient_remains() -> None:
 
 
 def test_on_a_device_idle_time_before_each_norm_counts() -> None:
-    # All work is as short as the shortest; the first has no idle time before it.
+    # All work is as short as the shortest.
     finding = the_finding(rule, on_a_device())
 
-    assert figures_of(finding)[0][1] == (12 * 5 + 11 * 15) / 1000
+    assert figures_of(finding)[0][1] == 12 * (5 + 15) / 1000
     # One operator of twelve stays, and of the 10 us after each; then the device waits for the host.
     assert finding.saving_ns_per_step == round((12 * 10 + 11 * 10) * US * 11 / 12)
 

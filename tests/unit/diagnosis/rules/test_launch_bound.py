@@ -105,7 +105,12 @@ def test_a_simulated_machine() -> None:
     step = machine.truth().steps[0].duration_ns
     assert finding.saving_ns_per_step == pytest.approx(step - 40 * (2 * US + USUAL_GAP_NS), rel=0.01)
     lost = true_idle_ns(machine, LAUNCHING) / 4
-    assert figures_of(finding)[0] == ("share of the step lost to late launches", lost / step, "share", 0.05)
+    assert figures_of(finding)[0] == (
+        "share of the step lost to late launches",
+        pytest.approx(lost / step, rel=1e-3),  # the end of the last one lies behind the last step
+        "share",
+        0.05,
+    )
     assert figures_of(finding)[1] == ("launches per step", 40.0, "count", None)
     assert places_of(finding) == [("model.py", 30, "forward")]
 

@@ -71,4 +71,4 @@ def test_the_thresholds_decide(settings: dict[str, float], count: int) -> None:
 
 
 def test_the_device_may_be_idle_for_a_part() -> None:
-    assert len(asked(rule, stepping(pause_us=4), busy=0.5).findings) == 1
+    assert len(asked(rule, stepping(pause_us=4), busy=0.49).findings) == 1

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from stepscope.record.source_loops import loops_of_files, loops_of_source
+from stepscope.record.source_facts import bindings_of_source, loops_of_source, source_facts
 
 CARRYING = {
     "decoding": ("for i in range(n):\n    tokens = torch.cat([tokens, model(tokens)], 1)", ("tokens",)),
@@ -53,4 +53,21 @@ def test_files_that_are_no_python_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "c.py").write_bytes(b"\xff\x00")
     files = [str(tmp_path / name) for name in ("a.py", "b.py", "c.py", "none.py")]
 
-    assert [loop.carried for loop in loops_of_files([*files, "<stdin>"])] == [("x",)]
+    assert [loop.carried for loop in source_facts([*files, "<stdin>"])[0]] == [("x",)]
+
+
+def test_bindings_name_their_function_and_what_only_changes_a_name() -> None:
+    text = dedent("""\
+        @decorated
+        def forward(x):
+            table = zeros(
+                9)
+            table[:, 0] = sin(x)
+            y = table; z = y
+            return table
+        kept = forward(1)
+    """)
+
+    found = [(each.function, each.name, each.first, each.last, each.is_change) for each in bindings_of_source(text, "")]
+
+    assert found == [(0, "kept", 8, 8, False), (1, "table", 3, 4, False), (1, "table", 5, 5, True)]

@@ -1,14 +1,15 @@
-"""Which loops of the user's source need the result of the last repetition; read from the source without running it."""
+"""Facts from the user's source, which is read and not run: loops that need their last result, and who binds a name."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from stepscope.trace.program_facts import LoopFacts
+from stepscope.trace.program_facts import BindingFacts, LoopFacts
 
 _MOST_FILES: Final = 50
 _MOST_LOOPS: Final = 500
@@ -32,20 +33,53 @@ _COLLECTING: Final = frozenset(
 """Functions of a variable and a new value whose order hardly matters: the variable only collects."""
 _ADDING: Final = frozenset({"append", "extend", "add", "insert", "update", "appendleft"})
 
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 Loop = ast.For | ast.While | ast.AsyncFor
 
 
-def loops_of_files(files: Iterable[str]) -> tuple[LoopFacts, ...]:
-    """Return the loops of these source files; files that cannot be read or parsed are left out."""
-    found: list[LoopFacts] = []
+def source_facts(files: Iterable[str]) -> tuple[tuple[LoopFacts, ...], tuple[BindingFacts, ...]]:
+    """Return the loops and bindings of these source files; files that cannot be read or parsed are left out."""
+    loops: list[LoopFacts] = []
+    bindings: list[BindingFacts] = []
     for file in list(dict.fromkeys(files))[:_MOST_FILES]:
         try:
             path = Path(file)
             if path.stat().st_size <= _LARGEST_BYTES:
-                found += loops_of_source(path.read_text(encoding="utf-8"), file)
+                text = path.read_text(encoding="utf-8")
+                loops += loops_of_source(text, file)
+                bindings += bindings_of_source(text, file)
         except (OSError, ValueError, SyntaxError, RecursionError):
             continue
-    return tuple(found[:_MOST_LOOPS])
+    return tuple(loops[:_MOST_LOOPS]), tuple(bindings)
+
+
+def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
+    """Return the statements that bind or change names and have their lines for themselves, by function.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    tree = ast.parse(text)
+    scopes = [(0, tree.body)]
+    scopes += [(_begin(node), node.body) for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    found = []
+    lines = Counter(each.lineno for each in ast.walk(tree) if isinstance(each, ast.stmt))
+    for begin, body in scopes:
+        for statement in _statements(body):
+            if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)) or lines[statement.lineno] > 1:
+                continue
+            uses, last = _uses(statement), statement.end_lineno or statement.lineno
+            for name in sorted(uses.binds | uses.changes):
+                is_change = name not in uses.binds
+                found.append(BindingFacts(
+                    file=file, function=begin, name=name, first=statement.lineno, last=last, is_change=is_change
+                ))  # fmt: skip
+    return found
+
+
+def _begin(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The line that the code object calls its first: that of the first decorator, if there is one."""
+    return min([function.lineno, *(each.lineno for each in function.decorator_list)])
 
 
 def loops_of_source(text: str, file: str) -> list[LoopFacts]:

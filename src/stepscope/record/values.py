@@ -1,0 +1,245 @@
+"""Look at the values of a few steps before they are recorded: what is equal in each step need not be computed in each.
+
+While a look lasts, Python reports the returns of functions on the thread that runs the steps. Of the user's functions,
+and of modules that they call, the results and local variables are hashed: tensors, arrays, lists of numbers.
+Large ones are sampled. Nothing of the values is kept but the hashes.
+"""
+
+from __future__ import annotations
+
+import marshal
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, Final
+
+import xxhash
+
+from stepscope import guard
+from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
+from stepscope.trace.program_facts import ValueFacts
+
+STEPS: Final = 2
+"""Complete steps that are compared."""
+_MOST_CALLS: Final = 64
+"""Calls of one function in a step whose values are hashed; a function that is called more often is left out."""
+_MOST_NAMES: Final = 40
+_MOST_FACTS: Final = 400
+_WHOLE_BYTES: Final = 1 << 20
+"""Larger tensors and arrays are sampled."""
+_SAMPLES: Final = 1 << 16
+_FEWEST: Final = 8
+"""Values of fewer elements cost nothing to compute."""
+_MOST_ITEMS: Final = 100_000
+_FEW_PARTS: Final = 8
+_LONGEST_S: Final = 1.0
+"""Time after which nothing more is hashed."""
+_RESUMABLE: Final = 0x20 | 0x80 | 0x200
+
+_Key = tuple[CodeType, str]
+"""A function, and the name of one of its variables; "" for its result."""
+
+
+def fingerprint(value: Any) -> int | None:
+    """Return a hash of a value's content; None for anything small, or of another kind."""
+    kind = type(value)
+    if kind.__module__.startswith("torch") and kind.__name__ in ("Tensor", "Parameter"):
+        return _of_tensor(value)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return _of_array(value) if value.size >= _FEWEST and value.dtype.kind in "biufc" else None
+    if kind in (list, tuple, dict):
+        return _of_items(value)
+    return None
+
+
+def _digest(*parts: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(b"\0".join(parts)) >> 4
+
+
+def _of_tensor(tensor: Any) -> int | None:
+    import torch
+
+    if tensor.numel() < _FEWEST or tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        return None
+    if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    taken = tensor.detach()[_slices(tensor.shape, tensor.numel() * tensor.element_size())].cpu().contiguous()
+    return _digest(taken.reshape(-1).view(torch.uint8).numpy().tobytes(), repr((tensor.shape, tensor.dtype)).encode())
+
+
+def _of_array(array: Any) -> int:
+    taken = array[_slices(array.shape, array.nbytes)]
+    return _digest(taken.tobytes(), repr((array.shape, array.dtype.str)).encode())
+
+
+def _slices(shape: Iterable[int], size: int) -> tuple[slice, ...]:
+    """Evenly spaced elements of a large tensor; all of a small one."""
+    sizes = list(shape)
+    if size <= _WHOLE_BYTES:
+        return tuple(slice(None) for _ in sizes)
+    most = max(int(_SAMPLES ** (1 / len(sizes))), 2)
+    return tuple(slice(None, None, max(length // most, 1)) for length in sizes)
+
+
+def _of_items(value: Any) -> int | None:
+    parts = list(value.values()) if isinstance(value, dict) else list(value[:_FEW_PARTS])
+    if not parts or len(value) > _MOST_ITEMS:
+        return None
+    if type(parts[0]) in (int, float, bool, str, list, tuple):
+        if not isinstance(value, dict) and (len(value) >= _FEWEST or type(parts[0]) in (list, tuple)):
+            wide = len(parts[0]) if type(parts[0]) in (list, tuple) else 1
+            if len(value) * wide <= _MOST_ITEMS:
+                with guard.attempt():  # unmarshallable objects among the items
+                    return _digest(marshal.dumps(value, 2))
+        return None
+    if len(value) > _FEW_PARTS:
+        return None
+    found = [fingerprint(part) for part in parts]
+    return None if None in found else _digest(repr(found).encode())
+
+
+@dataclass
+class _Seen:
+    """The hashes of one result or variable: of each step those of its calls in order."""
+
+    steps: list[list[int]] = field(default_factory=list)
+
+
+class ValueLook:
+    """Hashes values from `start` on; `border` marks the end of a step, and the look ends by itself after STEPS."""
+
+    def __init__(self) -> None:
+        self.is_over = True
+        self._begun_s = 0.0
+        self._spent_s = 0.0
+        self._step = 0
+        self._seen: defaultdict[_Key, _Seen] = defaultdict(_Seen)
+        self._calls: defaultdict[int, _Seen] = defaultdict(_Seen)
+        self._modules: dict[int, Any] = {}
+        self._roots: dict[int, Any] = {}
+        self._counts: defaultdict[CodeType, int] = defaultdict(int)
+        self._module_call: CodeType | None = None
+        self._taken_off: object = None
+
+    def start(self) -> None:
+        """Begin with the step that begins now, unless the program is profiled in another way."""
+        if sys.getprofile() is None and not self._step:
+            self.is_over, self._module_call = False, call_code()
+            self._taken_off = guard.on_failure("", self.stop, thread=threading.get_ident())
+            hide_from_compiler(self._event)
+            sys.setprofile(self._event)
+
+    def border(self) -> None:
+        """A step has ended; the variables of functions that go on are hashed too."""
+        if self.is_over:
+            return
+        sys.setprofile(None)
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if is_users(frame.f_code.co_filename):
+                self._look(frame, None)
+            frame = frame.f_back
+        self._counts.clear()
+        self._step += 1
+        if self._step < STEPS and self._spent_s <= _LONGEST_S:
+            sys.setprofile(self._event)
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the look."""
+        if not self.is_over:
+            self.is_over = True
+            guard.off(self._taken_off)
+            if sys.getprofile() == self._event:
+                sys.setprofile(None)
+
+    @guard.inline("record.values.ValueLook")
+    def _event(self, frame: FrameType, event: str, value: Any) -> None:
+        if event != "return":
+            return
+        code = frame.f_code
+        if code is self._module_call:
+            self._module_returned(frame, value)
+        elif is_users(code.co_filename) and not code.co_flags & _RESUMABLE and code.co_name != "<module>":
+            self._look(frame, value)
+
+    def _module_returned(self, frame: FrameType, value: Any) -> None:
+        caller = frame.f_back
+        while caller is not None and caller.f_code.co_name == "_wrapped_call_impl":
+            caller = caller.f_back
+        module = frame.f_locals.get("self")
+        around = caller
+        while around is not None and around.f_code is not self._module_call:
+            around = around.f_back
+        if around is None:
+            self._roots[id(module)] = module
+        if caller is not None and is_users(caller.f_code.co_filename):
+            self._modules[id(module)] = module
+            self._add(self._calls[id(module)], value)
+
+    def _look(self, frame: FrameType, value: Any) -> None:
+        code = frame.f_code
+        self._counts[code] += 1
+        if self._counts[code] > _MOST_CALLS:
+            return
+        self._add(self._seen[code, ""], value)
+        for name, local in list(frame.f_locals.items())[:_MOST_NAMES]:
+            self._add(self._seen[code, name], local)
+
+    def _add(self, seen: _Seen, value: Any) -> None:
+        if self._spent_s > _LONGEST_S:
+            return
+        begun_s = time.perf_counter()
+        with guard.attempt():
+            found = fingerprint(value)
+            if found is not None:
+                while len(seen.steps) <= self._step:
+                    seen.steps.append([])
+                seen.steps[self._step].append(found)
+        self._spent_s += time.perf_counter() - begun_s
+
+    def facts(self) -> tuple[ValueFacts, ...]:
+        """What was seen of the complete steps; empty if the look did not see STEPS of them."""
+        if self._step < STEPS or self._spent_s > _LONGEST_S:
+            return ()
+        found = []
+        for (code, name), seen in self._seen.items():
+            whole = code.co_name == "<module>"
+            place = {"file": code.co_filename, "function": code.co_name, "name": name, "last": _last_line(code)}
+            found.append(_facts(seen, line=0 if whole else code.co_firstlineno, **place))
+        names = names_in_roots(self._roots.values())
+        for number, seen in self._calls.items():
+            found.append(_facts(seen, module=names.get(id(self._modules[number]), "")))
+        self._modules.clear()
+        self._roots.clear()
+        return tuple(each for each in found if each is not None)[:_MOST_FACTS]
+
+
+def _last_line(code: CodeType) -> int:
+    inner = [_last_line(each) for each in code.co_consts if isinstance(each, CodeType)]
+    return max([line for _, _, line in code.co_lines() if line is not None] + inner, default=code.co_firstlineno)
+
+
+def _facts(seen: _Seen, **place: Any) -> ValueFacts | None:
+    steps = [step for step in seen.steps[:STEPS] if step]
+    if len(steps) < STEPS:
+        return None
+    return ValueFacts(
+        calls=max(map(len, steps)),
+        distinct=max(len(set(step)) for step in steps),
+        is_constant=all(step == steps[0] for step in steps),
+        **place,
+    )
+
+
+_look = ValueLook()
+
+
+def value_look() -> ValueLook:
+    """Return the look of this process."""
+    return _look

@@ -1,0 +1,61 @@
+"""Whatever is diagnosed, each finding says only what its evidence shows, and the tables counted again say the same."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from stepscope.diagnosis.diagnosis import asked, diagnose_view, rule_by_id
+from stepscope.diagnosis.rules import RULES
+from stepscope.diagnosis.view import View
+from stepscope.errors import TraceError
+from stepscope.readers import open_trace
+from stepscope.report.words.diagnosis import headline
+from tests.claims import false_headline, unsupported
+from tests.recount import Recount, differences
+from tests.unit.rendered import json_report
+from tests.zoo.simulated import SIMULATED, Simulated
+
+REPOSITORY: Final = Path(__file__).parents[2]
+SAMPLES: Final = sorted((REPOSITORY / "src/stepscope/data").glob("*.json.gz"))
+REAL: Final = ("kineto", "second", "nsys", "xplane", "kernels")
+
+
+def _real() -> list[Path]:
+    """Every file of the real traces, also those of single ranks, that is a trace by its name."""
+    folder = Path(os.environ.get("STEPSCOPE_TRACES", ""))
+    files = [path for name in REAL for path in sorted((folder / name).rglob("*"))]
+    return [path for path in files if path.name.endswith((".json", ".json.gz", ".sqlite", ".pb"))]
+
+
+@pytest.mark.traces
+@pytest.mark.parametrize("path", _real(), ids=lambda path: path.name)
+def test_what_is_said_of_a_real_trace_is_true(path: Path) -> None:
+    try:
+        _check(path)
+    except TraceError as refused:
+        pytest.skip(f"refused: {refused}")
+
+
+@pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
+def test_what_is_said_of_a_sample_is_true(path: Path) -> None:
+    _check(path)
+
+
+@pytest.mark.parametrize("twin", ["fault", "clean"])
+@pytest.mark.parametrize("one", SIMULATED, ids=lambda one: one.name)
+def test_what_is_said_of_a_simulated_machine_is_true(one: Simulated, twin: str, tmp_path: Path) -> None:
+    _check(one.write(twin, tmp_path))
+
+
+def _check(path: Path) -> None:
+    view = View(open_trace(path))
+    recount = Recount(view)
+    for finding in asked(view, RULES)[0]:
+        assert unsupported(finding, rule_by_id(finding.rule), view) == [], finding.title
+        assert differences(finding, recount) == [], finding.title
+    diagnosis = diagnose_view(view)
+    assert false_headline(diagnosis, json_report(diagnosis)) == [], headline(diagnosis)

@@ -1,0 +1,146 @@
+"""A look at the values of a few steps: which results are equal in each step, or within one."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from stepscope import guard
+from stepscope.record import lines
+from stepscope.record.values import STEPS, ValueLook, fingerprint
+from stepscope.trace.program_facts import ValueFacts
+from tests.unit.test_guard import fails
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This file is the user's, and no other."""
+    monkeypatch.setattr(lines, "_is_user", defaultdict(bool, {__file__: True}))
+
+
+def looked(step: Any) -> dict[tuple[str, str], ValueFacts]:
+    """The facts of a look at steps, by function or module and variable."""
+    look = ValueLook()
+    before = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        look.start()
+        for number in range(STEPS + 1):
+            step(number)
+            look.border()
+        assert look.is_over
+        assert sys.getprofile() is None
+    finally:
+        sys.setprofile(before)
+    return {(each.module or each.function, each.name): each for each in look.facts()}
+
+
+def mask(size: int) -> list[list[int]]:
+    return [[int(column <= row) for column in range(size)] for row in range(size)]
+
+
+def noise(number: int) -> Any:
+    shifted = torch.arange(16) + number
+    return shifted * 2
+
+
+def test_a_result_that_is_the_same_in_each_step_is_constant() -> None:
+    found = looked(lambda number: (mask(9), noise(number)))
+
+    assert (found["mask", ""].is_constant, found["noise", ""].is_constant) == (True, False)
+    assert found["noise", "shifted"].is_constant is False
+    assert (found["mask", ""].file, found["mask", ""].calls) == (__file__, 1)
+    assert found["mask", ""].line < found["mask", ""].last
+
+
+def test_equal_results_within_a_step_are_counted() -> None:
+    found = looked(lambda number: [noise(number // 2 + each) for each in (0, 1, 1)])["noise", ""]
+    assert (found.calls, found.distinct) == (3, 2)
+
+
+def test_a_module_that_is_called_twice_with_equal_inputs_is_named_by_its_path() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.body(x) + self.body(x)
+
+    net = Net()
+    found = looked(lambda number: net(torch.ones(2, 8) * number))
+
+    assert (found["Net.body", ""].calls, found["Net.body", ""].distinct) == (2, 1)
+    assert found["Net.body", ""].is_constant is False
+
+
+def test_a_look_that_another_profiler_precedes_does_nothing() -> None:
+    before = sys.getprofile()
+
+    def other(*_: object) -> None: ...
+
+    look = ValueLook()
+    sys.setprofile(other)
+    try:
+        look.start()
+        assert sys.getprofile() is other
+    finally:
+        sys.setprofile(before)
+    assert look.is_over
+    assert look.facts() == ()
+
+
+@fails
+def test_a_failing_look_ends_and_the_program_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = ValueLook()
+    monkeypatch.setattr(look, "_look", lambda *_: 1 / 0)
+    before = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        look.start()
+        assert mask(3) == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+        assert sys.getprofile() is None
+    finally:
+        sys.setprofile(before)
+    assert guard._failed_in == "record.values.ValueLook"
+
+
+def test_what_is_small_or_foreign_has_no_fingerprint() -> None:
+    assert [fingerprint(value) for value in (1, "text", None, [1, 2], object(), torch.ones(3))] == [None] * 6
+    assert fingerprint([object()] * 9) is None
+
+
+def test_equal_values_have_equal_fingerprints_and_others_do_not() -> None:
+    large = torch.arange(3_000_000).reshape(3000, 1000)
+    for one, same, other in (
+        (torch.ones(9), torch.ones(9), torch.zeros(9)),
+        (torch.ones(9), torch.ones(9).clone(), torch.ones(9).double()),
+        (list(range(9)), list(range(9)), list(range(1, 10))),
+        (torch.ones(4, 4).t(), torch.ones(4, 4), torch.ones(2, 8)),
+        (large, large.clone(), large + 1),
+        ((torch.ones(9), torch.zeros(9)), (torch.ones(9), torch.zeros(9)), (torch.zeros(9), torch.ones(9))),
+        (torch.ones(9).bfloat16(), torch.ones(9).bfloat16(), torch.ones(9).half()),
+    ):
+        assert fingerprint(one) == fingerprint(same) != fingerprint(other)
+        assert fingerprint(one) is not None
+
+
+def test_modules_whose_parameters_are_in_no_optimizer_are_named() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    net, other = Net(), Net()
+    optimizer = torch.optim.SGD(net.head.parameters(), 0.1)
+
+    assert lines.untrained_modules([net]) == ("Net.body",)
+    assert lines.untrained_modules([other]) == ()  # none of it is trained here
+    net.body.requires_grad_(False)
+    assert lines.untrained_modules([net]) == ()
+    assert optimizer.param_groups
