@@ -7,7 +7,8 @@ Records both variants of each program of tests/zoo/blind with `stepscope run` an
 and scores what was found: whether the first finding's place is a planted line or in the function that holds one,
 whether its advice leads to the fix (judged by hand, with a reason, in tests/zoo/blind/advice.json: what nobody judged
 counts as wrong and is named), how far its promise is from the gain that a stopwatch measured (gains.json), and what is
-said above 5 % of the step of the variant without the fault. --score scores an earlier --json FILE again; --rehearsed
+said above 5 % of the step of the variant without the fault. What is said of other programs on the machine counts
+nowhere: it is true, and not the program's. --score scores an earlier --json FILE again; --rehearsed
 takes a --json FILE of diagnosis_accuracy.py and prints both sets side by side.
 """
 
@@ -104,7 +105,10 @@ def scored(name: str, fault: Findings, mended: Findings) -> Score:
         judged = judgements.get(finding["rule"])
         return at_its_place(finding) and judged is not None and judged.leads_to_the_fix
 
-    first = fault[0] if fault else None
+    fault, mended = (
+        [finding for finding in found if finding["rule"] not in measure.DISTURBED] for found in (fault, mended)
+    )
+    first = next((finding for finding in fault if finding["saving_share"] > 0), None)
     return Score(
         name,
         first,

@@ -64,7 +64,7 @@ def said_in(report: Mapping[str, Any]) -> Said:
 
 
 def _of_one(report: Mapping[str, Any]) -> Said:
-    step = report["steps"]["step_ns"]
+    step = report["steps"]["typical_ns"]
     return Said(
         [_finding(each) for each in report["findings"]],
         step_ms=step / 1e6 if step else None,

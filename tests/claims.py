@@ -128,7 +128,7 @@ def _values(record: Mapping[str, Any], unit: str) -> Iterator[float]:
         yield from (len(rows),) if unit == "count" else ()
         for row in rows:
             window = max(row["window_ns"], 1)
-            times = [value for name, value in row.items() if name.endswith("_ns")]
+            times = [value for name, value in row.items() if name.endswith("_ns")] + [window - row["busy_ns"]]
             yield from times if unit == "ns" else [time / window for time in times] if unit == "share" else []
             yield from _of_causes(row.get("idle", []) if isinstance(row.get("idle"), list) else [], unit)
     yield from _of_causes(record["idle"], unit)

@@ -45,7 +45,22 @@ class Recount:
     def work(self) -> list[Row]:
         """What the device did for the steps: launched in them, or run in them where the launch is unknown."""
         rows = self.view.trace.device_work.rows(named=True)
-        return [row for row in rows if row["device"] == self.view.device and self._is_in_steps(self._begun(row))]
+        mine = [row for row in rows if row["device"] == self.view.device]
+        left = self._left_over(mine)
+        return [row for row in mine if id(row) not in left and self._is_in_steps(self._begun(row))]
+
+    def _left_over(self, rows: Sequence[Row]) -> set[int]:
+        """Work of steps that was launched before the recording: before all of its queue whose launch is known."""
+        if not self.view.complete_steps.height or are_of_a_device(self.view.trace, self.view.steps):
+            return set()
+        left = set()
+        for queue in {row["lane"] for row in rows}:
+            of_queue = sorted((row for row in rows if row["lane"] == queue), key=lambda row: row["start_ns"])
+            known = [number for number, row in enumerate(of_queue) if row["launch"] is not None]
+            first = known[0] if known else 0
+            if len(known) >= 0.9 * (len(of_queue) - first):
+                left |= {id(row) for row in of_queue[:first]}
+        return left
 
     @cached_property
     def operators(self) -> list[Row]:

@@ -20,7 +20,7 @@ from tests.unit.rendered import json_report
 from tests.zoo.simulated import SIMULATED, Simulated
 
 REPOSITORY: Final = Path(__file__).parents[2]
-SAMPLES: Final = sorted((REPOSITORY / "src/stepscope/data").glob("*.json.gz"))
+SAMPLES: Final = sorted((REPOSITORY / "examples").glob("*.json.gz"))
 REAL: Final = ("kineto", "second", "nsys", "xplane", "kernels")
 
 

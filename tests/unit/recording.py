@@ -64,9 +64,9 @@ class Recording:
         parts = {"file": file, "line": int(number), "function": function}
         self._slice("lines", start_ns, duration_ns, name, lane, parts)
 
-    def module(self, start_ns: int, duration_ns: int, name: str, lane: int = 0) -> None:
+    def module(self, start_ns: int, duration_ns: int, name: str, lane: int = 0, **more: Any) -> None:
         """A call of a module, by its qualified name."""
-        self._slice("modules", start_ns, duration_ns, name, lane, {})
+        self._slice("modules", start_ns, duration_ns, name, lane, more)
 
     def link(self, source: int, target: int) -> None:
         """From a forward operator to its backward node, by their rows."""

@@ -24,6 +24,7 @@ from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.operators import operator_table
+from stepscope.analysis.steps import step_summary
 from stepscope.diagnosis.exceptional import Once, SetApart, once, set_apart
 from stepscope.diagnosis.finding import Finding, NotAnswered
 from stepscope.diagnosis.lines.costs import LineCosts, LineShare
@@ -139,7 +140,7 @@ class Diagnosis:
         applied: outcome of each remedy applied when the program started, one sentence each.
         length_ns: duration of the measured steps, with what happens once.
         mean_step_ns: mean of all complete steps, also those set apart; 0 without steps.
-        median_step_ns: median of the measured steps; 0 without steps.
+        median_step_ns: median of the measured steps; 0 without steps and where the device sets their pace.
         set_apart: complete steps that `step_ns` leaves out.
         once: what the process did once, the longest first.
         in_steps: how each device spent the time of the steps.
@@ -195,6 +196,12 @@ class Diagnosis:
         return sum(each.ns for each in self.once)
 
     @property
+    def typical_step_ns(self) -> int:
+        """The median of the steps if it is far from their mean, else the mean."""
+        is_uneven = abs(self.median_step_ns - self.step_ns) > UNEVEN * self.step_ns
+        return self.median_step_ns if is_uneven and self.median_step_ns else self.step_ns
+
+    @property
     def is_warm_up(self) -> bool:
         """Whether most of the recording happens once, and no second step shows what is left without it."""
         return self.step_count < 2 and self.once_ns > MOSTLY_ONCE * self.length_ns
@@ -212,6 +219,8 @@ class Diagnosis:
 
 
 MINIMUM_SHARE = 0.01
+UNEVEN = 0.1
+"""Share of the mean step from which on the median is the typical step instead."""
 MOSTLY_ONCE = 0.5
 """Share of a recording of one step that, if it happens once, leaves nothing to promise."""
 AFTERWARDS_SHARE = 0.05
@@ -336,7 +345,7 @@ def _diagnosis(
         device_uses=device_uses(trace, activity=view.activity),
         length_ns=view.window.duration_ns,
         mean_step_ns=int(complete["duration_ns"].mean() or 0) if complete.height else 0,  # type: ignore[arg-type]
-        median_step_ns=view.summary.median_ns,
+        median_step_ns=step_summary(view.complete_steps).median_ns if view.window == view.span else 0,
         set_apart=set_apart(view),
         once=once(view),
         in_steps=_in_steps(view, names),

@@ -45,7 +45,12 @@ def module_table(
         starts, ends = np.clip(starts, begin, end), np.clip(ends, begin, end)
         kept = (modules >= 0) & (modules < len(records.modules)) & (ends > starts)
         names = pl.Series(records.modules, dtype=pl.String).gather(modules[kept])
-        columns = {"start_ns": starts[kept], "duration_ns": (ends - starts)[kept], "name": names}
+        columns = {
+            "start_ns": starts[kept],
+            "duration_ns": (ends - starts)[kept],
+            "name": names,
+            "evaluates": np.isin(modules[kept], records.evaluating),
+        }
         parts.append(conform("modules", pl.DataFrame(columns).with_columns(lane=pl.lit(lane))))
     return pl.concat(parts).sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
 

@@ -17,6 +17,7 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
@@ -25,7 +26,9 @@ from stepscope.trace.naming import UserCode
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, Location, ThreadLines
 
 CallNotes = list[Any]
-"""Flat list of time and module; None instead of a module marks the end of a call."""
+"""Flat list of time and module; None instead of a module marks the end of a call. The time of a call in evaluation mode
+is negative.
+"""
 
 _COMPILED: Final = "_orig_mod"
 
@@ -37,14 +40,35 @@ def call_code() -> CodeType | None:
     return getattr(function, "__code__", None)
 
 
-def named_calls(threads: Sequence[CallNotes]) -> tuple[list[str], list[tuple[array[int], array[int]]]]:
-    """Return the modules' names, and for each thread times and module numbers, MODULE_LEFT for the end of a call.
+@dataclass(frozen=True, slots=True)
+class NamedCalls:
+    """Calls of modules.
+
+    Attributes:
+        names: of the modules; a module that was called in both modes is listed twice.
+        evaluating: indices of the names that stand for calls in evaluation mode.
+        threads: of each thread the times, and the indices of the names, MODULE_LEFT for the end of a call.
+    """
+
+    names: list[str]
+    evaluating: list[int]
+    threads: list[tuple[array[int], array[int]]]
+
+
+def call_time(module: Any) -> int:
+    """Return the time for the note of a call that begins."""
+    training = getattr(module, "__dict__", {}).get("training")
+    return -time.time_ns() if training is False else time.time_ns()
+
+
+def named_calls(threads: Sequence[CallNotes]) -> NamedCalls:
+    """Name the modules of noted calls.
 
     A module is named by the class of the outermost called module followed by its qualified name in that module; several
     outermost modules of one class are numbered.
     """
     names = names_in_roots(_roots(threads))
-    numbers: dict[str, int] = {}
+    numbers: dict[tuple[str, bool], int] = {}
     result = []
     for notes in threads:
         times, modules = array("q"), array("i")
@@ -58,11 +82,12 @@ def named_calls(threads: Sequence[CallNotes]) -> tuple[list[str], list[tuple[arr
             else:
                 name = names.get(id(module)) or ".".join([*around[-1:], type(module).__name__])
                 around.append(name)
-                number = numbers.setdefault(name, len(numbers))
-            times.append(time_ns)
+                number = numbers.setdefault((name, time_ns < 0), len(numbers))
+            times.append(abs(time_ns))
             modules.append(number)
         result.append((times, modules))
-    return list(numbers), result
+    evaluating = [number for (_, evaluates), number in numbers.items() if evaluates]
+    return NamedCalls([name for name, _ in numbers], evaluating, result)
 
 
 def _roots(threads: Iterable[CallNotes]) -> list[Any]:
@@ -313,7 +338,7 @@ class Tracing:
             try:
                 code = frame.f_code
                 if code is module_call and self._is_on and len(calls) < most:
-                    note_call((now(), frame.f_locals.get("self")))
+                    note_call((call_time(module := frame.f_locals.get("self")), module))
                     frame.f_trace_lines = False
                     return on_module
                 if not is_user[code.co_filename] or busy.get(code, 0) > 1:
@@ -421,7 +446,8 @@ class Monitoring:
     @guard.inline(_MONITOR)
     def _started(self, code: CodeType, offset: int) -> Any:
         if code is self._module_call:
-            self._here.note_call((time.time_ns(), sys._getframe(_CALLER).f_locals.get("self")))
+            module = sys._getframe(_CALLER).f_locals.get("self")
+            self._here.note_call((call_time(module), module))
             return None
         if code in self._busy:
             self._here.note((time.time_ns(), code, code.co_firstlineno))
@@ -516,9 +542,9 @@ class LineTracker:
         if watch.gave_up_unix_ns:
             self.problem = self.problem or "source lines were recorded only in part: the steps run too many of them"
         places = _Places()
-        modules, calls = self._module_calls(watch)
+        calls = self._module_calls(watch)
         threads = []
-        for (thread, notes, _), (call_times, called) in zip(watch.threads, calls, strict=True):
+        for (thread, notes, _), (call_times, called) in zip(watch.threads, calls.threads, strict=True):
             kept = len(notes) - len(notes) % STRIDE
             indices = array("i", map(places.index, notes[1:kept:STRIDE], notes[2:kept:STRIDE]))
             times = array("q", notes[0:kept:STRIDE])
@@ -530,16 +556,17 @@ class LineTracker:
             locations=places.locations,
             threads=threads,
             problem=self.problem,
-            modules=modules,
+            modules=calls.names,
+            evaluating=calls.evaluating,
         )
 
-    def _module_calls(self, watch: Watch) -> tuple[list[str], list[tuple[array[int], array[int]]]]:
+    def _module_calls(self, watch: Watch) -> NamedCalls:
         with guard.attempt():
             self.untrained = untrained_modules(_roots([calls for _, _, calls in watch.threads]))
         with guard.attempt() as naming:  # names come from the program's own modules, whose methods may do anything
             return named_calls([calls for _, _, calls in watch.threads])
         self.problem = self.problem or f"calls of modules could not be named: {guard.sentence(naming.error)}"
-        return [], [(array("q"), array("i")) for _ in watch.threads]
+        return NamedCalls([], [], [(array("q"), array("i")) for _ in watch.threads])
 
 
 def _bytes(values: array[int]) -> bytes:

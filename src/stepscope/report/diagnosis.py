@@ -404,6 +404,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
             "source": diagnosis.step_source,
             "step_ns": diagnosis.step_ns,
             "count": diagnosis.step_count,
+            "typical_ns": diagnosis.typical_step_ns,
             "mean_ns": diagnosis.mean_step_ns,
             "median_ns": diagnosis.median_step_ns,
             "set_apart": diagnosis.set_apart,

@@ -365,6 +365,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
         process: the operating system's id of the process.
         start_unix_ns, end_unix_ns: bounds of the recording of lines.
         problem: why lines were not recorded, or not to the end.
+        evaluating: indices of those of `modules` that stand for calls in evaluation mode.
     """
 
     version: int = VERSION
@@ -375,6 +376,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
     threads: list[ThreadLines]
     problem: str | None = None
     modules: list[str] = []
+    evaluating: list[int] = []
 
 
 def lines_path(trace: str | Path) -> Path:

@@ -121,6 +121,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
     # Calls of nn.Modules recorded by stepscope: `name` is the outermost module's class and the qualified name.
     "modules": {
         **_SLICE,
+        "evaluates": pl.Boolean,  # whether the module was in evaluation mode
     },
     # User and step annotations, on the host and on devices, and the profiler's own overhead.
     "annotations": {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.readers import open_trace
-from stepscope.record.lines import LineTracker, named_calls
+from stepscope.record.lines import LineTracker, call_time, named_calls
 from stepscope.trace import Window
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ThreadLines, read_lines, write_lines
 from tests.unit.small_traces import complete
@@ -82,10 +82,20 @@ def test_a_call_that_began_before_the_recording_is_passed_over_and_strangers_are
     net = Net()
     stranger = torch.nn.ReLU()
 
-    names, calls = named_calls([[5, None, 10, net, 12, stranger, 13, None, 20, None, 30]])
+    named = named_calls([[5, None, 10, net, 12, stranger, 13, None, 20, None, 30]])
 
-    assert names == ["Net", "Net.ReLU"]
-    assert (list(calls[0][0]), list(calls[0][1])) == ([10, 12, 13, 20], [0, 1, MODULE_LEFT, MODULE_LEFT])
+    assert (named.names, named.evaluating) == (["Net", "Net.ReLU"], [])
+    [(times, modules)] = named.threads
+    assert (list(times), list(modules)) == ([10, 12, 13, 20], [0, 1, MODULE_LEFT, MODULE_LEFT])
+
+
+def test_calls_in_evaluation_mode_are_told_apart() -> None:
+    net = Net()
+    named = named_calls([[10, net, 20, None, -30, net, 40, None]])
+
+    assert (named.names, named.evaluating) == (["Net", "Net"], [1])
+    assert [list(each) for each in named.threads[0]] == [[10, 20, 30, 40], [0, MODULE_LEFT, 1, MODULE_LEFT]]
+    assert call_time(net) > 0 > call_time(net.eval())
 
 
 ORIGIN_NS = 1_700_000_000_000_000_000
@@ -122,9 +132,9 @@ def test_the_table_of_modules(tmp_path: Path) -> None:
     shift = trace.operators["start_ns"][0] - 1000
 
     assert trace.modules.with_columns(start_ns=trace.modules["start_ns"] - shift).rows() == [
-        (2000, 18000, "Net", 0),
-        (3000, 6000, "Net.body", 0),
-        (30000, 30000, "Net", 0),
+        (2000, 18000, "Net", 0, False),
+        (3000, 6000, "Net.body", 0, False),
+        (30000, 30000, "Net", 0, False),
     ]
     part = open_trace(path, cache=None, window=Window(4000, 10_000))
     assert part.modules["name"].to_list() == ["Net", "Net.body"]

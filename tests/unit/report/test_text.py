@@ -110,10 +110,10 @@ def test_hostile_names_stay_one_line_of_ordinary_characters() -> None:
 def test_the_headline_is_about_the_busiest_device() -> None:
     busy = DeviceSummary("1", None, 1_203_000_000, 1_200_000_000, 3_000_000, 1_200_000_000, 0, 0, 0, 0)
     assert headline(full(devices=(busy, *FULL["devices"]), metadata=Metadata())).startswith(
-        "Device 1, the busiest of 2: a step takes 120.3 ms (mean of 10, median 100.0 ms, annotated), busy 99.8 %, idle "
+        "Device 1, the busiest of 2: a step takes 100.0 ms (median of 10, mean 120.3 ms, annotated), busy 99.8 %, idle "
     )
     assert headline(full(devices=(busy,), metadata=Metadata())) == (
-        "Device 1: a step takes 120.3 ms (mean of 10, median 100.0 ms, annotated), busy 99.8 %, idle 0.2 %."
+        "Device 1: a step takes 100.0 ms (median of 10, mean 120.3 ms, annotated), busy 99.8 %, idle 0.2 %."
     )
 
 

@@ -101,7 +101,7 @@ def main():
     for epoch in range(args.epochs):
         for step, real in enumerate(loader):
             fake = generator(torch.randn(args.batch_size, args.latent, 1, 1))
-            shown = fake.detach() if args.mended else fake
+            shown = fake.detach() if args.mended else fake  # planted
             loss_d = discriminator_loss(discriminator, criterion, real, shown)
             optimizer_d.zero_grad()
             loss_d.backward(retain_graph=not args.mended)  # planted

@@ -70,7 +70,7 @@ class DigitNet(L.LightningModule):
 
     def validation_step(self, batch, batch_index):
         images, labels = batch
-        scores = self(images)
+        scores = self(images)  # planted
         self.accuracy(scores, labels)
         self.log("val_accuracy", self.accuracy)
         self.log("val_loss", F.cross_entropy(scores, labels))

@@ -80,7 +80,7 @@ def main():
     torch.manual_seed(0)
 
     series = make_series(args.hours)
-    split = len(series) - 24 * 14
+    split = len(series) - 24 * 28
     train_loader = DataLoader(Windows(series[:split], args.mended), args.batch_size, shuffle=True, drop_last=True)
     valid_loader = DataLoader(Windows(series[split:], args.mended), args.batch_size)
     model = Forecaster()

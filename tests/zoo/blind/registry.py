@@ -27,11 +27,15 @@ class Kind(Enum):
     READ_AGAIN = "data operations: read again"
     COLLATED_BY_HAND = "data operations: batches put together in Python"
     STATISTIC_AGAIN = "data operations: a constant of the data computed again"
+    ITERATOR_AGAIN = "data operations: the loader's iterator made anew in each step"
+    WIDE_TYPE = "data operations: a wider type than needed"
     CONSTANT_AGAIN = "model: a constant computed again"
     GRADIENT_UNUSED = "model: gradients that nobody uses"
+    GRAPH_AGAIN = "model: the same graph run several times"
     PREFIX_AGAIN = "model: decoding without a cache"
     LOOP = "model: a Python loop over what is one operation"
     ALGEBRA = "model: more arithmetic than the result needs"
+    MODEL_AGAIN = "loop: the model made or copied anew in each step"
     EVALUATED_TOO_OFTEN = "loop: evaluated or logged too often"
 
 
@@ -111,12 +115,27 @@ class Truth:
         return frozenset((file.name, number) for file in self.files for number in _marked(file.read_text()))
 
     def is_at(self, file: str, line: int) -> bool:
-        """Whether a place in the code is a planted line, or in a function that holds one."""
-        return any(
-            Path(file).name == own.name and (line in _marked(text) or _in_marked_function(text, line))
-            for own in self.files
-            for text in [own.read_text()]
-        )
+        """Whether it is a planted line, or in a function (but main) that holds one or that such a line calls."""
+        return any(Path(file).name == name and begin <= line <= end for name, begin, end in self._places())
+
+    def _places(self) -> set[tuple[str, int, int]]:
+        """Files' names with first and last lines."""
+        functions = [one for file in self.files for one in _functions(file)]
+        marks = self.lines()
+        called = {
+            name for file in self.files for name in _called(file, {line for own, line in marks if own == file.name})
+        }
+        holding = [
+            one
+            for one in functions
+            if one.name != "main" and any(one.file == own and one.begin <= line <= one.end for own, line in marks)
+        ]
+        reached: set[_Function] = set()
+        while fresh := [one for one in functions if one.name in called and one not in reached]:
+            reached.update(fresh)
+            called |= {name for one in fresh for name in one.calls}
+        places = {(one.file, one.begin, one.end) for one in [*holding, *reached]}
+        return places | {(own, line, line) for own, line in marks}
 
 
 def truth(name: str) -> Truth:
@@ -139,13 +158,37 @@ def _marked(text: str) -> list[int]:
     return [number for number, line in enumerate(text.splitlines(), 1) if line.endswith(MARK)]
 
 
-def _in_marked_function(text: str, line: int) -> bool:
-    spans = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef)
+@dataclass(frozen=True)
+class _Function:
+    file: str
+    name: str
+    begin: int
+    end: int
+    calls: frozenset[str]
+
+
+def _functions(path: Path) -> list[_Function]:
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    return [
+        _Function(path.name, node.name, node.lineno, node.end_lineno or node.lineno, frozenset(_names(node)))
+        for node in nodes
     ]
-    return any(begin <= line <= end and any(begin <= mark <= end for mark in _marked(text)) for begin, end in spans)
+
+
+def _called(path: Path, lines: set[int]) -> set[str]:
+    """Names of what these lines call."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return {name for node in calls if node.lineno in lines for name in _names(node)}
+
+
+def _names(node: ast.AST) -> set[str]:
+    """Names of what is called below a node."""
+    functions = [call.func for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return {
+        one.attr if isinstance(one, ast.Attribute) else one.id
+        for one in functions
+        if hasattr(one, "attr") or hasattr(one, "id")
+    }
 
 
 TRUTHS: Final = {
@@ -272,6 +315,151 @@ TRUTHS: Final = {
         Kind.ALGEBRA,
         "Distances to the codes are computed from a broadcast difference of positions x codes x width numbers.",
         "Expand the square: distances from one matrix product and the codes' norms (or torch.cdist).",
+    ),
+    "ner": Truth(
+        "ner/train.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "Each word of each sample is looked for in the list of all words, twice.",
+        "Keep a dictionary from word to number, or number the corpus once.",
+        half=2,
+    ),
+    "clicks": Truth(
+        "clicks.py",
+        Kind.READ_AGAIN,
+        "Each sample opens the file and reads all lines before its own.",
+        "Keep the file open and go to the line by its offset, or read the file once.",
+        half=2,
+    ),
+    "xrays": Truth(
+        "xrays.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "The augmentation draws a random number for each pixel in a Python loop.",
+        "Draw the numbers of a whole image at once, as an array.",
+        half=2,
+    ),
+    "molecules": Truth(
+        "molecules/train.py",
+        Kind.COLLATED_BY_HAND,
+        "The collate function writes atoms and bonds into tensors element by element.",
+        "Collect the indices of the batch and fill each tensor with one indexed assignment.",
+        half=2,
+    ),
+    "landcover": Truth(
+        "landcover.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "Each pixel's color in a mask is looked up in a dictionary, in two Python loops.",
+        "Translate the colors of a whole mask with array operations, or convert the masks once.",
+        half=2,
+    ),
+    "plates": Truth(
+        "plates.py",
+        Kind.ITERATOR_AGAIN,
+        "next(iter(loader)) makes a new iterator in each step, which shuffles all indices for one batch.",
+        "Keep the iterator between steps.",
+        half=2,
+    ),
+    "houses": Truth(
+        "houses.py",
+        Kind.WIDE_TYPE,
+        "NumPy's float64 was kept and the model turned to double precision to fit it.",
+        "Convert the data to float32 and leave the model as it is.",
+        half=2,
+    ),
+    "species": Truth(
+        "species.py",
+        Kind.STATISTIC_AGAIN,
+        "The loss counts the labels of the whole data set in each step, to weigh the classes.",
+        "Compute the weights once.",
+        half=2,
+    ),
+    "bucketed": Truth(
+        "bucketed.py",
+        Kind.STATISTIC_AGAIN,
+        "The sampler sorts the whole corpus by length for each batch.",
+        "Sort it once.",
+        half=2,
+    ),
+    "tickets": Truth(
+        "tickets.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "The data set's __getitem__ calls the tokenizer of Transformers for each text, each time it is asked for.",
+        "Tokenize all texts in one call before the training, or a batch at a time in the collate function.",
+        half=2,
+    ),
+    "envs": Truth(
+        "envs.py",
+        Kind.LOOP,
+        "The policy is asked for each environment by itself, with a batch of one.",
+        "Stack the observations and ask the policy once for all environments.",
+        half=2,
+    ),
+    "mean_teacher": Truth(
+        "mean_teacher.py",
+        Kind.MODEL_AGAIN,
+        "The averaged weights are made anew in each step: the model's state is deep-copied, averaged tensor by tensor "
+        "and loaded.",
+        "Average the parameters in place, all at once with torch._foreach_lerp_ (or torch.optim.swa_utils).",
+        half=2,
+    ),
+    "distill": Truth(
+        "distill/train.py",
+        Kind.GRADIENT_UNUSED,
+        "The teacher runs with gradients, and the backward pass goes through it, for weights that nothing updates.",
+        "Run the teacher under torch.no_grad().",
+        half=2,
+    ),
+    "reinforce": Truth(
+        "reinforce.py",
+        Kind.LOOP,
+        "Discounted returns are summed up anew for each time, in Python loops over all later times.",
+        "Go from the last reward to the first and add, for all episodes at once.",
+        half=2,
+    ),
+    "faces": Truth(
+        "faces.py",
+        Kind.GRAPH_AGAIN,
+        "Each task's loss is differentiated by itself with retain_graph, so that the backward pass of the shared "
+        "network runs three times.",
+        "Add the losses and call backward once.",
+        half=2,
+    ),
+    "trainer_gpt2": Truth(
+        "trainer_gpt2.py",
+        Kind.EVALUATED_TOO_OFTEN,
+        "The Trainer evaluates the whole evaluation set after every second step.",
+        "Evaluate less often (eval_steps).",
+        half=2,
+    ),
+    "embedder_service": Truth(
+        "embedder_service.py",
+        Kind.MODEL_AGAIN,
+        "Each request makes the model and loads its weights from the file.",
+        "Load the model once, when the service starts.",
+        half=2,
+        step_function="answer",
+    ),
+    "char_lm": Truth(
+        "char_lm.py",
+        Kind.ALGEBRA,
+        "Words become vectors by a product of a one-hot matrix with the weights.",
+        "Index the weights: F.embedding.",
+        half=2,
+    ),
+    "vit": Truth(
+        "vit.py",
+        Kind.GRAPH_AGAIN,
+        "Gradient checkpointing runs the forward pass of each block again in the backward pass, though there is memory "
+        "for the activations.",
+        "Call the blocks without checkpoint().",
+        half=2,
+    ),
+    "fraud": Truth(
+        "fraud.py",
+        Kind.EVALUATED_TOO_OFTEN,
+        "The area under the curve of the last 20,000 scores is computed in a Python loop in every step, and only every "
+        "fortieth is reported.",
+        "Compute it when it is reported.",
+        half=2,
     ),
 }
 NAMES: Final = tuple(TRUTHS)

@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.zoo.blind.registry import truth
 
-LAST: Final = 32
+LAST: Final = 24
 """Steps after which a program is ended."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.attribution import SourcePlace
+from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.rows import at
 from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, Shape, base_name, elements, tensor_shapes_of
 from stepscope.diagnosis.view import View
@@ -24,6 +25,10 @@ _POWERS: Final = frozenset({"pow", "square", "abs"})
 _FEWEST: Final = 8
 """Tensors in a step that make a loop over tensors."""
 _SHAPES: Final = 3
+_OWN: Final = 0.5
+"""Runs of a line for each tensor from which the loop is its own."""
+_COMPREHENSIONS: Final = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
+"""Functions whose repetitions are not told apart."""
 _ALSO: Final = frozenset({"clone", "copy", "lerp", "norm", "linalg_vector_norm", "sum", "zeros_like", "empty_like"})
 
 
@@ -125,13 +130,18 @@ class OneByOne:
     is_penalty: bool
 
 
-def one_by_one(view: View, called: Rows) -> Iterator[OneByOne]:
+def one_by_one(view: View, called: Rows, runs: Mapping[int, float]) -> Iterator[OneByOne]:
     """Find lines that work on many tensors of different shapes one after the other.
+
+    Lines that a step comes to less often than they work on tensors call a library whose loop it is.
 
     Args:
         called: rows of `operators` that no library operator called, in order.
+        runs: how often a step comes to each line, where that is known.
     """
     operators = view.trace.operators
+    libraries = [CAUSE_CODES[cause] for cause in ("optimizer", "input", "checkpoint", "logging")]
+    called = called[~np.isin(view.activity.cause_of(view.slices_of_operators(called)), libraries)]
     place = at(view.attribution.place, view.slices_of_operators(called))
     table = operators.select("name", "input_shapes")[called].with_columns(
         row=pl.Series(called), place=pl.Series(place), has_backward=pl.Series(_with_backward(view)[called])
@@ -143,15 +153,15 @@ def one_by_one(view: View, called: Rows) -> Iterator[OneByOne]:
         shapes = [next(iter(tensor_shapes_of(text)), ()) for text in mine["input_shapes"]]
         counts = mine.group_by("name").len()["len"].to_numpy() / view.step_count
         tensors, large = int(counts.max()), [shape for shape in shapes if elements(shape) > 1]
-        if tensors < _FEWEST or len(set(large)) < _SHAPES:
+        source = view.attribution.places[int(str(number))]
+        is_own = source.function in _COMPREHENSIONS or runs.get(int(str(number)), tensors) >= _OWN * tensors
+        if tensors < _FEWEST or len(set(large)) < _SHAPES or not is_own:
             continue
         most = mine.group_by("name").len().sort("len", "name", descending=[True, False])["name"][0]
         sizes = [elements(shape) for shape, name in zip(shapes, mine["name"], strict=True) if name == most]
         is_penalty = not names.isdisjoint(REDUCTIONS | {"norm", "sum"}) and bool(mine["has_backward"].any())
         rows = mine["row"].to_numpy()
-        yield OneByOne(
-            view.attribution.places[int(str(number))], rows, tensors, sum(sizes) // view.step_count, is_penalty
-        )
+        yield OneByOne(source, rows, tensors, sum(sizes) // view.step_count, is_penalty)
 
 
 def _with_backward(view: View) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -178,6 +178,30 @@ def _nodes_made(view: View, calls: pl.DataFrame) -> Rows:
     return result
 
 
+def evaluations(view: View) -> pl.DataFrame:
+    """Stretches of the main thread in which models that are also trained run in evaluation mode.
+
+    From the first call in that mode to the last one before a call in training mode or a step's end.
+
+    Returns:
+        Columns module, lane, start_ns, duration_ns, calls; by time.
+    """
+    calls = outermost_calls(view)
+    trained = calls.filter(~pl.col("evaluates").fill_null(True))["name"].unique()
+    bounds = view.steps["start_ns"].to_numpy()
+    step = np.searchsorted(bounds, calls["start_ns"].to_numpy(), side="right")
+    mine = pl.col("evaluates") & pl.col("name").is_in(trained.implode())
+    calls = calls.with_columns(step=pl.Series(step, dtype=pl.Int64), mine=mine.fill_null(False))
+    runs = calls.with_columns(run=pl.struct("step", "mine").rle_id()).filter("mine")
+    end = (pl.col("start_ns") + pl.col("duration_ns")).max()
+    return (
+        runs.group_by("run", maintain_order=True)
+        .agg(pl.col("name").first().alias("module"), pl.col("lane").first(), pl.col("start_ns").min(),
+             (end - pl.col("start_ns").min()).alias("duration_ns"), pl.len().alias("calls"))
+        .drop("run")
+    )  # fmt: skip
+
+
 def inside_calls(view: View, calls: pl.DataFrame) -> Rows:
     """Rows of the main thread's operators that begin during these calls, which do not overlap."""
     operators = view.operators.filter(pl.col("lane") == view.lane)

@@ -1,8 +1,8 @@
 """# What it finds
 Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that is run
-backward several times, gradients that no optimizer uses, a graph that is never run backward, a sequence that is
-computed from its beginning for each new position, a product or a distance by broadcasting, one small operator for each
-of many tensors, a result that is the same in each step or several times within one.
+backward several times, gradients that no optimizer uses, a graph that is never run backward, an evaluation in each
+step, a sequence that is computed from its beginning for each new position, a product or a distance by broadcasting, one
+small operator for each of many tensors, a result that is the same in each step or several times within one.
 
 # Why it costs time
 The program does the same work again, or work that nothing uses, or it does in many operators what one does.
@@ -15,6 +15,9 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 - Gradients are needless if the recorder saw that the parameters of a module require them and are in no optimizer, while
   others of the same model are. The backward of everything from the first such module to the first operator with
   trained parameters is counted.
+- An evaluation is a stretch in which a module that is also called in training mode runs in evaluation mode, in at least
+  half of the steps. The saving assumes that it runs so seldom that it takes 2 % of the time. A module that is only ever
+  called in evaluation mode, such as a teacher, is none.
 - A graph is unused if a call of a module makes autograd nodes in every step and none of them runs, while other graphs
   are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
   that these calls allocate: without a graph, each operator uses the memory of the one before.
@@ -23,8 +26,9 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 - A product by broadcasting is an elementwise product of two tensors that are each repeated along a dimension of the
   other, and whose result is only summed. The same result by a matrix product takes as long as the trace's own matrix
   products need for as many operations.
-- One tensor after the other means that a line runs elementwise operators on at least 8 tensors of different shapes in a
-  step. The same elements in one operator take as long as at the best rate of the trace's own elementwise operators.
+- One tensor after the other means that a line, and not the optimizer or another library that it calls, runs elementwise
+  operators on at least 8 tensors of different shapes in a step. The same elements in one operator take as long as at
+  the best rate of the trace's own elementwise operators.
 - A result is the same if hashes say so. Before `stepscope run` records, it looks at two steps: results and variables of
   the user's functions, and results of modules that they call, are hashed when the function ends; of tensors above 1 MiB
   evenly spaced elements. Functions called more than 64 times in a step are looked at that often. The look takes at most
@@ -59,6 +63,7 @@ from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sum
 from stepscope.diagnosis.lines.costs import LineCosts
 from stepscope.diagnosis.lines.graphs import (
     UnusedGraph,
+    evaluations,
     inside_calls,
     needless_backward,
     repeated_backward,
@@ -75,11 +80,18 @@ from stepscope.diagnosis.rules._operators import (
     pauses,
     scaled_with_pauses,
 )
+from stepscope.diagnosis.rules._waits import every_steps
 from stepscope.whatif.changes import scaled_host_time, scaled_stretches, scaled_work_of, together
+
+_OFTEN: Final = 0.5
+"""Share of the steps with an evaluation from which it counts as part of the step."""
+_SELDOM: Final = 0.02
+"""Share of the steps' time that an evaluation may take."""
 
 
 def check(view: View, limits: Limits) -> Answers:
-    graphs = (_again(view), _needless(view), *_unused(view))
+    evaluation = _evaluation(view)
+    graphs = (_again(view), _needless(view), evaluation, *(_unused(view) if evaluation is None else ()))
     for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
         if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
@@ -93,12 +105,13 @@ def _again(view: View) -> Found | None:
     cost = view.cost_ns(repeats.again) + sum(length_ns(view, each) for each in between)
     every = max(view.cost_ns(np.union1d(repeats.nodes, repeats.again)), cost)
     return Found(
-        f"the same graph is run backward {repeats.times} times {view.a_step}: {view.share(cost):.0%} of the "
+        f"the same graph is run backward {repeats.times} times {view.a_step}: {view.percent(cost)} of the "
         f"{view.period} goes to the runs after the first",
         cost,
         basis="all runs of a node but its first, with the gradients that are accumulated after them",
         confidence="medium",
         figures=[
+            view.share_figure("that this takes", cost),
             Figure("most runs of one node in a step", repeats.times, "count"),
             view.ns_per_step("time of repeated nodes", cost),
             view.ns_per_step("time of all nodes", every),
@@ -121,11 +134,12 @@ def _needless(view: View) -> Found | None:
     cost = view.cost_ns(needless.nodes) + sum(length_ns(view, each) for each in between)
     part = _common_path(needless.modules)
     return Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to gradients of {part}, which no optimizer updates",
+        f"{view.percent(cost)} of the {view.period} goes to gradients of {part}, which no optimizer updates",
         cost,
         basis="the backward of what runs from the first of these modules to the first operator with trained parameters",
         confidence="medium",
         figures=[
+            view.share_figure("that this takes", cost),
             Figure("modules whose gradients nothing uses", len(needless.modules), "count"),
             view.count_per_step("autograd nodes that are run for them", len(needless.nodes)),
         ],
@@ -150,6 +164,47 @@ def _common_path(modules: tuple[str, ...]) -> str:
     return ".".join(common) if len(modules) > 1 and len(common) > 1 else f"{len(modules)} modules"
 
 
+def _evaluation(view: View) -> Found | None:
+    stretches = evaluations(view)
+    times = stretches["start_ns"].to_numpy()
+    if stretches.is_empty() or view.complete_steps.height < 2:
+        return None
+    steps = view.steps_with(times)
+    cost = int(stretches["duration_ns"].sum())
+    if view.device is not None:
+        cost = view.cost_ns(view.outermost(inside_calls(view, stretches)))
+    every = every_steps(cost, view.length_ns, _SELDOM)
+    if steps < _OFTEN * view.step_count:
+        return None
+    made = sum(int(graph.calls["made"].sum()) for graph in unused_graphs(view))
+    graph = " Its calls record a graph that nothing runs backward: put them under torch.no_grad()." if made else ""
+    lanes, ends = stretches["lane"].to_numpy(), times + stretches["duration_ns"].to_numpy()
+    return Found(
+        f"{view.percent(cost)} of the {view.period} goes to running {stretches['module'][0]} in evaluation mode, in "
+        f"{steps} of {view.step_count} steps",
+        cost * (1 - 1 / every),
+        basis=f"the time of these stretches, less what remains of it if they run every {every} steps",
+        confidence="medium",
+        figures=[
+            view.share_figure("that this takes", cost),
+            view.count_per_step("calls in evaluation mode", int(stretches["calls"].sum())),
+            Figure("steps that evaluate", steps, "count"),
+            Figure("steps recorded", view.step_count, "count"),
+            Figure("steps between two evaluations that take 2 % of the time", every, "count"),
+            view.count_per_step("autograd nodes made in them", made),
+        ],
+        where=_lines_at(view, stretches),
+        remedy=Remedy(
+            f"If this is an evaluation, do it every {every} steps or once in an epoch.{graph}",
+            f"if step % {every} == 0:\n"
+            "    with torch.no_grad():\n"
+            "        evaluate(model)\n"
+            "# in trainers: eval_steps=..., val_check_interval=..., check_val_every_n_epoch=...",
+        ),
+        change=scaled_stretches(lanes, times, ends, 1 / every),
+    )
+
+
 def _unused(view: View) -> Iterator[Found]:
     kernel_ns = sum(step.thread_system_ns or 0 for step in view.program.steps)
     share = kernel_ns / max(sum(step.duration_ns for step in view.program.steps), 1)
@@ -168,13 +223,12 @@ def _unused_graph(view: View, graph: UnusedGraph, cost: float, allocated: int) -
     ends = starts + graph.calls["duration_ns"].to_numpy()
     lanes = graph.calls["lane"].to_numpy()
     return Found(
-        f"{view.share(taken):.0%} of the {view.period} goes to calls of {graph.module} that record a graph "
+        f"{view.percent(taken)} of the {view.period} goes to calls of {graph.module} that record a graph "
         "which nothing runs backward",
         cost,
         basis="the kernel's time in the steps, by the share of their memory that these calls allocate",
         confidence="low",
         weighed_ns=taken,
-        share_at=None,
         figures=[
             view.count_per_step("calls", graph.calls.height),
             view.share_figure("in these calls", taken),
@@ -205,11 +259,12 @@ def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
     sizes = prefix.calls["size"].to_numpy()
     return Found(
         f"{prefix.module} computes a growing sequence from its beginning {prefix.calls.height / view.step_count:,.0f} "
-        f"times {view.a_step}: a cache of keys and values, or of the last state, saves {view.share(saved):.0%}",
+        f"times {view.a_step}: a cache of keys and values, or of the last state, saves {view.percent(saved)}",
         saved,
         basis="every call as long as the shortest: only the new positions are computed",
         confidence="medium",
         figures=[
+            view.share_figure("that this takes", saved),
             view.count_per_step("calls", prefix.calls.height),
             Figure("elements of its inputs in a step's first call", int(sizes[0]), "count"),
             Figure("elements of its inputs in the last call", int(sizes[-1]), "count"),
@@ -229,7 +284,7 @@ def _algebra(view: View) -> Iterator[Found]:
     work = WorkLeft(view)
     for sums in broadcast_sums(view, called):
         yield _broadcast(view, work, sums)
-    for line in one_by_one(view, called):
+    for line in one_by_one(view, called, LineCosts(view).runs):
         found = _one_by_one(view, work, line)
         if found is not None:
             yield found
@@ -248,12 +303,13 @@ def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
         else "distances = torch.cdist(a, b).square()   # instead of (a.unsqueeze(-2) - b.unsqueeze(-3)).pow(2).sum(-1)"
     )
     return Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to a {sums.kind} by broadcasting and a sum, which "
+        f"{view.percent(cost)} of the {view.period} goes to a {sums.kind} by broadcasting and a sum, which "
         f"{better} computes without the {sums.bytes / 2**20:,.1f} MiB between them",
         cost - left,
         basis="the operators, forward and backward, less the time of as many operations in the trace's matrix products",
         confidence="medium" if work.product_ns(1) else "low",
         figures=[
+            view.share_figure("that this takes", cost),
             view.ns_per_step("time of these operators", cost),
             view.ns_per_step("time of the same operations in matrix products", left),
             Figure("bytes of the result before the sum", sums.bytes, "bytes"),
@@ -286,11 +342,12 @@ def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:
             "    multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay))",
         )
     return Found(
-        f"{view.share(cost):.0%} of the {view.period} goes to operators on {line.tensors:,} tensors, one after another",
+        f"{view.percent(cost)} of the {view.period} goes to operators on {line.tensors:,} tensors, one after another",
         cost - left,
         basis="the operators and the time between them, less the time of as many elements in one operator",
         confidence="medium",
         figures=[
+            view.share_figure("that this takes", cost),
             view.count_per_step("tensors", line.tensors * view.step_count),
             view.count_per_step("operators", len(line.rows)),
             view.count_per_step("backward operators", len(backward)),
@@ -330,12 +387,13 @@ def _equal_calls(view: View) -> Iterator[Found]:
             else (f"{equal.in_step:,} results {view.a_step} of which {equal.distinct:,} differ")
         )
         yield Found(
-            f"{equal.module} computes {said}: {view.share(cost):.0%} of the {view.period} can be left out",
+            f"{equal.module} computes {said}: {view.percent(cost)} of the {view.period} can be left out",
             cost,
             basis="its calls whose results were there before, forward and backward; the results of two steps before "
             "the recording were compared",
             confidence="medium",
             figures=[
+                view.share_figure("that this takes", cost),
                 Figure("calls in a step", equal.in_step, "count"),
                 Figure("different results among them", equal.distinct, "count"),
             ],
@@ -361,11 +419,12 @@ def _equal_lines(view: View) -> Iterator[Found]:
             else (f"has {equal.distinct:,} different values in {equal.calls:,} calls {view.a_step}")
         )
         yield Found(
-            f"{equal.what} {often}: {view.share(cost):.0%} of the {view.period} goes to computing it again",
+            f"{equal.what} {often}: {view.percent(cost)} of the {view.period} goes to computing it again",
             cost,
             basis="the time of its lines; the values of two steps before the recording were compared",
             confidence="medium",
             figures=[
+                view.share_figure("that this takes", cost),
                 Figure("values in a step", equal.calls, "count"),
                 Figure("different ones among them", equal.distinct, "count"),
             ],

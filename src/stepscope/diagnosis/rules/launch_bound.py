@@ -87,8 +87,10 @@ _PYTHON: Final = Remedy(
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
-    # Before the first work the host is not late: there was nothing to do. late-first-launch speaks of that.
-    later = pl.col("start_ns") >= view.work["start_ns"].min()
+    # Before the first work and after the last the host is not late: late-first-launch speaks of what comes before.
+    later = (pl.col("start_ns") >= view.work["start_ns"].min()) & (
+        pl.col("launch").is_not_null() | pl.col("lane").is_null()
+    )
     pieces = view.pieces.filter(later).select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
     host = pieces.filter(pl.col("lane").is_not_null())
     mostly_late = (

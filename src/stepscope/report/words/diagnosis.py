@@ -17,8 +17,6 @@ from stepscope.report.format import count, duration, share
 
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are merged, and closer shares count as equal."""
-_UNEVEN: Final = 0.1
-"""Share of the mean step by which the median must differ to be told beside it."""
 _SAYABLE: Final = 0.0005
 """Share from which on a cause is more than "<0.1 %"."""
 _WORTH_SAYING: Final = 0.01
@@ -355,10 +353,11 @@ def _step_sentence(diagnosis: Diagnosis) -> str:
     if diagnosis.step_source == "none":
         return f"{duration(diagnosis.length_ns or diagnosis.step_ns)} recorded, without steps"
     steps = "1 step" if diagnosis.step_count == 1 else f"mean of {count(diagnosis.step_count)}"
-    is_uneven = abs(diagnosis.median_step_ns - diagnosis.step_ns) > _UNEVEN * diagnosis.step_ns
-    if is_uneven and diagnosis.median_step_ns and diagnosis.step_count > 1:
-        steps += f", median {duration(diagnosis.median_step_ns)}"
-    return f"a step takes {duration(diagnosis.step_ns)} ({steps}, {_STEP_SOURCES.get(diagnosis.step_source, '')})"
+    if diagnosis.typical_step_ns != diagnosis.step_ns:
+        steps = f"median of {count(diagnosis.step_count)}, mean {duration(diagnosis.step_ns)}"
+    return (
+        f"a step takes {duration(diagnosis.typical_step_ns)} ({steps}, {_STEP_SOURCES.get(diagnosis.step_source, '')})"
+    )
 
 
 def _device_name(diagnosis: Diagnosis, device: DeviceSummary) -> str:

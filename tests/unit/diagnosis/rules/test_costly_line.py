@@ -304,3 +304,49 @@ def test_the_backward_before_the_first_trained_layer_is_needless() -> None:
     assert finding.saving_ns_per_step == 2 * (100 + 20 + 80)  # with the pause after each
     assert "Net.body" in finding.title
     assert the_finding(rule, with_a_frozen_part("Net.body.0")).saving_ns_per_step == 200
+
+
+def evaluating(*, in_steps: int = 4, name: str = "Net") -> Trace:
+    """Four steps of 1000 ns: a model in training mode for 200 ns, and in some of them two calls in the other mode."""
+    recording = Recording()
+    for step in range(4):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 350, "train.py(8): train")
+        recording.module(begin + 50, 200, "Net", evaluates=False)
+        recording.operator(begin + 60, 100, "aten::mm")
+        if step < in_steps:
+            recording.line(begin + 350, 550, "train.py(20): evaluate")
+            for call in (0, 250):
+                recording.module(begin + 400 + call, 200, name, evaluates=True)
+                recording.operator(begin + 410 + call, 100, "aten::mm")
+        recording.line(begin + 900, 100, "train.py(9): train")
+    return recording.trace()
+
+
+FIRES["an evaluation in each step"] = evaluating
+SILENT["a rare evaluation"] = lambda: evaluating(in_steps=1)
+SILENT["a teacher, which is never trained"] = lambda: evaluating(name="Teacher")
+
+
+def test_an_evaluation_in_each_step_is_to_run_more_seldom() -> None:
+    finding = the_finding(rule, evaluating())
+
+    assert places_of(finding) == [("train.py", 20, "evaluate")]
+    assert finding.saving_ns_per_step == pytest.approx(450, rel=0.1)
+    assert ("calls in evaluation mode per step", 2.0) in [(each.name, each.value) for each in finding.evidence.figures]
+
+
+def inside_a_library() -> Trace:
+    """In 10,000 ns two operators on each of 12 tensors, on a line that a step comes to once."""
+    recording = Recording()
+    recording.step(0, 10_000, 1)
+    recording.line(0, 10_000, "train.py(40): average")
+    for number in range(12):
+        shape = f"[[{8 + number % 4}, 8], []]"
+        recording.operator(200 * number, 80, "aten::mul", input_shapes=shape)
+        recording.operator(200 * number + 100, 80, "aten::add", input_shapes=shape)
+    return recording.trace()
+
+
+SILENT["a loop inside a library"] = inside_a_library

@@ -43,7 +43,7 @@ class FlowerClassifier(nn.Module):
         return self
 
     def forward(self, images):
-        return self.head(self.backbone(images))
+        return self.head(self.backbone(images))  # planted
 
 
 @torch.no_grad()
