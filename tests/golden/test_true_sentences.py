@@ -1,4 +1,7 @@
-"""Whatever is diagnosed, each finding says only what its evidence shows, and the tables counted again say the same."""
+"""Whatever is diagnosed, each finding says only what its evidence shows, and the tables counted again say the same.
+
+The accounting of the steps adds up, too.
+"""
 
 from __future__ import annotations
 
@@ -58,4 +61,7 @@ def _check(path: Path) -> None:
         assert unsupported(finding, rule_by_id(finding.rule), view) == [], finding.title
         assert differences(finding, recount) == [], finding.title
     diagnosis = diagnose_view(view)
-    assert false_headline(diagnosis, json_report(diagnosis)) == [], headline(diagnosis)
+    report = json_report(diagnosis)
+    assert false_headline(diagnosis, report) == [], headline(diagnosis)
+    for device in report["accounting"]:
+        assert device["busy_ns"] + sum(cause["ns"] for cause in device["idle"]) == device["window_ns"]

@@ -172,7 +172,7 @@ class StepView:
     def backlog(self, device: str | None) -> pl.DataFrame:
         """The device's work that ran in its window, but was launched before the span; with `row`."""
         window = self.window_of(device)
-        late = (pl.col("start_ns") + pl.col("duration_ns")) > self.span.start_ns
+        late = (pl.col("start_ns") + pl.col("duration_ns")) > window.start_ns
         split = self._classified if device == self.device else self._split(device, self.span)
         return split.filter("is_backlog", late, pl.col("start_ns") < window.end_ns)
 
