@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import statistics
 import sys
@@ -29,7 +30,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import diagnosis_accuracy as rehearsed  # noqa: E402
 
-from tests.zoo import measure  # noqa: E402
+from tests.zoo import measure, verdict  # noqa: E402
 from tests.zoo.blind.registry import NAMES, Advice, advice, gains, truth  # noqa: E402
 from tests.zoo.verdict import ALARM, Verdict, line_of  # noqa: E402
 
@@ -59,11 +60,11 @@ class Score:
 
     Attributes:
         name: of the program.
-        first: the first finding on the variant with the fault that names a saving; None where there is none.
+        first: the first finding on the variant with the fault that is no note; None where there is none.
         rank: of the first finding with the right place and advice, from 1; None where there is none.
         place: whether the first finding's place is the fault's.
         judged: whether the first finding's advice leads to the fix, and why; None where nobody judged it.
-        promised: share of the step that the first finding promises.
+        promised: share of the step that the first finding promises, with all findings of its rule.
         gained: share of the step that a stopwatch measured.
         alarms: findings on the variant without the fault above ALARM: rule, share, title.
     """
@@ -106,16 +107,18 @@ def scored(name: str, fault: Findings, mended: Findings) -> Score:
         return at_its_place(finding) and judged is not None and judged.leads_to_the_fix
 
     fault, mended = (
-        [finding for finding in found if finding["rule"] not in measure.DISTURBED] for found in (fault, mended)
+        [each for each in found if each["rule"] not in measure.DISTURBED and each["severity"] != "note"]
+        for found in (fault, mended)
     )
-    first = next((finding for finding in fault if finding["saving_share"] > 0), None)
+    first = fault[0] if fault else None
+    promised = None if first is None else verdict.promised(fault, first["rule"])
     return Score(
         name,
         first,
         next((rank for rank, finding in enumerate(fault, 1) if is_right(finding)), None),
         first is not None and at_its_place(first),
         None if first is None else judgements.get(first["rule"]),
-        None if first is None else first["saving_share"],
+        None if promised is None else promised[0],
         gains()[name].share,
         tuple((each["rule"], each["saving_share"], each["title"]) for each in mended if each["saving_share"] > ALARM),
     )
@@ -200,16 +203,16 @@ def unjudged(scores: Sequence[Score]) -> list[str]:
 
 
 def collected(names: Sequence[str], folder: Path) -> dict[str, dict[str, Findings]]:
-    """What is said of both variants of each program; a program that fails is told and left out."""
-    result: dict[str, dict[str, Findings]] = {}
-    for name in names:
+    """What is said of both variants of each program; of one without a recording, nothing."""
+    result: dict[str, dict[str, Findings]] = {name: {} for name in names}
+    for name, variant in itertools.product(names, ("fault", "mended")):
         try:
-            result[name] = {"fault": found_in(name, False, folder), "mended": found_in(name, True, folder)}
+            found = found_in(name, variant == "mended", folder)
         except measure.ProgramFailed as problem:
-            print(f"{name}: {problem}", file=sys.stderr, flush=True)
-            continue
-        first = result[name]["fault"][:1]
-        print(f"{name}: {first[0]['title'] if first else 'nothing found'}", file=sys.stderr, flush=True)
+            print(problem, file=sys.stderr)
+            found = []
+        result[name][variant] = found
+        print(f"{name}, {variant}: {found[0]['title'] if found else 'nothing found'}", file=sys.stderr, flush=True)
     return result
 
 
