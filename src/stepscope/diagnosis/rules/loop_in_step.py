@@ -6,14 +6,15 @@ A Python loop over tokens, samples, heads, experts or time steps calls operators
 costs Python, dispatch and launch time, and its backward pass often allocates and fills a full-size tensor for one
 piece's gradient. One call over the whole tensor does the same work once.
 
-# How it is measured A loop is a short body of outermost operators that repeats without interruption on one thread
-within a step, outside the optimizer and the data loader; the backward operators that it caused belong to it. A stack of
-equal layers repeats too but is not a loop: its repetitions run in different modules, or there are as many gradients as
-if each repetition had its own parameters. Nor is a loop inside a library: one whose repetitions a library's function
-contains, or whose operators are those that torch's data parallelism names or broadcasts buffers with. It is a loop if
-one `cat` or `stack` joins the results, if an index counts up, if nothing in it has parameters, or if its repetitions
-share them. A body of more than 24 operators counts only if the results are joined, or if the model has fewer parameters
-than such repetitions need.
+# How it is measured
+A loop is a short body of outermost operators that repeats without interruption on one thread within a step, outside the
+optimizer and the data loader; the backward operators that it caused belong to it. A stack of equal layers repeats too
+but is not a loop: its repetitions run in different modules, or there are as many gradients as if each repetition had
+its own parameters. Nor is a loop inside a library: one whose repetitions a library's function contains, or whose
+operators are those that torch's data parallelism names or broadcasts buffers with. It is a loop if one `cat` or `stack`
+joins the results, if an index counts up, if nothing in it has parameters, or if its repetitions share them. A body of
+more than 24 operators counts only if the results are joined, or if the model has fewer parameters than such repetitions
+need.
 
 The cost is the thread's time in the operators and between them; with a device, the device's time for what they launched
 plus its idle time before it. The time of the same work in one call is subtracted: matrix products and element-wise
