@@ -79,7 +79,7 @@ def _finding(found: Mapping[str, Any]) -> Finding:
     return Finding(
         found["rule"],
         found["title"],
-        [f"{place['file']}:{place['line']} {place['function']}" for place in found["where"]],
+        [" ".join([f"{at['file']}:{at['line']} {at['function']}", *at["inside"]]) for at in found["where"]],
         found["saving_share"],
         f"{remedy.get('text') or ''} {remedy.get('code') or ''}",
     )

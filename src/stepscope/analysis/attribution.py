@@ -42,7 +42,7 @@ from stepscope.analysis.module_paths import (
 )
 from stepscope.analysis.rows import Numbering, at, by_value, gathered, inside, nullable, row_numbers
 from stepscope.trace import Trace
-from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode, is_telling_library
 from stepscope.trace.nesting import Rows, inherit
 
 ATTRIBUTION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -95,6 +95,22 @@ class Attribution:
     def work_module(self) -> Rows:
         """For each row of `device_work` the index of its module, -1 for none."""
         return np.where(self.own_work_module >= 0, self.own_work_module, at(self.module, self.work_slices))
+
+    @cached_property
+    def library_frames(self) -> Rows:
+        """For each slice that is a frame of a library (but torch), the first row of `frames` of its function, or -1."""
+        frames = self.trace.frames
+        files = frames["file"].unique()
+        telling = [file for file in files if is_telling_library(file) and file not in self.activity.user_code]
+        row = pl.col("row").cast(pl.Int64).min().over("name")
+        known = pl.col("file").is_in(telling).fill_null(False)
+        first = frames.with_row_index("row").select(pl.when(known).then(row).otherwise(-1))
+        return self.activity.spread("frames", first.to_series().to_numpy())
+
+    @cached_property
+    def library_frame(self) -> Rows:
+        """For each slice the value of `library_frames` of the innermost one around it, or itself; -1 for none."""
+        return inherit(self.library_frames, self.activity.around)
 
     @cached_property
     def operator_slices(self) -> Rows:

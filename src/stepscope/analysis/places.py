@@ -12,6 +12,7 @@ import polars as pl
 from stepscope.analysis.attribution import Attribution, SourcePlace, attribute, parse, user_entries
 from stepscope.analysis.host import TABLES, HostActivity
 from stepscope.analysis.idle import idle_time
+from stepscope.analysis.library_calls import library_functions
 from stepscope.analysis.module_paths import OTHER, PHASES
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.rows import at, row_numbers
@@ -323,7 +324,7 @@ _LONGEST_PATH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the user's code and its cost."""
+    """A place in the user's code and its cost; where none of the frames is the user's, one in a library."""
 
     file: str
     line: int
@@ -331,21 +332,37 @@ class Place:
     exact_line: bool  # whether `line` is the statement's; otherwise it is the function's definition
     ns: int  # cost of this place
     call_path: tuple[str, ...]  # the user's frames that lead there, outermost first, as "file:line function"
+    inside: tuple[str, ...] = ()  # the libraries' functions below it that each contain at least half of its cost
 
 
 def places(attribution: Attribution, slices: Rows, ns: Rows, top: int = 3) -> list[Place]:
     """The user's lines, or else functions, that these slices belong to, costliest first.
 
-    Backward work counts for the line of its forward; the path to each place is that of its costliest slice.
+    Backward work counts for the line of its forward; the path to each place is that of its costliest slice. Where no
+    slice belongs to the user's code, the places are the innermost functions of libraries.
 
     Args:
         slices: indices into the attribution's activity, -1 for none; shape (n,).
         ns: cost of each; shape (n,).
     """
-    known = slices >= 0
-    placed = attribution.place[slices[known]] if known.any() else slices[known]
+    slices, ns = slices[slices >= 0], ns[slices >= 0]
+    placed = at(attribution.place, slices)
+    found = [
+        Place(
+            *attribution.places[place],
+            cost,
+            call_path(attribution, slice_),
+            library_functions(attribution, slices[placed == place], ns[placed == place]),
+        )
+        for place, cost, slice_ in _costliest(placed, slices, ns, top)
+    ]
+    return found or _library_places(attribution, slices, ns, top)
+
+
+def _costliest(placed: Rows, slices: Rows, ns: Rows, top: int) -> list[tuple[int, int, int]]:
+    """The places with the highest cost, each with its cost and its costliest slice; -1 is no place."""
     costs = (
-        pl.DataFrame({"place": placed, "slice": slices[known], "ns": ns[known]})
+        pl.DataFrame({"place": placed, "slice": slices, "ns": ns})
         .filter(pl.col("place") >= 0)
         .sort("ns", descending=True, maintain_order=True)
         .group_by("place", maintain_order=True)
@@ -353,10 +370,15 @@ def places(attribution: Attribution, slices: Rows, ns: Rows, top: int = 3) -> li
         .sort("ns", descending=True, maintain_order=True)
         .head(top)
     )
-    return [
-        Place(*attribution.places[int(place)], cost, call_path(attribution, row))
-        for place, cost, row in costs.iter_rows()
-    ]
+    return costs.select("place", "ns", "slice").rows()
+
+
+def _library_places(attribution: Attribution, slices: Rows, ns: Rows, top: int) -> list[Place]:
+    """The innermost functions of libraries that these slices belong to, costliest first."""
+    names = attribution.trace.frames["name"]
+    frames = _costliest(at(attribution.library_frame, slices), slices, ns, top)
+    parsed = [(parse(names[frame]), cost) for frame, cost, _ in frames]
+    return [Place(*entry, False, cost, ()) for entry, cost in parsed if entry is not None]
 
 
 def call_path(attribution: Attribution, row: int) -> tuple[str, ...]:
@@ -422,5 +444,5 @@ def merged(found: list[Place]) -> list[Place]:
             lines[key] = place
         else:
             exact = known.exact_line or place.exact_line
-            lines[key] = Place(*key, exact, known.ns + place.ns, known.call_path or place.call_path)
+            lines[key] = Place(*key, exact, known.ns + place.ns, known.call_path or place.call_path, known.inside)
     return sorted(lines.values(), key=lambda place: (-place.ns, place.file, place.line))

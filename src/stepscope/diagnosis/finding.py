@@ -48,12 +48,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in the user's code.
+    """A place in the user's code, or in a library's where none of the recorded frames is the user's.
 
     Attributes:
         line: the statement's line if `exact_line` is true, otherwise the line of the function's definition.
         share: share of the finding's cost at this place, 0 to 1.
         call_path: the user's frames that lead there, outermost first.
+        inside: the libraries' functions that are called from there and that each contain at least half of the cost at
+            this place, outermost first, as "file:line function".
     """
 
     file: str
@@ -62,6 +64,7 @@ class Location:
     share: float = 1.0
     exact_line: bool = False
     call_path: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -432,5 +432,11 @@ def rows_of(table: pl.DataFrame) -> Rows:
 
 def _location(place: Place, total: int) -> Location:
     return Location(
-        place.file, place.line, place.function, min(place.ns / total, 1.0), place.exact_line, place.call_path
+        place.file,
+        place.line,
+        place.function,
+        min(place.ns / total, 1.0),
+        place.exact_line,
+        place.call_path,
+        place.inside,
     )

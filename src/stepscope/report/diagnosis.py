@@ -259,7 +259,7 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis, report: TraceR
 
 def _place(location: Location) -> Place:
     place = f"{location.file}:{location.line} {location.function}".rstrip()
-    return Place(place, location.share, location.exact_line, location.call_path)
+    return Place(place, location.share, location.exact_line, location.call_path, "".join(location.inside[-1:]))
 
 
 def _figure(figure: Figure) -> tuple[str, str, str]:

@@ -118,12 +118,13 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the user's code."""
+    """A place in the user's code, with the library's function that most of its time goes to ("" for none)."""
 
     place: str
     share: float = 1.0
     exact_line: bool = True
     path: tuple[str, ...] = ()
+    inside: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,10 @@ def _finding(finding: doc.FindingBlock, level: int) -> Iterator[str]:
     basis = escape(finding.basis)
     yield f"- **Saves** {escape(finding.saving)}; {basis}" if finding.saving else f"- **Note** {basis}"
     for place in finding.places:
-        yield f"- **Where** {code(place.place)}" + (f" ({share(place.share)} of it)" if place.share < 1 else "")
+        part = f" ({share(place.share)} of it)" if place.share < 1 else ""
+        yield f"- **Where** {code(place.place)}{part}" + (
+            f", most of it in {code(place.inside)}" if place.inside else ""
+        )
     yield f"- **Change** {escape(finding.change)}"
     if finding.trial:
         yield f"- **Try** {code(finding.trial)}"

@@ -220,6 +220,21 @@ def is_user_file(file: str | None) -> bool:
     return not (is_framework(path, imported=True) or is_framework(path, imported=False))
 
 
+_WITHOUT_MEANING: Final = re.compile(r"(?:^|/)torch/|^<")
+"""Files whose functions say nothing about what is done: torch's calls of modules and operators, and generated code."""
+
+
+@lru_cache(maxsize=65536)
+def is_telling_library(file: str | None) -> bool:
+    """Whether a file is a library's, other than torch's own, the standard library's and generated code."""
+    path = (file or "").replace("\\", "/")
+    if not path or _WITHOUT_MEANING.search(path) or is_user_file(path):
+        return False
+    if path.startswith("/") or _DRIVE.match(path):
+        return re.search(r"/lib/python[\d.]+/(?!(?:site|dist)-packages/)", path) is None
+    return path.lstrip("./").split("/", 1)[0].removesuffix(".py") not in sys.stdlib_module_names
+
+
 @dataclass(frozen=True, slots=True)
 class UserCode:
     """The user's settings for which files are their code, in addition to `is_user_file`.

@@ -107,6 +107,7 @@ FULL_REPORT = {
                     "share": 1.0,
                     "exact_line": False,
                     "call_path": [],
+                    "inside": [],
                 }
             ],
         },
@@ -153,6 +154,7 @@ FULL_REPORT = {
                     "share": 0.9,
                     "exact_line": True,
                     "call_path": ["/home/jane doe/project/train.py:1 <module>"],
+                    "inside": [],
                 },
                 {
                     "file": "/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py",
@@ -161,6 +163,7 @@ FULL_REPORT = {
                     "share": 0.1,
                     "exact_line": False,
                     "call_path": [],
+                    "inside": [],
                 },
             ],
             "remedy": {

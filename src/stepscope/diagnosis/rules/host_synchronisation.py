@@ -14,6 +14,9 @@ logging a tensor, a value read between the backward pass and the optimizer's ste
 norms) or by the optimizer, `.item()`, indexing with a mask, other sizes that depend on values, copies,
 `torch.cuda.synchronize()`, or waiting for a queue or an event.
 
+If the device is idle for a reason that the trace does not show while the host waits or copies, the rule names that call
+and its place in a note without a saving: what ends the wait was not recorded, so no replay shows the step without it.
+
 Files beside the trace (`--xla-metrics`, `--xla-debug-log`) count how often values were read from the device in the
 whole run, and on which lines. If that is more than once in two steps and the trace shows no cost, the rule reports a
 note.
@@ -45,7 +48,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import CAUSE_CODES
+from stepscope.analysis.host import CAUSE_CODES, covered_by
 from stepscope.diagnosis.rule import (
     Answers,
     Figure,
@@ -73,6 +76,14 @@ _REPORTED_ELSEWHERE: Final = (
     "communication", "profiler_overhead",
 )  # fmt: skip
 """Causes of idle time after a wait that other rules charge."""
+_WAITING: Final = ("synchronise", "copy")
+_RECORD_MORE: Final = Remedy(
+    "Find out what this call waits for: record every process that uses the device, and begin some steps earlier. If "
+    "the host does not need the result there, let the call return at once.",
+    "# a copy that the host does not wait for\n"
+    "pinned = values.pin_memory()\n"
+    "on_device = pinned.to(device, non_blocking=True)",
+)
 _ACCESS: Final = "trying to access tensor value"
 """Cause that PyTorch/XLA reports if a graph had to run early because the program read a value."""
 _NUMBERS_BYTES: Final = 64
@@ -104,6 +115,41 @@ def check(view: View, limits: Limits) -> Answers:
         if limits.reached(cost):
             found.append(_found(view, kind, calls, cost))
     yield from found or _reported(view)
+    yield from _unexplained(view, limits)
+
+
+def _unexplained(view: View, limits: Limits) -> Iterator[Found]:
+    """Calls in which the host waits while the device is idle for a reason that the trace does not show."""
+    idle = covered_by(view.pieces_of("unknown"))
+    calls = view.trace.launches.with_row_index("launch").filter(pl.col("kind").is_in(_WAITING))
+    starts = calls["start_ns"].to_numpy()
+    overlaps = idle.overlap_of(starts, starts + calls["duration_ns"].to_numpy())
+    calls = calls.with_columns(idle_ns=pl.Series(overlaps, dtype=pl.Int64)).filter(pl.col("idle_ns") > 0)
+    for (name,), same in calls.group_by("name", maintain_order=True):
+        cost = idle.overlap_ns(covered_by(same))
+        if limits.reached(cost, "unexplained"):
+            yield _of_unknown_reason(view, limits, str(name), same, cost)
+
+
+def _of_unknown_reason(view: View, limits: Limits, name: str, calls: pl.DataFrame, cost: int) -> Found:
+    return Found(
+        f"{view.percent(cost)} of the {view.period} the host waits in {name} while the device is idle; the trace does "
+        "not show what for",
+        0,
+        basis="no saving: what ends the wait was not recorded, so no replay shows the step without it; it may be work "
+        "of another stream or process, or inside a graph",
+        confidence="low",
+        figures=[
+            limits.figure("unexplained", view.share(cost)),
+            view.count_per_step("such calls", calls.height),
+            Figure("the longest of them", int(calls["duration_ns"].to_numpy().max()), "ns"),
+        ],
+        intervals=view.longest(calls.select("start_ns", "duration_ns"), name),
+        remedy=_RECORD_MORE,
+        where=view.at_launches(calls, "idle_ns"),
+        severity="note",
+        for_every_framework=True,
+    )
 
 
 def _reported(view: View) -> Iterator[Found]:
@@ -268,6 +314,11 @@ RULE: Final = Rule(
     title="The host waits for the device and falls behind",
     thresholds={
         "share": Threshold(0.02, "share", "share of the {period} lost after these waits"),
+        "unexplained": Threshold(
+            0.05,
+            "share",
+            "share of the {period} in which the device is idle without a visible reason during such a call",
+        ),
         "calls": Threshold(0.5, "count", "calls a step that would wait for a GPU, in a trace without a device"),
     },
     check=check,

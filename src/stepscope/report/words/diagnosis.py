@@ -177,8 +177,9 @@ def _line_sentence(line: LineShare, period: str) -> str:
 
 
 def place_words(place: Place) -> str:
-    """A place with its share of the finding's cost, unless it carries all of it."""
-    return f"{place.place} ({share(place.share)} of it)" if place.share < 1 else place.place
+    """A place, its share of the finding's cost unless it carries all of it, and the library's function inside."""
+    words = f"{place.place} ({share(place.share)} of it)" if place.share < 1 else place.place
+    return f"{words}, most of it in {place.inside}" if place.inside else words
 
 
 def unreadable_heading(unreadable: Sequence[Unreadable]) -> str:

@@ -132,6 +132,18 @@ def closure(*, lines: bool) -> Trace:
     return recording.trace()
 
 
+def copy_that_waits(*, launched_ns: int = 20 * US, frame: str = "train.py(12): step") -> Trace:
+    """A step of 10 ms in which a copy call takes 7.9 ms, while nothing runs: what was launched before it is late."""
+    recording = Recording()
+    recording.step(0, 10_000 * US, 1)
+    recording.frame(0, 10_000 * US, frame)
+    recording.launched(5 * US, 10 * US, 90 * US, "before", 101)
+    recording.launch(launched_ns, 2, 103)
+    recording.launch(50 * US, 7_900 * US, 102, name="hipMemcpyWithStream", kind="copy")
+    recording.work(8_000 * US, 1_900 * US, "after", 103)
+    return recording.trace()
+
+
 FIRES: Cases = {
     "item": lambda: recorded(item_every_step()),
     "item between graphs": lambda: recorded(graph_decode()),
@@ -142,8 +154,10 @@ FIRES: Cases = {
     "item without a device": lambda: without_a_device("aten::item"),
     "item in an optimizer's closure, by lines": lambda: closure(lines=True),
     "item in an optimizer's closure, by frames": lambda: closure(lines=False),
+    "a copy that waits for what was not recorded": copy_that_waits,
 }
 SILENT: Cases = {
+    "a copy after which the next work is launched": lambda: copy_that_waits(launched_ns=7_990 * US),
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "no wait": lambda: recorded(launch_bound_training()),
@@ -151,6 +165,32 @@ SILENT: Cases = {
     "a short wait": short_wait,
     "a CPU whose optimizer and loader read values": without_a_device,
 }
+
+
+@pytest.mark.parametrize(
+    ("frame", "place"),
+    [
+        ("train.py(12): step", ("train.py", 12, "step")),
+        ("vllm/worker/model_runner.py(30): prepare", ("vllm/worker/model_runner.py", 30, "prepare")),
+    ],
+)
+def test_a_wait_for_what_was_not_recorded_is_named_with_its_place(frame: str, place: tuple[str, int, str]) -> None:
+    finding = the_finding(rule, copy_that_waits(frame=frame))
+
+    # The device is idle from 100 to 8,000 us; the call lasts from 50 to 7,950.
+    assert (finding.severity, finding.saving_ns_per_step, finding.confidence) == ("note", 0, "low")
+    assert figures_of(finding) == [
+        (
+            "share of the step in which the device is idle without a visible reason during such a call",
+            0.785,
+            "share",
+            0.05,
+        ),
+        ("such calls per step", 1.0, "count", None),
+        ("the longest of them", 7_900 * US, "ns", None),
+    ]
+    assert "hipMemcpyWithStream" in finding.title
+    assert places_of(finding) == [place]
 
 
 @pytest.mark.parametrize(
