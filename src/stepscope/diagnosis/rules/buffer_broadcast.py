@@ -46,8 +46,7 @@ _EMPTY: Final[dict[str, type[pl.DataType]]] = {"row": pl.Int64, "lane": pl.Int32
 
 def check(view: View, limits: Limits) -> Answers:
     moving = buffer_broadcasts(view).filter(~pl.col("broadcasts"))
-    cost = _cost_ns(view, moving)
-    if not limits.reached(cost):
+    if moving.is_empty() or not limits.reached(cost := _cost_ns(view, moving)):
         return
     lanes, starts = moving["lane"].to_numpy(), moving["start_ns"].to_numpy()
     ends = starts + moving["duration_ns"].to_numpy()
