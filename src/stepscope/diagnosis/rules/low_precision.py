@@ -149,7 +149,7 @@ def _tf32(view: View, limits: Limits) -> Answers:
         return
     kernels = _matrix_kernels(view, "tf32")
     total = int(kernels["duration_ns"].sum())
-    if not limits.reached(total, "tf32_share"):
+    if not limits.reached(total, "tensor_float_share"):
         return
     faster = _times_faster(view.trace, view.device)
     yield Found(
@@ -158,7 +158,7 @@ def _tf32(view: View, limits: Limits) -> Answers:
         total * (1 - 1 / faster),
         basis=f"the time of TF32 matrix kernels less that at {faster:.3g} times the rate, the ratio of the peaks",
         confidence="low",
-        limit="tf32_share",
+        limit="tensor_float_share",
         weighed_ns=total,
         figures=[
             view.count_per_step("such kernels", kernels.height),
@@ -258,7 +258,7 @@ RULE: Final = Rule(
     thresholds={
         "share": Threshold(0.1, "share", "share of the {period} in FP32 matrix kernels"),
         "saved": Threshold(0.5, "share", "share of those kernels' time that is counted as saved"),
-        "tf32_share": Threshold(0.1, "share", "share of the {period} in TF32 matrix kernels"),
+        "tensor_float_share": Threshold(0.1, "share", "share of the {period} in TF32 matrix kernels"),
         "double_share": Threshold(0.04, "share", "share of the {period} in operators on float64 tensors"),
         "double_saved": Threshold(0.5, "share", "share of those operators' time that is counted as saved"),
     },
