@@ -49,6 +49,7 @@ from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._kernels import alone_share, blocks, decides, multiprocessors
 from stepscope.machine.devices import USUAL_BEST_SHARE
+from stepscope.trace.window import Window
 from stepscope.whatif.changes import scaled_work_of
 
 _MOST: Final = 5
@@ -86,7 +87,7 @@ _REMEDY: Final = Remedy(
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None or view.work.is_empty():
         return
-    calls = roofline_calls(view.trace, window=view.span).filter(pl.col("device") == view.device)
+    calls = roofline_calls(view.trace, window=_calling(view)).filter(pl.col("device") == view.device)
     calls = calls.filter(~pl.col("row").is_in(_written_out_attention(view)))
     yield from _question(view, limits, calls)
     if calls["limit"].null_count() == calls.height:
@@ -104,6 +105,15 @@ def check(view: View, limits: Limits) -> Answers:
     slow = groups.filter(pl.col("device_ns") >= limits["slower"] * pl.col("wanted_ns")).head(_MOST)
     for row in slow.iter_rows(named=True):
         yield _found(view, limits, row)
+
+
+def _calling(view: View) -> Window:
+    """The time in which the host called the operators of the steps; steps of a device come later than their calls."""
+    if not view.is_on_device:
+        return view.span
+    rows = view.launching[view.work["launch"].drop_nulls().to_numpy()]
+    starts = view.trace.operators["start_ns"].to_numpy()[rows[rows >= 0]]
+    return Window(int(starts.min()), int(starts.max()) + 1) if len(starts) else view.span
 
 
 def _groups(view: View, limits: Limits, calls: pl.DataFrame) -> pl.DataFrame:
@@ -227,7 +237,7 @@ def _question(view: View, limits: Limits, calls: pl.DataFrame) -> Iterator[NotAn
         yield NotAnswered(question, "the trace holds no shapes", how)
     elif view.device is not None and device_peaks(view.trace, view.device) is None:
         name = next((one.name for one in view.trace.metadata.devices if one.device == view.device and one.name), None)
-        why = f"{name} is not in the table of peaks" if name else "the trace does not say which device this is"
+        why = f"{name} is not in the table of peaks" if name else "the trace names no device, so no peak is known"
         yield NotAnswered(question, why, "`stepscope roofline` shows what the kernels reached, without a peak")
 
 
