@@ -71,7 +71,8 @@ def test_the_cause_of_the_longest_step_is_named() -> None:
 
 
 def test_ten_steps_tell_more() -> None:
-    assert the_finding(rule, steps_of(*[10] * 9, 100)).confidence == "medium"
+    assert the_finding(rule, steps_of(*[10] * 9, 100, 90)).confidence == "medium"
+    assert asked(rule, steps_of(*[10] * 9, 100)).findings == ()  # a single one is set apart
 
 
 def test_the_thresholds_decide() -> None:
