@@ -126,6 +126,24 @@ def test_memory_limits_a_softmax() -> None:
     assert "contiguous" in finding.remedy.code
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "kind", "padded"),
+    [
+        ("aten::_softmax", 3137, "c10::Half", 3144),
+        ("aten::native_layer_norm", 1001, "c10::BFloat16", 1008),
+        ("aten::_softmax", 3136, "c10::Half", None),
+        ("aten::_softmax", 3137, "float", None),
+    ],
+)
+def test_16_bit_rows_that_do_not_fit_are_padded(name: str, width: int, kind: str, padded: int | None) -> None:
+    shapes, types = f"[[20000, {width}], [], []]", f'["{kind}", "Scalar", "Scalar"]'
+    finding = the_finding(rule, one_operator(name, shapes, types))
+
+    lengths = [value for title, value, *_ in figures_of(finding) if "length" in title]
+    assert lengths == ([] if padded is None else [width, padded])
+    assert (str(padded - width if padded and "softmax" in name else padded) in finding.remedy.code) == bool(padded)
+
+
 def test_the_thresholds_decide() -> None:
     assert asked(rule, one_operator(), slower=7).findings == ()
     assert asked(rule, one_operator(), share=0.34).findings == ()
