@@ -68,7 +68,7 @@ class Recount:
 
     @cached_property
     def steps(self) -> list[int]:
-        return [row["duration_ns"] for row in self.view.steps.rows(named=True) if row["complete"]]
+        return self.view.complete_steps["duration_ns"].to_list()
 
     def per_step(self, total: float) -> float:
         return total / self.view.step_count

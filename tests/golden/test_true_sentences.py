@@ -60,7 +60,7 @@ def _check(path: Path) -> None:
     for finding in asked(view, RULES)[0]:
         assert unsupported(finding, rule_by_id(finding.rule), view) == [], finding.title
         assert differences(finding, recount) == [], finding.title
-    diagnosis = diagnose_view(view)
+    diagnosis = diagnose_view(view, rules=[])  # the first sentence and the accounting say nothing of findings
     report = json_report(diagnosis)
     assert false_headline(diagnosis, report) == [], headline(diagnosis)
     for device in report["accounting"]:

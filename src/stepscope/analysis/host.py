@@ -460,14 +460,26 @@ def host_window(trace: Trace, activity: HostActivity) -> Window:
     """Window from the main thread's first slice to its last one's end, within what was read; empty without a thread.
 
     It never goes beyond the end of PyTorch's profiler: an annotation that was open then, such as the optimizer's step
-    whose end stops the profiler, ends only when the trace is written.
+    whose end stops the profiler, ends only when the trace is written. Nor does it contain the profiler's own start, and
+    what came before that: where the profiler works before the thread's first operator or launch, it begins afterwards.
     """
     lane = main_lane(trace, activity)
     if lane is None:
         return Window(0, 0)
     times, read = activity.timelines[lane].times, trace.metadata.window or Window(0, 2**62)
-    start_ns = max(int(times[1]), read.start_ns)
+    start_ns = max(int(times[1]), read.start_ns, _profiler_started_ns(trace, activity, lane))
     return Window(start_ns, max(min(int(times[-1]), read.end_ns, _profiler_end_ns(trace)), start_ns))
+
+
+def _profiler_started_ns(trace: Trace, activity: HostActivity, lane: int) -> int:
+    """When the profiler's last work before the thread's first operator or launch ended; 0 for none."""
+    mine = activity.lane == lane
+    works = mine & np.isin(activity.table, (_OPERATOR, _LAUNCH)) & (activity.cause != CAUSE_CODES["profiler_overhead"])
+    first = int(activity.start[works].min(initial=2**62))
+    recorded = trace.annotations.filter(pl.col("kind") == "overhead")
+    overhead = (recorded["start_ns"] + recorded["duration_ns"]).to_numpy()
+    ends = np.append(overhead, activity.end[mine & (activity.cause == CAUSE_CODES["profiler_overhead"])])
+    return int(ends[ends <= first].max(initial=0)) if first < 2**62 else 0
 
 
 def host_time(trace: Trace, *, window: Window | None = None, activity: HostActivity | None = None) -> pl.DataFrame:

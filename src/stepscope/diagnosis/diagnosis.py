@@ -24,7 +24,6 @@ from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import device_window, idle_summary
 from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.operators import operator_table
-from stepscope.analysis.steps import step_summary
 from stepscope.diagnosis.exceptional import Once, SetApart, once, set_apart
 from stepscope.diagnosis.finding import Finding, NotAnswered
 from stepscope.diagnosis.lines.costs import LineCosts, LineShare
@@ -281,7 +280,8 @@ def diagnose_view(
     both = _together(view, first)
     before = both.saving_ns_per_step if both is not None else sum(each.saving_ns_per_step for each in first)
     afterwards = _afterwards(view, first, before, small)
-    return replace(diagnosis, together=both, afterwards=afterwards, lines=_unexplained(view, shown))
+    lines = () if is_warm_up else _unexplained(view, shown)
+    return replace(diagnosis, together=both, afterwards=afterwards, lines=lines)
 
 
 def _unexplained(view: View, shown: Sequence[Finding]) -> tuple[LineShare, ...]:
@@ -345,7 +345,7 @@ def _diagnosis(
         device_uses=device_uses(trace, activity=view.activity),
         length_ns=view.window.duration_ns,
         mean_step_ns=int(complete["duration_ns"].mean() or 0) if complete.height else 0,  # type: ignore[arg-type]
-        median_step_ns=step_summary(view.complete_steps).median_ns if view.window == view.span else 0,
+        median_step_ns=view.summary.median_ns if view.window == view.span else 0,
         set_apart=set_apart(view),
         once=once(view),
         in_steps=_in_steps(view, names),

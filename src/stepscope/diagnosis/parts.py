@@ -19,7 +19,7 @@ from stepscope.trace.program_facts import StepFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_cause, together
 
-PROFILE: Final = "torch.profiler.profile({}, schedule=torch.profiler.schedule(wait=1, warmup=2, active=5, repeat=1))"
+PROFILE: Final = "torch.profiler.profile({}schedule=torch.profiler.schedule(wait=1, warmup=2, active=5, repeat=1))"
 _RECORDED_BY_TORCH: Final = "record the program with stepscope run, or with torch.profiler"
 _NOT_IN_JAX: Final = "these rules know PyTorch's operators; `stepscope operators` and `kernels` show what XLA compiled"
 _NVTX_STEP: Final = 'torch.cuda.nvtx.range_push(f"step {i}") ... torch.cuda.nvtx.range_pop()'
@@ -94,7 +94,7 @@ PARTS: Final[dict[PartName, Part]] = {
         "the trace holds no Python frames",
         _no_lines,
         {
-            "": f"record with {PROFILE.format('with_stack=True')}",
+            "": f"record with {PROFILE.format('with_stack=True, ')}",
             "nsight_systems": f"Nsight Systems records no Python lines here: {_RECORDED_BY_TORCH} and with_stack=True",
             "rocprof": f"rocprofv3 records no lines of Python: {_RECORDED_BY_TORCH} and with_stack=True",
             "xplane": _JAX_LINES,
@@ -121,7 +121,7 @@ PARTS: Final[dict[PartName, Part]] = {
         "the trace holds no input shapes",
         lambda trace: not _has(trace.operators, "input_shapes"),
         {
-            "": f"record with {PROFILE.format('record_shapes=True')}, or stepscope run --shapes",
+            "": f"record with {PROFILE.format('record_shapes=True, ')}, or stepscope run --shapes",
             "nsight_systems": "nsys profile --pytorch=autograd-shapes-nvtx ..., or "
             "torch.autograd.profiler.emit_nvtx(record_shapes=True)",
             "rocprof": "torch.autograd.profiler.emit_nvtx(record_shapes=True), with rocprofv3 --marker-trace",
@@ -134,7 +134,7 @@ PARTS: Final[dict[PartName, Part]] = {
         "the trace holds input shapes, but no types of inputs",
         lambda trace: _has(trace.operators, "input_shapes") and not _has(trace.operators, "input_types"),
         {
-            "": f"record with {PROFILE.format('record_shapes=True')}",
+            "": f"record with {PROFILE.format('record_shapes=True, ')}",
             "nsight_systems": f"emit_nvtx records shapes without types: {_RECORDED_BY_TORCH} and record_shapes=True",
             "rocprof": f"emit_nvtx records shapes without types: {_RECORDED_BY_TORCH} and record_shapes=True",
         },
@@ -154,7 +154,7 @@ PARTS: Final[dict[PartName, Part]] = {
         "the trace holds no allocations",
         lambda trace: trace.memory.is_empty(),
         {
-            "": f"record with {PROFILE.format('profile_memory=True')}, or take a snapshot: docs/memory.md",
+            "": f"record with {PROFILE.format('profile_memory=True, ')}, or take a snapshot: docs/memory.md",
             "nsight_systems": "nsys profile --cuda-memory-usage=true ..., or take a snapshot of torch's allocator",
             "rocprof": f"{_RECORDED_BY_TORCH} and profile_memory=True, or take a snapshot of torch's allocator",
             "xplane": _JAX_MEMORY,
@@ -184,7 +184,7 @@ LAUNCHES: Final[Mapping[str, str]] = {
 }
 """Reader's name -> how to record the calls that launch work on a device; "" for all others."""
 HOST: Final[Mapping[str, str]] = {
-    "": f"record with {PROFILE.format('with_stack=True')}, and every rank if there are several",
+    "": f"record with {PROFILE.format('with_stack=True, ')}, and every rank if there are several",
     "nsight_systems": "record NVTX ranges around the program's parts, and --trace=cuda,nvtx,osrt",
     "rocprof": "record roctx ranges around the program's parts: rocprofv3 --runtime-trace",
     "xplane": f"{_JAX_LINES}; stepscope attach does so with --stacks",

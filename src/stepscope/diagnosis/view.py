@@ -104,8 +104,8 @@ class View(StepView):
 
     @cached_property
     def summary(self) -> StepSummary:
-        """Summary of the steps."""
-        return step_summary(self.steps)
+        """Summary of the measured steps; of all of them if none is complete."""
+        return step_summary(self.complete_steps if self.complete_steps.height else self.steps)
 
     @cached_property
     def torch_device(self) -> str:

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -63,6 +64,8 @@ def _digest(*parts: bytes) -> int:
 def _of_tensor(tensor: Any) -> int | None:
     import torch
 
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return None  # the program watches operators, and would see ours
     if tensor.numel() < _FEWEST or tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return None
     if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -142,6 +145,7 @@ class ValueLook:
         while frame is not None:
             if is_users(frame.f_code.co_filename):
                 self._look(frame, None)
+                _let_go(frame)
             frame = frame.f_back
         self._counts.clear()
         self._step += 1
@@ -218,6 +222,15 @@ class ValueLook:
         self._modules.clear()
         self._roots.clear()
         return tuple(each for each in found if each is not None)[:_MOST_FACTS]
+
+
+def _let_go(frame: FrameType) -> None:
+    """Release what a function's frame, which goes on, keeps of its local variables for those who asked for them.
+
+    Up to Python 3.12 the frame holds a copy, and with it the tensors of this step, until somebody asks again.
+    """
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
+        frame.f_locals.clear()
 
 
 def _last_line(code: CodeType) -> int:

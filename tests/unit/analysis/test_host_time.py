@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stepscope.analysis.host import HOST_SCHEMA, host_activity, host_summary, host_time, main_lane
+import pytest
+
+from stepscope.analysis.host import HOST_SCHEMA, host_activity, host_summary, host_time, host_window, main_lane
 from stepscope.trace import Trace, Window
 from tests.unit.recording import Recording
 
@@ -195,3 +197,38 @@ def test_marks_of_a_program_that_runs_lazily_are_tracing_until_a_step_marker() -
         (75, 15, "step_marker"),
         (90, 10, "graph_tracing"),
     ]
+
+
+@pytest.mark.parametrize("first_operator_ns", [520, 700])
+def test_the_window_begins_after_the_profilers_own_start(first_operator_ns: int) -> None:
+    recording = Recording()
+    recording.frame(0, 1000, "train.py(1): <module>")
+    recording.frame(10, 490, "torch/profiler/profiler.py(705): start")
+    recording.frame(20, 300, "<built-in function hasattr>")
+    recording.operator(first_operator_ns, 100, "aten::mm")
+    recording.frame(900, 50, "torch/profiler/profiler.py(780): step")
+    trace = recording.trace()
+
+    window = host_window(trace, host_activity(trace))
+    assert (window.start_ns, window.end_ns) == (500, 1000)
+    assert host_time(trace)["duration_ns"].sum() == 500
+
+
+def test_overhead_that_was_recorded_before_the_first_operator_is_left_out() -> None:
+    recording = Recording()
+    recording.frame(0, 1000, "train.py(1): <module>")
+    recording.annotation(100, 200, "Overhead: Resource", kind="overhead")
+    recording.operator(500, 100, "aten::mm")
+    recording.annotation(700, 100, "Overhead: Flush", kind="overhead")
+    trace = recording.trace()
+
+    assert host_window(trace, host_activity(trace)).start_ns == 300
+
+
+def test_without_operators_nothing_is_left_out() -> None:
+    recording = Recording()
+    recording.frame(0, 1000, "train.py(1): <module>")
+    recording.frame(10, 490, "torch/profiler/profiler.py(705): start")
+    trace = recording.trace()
+
+    assert host_window(trace, host_activity(trace)).start_ns == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import defaultdict
 from typing import Any
 
@@ -15,6 +16,7 @@ from stepscope.trace.program_facts import ValueFacts
 from tests.unit.test_guard import fails
 
 torch = pytest.importorskip("torch")
+FlopCounterMode = pytest.importorskip("torch.utils.flop_counter").FlopCounterMode
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +146,31 @@ def test_modules_whose_parameters_are_in_no_optimizer_are_named() -> None:
     net.body.requires_grad_(False)
     assert lines.untrained_modules([net]) == ()
     assert optimizer.param_groups
+
+
+class Held:
+    """A value whose end shows."""
+
+
+def test_a_look_keeps_no_variable_of_a_function_that_goes_on() -> None:
+    look = ValueLook()
+    before = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        look.start()
+        held, number = Held(), 1
+        gone = weakref.ref(held)
+        look.border()
+        del held
+        assert gone() is None
+        assert (number, locals()["number"]) == (1, 1)  # the variables themselves stay
+    finally:
+        look.stop()
+        sys.setprofile(before)
+
+
+def test_a_program_that_watches_operators_does_not_see_ours() -> None:
+    with FlopCounterMode(display=False) as counter:
+        assert fingerprint(torch.ones(64, 64)) is None
+    assert counter.get_total_flops() == 0
+    assert fingerprint(torch.ones(64, 64)) is not None

@@ -133,7 +133,7 @@ class LineCosts:
         mine = self.view.begin_in_span(
             self.view.trace.lines.select(
                 "start_ns", "lane", place=pl.Series(self.view.attribution.line_place, dtype=pl.Int64)
-            ).filter((pl.col("lane") == self.view.lane) & (pl.col("place") >= 0))
+            ).filter((pl.col("lane") == (-1 if self.view.lane is None else self.view.lane)) & (pl.col("place") >= 0))
         )
         counts = mine.group_by("place").len()
         return {place: count / self.view.step_count for place, count in counts.iter_rows()}

@@ -21,7 +21,8 @@ slower to read than memory bandwidth suggests. Sparse or masked attention does l
 # What to do
 It depends on the kind of work: sizes that are multiples of 64 for matrix products, channels-last and cuDNN's benchmark
 for convolutions, PyTorch's fused attention with heads of 64 or 128, contiguous tensors and `torch.compile` for the
-rest.
+rest. Softmax and normalisation read 16-bit rows in pieces of 16 bytes if their length is a multiple of 8, else one
+number at a time.
 
 # Reference
 TraceLens compares efficiency with a roofline; Williams, Waterman and Patterson, Roofline (2009).
@@ -44,13 +45,17 @@ from stepscope.analysis.roofline import (
     is_eligible,
     roofline_calls,
 )
+from stepscope.analysis.work import shapes_of
 from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._kernels import alone_share, blocks, decides, multiprocessors
 from stepscope.machine.devices import USUAL_BEST_SHARE
+from stepscope.trace.window import Window
 from stepscope.whatif.changes import scaled_work_of
 
+_ALIGNED: Final = 8
+"""16-bit numbers in 16 bytes, which kernels read at once."""
 _MOST: Final = 5
 """Maximum number of findings for one trace."""
 _NAMES: Final = {"matrix": "matrix product", "elementwise": "element-wise work"}
@@ -86,7 +91,7 @@ _REMEDY: Final = Remedy(
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None or view.work.is_empty():
         return
-    calls = roofline_calls(view.trace, window=view.span).filter(pl.col("device") == view.device)
+    calls = roofline_calls(view.trace, window=_calling(view)).filter(pl.col("device") == view.device)
     calls = calls.filter(~pl.col("row").is_in(_written_out_attention(view)))
     yield from _question(view, limits, calls)
     if calls["limit"].null_count() == calls.height:
@@ -104,6 +109,15 @@ def check(view: View, limits: Limits) -> Answers:
     slow = groups.filter(pl.col("device_ns") >= limits["slower"] * pl.col("wanted_ns")).head(_MOST)
     for row in slow.iter_rows(named=True):
         yield _found(view, limits, row)
+
+
+def _calling(view: View) -> Window:
+    """The time in which the host called the operators of the steps; steps of a device come later than their calls."""
+    if not view.is_on_device:
+        return view.span
+    rows = view.launching[view.work["launch"].drop_nulls().to_numpy()]
+    starts = view.trace.operators["start_ns"].to_numpy()[rows[rows >= 0]]
+    return Window(int(starts.min()), int(starts.max()) + 1) if len(starts) else view.span
 
 
 def _groups(view: View, limits: Limits, calls: pl.DataFrame) -> pl.DataFrame:
@@ -185,6 +199,7 @@ def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
     rows, weights = np.array(row["row"], np.int64), np.array(row["each_ns"], np.int64)
     left = np.array(row["each_wanted_ns"], np.float64) / np.maximum(weights, 1)
     slower = row["device_ns"] / max(row["wanted_ns"], 1)
+    odd = _odd_row(row)
     return Found(
         f"the {kind} {name} of {_shapes(row['input_shapes'])} reaches {share:.0%} of the device's {peak} "
         f"and takes {view.percent(row['device_ns'])} of the {view.period}",
@@ -199,12 +214,36 @@ def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
             reached,
             Figure(f"time on the device {view.per}", row["device_ns"] // view.step_count, "ns"),
             view.count_per_step("calls", row["calls"]),
+            *([Figure("length of a row", odd, "count"), Figure("padded length", _padded(odd), "count")] if odd else []),
         ],
         share_at=2,
-        remedy=_REMEDIES.get(row["work_kind"], _REMEDY),
+        remedy=_padded_rows(row["work_kind"], odd) if odd else _REMEDIES.get(row["work_kind"], _REMEDY),
         where=view.at_operators(rows, weights),
         change=scaled_work_of(rows, np.minimum(left, 1.0)),
     )
+
+
+def _odd_row(row: dict[str, Any]) -> int:
+    """The length of the rows of a 16-bit softmax or normalisation if it is no multiple of 8, else 0."""
+    shapes = shapes_of(row["input_shapes"])
+    if row["work_kind"] not in ("softmax", "normalisation") or row["number_type"] not in ("fp16", "bf16"):
+        return 0
+    length = shapes[0][-1] if shapes and shapes[0] else 0
+    return length if length % _ALIGNED else 0
+
+
+def _padded(length: int) -> int:
+    return -(-length // _ALIGNED) * _ALIGNED
+
+
+def _padded_rows(kind: str, length: int) -> Remedy:
+    padded = _padded(length)
+    text = f"Rows of {length:,} 16-bit numbers do not begin at multiples of 16 bytes: make them {padded:,} long."
+    if kind == "softmax":
+        code = f'scores = F.pad(scores, (0, {padded - length}), value=float("-inf"))   # adds nothing to the sum'
+    else:
+        code = f"norm = torch.nn.LayerNorm({padded})    # a width of the model that is a multiple of {_ALIGNED}"
+    return Remedy(text, code)
 
 
 def _shapes(text: str) -> str:
@@ -227,7 +266,7 @@ def _question(view: View, limits: Limits, calls: pl.DataFrame) -> Iterator[NotAn
         yield NotAnswered(question, "the trace holds no shapes", how)
     elif view.device is not None and device_peaks(view.trace, view.device) is None:
         name = next((one.name for one in view.trace.metadata.devices if one.device == view.device and one.name), None)
-        why = f"{name} is not in the table of peaks" if name else "the trace does not say which device this is"
+        why = f"{name} is not in the table of peaks" if name else "the trace names no device, so no peak is known"
         yield NotAnswered(question, why, "`stepscope roofline` shows what the kernels reached, without a peak")
 
 

@@ -88,9 +88,8 @@ def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
     # Before the first work and after the last the host is not late: late-first-launch speaks of what comes before.
-    later = (pl.col("start_ns") >= view.work["start_ns"].min()) & (
-        pl.col("launch").is_not_null() | pl.col("lane").is_null()
-    )
+    first = int(view.work["start_ns"].to_numpy().min(initial=view.window.end_ns))
+    later = (pl.col("start_ns") >= first) & (pl.col("launch").is_not_null() | pl.col("lane").is_null())
     pieces = view.pieces.filter(later).select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
     host = pieces.filter(pl.col("lane").is_not_null())
     mostly_late = (

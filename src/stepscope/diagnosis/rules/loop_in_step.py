@@ -10,9 +10,11 @@ piece's gradient. One call over the whole tensor does the same work once.
 A loop is a short body of outermost operators that repeats without interruption on one thread within a step, outside the
 optimizer and the data loader; the backward operators that it caused belong to it. A stack of equal layers repeats too
 but is not a loop: its repetitions run in different modules, or there are as many gradients as if each repetition had
-its own parameters. It is a loop if one `cat` or `stack` joins the results, if an index counts up, if nothing in it has
-parameters, or if its repetitions share them. A body of more than 24 operators counts only if the results are joined, or
-if the model has fewer parameters than such repetitions need.
+its own parameters. Nor is a loop inside a library: one whose repetitions a library's function contains, or whose
+operators are those that torch's data parallelism names or broadcasts buffers with. It is a loop if one `cat` or `stack`
+joins the results, if an index counts up, if nothing in it has parameters, or if its repetitions share them. A body of
+more than 24 operators counts only if the results are joined, or if the model has fewer parameters than such repetitions
+need.
 
 The cost is the thread's time in the operators and between them; with a device, the device's time for what they launched
 plus its idle time before it. The time of the same work in one call is subtracted: matrix products and element-wise
@@ -37,17 +39,19 @@ PyTorch's ForLoopIndexingPattern (removed in 2026) looked for ten repeated aten:
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import Final
 
 import numpy as np
 
+from stepscope.analysis.host import TABLES
 from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, loops
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.lines.dependency import CHOOSING, Dependencies
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
     engine_pauses,
@@ -57,9 +61,12 @@ from stepscope.diagnosis.rules._operators import (
     reported_elsewhere,
     scaled_with_pauses,
 )
+from stepscope.diagnosis.rules.buffer_broadcast import buffer_broadcasts
 
 _SLICING_NODE: Final = r"(Select|Slice|Narrow|Unbind|Split|SplitWithSizes|Index|IndexSelect|Chunk)Backward\d*$"
 _SLICING: Final = ("select", "slice", "narrow", "index", "unbind", "chunk", "split")
+_DATA_PARALLEL: Final = r"torch(?:\.|::)distributed\b|c10d::|record_param_comms$"
+"""Names that torch's data parallelism gives its own work."""
 _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
 
 
@@ -89,10 +96,11 @@ def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], li
     dependencies = Dependencies(view)
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
     elsewhere = reported_elsewhere(found)
+    broadcasts = rows_of(buffer_broadcasts(view))
     mine: list[tuple[Loop, LoopSigns]] = []
     dependent: list[tuple[Loop, LoopSigns]] = []
     for loop in found:
-        if any(loop is other for other in elsewhere):
+        if any(loop is other for other in elsewhere) or _is_in_library(view, loop, broadcasts):
             continue
         seen = evidence.of(loop)
         is_certain = len(loop.body) <= SHORT_BODY or seen.is_collected or seen.shares_parameters
@@ -101,6 +109,27 @@ def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], li
     long = [loop for loop, _ in [*mine, *dependent] if len(loop.body) > SHORT_BODY]
     inside = [any(other is not loop and loop.operators[0] in other.operators for other in long) for loop, _ in mine]
     return [each for each, is_inside in zip(mine, inside, strict=True) if not is_inside], elsewhere
+
+
+def _is_in_library(view: View, loop: Loop, broadcasts: Rows) -> bool:
+    """Whether a library repeats these operators: in a function of its own, by its names, or to broadcast buffers."""
+    ends = loop.operators[[0, -1]]
+    if np.isin(ends, broadcasts).all() or any(re.match(_DATA_PARALLEL, name) for name in loop.body):
+        return True
+    around, last = (_frames_around(view, int(slice_)) for slice_ in view.slices_of_operators(ends))
+    files = (view.trace.frames["file"][row] for row in around if row in set(last))
+    common = next((file for file in files if file is not None), None)
+    return common is not None and common not in view.user_code
+
+
+def _frames_around(view: View, slice_: int) -> list[int]:
+    """Rows in `frames` of the frames around a slice, innermost first."""
+    activity, found = view.activity, []
+    while slice_ >= 0:
+        if activity.table[slice_] == TABLES.index("frames"):
+            found.append(int(activity.row[slice_]))
+        slice_ = int(activity.around[slice_])
+    return found
 
 
 def _can_be_batched(loop: Loop, dependencies: Dependencies) -> bool:

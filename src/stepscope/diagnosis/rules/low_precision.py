@@ -11,7 +11,10 @@ too.
 # How it is measured
 FP32: time of matrix kernels whose names say FP32 (not TF32), on a device of compute capability 7.0 or later. Half of
 that time is counted as saved, which is less than the hardware's ratio. float64: time of operators with float64 inputs.
-Half of it and all of the conversions to float64 and back are counted as saved.
+Half of it and all of the conversions to float64 and back are counted as saved. TF32: time of matrix kernels that
+already multiply in TF32. A 16-bit format saves 1 - TF32 rate / 16-bit rate of that time, by the device's peaks, or half
+where no peaks are known: tensor cores since Ampere multiply 16-bit numbers twice as fast. That element-wise kernels
+move half of the bytes is not counted, nor is what limits kernels below their peak.
 
 # Known false positives
 Numerically delicate parts that must stay in a wider type, and programs that compute in float64 on purpose. Some
@@ -38,20 +41,30 @@ import polars as pl
 from stepscope.analysis.conversions import Cast, casts, wide_operators
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.patterns import logits_losses
-from stepscope.analysis.roofline import eligible_calls, is_eligible
+from stepscope.analysis.roofline import device_peaks, eligible_calls, is_eligible
 from stepscope.analysis.work import elements, listed_shapes
 from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
+from stepscope.trace import Trace
 from stepscope.whatif.changes import scaled_operators, scaled_work, scaled_work_of, together
 
 _TENSOR_CORES_SINCE: Final = (7, 0)
 _TF32_SINCE: Final = (8, 0)
+_USUAL_RATIO: Final = 2.0
+"""Times that tensor cores since Ampere multiply 16-bit numbers as fast as TF32."""
 _MANY_CLASSES: Final = 2000
+_BF16: Final = (
+    'with torch.autocast("cuda", dtype=torch.bfloat16):   # bf16\n    loss = model(batch)\n'
+    "from stepscope.remedies import mixed_precision       # bf16, held against FP32 in its first steps\n"
+    'precision = mixed_precision("bf16")\n'
+    "loss = precision.loss(lambda: model(batch))"
+)
 
 
 def check(view: View, limits: Limits) -> Answers:
     yield from _double(view, limits)
     yield from _single(view, limits)
+    yield from _tf32(view, limits)
 
 
 def _double(view: View, limits: Limits) -> Answers:
@@ -124,13 +137,53 @@ def _double_remedy(everything: bool) -> Remedy:
     )
 
 
+def _matrix_kernels(view: View, precision: str) -> pl.DataFrame:
+    """The device's matrix kernels whose names say that they compute in this format."""
+    names = view.work["name"].unique()
+    mine = [name for name in names if arithmetic(name).is_matrix and arithmetic(name).precision == precision]
+    return view.work.filter(pl.col("name").is_in(mine) & (pl.col("kind") == "compute"))
+
+
+def _tf32(view: View, limits: Limits) -> Answers:
+    if view.device is None:
+        return
+    kernels = _matrix_kernels(view, "tf32")
+    total = int(kernels["duration_ns"].sum())
+    if not limits.reached(total, "tensor_float_share"):
+        return
+    faster = _times_faster(view.trace, view.device)
+    yield Found(
+        f"{view.percent(total)} of the {view.period} is TF32 matrix products, which 16-bit numbers make up to "
+        f"{faster:.3g} times as fast",
+        total * (1 - 1 / faster),
+        basis=f"the time of TF32 matrix kernels less that at {faster:.3g} times the rate, the ratio of the peaks",
+        confidence="low",
+        limit="tensor_float_share",
+        weighed_ns=total,
+        figures=[
+            view.count_per_step("such kernels", kernels.height),
+            Figure("16-bit rate of the tensor cores over their TF32 rate", faster, "count"),
+        ],
+        intervals=view.longest(kernels, "TF32 matrix product"),
+        remedy=Remedy("Run matrix products in bf16.", _BF16, apply=("bf16",)),
+        where=view.at_launches(kernels),
+        change=scaled_work(rows_of(kernels), 1 / faster),
+    )
+
+
+def _times_faster(trace: Trace, device: str) -> float:
+    """Peak rate in 16 bits over that in TF32; the usual one where the device's are unknown."""
+    peaks = device_peaks(trace, device)
+    rates = {} if peaks is None else peaks.flops_s
+    half, tf32 = rates.get("bf16") or rates.get("fp16"), rates.get("tf32")
+    return max(half / tf32, 1.0) if half and tf32 else _USUAL_RATIO
+
+
 def _single(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
     capability = _capability(view)
-    names = view.work["name"].unique()
-    slow = [name for name in names if arithmetic(name).is_matrix and arithmetic(name).precision == "fp32"]
-    kernels = view.work.filter(pl.col("name").is_in(slow) & (pl.col("kind") == "compute"))
+    kernels = _matrix_kernels(view, "fp32")
     total = int(kernels["duration_ns"].sum())
     if not limits.reached(total):
         return
@@ -187,11 +240,7 @@ def _remedy(capability: tuple[int, ...]) -> Remedy:
     if capability >= _TF32_SINCE:
         return Remedy(
             "Run matrix products in bf16, or at least in TF32, which is off.",
-            'torch.set_float32_matmul_precision("high")          # TF32, one line\n'
-            'with torch.autocast("cuda", dtype=torch.bfloat16):   # bf16\n    loss = model(batch)\n'
-            "from stepscope.remedies import mixed_precision       # bf16, held against FP32 in its first steps\n"
-            'precision = mixed_precision("bf16")\n'
-            "loss = precision.loss(lambda: model(batch))",
+            f'torch.set_float32_matmul_precision("high")          # TF32, one line\n{_BF16}',
             apply=("bf16",),
         )
     return Remedy(
@@ -209,6 +258,7 @@ RULE: Final = Rule(
     thresholds={
         "share": Threshold(0.1, "share", "share of the {period} in FP32 matrix kernels"),
         "saved": Threshold(0.5, "share", "share of those kernels' time that is counted as saved"),
+        "tensor_float_share": Threshold(0.1, "share", "share of the {period} in TF32 matrix kernels"),
         "double_share": Threshold(0.04, "share", "share of the {period} in operators on float64 tensors"),
         "double_saved": Threshold(0.5, "share", "share of those operators' time that is counted as saved"),
     },

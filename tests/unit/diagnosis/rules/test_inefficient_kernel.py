@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from stepscope.diagnosis.rules.inefficient_kernel import RULE as rule
+from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
-from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.diagnosis.rules.cases import (
+    US,
+    Cases,
+    asked,
+    busy_device,
+    empty_trace,
+    figures_of,
+    places_of,
+    the_finding,
+)
 from tests.unit.recording import Recording
 
 A100 = Device("0", "NVIDIA A100-SXM4-80GB", multiprocessors=108)  # 312 TFLOP/s bf16, 2039 GB/s; measured 271.2 TFLOP/s
@@ -116,6 +126,24 @@ def test_memory_limits_a_softmax() -> None:
     assert "contiguous" in finding.remedy.code
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "kind", "padded"),
+    [
+        ("aten::_softmax", 3137, "c10::Half", 3144),
+        ("aten::native_layer_norm", 1001, "c10::BFloat16", 1008),
+        ("aten::_softmax", 3136, "c10::Half", None),
+        ("aten::_softmax", 3137, "float", None),
+    ],
+)
+def test_16_bit_rows_that_do_not_fit_are_padded(name: str, width: int, kind: str, padded: int | None) -> None:
+    shapes, types = f"[[20000, {width}], [], []]", f'["{kind}", "Scalar", "Scalar"]'
+    finding = the_finding(rule, one_operator(name, shapes, types))
+
+    lengths = [value for title, value, *_ in figures_of(finding) if "length" in title]
+    assert lengths == ([] if padded is None else [width, padded])
+    assert (str(padded - width if padded and "softmax" in name else padded) in finding.remedy.code) == bool(padded)
+
+
 def test_the_thresholds_decide() -> None:
     assert asked(rule, one_operator(), slower=7).findings == ()
     assert asked(rule, one_operator(), share=0.34).findings == ()
@@ -129,8 +157,23 @@ def test_open_questions() -> None:
     [unknown] = asked(rule, one_operator(device=Device("0", "Simulated Device 80GB"))).not_answered
     assert unknown.why == "Simulated Device 80GB is not in the table of peaks"
     [nameless] = asked(rule, one_operator(device=None)).not_answered
-    assert nameless.why == "the trace does not say which device this is"
+    assert nameless.why == "the trace names no device, so no peak is known"
     [wrong] = asked(rule, one_operator(device_ns=350_000)).not_answered
     assert wrong.why.startswith("it ran at 126% of the peak: ")
     assert asked(rule, one_operator("mine::mm")).not_answered == ()
     assert asked(rule, one_operator(shapes=None, device_ns=2 * MS)).not_answered == ()
+
+
+def test_products_that_a_device_repeats_long_after_their_calls_are_judged() -> None:
+    recording = Recording(unit_ns=US)
+    for number in range(12):
+        recording.operator(
+            5 * number, 4, "aten::mm", input_shapes="[[64, 64], [64, 64]]", input_types='["float", "float"]'
+        )
+        recording.launched(5 * number + 1, 100 + 1000 * number, 990, "ampere_sgemm_128x64_nn", 2 * number + 1)
+        recording.launched(5 * number + 2, 1095 + 1000 * number, 4, "splitKreduce_kernel", 2 * number + 2)
+    trace = recording.trace()
+
+    assert View(trace).is_on_device
+    [nameless] = asked(rule, trace).not_answered
+    assert nameless.why == "the trace names no device, so no peak is known"

@@ -44,6 +44,18 @@ def looping(repetitions: int = 40, *body: str, steps: int = 1) -> Trace:
     return recording.trace()
 
 
+def called_from(*frames: str, body: str = "aten::add") -> Trace:
+    """A step of 1000 ns whose loop of 40 operators runs below these frames, each repetition in the last of them."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    for frame in frames[:-1]:
+        recording.frame(0, 1000, frame)
+    for number in range(40):
+        recording.frame(20 * number + 10, 15, frames[-1])
+        recording.operator(20 * number + 12, 10, body)
+    return recording.trace()
+
+
 def on_a_device() -> Trace:
     """40 repetitions that each cost the device 5 us of work and 15 us of idle time before it."""
     recording = Recording()
@@ -256,3 +268,21 @@ def test_the_work_itself_remains() -> None:
 )
 def test_the_remedy_follows_from_what_the_loop_is_over(trace: Trace, code: str) -> None:
     assert code in the_finding(rule, trace).remedy.code
+
+
+@pytest.mark.parametrize(
+    ("frames", "loops"),
+    [
+        (("train.py(20): losses", "train.py(30): loss"), 1),
+        (("train.py(20): losses", "torch/nn/functional.py(30): loss"), 1),
+        (("train.py(20): losses", "accelerate/utils/operations.py(9): recursively", "train.py(30): loss"), 0),
+        (("train.py(20): losses", "accelerate/utils/operations.py(9): recursively", "torch/functional.py(3): f"), 0),
+    ],
+)
+def test_a_loop_inside_a_library_is_not_the_users(frames: tuple[str, ...], loops: int) -> None:
+    assert len(asked(rule, called_from(*frames)).findings) == loops
+
+
+@pytest.mark.parametrize("name", ["torch.distributed.ddp.reducer::copy_bucket_to_grad", "c10d::allreduce_"])
+def test_what_data_parallelism_repeats_is_not_the_users(name: str) -> None:
+    assert asked(rule, called_from("train.py(20): losses", "train.py(30): loss", body=name)).findings == ()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+from stepscope.diagnosis.rules import low_precision
 from stepscope.diagnosis.rules.low_precision import RULE as rule
+from stepscope.machine.devices import device_table
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.diagnosis.rules.cases import (
@@ -20,6 +24,8 @@ from tests.unit.diagnosis.rules.cases import (
 )
 from tests.unit.recording import Recording
 from tests.unit.shaped import Shaped
+
+TF32 = "cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1"
 
 
 def multiplying(kernel: str = "ampere_sgemm_128x64_nn", capability: str | None = "8.0", length_us: int = 400) -> Trace:
@@ -73,6 +79,7 @@ def scoring_in_double() -> Trace:
 
 
 FIRES: Cases = {
+    "tf32": lambda: multiplying(TF32),
     "float64": lambda: computing("float", "double"),
     "mostly in double": lambda: mixed(256),
     "float64 throughout": lambda: computing("double", optimizer=True),
@@ -82,11 +89,12 @@ FIRES: Cases = {
     "cdna": lambda: multiplying("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", "9.4"),
 }
 SILENT: Cases = {
+    "little in tf32": lambda: multiplying(TF32, length_us=90),
+    "16 bits": lambda: multiplying("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"),
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "fp16": lambda: multiplying("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn"),
     "bf16": lambda: multiplying("nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT", "9.0"),
-    "tf32": lambda: multiplying("cutlass_80_tensorop_s1688gemm_256x64_16x4_tn_align1"),
     "no matrix product": lambda: multiplying("void fbgemm_gpu::permute_2D_data_kernel<false, int, float>"),
     "no tensor cores": lambda: multiplying("maxwell_sgemm_128x128_tn", "6.1"),
     "unknown device": lambda: multiplying(capability=None),
@@ -95,6 +103,37 @@ SILENT: Cases = {
     "float32": lambda: computing("float", "float"),
     "scores in float64": scoring_in_double,
 }
+
+
+def peaks_of(monkeypatch: pytest.MonkeyPatch, tf32: float, half: float) -> None:
+    """Let the device have these peaks, whatever it is called."""
+    peaks = dataclasses.replace(device_table()[0], flops_s={"tf32": tf32, "fp16": half})
+    monkeypatch.setattr(low_precision, "device_peaks", lambda *_: peaks)
+
+
+@pytest.mark.parametrize("peaks", [None, (100e12, 400e12)])
+def test_16_bits_are_faster_than_tf32_as_the_peaks_are(
+    monkeypatch: pytest.MonkeyPatch, peaks: tuple[float, float] | None
+) -> None:
+    if peaks is not None:
+        peaks_of(monkeypatch, *peaks)
+    ratio = 4.0 if peaks else 2.0
+
+    finding = the_finding(rule, multiplying(TF32))
+
+    assert finding.confidence == "low"
+    assert finding.saving_ns_per_step == round(400 * US * (1 - 1 / ratio))
+    assert figures_of(finding) == [
+        ("share of the step in TF32 matrix kernels", 0.4, "share", 0.1),
+        ("such kernels per step", 1.0, "count", None),
+        ("16-bit rate of the tensor cores over their TF32 rate", ratio, "count", None),
+    ]
+    assert "set_float32_matmul_precision" not in finding.remedy.code
+
+
+def test_no_promise_where_16_bits_are_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks_of(monkeypatch, 100e12, 90e12)
+    assert asked(rule, multiplying(TF32)).findings == ()
 
 
 def test_half_of_the_time_is_saved() -> None:
