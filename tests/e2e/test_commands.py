@@ -211,12 +211,14 @@ class TestDiagnose:
     ) -> None:
         """Whether the steps carry numbers or were inferred from the optimizer's."""
         events = device_steps(steps=16)
+        starts = [event["ts"] for event in events]
+        for slow in (9 * 5, 9 * 11):  # a single slow step would be set apart
+            for event, start in zip(events, starts, strict=True):
+                event["ts"] += 20_000 if start >= starts[slow] + 200 else 0
+            events[slow]["dur"] += 20_000
         for event in events:
-            if event["ts"] >= 9_200:
-                event["ts"] += 20_000
             if not annotated and event["cat"] == "user_annotation":
                 event["name"] = "Optimizer.step#SGD.step"
-        events[9 * 5]["dur"] += 20_000
         trace = write_events(tmp_path / "t.json", events)
         report = run("diagnose", trace, "--rule", "step-variance", "--json", "-").json()
         assert report["steps"]["source"] == ("annotation" if annotated else "inferred")
