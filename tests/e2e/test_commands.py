@@ -212,7 +212,7 @@ class TestDiagnose:
         """Whether the steps carry numbers or were inferred from the optimizer's."""
         events = device_steps(steps=16)
         starts = [event["ts"] for event in events]
-        for slow in (9 * 5, 9 * 11):  # a single slow step would be set apart
+        for slow in (5 * 4, 5 * 9):  # a single slow step would be set apart
             for event, start in zip(events, starts, strict=True):
                 event["ts"] += 20_000 if start >= starts[slow] + 200 else 0
             events[slow]["dur"] += 20_000
