@@ -310,7 +310,7 @@ def test_what_is_typed_at_a_terminal_reaches_the_program_once(tmp_path: Path) ->
     import pty
 
     (tmp_path / "script.py").write_text(
-        "import time\nprint('ready', flush=True)\ntry:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n"
+        "import time\ntry:\n    print('ready', flush=True)\n    time.sleep(100)\nexcept KeyboardInterrupt:\n"
         "    time.sleep(0.5)\n    print('once', flush=True)\n"
     )
     child, terminal = pty.fork()
