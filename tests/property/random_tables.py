@@ -62,6 +62,8 @@ def _values(table: str, column: str) -> st.SearchStrategy[Any]:
         return st.one_of(st.sampled_from(TEXTS), st.text(max_size=8))
     if dtype is pl.Float64:
         return FLOATS
+    if dtype is pl.Boolean:
+        return st.booleans()
     return st.integers(-(2**31), 2**31 - 1) if dtype is pl.Int32 else NUMBERS
 
 

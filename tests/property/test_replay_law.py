@@ -163,5 +163,5 @@ def test_an_unchanged_replay_of_every_real_trace_with_a_device_is_exact(traces_f
         if experiment.device is not None:
             seen += 1
             assert_as_measured(experiment.graph, experiment.measured)
-            assert experiment.measured_ns == View(experiment.trace).length_ns, name
+            assert experiment.measured_ns == View(experiment.trace).window.duration_ns, name
     assert seen >= 15

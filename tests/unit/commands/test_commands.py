@@ -196,7 +196,7 @@ class TestDiagnose:
         calls = diagnose_as(monkeypatch, full())
         assert main(["diagnose", trace]) == 0
         out, err = capsys.readouterr()
-        assert out.startswith("Rank 3, device 0 (NVIDIA H100): a step takes 120.3 ms")
+        assert out.startswith("Rank 3, device 0 (NVIDIA H100): a step takes 100.0 ms")
         assert "\x1b" not in out
         assert err == ""
         assert calls == [{"rules": None, "settings": {}, "top": 20, "minimum_share": 0.01, "user_code": UserCode()}]

@@ -530,7 +530,7 @@ class TestRealFiles:
 
         assert found.samples.verdict == "slower"
         assert (found.before.step_count, found.after.step_count) == (16, 15)
-        assert (found.before.total_ns, found.after.total_ns) == (280_910_424, 298_935_120)
+        assert (found.before.total_ns, found.after.total_ns) == (280_486_112, 298_496_272)
         busy = found.causes.filter(kind="busy")
-        assert (busy["before_total_ns"].sum(), busy["after_total_ns"].sum()) == (261_156_653, 239_889_742)
+        assert (busy["before_total_ns"].sum(), busy["after_total_ns"].sum()) == (260_745_557, 239_443_424)
         assert found.causes.select("kind", "name").rows()[:2] == [("idle", "dispatch"), ("idle", "launch_latency")]

@@ -109,7 +109,7 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "module": "module",
     },
     "lines": {"file": "file", "line": "line", "function": "function"},
-    "modules": {},
+    "modules": {"evaluates": "evaluates"},
     "annotations": {"kind": "kind", "step": "step", "call_stack": "Call stack"},
     "synchronisations": {
         "kind": "kind",
