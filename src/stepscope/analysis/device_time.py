@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_time
-from stepscope.analysis.idle import device_window
+from stepscope.analysis.idle import Windows, device_window
 from stepscope.analysis.roofline import described_work
 from stepscope.analysis.work import NUMBER_TYPES, call_of
 from stepscope.trace import Trace, Window
@@ -39,14 +38,6 @@ QUEUE_TIME_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
-Windows: TypeAlias = Window | Mapping[str, Window] | None
-"""One window for all devices, one for each, or none: from each device's first to its last work."""
-
-
-def _window_of(trace: Trace, device: str, window: Windows) -> Window:
-    return window[device] if isinstance(window, Mapping) else device_window(trace, device, window)
-
-
 def device_time(trace: Trace, *, window: Windows = None) -> pl.DataFrame:
     """Device time, one row per device; every time is the length of a union over the device's queues.
 
@@ -57,7 +48,7 @@ def device_time(trace: Trace, *, window: Windows = None) -> pl.DataFrame:
     """
     rows = []
     for device in trace.working_devices:
-        span = _window_of(trace, device, window)
+        span = device_window(trace, device, window)
         work = trace.device_work.filter(pl.col("device") == device)
         busy = busy_intervals(work, span)
         compute = busy_intervals(work.filter(pl.col("kind") == "compute"), span)
@@ -258,7 +249,7 @@ def device_uses(trace: Trace, *, window: Windows = None, activity: HostActivity 
     working = covered_by(host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING)))
     work = _with_engine(trace)
     return tuple(
-        _device_use(name, work.filter(pl.col("device") == name), working, _window_of(trace, name, window))
+        _device_use(name, work.filter(pl.col("device") == name), working, device_window(trace, name, window))
         for name in names
     )
 

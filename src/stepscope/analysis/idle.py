@@ -10,7 +10,7 @@ exactly.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 import polars as pl
 
@@ -51,8 +51,14 @@ The limit is HolisticTraceAnalysis's for a kernel-to-kernel delay that hints at 
 """
 
 
-def device_window(trace: Trace, device: str, window: Window | None = None) -> Window:
+Windows: TypeAlias = Window | Mapping[str, Window] | None
+"""One window for all devices, one for each, or none: from each device's first to its last work."""
+
+
+def device_window(trace: Trace, device: str, window: Windows = None) -> Window:
     """Window from the first start to the last end of the device's work, or the chosen window."""
+    if isinstance(window, Mapping):
+        return window[device]
     chosen = window or trace.metadata.window
     if chosen is not None and chosen.end_ns < 2**61:
         return chosen
@@ -65,7 +71,7 @@ def device_window(trace: Trace, device: str, window: Window | None = None) -> Wi
 def idle_time(
     trace: Trace,
     *,
-    window: Window | Mapping[str, Window] | None = None,
+    window: Windows = None,
     activity: HostActivity | None = None,
 ) -> pl.DataFrame:
     """List every piece of every device's idle time.
@@ -81,11 +87,8 @@ def idle_time(
     parts = [pl.DataFrame(schema=dict(IDLE_SCHEMA))]
     if work.height:
         activity = activity or host_activity(trace)
-        for device in sorted(work["device"].unique().drop_nulls().to_list()):
-            chosen = window.get(device) if isinstance(window, Mapping) else device_window(trace, device, window)
-            if chosen is None:
-                continue
-            gaps = _with_end(_gaps(trace, device, chosen), trace, activity)
+        for device in trace.working_devices:
+            gaps = _with_end(_gaps(trace, device, device_window(trace, device, window)), trace, activity)
             parts.append(_idle_of_device(trace, device, gaps, activity))
     return pl.concat(parts)
 

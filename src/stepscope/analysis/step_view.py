@@ -169,9 +169,9 @@ class StepView:
             both[device] = Window(min(window.start_ns, own.start_ns), max(window.end_ns, own.end_ns))
         return idle_time(self.trace, window=both, activity=self.activity)
 
-    def backlog(self, device: str | None) -> pl.DataFrame:
+    def backlog(self, device: str) -> pl.DataFrame:
         """The device's work that ran in its window, but was launched before the span; with `row`."""
-        window = self.window_of(device)
+        window = self.windows[device]
         late = (pl.col("start_ns") + pl.col("duration_ns")) > window.start_ns
         split = self._classified if device == self.device else self._split(device, self.span)
         return split.filter("is_backlog", late, pl.col("start_ns") < window.end_ns)

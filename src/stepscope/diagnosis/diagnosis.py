@@ -146,6 +146,7 @@ class Diagnosis:
         idle_in_steps: columns as in `idle`; sums to the idle_ns of `in_steps` for each device.
         uses_in_steps: as `device_uses`, over the time of the steps.
         by_device: show each device's window from its first to its last work, as other profilers do, not the steps.
+        is_warm_up: most of the recording happens once, so nothing is promised.
         lines: costly lines that no finding explains, costliest first.
     """
 
@@ -180,6 +181,7 @@ class Diagnosis:
     idle_in_steps: pl.DataFrame = field(default_factory=pl.DataFrame)
     uses_in_steps: tuple[DeviceUse, ...] = ()
     by_device: bool = False
+    is_warm_up: bool = False
     lines: tuple[LineShare, ...] = ()
 
     @property
@@ -200,11 +202,6 @@ class Diagnosis:
         is_uneven = abs(self.median_step_ns - self.step_ns) > UNEVEN * self.step_ns
         return self.median_step_ns if is_uneven and self.median_step_ns else self.step_ns
 
-    @property
-    def is_warm_up(self) -> bool:
-        """Whether most of the recording happens once, and no second step shows what is left without it."""
-        return self.step_count < 2 and self.once_ns > MOSTLY_ONCE * self.length_ns
-
     def _repr_html_(self) -> str:
         rows = "".join(
             f"<tr><td>{escape(finding.title)}</td>"
@@ -220,8 +217,6 @@ class Diagnosis:
 MINIMUM_SHARE = 0.01
 UNEVEN = 0.1
 """Share of the mean step from which on the median is the typical step instead."""
-MOSTLY_ONCE = 0.5
-"""Share of a recording of one step that, if it happens once, leaves nothing to promise."""
 AFTERWARDS_SHARE = 0.05
 """Share of the step that a hidden finding must save, once the causes of others are gone, to be reported."""
 MOST_AFTERWARDS = 10
@@ -270,9 +265,10 @@ def diagnose_view(
     findings.sort(key=lambda finding: finding.rank)
     shown: list[Finding] = []
     hidden: list[Finding] = []
-    is_warm_up = view.step_count < 2 and view.once_ns > MOSTLY_ONCE * view.window.duration_ns
     for finding in findings:
-        is_worth_it = (finding.saving_share >= minimum_share and not is_warm_up) or finding.ends_run_in_ns is not None
+        is_worth_it = (
+            finding.saving_share >= minimum_share and not view.is_warm_up
+        ) or finding.ends_run_in_ns is not None
         (shown if is_worth_it or finding.severity == "note" else hidden).append(finding)
     diagnosis = _diagnosis(view, tuple(shown), len(hidden), questions, top)
     first = [finding for finding in shown if finding.change is not None and finding.saving_ns_per_step > 0]
@@ -280,7 +276,7 @@ def diagnose_view(
     both = _together(view, first)
     before = both.saving_ns_per_step if both is not None else sum(each.saving_ns_per_step for each in first)
     afterwards = _afterwards(view, first, before, small)
-    lines = () if is_warm_up else _unexplained(view, shown)
+    lines = () if view.is_warm_up else _unexplained(view, shown)
     return replace(diagnosis, together=both, afterwards=afterwards, lines=lines)
 
 
@@ -344,6 +340,7 @@ def _diagnosis(
         not_answered=tuple(dict.fromkeys(questions)),
         device_uses=device_uses(trace, activity=view.activity),
         length_ns=view.window.duration_ns,
+        is_warm_up=view.is_warm_up,
         mean_step_ns=int(complete["duration_ns"].mean() or 0) if complete.height else 0,  # type: ignore[arg-type]
         median_step_ns=view.summary.median_ns if view.window == view.span else 0,
         set_apart=set_apart(view),

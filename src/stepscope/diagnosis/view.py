@@ -40,6 +40,8 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
 }
 """Patterns of names that only this framework records; the first framework that matches is used."""
 _OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
+MOSTLY_ONCE = 0.5
+"""Share of a recording of one step that, if it happens once, leaves nothing to promise."""
 MOST_PLACES = 20
 """Maximum number of operators' places that are merged with the lines of the remaining time."""
 MOST_TRIGGERS = 3
@@ -166,6 +168,11 @@ class View(StepView):
     def once_ns(self) -> int:
         """Time of the steps that went to what happens once, while the device was idle."""
         return int(self.pieces_of("once")["duration_ns"].sum())
+
+    @property
+    def is_warm_up(self) -> bool:
+        """Whether most of the recording happens once, and no second step shows what is left without it."""
+        return self.step_count < 2 and self.once_ns > MOSTLY_ONCE * self.window.duration_ns
 
     @cached_property
     def step_ns(self) -> int:

@@ -17,7 +17,7 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   trained parameters is counted.
 - An evaluation is a stretch in which a module that is also called in training mode runs in evaluation mode, in at least
   half of the steps. The saving assumes that it runs so seldom that it takes 2 % of the time. A module that is only ever
-  called in evaluation mode, such as a teacher, is none.
+  called in evaluation mode, such as a teacher, does not count.
 - A graph is unused if a call of a module makes autograd nodes in every step and none of them runs, while other graphs
   are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
   that these calls allocate: without a graph, each operator uses the memory of the one before.
