@@ -219,7 +219,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _parsers(wanted: str = "") -> tuple[CommandParser, dict[str, CommandParser]]:
-    """The main parser, and the parsers of the commands by name: of the wanted one only where there is such a command."""
+    """The main parser, and the commands' parsers by name: only the wanted one, if there is such a command."""
     from stepscope import __version__
 
     parser = CommandParser(prog="stepscope", description=_DESCRIPTION, epilog=_EXAMPLES)
