@@ -22,6 +22,7 @@ from stepscope.files import make_private, private_file, private_folder
 from stepscope.record.annotations import LoggingCalls
 from stepscope.record.captures import ProfilerRecording, RecorderState
 from stepscope.record.counters import WarmUp
+from stepscope.record.evaluations import evaluation_watch
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
@@ -317,7 +318,14 @@ def _with_source(
     loops, bindings = guard.attempted(lambda: source_facts(place.file for place in lines.locations)) or ((), ())
     wanted = {(each.file, each.line, each.name) for each in values}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
-    return msgspec.structs.replace(facts, untrained=untrained, loops=loops, bindings=kept, values=values)
+    return msgspec.structs.replace(
+        facts,
+        untrained=untrained,
+        loops=loops,
+        bindings=kept,
+        values=values,
+        evaluations=guard.attempted(evaluation_watch().facts),
+    )
 
 
 def profiler_is_active() -> bool:
