@@ -44,6 +44,9 @@ many.
 """
 LOOK_AFTER_STEPS: Final = 2
 """Steps before those whose values are looked at."""
+CALL_PATIENCE_S: Final = 3.0
+MOST_FORWARD_CALLS: Final = 1024
+"""Time, or number of forward calls, after which each of them is a step unless a function around them was repeated."""
 LONG_WARMUP_S: Final = 60.0
 """If two steps take this long, the program is warm after them."""
 _LONGEST_STEP_S: Final = 60.0
@@ -321,6 +324,8 @@ class FirstRecording:
         """Whether the profiler may warm up in the step that begins, so that the next one is recorded."""
         past_s, count = now - self._begun_s, self._counted + 1
         if self._source < StepSource.OPTIMIZER and past_s < OPTIMIZER_PATIENCE_S and self._has_optimizer(count):
+            return False
+        if self._source is StepSource.FORWARD and past_s < CALL_PATIENCE_S and count < MOST_FORWARD_CALLS:
             return False
         if self._options.warmup is not None:
             return count >= self._options.warmup

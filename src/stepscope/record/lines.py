@@ -21,6 +21,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
 from stepscope import guard
+from stepscope.record.repetition import seen_before
 from stepscope.trace.naming import UserCode
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, Location, ThreadLines
 
@@ -233,7 +234,7 @@ class Tracing:
         self._before: Any = None
         self._on_call: Any = None
         self._busy = _BusyFunctions()
-        self._marked: list[FrameType] = []
+        self._running: list[tuple[FrameType, Any]] = []
 
     def start(self, frame: FrameType | None) -> str | None:
         if sys.gettrace() is not None:
@@ -241,9 +242,10 @@ class Tracing:
         self._before = threading.gettrace()
         self._on_call, on_line = self._functions(frame)
         while frame is not None:  # running functions can be traced only through their frames
-            if _is_user[frame.f_code.co_filename] and frame.f_trace is None:
-                frame.f_trace = on_line
-                self._marked.append(frame)
+            before = frame.f_trace
+            if _is_user[frame.f_code.co_filename] and before in (None, seen_before):
+                frame.f_trace = on_line if before is None else getattr(on_line, "when_marked", on_line)
+                self._running.append((frame, before))
             frame = frame.f_back
         threading.settrace(self._begin_thread)
         sys.settrace(self._on_call)
@@ -256,9 +258,9 @@ class Tracing:
         threading.settrace(self._before)
         if sys.gettrace() is self._on_call:
             sys.settrace(None)
-        for frame in self._marked:
-            frame.f_trace = None
-        self._marked.clear()
+        for frame, before in self._running:
+            frame.f_trace = before
+        self._running.clear()
 
     def _give_up(self) -> None:
         self.gave_up_unix_ns = time.time_ns()
@@ -311,6 +313,12 @@ class Tracing:
             except BaseException as error:  # inlined, since it runs at every line
                 return guard.caught(error, _TRACE)
 
+        def on_line_of_marked(frame: FrameType, event: str, argument: object) -> Any:
+            on_line(frame, event, argument)
+            return on_line_of_marked
+
+        on_line.when_marked = on_line_of_marked  # type: ignore[attr-defined]
+
         def on_call(frame: FrameType, event: str, argument: object) -> Any:
             try:
                 code = frame.f_code
@@ -332,7 +340,7 @@ class Tracing:
             except BaseException as error:
                 return guard.caught(error, _TRACE)
 
-        hide_from_compiler(on_call, on_line, on_module, self._begin_thread)
+        hide_from_compiler(on_call, on_line, on_line_of_marked, on_module, self._begin_thread)
         return on_call, on_line
 
 

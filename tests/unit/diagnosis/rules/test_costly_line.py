@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
 from stepscope.diagnosis.diagnosis import diagnose
+from stepscope.diagnosis.lines.costs import reached
 from stepscope.diagnosis.rules.costly_line import RULE as rule
 from stepscope.diagnosis.rules.loop_in_step import RULE as LOOP
 from stepscope.trace import Metadata, Trace
@@ -366,3 +368,23 @@ def inside_a_library() -> Trace:
 
 
 SILENT["a loop inside a library"] = inside_a_library
+
+
+def test_a_return_to_a_line_is_not_another_run_of_it() -> None:
+    names = [
+        "a(2): f",
+        "a(3): f",
+        "a(8): g",
+        "a(9): g",
+        "a(3): f",
+        "a(2): f",
+        "a(3): f",
+        "a(8): g",
+        "a(3): f",
+        "a(21): main",
+    ]
+    parts = [name.replace("): ", "(").split("(") for name in [*names, "a(2): f", "a(3): f"]]
+    lines = pl.DataFrame([{"file": a, "line": int(b), "function": c} for a, b, c in parts])
+
+    returns = [4, 8]
+    assert [row for row, was_reached in enumerate(reached(lines)) if not was_reached] == returns
