@@ -9,7 +9,6 @@ everything.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -119,28 +118,6 @@ def names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
             parts = [part for part in name.split(".") if part and part != _COMPILED]
             names.setdefault(id(module), ".".join([label, *parts]))
     return names
-
-
-def untrained_modules(roots: Sequence[Any]) -> tuple[str, ...]:
-    """Return the paths of modules inside these roots whose own parameters get gradients and are in no optimizer.
-
-    Roots without any parameter in an optimizer are left out: theirs may be copies, or updated by hand.
-    """
-    optimizer: Any = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
-    if optimizer is None:
-        return ()
-    living = [each for each in gc.get_objects() if issubclass(type(each), optimizer)]
-    updated = {id(one) for each in living for group in each.param_groups for one in group["params"]}
-    names = names_in_roots(roots)
-    found: dict[str, None] = {}
-    for root in roots:
-        if not any(id(one) in updated for one in root.parameters()):
-            continue
-        for module in root.modules():
-            own = [one for one in vars(module)["_parameters"].values() if one is not None and one.requires_grad]
-            if own and not any(id(one) in updated for one in own) and id(module) in names:
-                found[names[id(module)]] = None
-    return tuple(found)
 
 
 MOST_NOTES: Final = 3_000_000
@@ -512,12 +489,10 @@ class LineTracker:
 
     Attributes:
         problem: why lines were not recorded, or not to the end; None if they were.
-        untrained: paths of the modules that were called whose parameters get gradients and are in no optimizer.
     """
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        self.untrained: tuple[str, ...] = ()
         self._watch: Watch | None = None
         self._start_unix_ns = 0
         self._end_unix_ns = 0
@@ -570,8 +545,6 @@ class LineTracker:
         )
 
     def _module_calls(self, watch: Watch) -> NamedCalls:
-        with guard.attempt():
-            self.untrained = untrained_modules(_roots([calls for _, _, calls in watch.threads]))
         with guard.attempt() as naming:  # names come from the program's own modules, whose methods may do anything
             return named_calls([calls for _, _, calls in watch.threads])
         self.problem = self.problem or f"calls of modules could not be named: {guard.sentence(naming.error)}"

@@ -27,7 +27,7 @@ from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.source_facts import source_facts
-from stepscope.record.values import value_look
+from stepscope.record.values import LookFacts, value_look
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
 
 _COPY_BYTES: Final = 1 << 20
@@ -227,7 +227,7 @@ class Recorder(ProfilerRecording):
             if self._lines is not None:
                 lines, self._lines = self._lines, None
                 self._line_records = lines.records()
-                self._facts = _with_source(self._facts, self._line_records, lines.untrained)
+                self._facts = _with_source(self._facts, self._line_records)
             try:
                 private_folder(path.parent, tighten=False)
                 write_lines(self._line_records, path)
@@ -305,25 +305,23 @@ class Recorder(ProfilerRecording):
             self._give_profiler_back()
 
 
-def _with_source(
-    facts: ProgramFacts | None, lines: LineRecords | None, untrained: tuple[str, ...]
-) -> ProgramFacts | None:
-    """Add which modules no optimizer trains, what the recorded lines' source says, and which values were equal before.
+def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:
+    """Add what the recorded lines' source says, and what the look before them saw: equal values, needless gradients.
 
     Of the bindings only those of names with hashed values are kept.
     """
     if facts is None or lines is None:
         return facts
-    values = guard.attempted(value_look().facts) or ()
+    seen = guard.attempted(value_look().facts) or LookFacts()
     loops, bindings = guard.attempted(lambda: source_facts(place.file for place in lines.locations)) or ((), ())
-    wanted = {(each.file, each.line, each.name) for each in values}
+    wanted = {(each.file, each.line, each.name) for each in seen.values}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
     return msgspec.structs.replace(
         facts,
-        untrained=untrained,
+        backward=seen.backward,
         loops=loops,
         bindings=kept,
-        values=values,
+        values=seen.values,
         evaluations=guard.attempted(evaluation_watch().facts),
     )
 

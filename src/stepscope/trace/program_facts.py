@@ -276,6 +276,31 @@ class EvaluationFacts(msgspec.Struct, kw_only=True, frozen=True):
     function: str = ""
 
 
+class BackwardFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A backward pass of each step that computes gradients which nothing uses.
+
+    Attributes:
+        nodes: number of its autograd nodes, without those that accumulate gradients.
+        order: its place among the step's passes with as many nodes.
+        needless: first and last of runs of nodes, counted in the order in which they were made, that lead only to
+            gradients which nothing uses.
+        halves: the same of nodes of products of whose two gradients only one is used.
+        modules: paths of the modules that own the parameters which get such gradients.
+        parameters, bytes: their number of elements and size.
+        is_cleared: whether all gradients are cleared before an optimizer's step; else the parameters, or some of them,
+            are in no optimizer.
+    """
+
+    nodes: int = 0
+    order: int = 0
+    needless: tuple[tuple[int, int], ...] = ()
+    halves: tuple[tuple[int, int], ...] = ()
+    modules: tuple[str, ...] = ()
+    parameters: int = 0
+    bytes: int = 0
+    is_cleared: bool = False
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -290,8 +315,6 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
         environment: environment variables that affect speed.
         start: nanoseconds since the start of the process, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
         pauses: only the long ones.
-        untrained: paths of called modules whose own parameters get gradients and are in no optimizer, of those models
-            that an optimizer updates.
     """
 
     loaders: tuple[LoaderFacts, ...] = ()
@@ -307,7 +330,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     pauses: tuple[PauseFacts, ...] = ()
     padding: tuple[PaddingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
-    untrained: tuple[str, ...] = ()
+    backward: tuple[BackwardFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
     bindings: tuple[BindingFacts, ...] = ()
     values: tuple[ValueFacts, ...] = ()

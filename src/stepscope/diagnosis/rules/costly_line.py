@@ -12,9 +12,12 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 
 - A graph is run backward again if one of its nodes runs more than once in a step. All runs but the first are counted.
   Graphs whose backward pass is itself differentiated are left out.
-- Gradients are needless if the recorder saw that the parameters of a module require them and are in no optimizer, while
-  others of the same model are. The backward of everything from the first such module to the first operator with
-  trained parameters is counted.
+- Gradients are needless if nothing uses them. Before `stepscope run` records, it reads the autograd graph of each
+  backward pass of a step, and notes the steps of optimizers and the calls of `zero_grad` after it. A parameter's
+  gradient is needless if no optimizer that steps has the parameter, or if it is cleared before its optimizer steps.
+  Counted are the nodes that lead only to such gradients, and half the time of products of which one of the two
+  gradients is not used. Nothing is said of a pass of which no gradient is used, of parameters that the program changes
+  itself, and of recordings whose passes have another number of nodes than the one that was read.
 - A graph is unused if a call of a module makes autograd nodes in every step and none of them runs, while other graphs
   are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
   that these calls allocate: without a graph, each operator uses the memory of the one before.
@@ -80,7 +83,7 @@ from stepscope.whatif.changes import scaled_host_time, scaled_stretches, scaled_
 
 
 def check(view: View, limits: Limits) -> Answers:
-    graphs = (_again(view), _needless(view), *_unused(view))
+    graphs = (_again(view), *_needless(view), *_unused(view))
     for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
         if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
@@ -115,32 +118,47 @@ def _again(view: View) -> Found | None:
     )
 
 
-def _needless(view: View) -> Found | None:
-    needless = needless_backward(view)
-    if needless is None:
-        return None
-    between = [engine_pauses(view, needless.nodes)]
-    cost = view.cost_ns(needless.nodes) + sum(length_ns(view, each) for each in between)
-    part = _common_path(needless.modules)
-    return Found(
-        f"{view.percent(cost)} of the {view.period} goes to gradients of {part}, which no optimizer updates",
-        cost,
-        basis="the backward of what runs from the first of these modules to the first operator with trained parameters",
-        confidence="medium",
-        figures=[
-            view.share_figure("that this takes", cost),
-            Figure("modules whose gradients nothing uses", len(needless.modules), "count"),
-            view.count_per_step("autograd nodes that are run for them", len(needless.nodes)),
-        ],
-        where=view.at_operators(needless.forward),
-        remedy=Remedy(
-            "Switch these parameters' gradients off: nothing before the first trained part is then differentiated.",
-            "model.backbone.requires_grad_(False)      # once, before the optimizer is made\n"
-            "with torch.no_grad():                     # or in forward, around the frozen part\n"
-            "    features = self.backbone(inputs)",
-        ),
-        change=scaled_with_pauses(needless.nodes, between, 0.0),
-    )
+def _needless(view: View) -> Iterator[Found]:
+    for needless in needless_backward(view):
+        facts = needless.facts
+        between = [engine_pauses(view, needless.nodes)]
+        cost = view.cost_ns(needless.nodes) + sum(length_ns(view, each) for each in between)
+        cost += view.cost_ns(needless.halves) // 2
+        part = _common_path(facts.modules) if facts.modules else f"{facts.parameters:,} parameters"
+        why = "which are cleared before an optimizer uses them" if facts.is_cleared else "which no optimizer updates"
+        yield Found(
+            f"{view.percent(cost)} of the {view.period} goes to gradients of {part}, {why}",
+            cost,
+            basis="the nodes that lead only to these gradients, and half of the products that also lead to others",
+            confidence="medium",
+            figures=[
+                view.share_figure("that this takes", cost),
+                Figure("modules whose gradients nothing uses", len(facts.modules), "count"),
+                Figure("parameters in them", facts.parameters, "count"),
+                Figure("bytes of these gradients", facts.bytes, "bytes"),
+                view.count_per_step("autograd nodes that are run for them", len(needless.nodes)),
+                view.count_per_step("products of which half is for them", len(needless.halves)),
+            ],
+            where=lines_at(view, needless.calls) or view.at_operators(needless.forward),
+            remedy=_DETACH if facts.is_cleared else _FREEZE,
+            change=together(
+                scaled_with_pauses(needless.nodes, between, 0.0), scaled_with_pauses(needless.halves, [], 0.5)
+            ),
+        )
+
+
+_DETACH: Final = Remedy(
+    "Detach what this part hands on, or compute it without a graph, where its gradients are not wanted.",
+    "judged = critic(made.detach())            # instead of critic(made), in the loss that trains the critic\n"
+    "with torch.no_grad():                     # or where nothing else differentiates it\n"
+    "    made = generator(noise)",
+)
+_FREEZE: Final = Remedy(
+    "Switch these parameters' gradients off, or compute what only needs their values without a graph.",
+    "model.backbone.requires_grad_(False)      # once, before the optimizer is made\n"
+    "with torch.no_grad():                     # or around a part that is not trained, such as a teacher\n"
+    "    features = self.backbone(inputs)      # or features.detach()",
+)
 
 
 def _common_path(modules: tuple[str, ...]) -> str:
@@ -150,7 +168,9 @@ def _common_path(modules: tuple[str, ...]) -> str:
         if len(set(names)) > 1:
             break
         common.append(names[0])
-    return ".".join(common) if len(modules) > 1 and len(common) > 1 else f"{len(modules)} modules"
+    if len(modules) > 1 and len(common) == 1:
+        return f"{len(modules)} modules of {common[0]}"
+    return ".".join(common) if common else f"{len(modules)} modules"
 
 
 def _unused(view: View) -> Iterator[Found]:
