@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
@@ -22,7 +22,8 @@ import xxhash
 
 from stepscope import guard
 from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
-from stepscope.trace.program_facts import ValueFacts
+from stepscope.record.made import MadeInSteps
+from stepscope.trace.program_facts import ListFacts, ValueFacts
 
 STEPS: Final = 2
 """Complete steps that are compared."""
@@ -39,6 +40,8 @@ _MOST_ITEMS: Final = 100_000
 _FEW_PARTS: Final = 8
 _LONGEST_S: Final = 1.0
 """Time after which nothing more is hashed."""
+_LONG: Final = 64
+"""Entries from which searching a list costs more than a dictionary's lookup."""
 _RESUMABLE: Final = 0x20 | 0x80 | 0x200
 
 _Key = tuple[CodeType, str]
@@ -127,6 +130,8 @@ class ValueLook:
         self._counts: defaultdict[CodeType, int] = defaultdict(int)
         self._module_call: CodeType | None = None
         self._taken_off: object = None
+        self._lists: dict[tuple[CodeType, str], int] = {}
+        self.made = MadeInSteps()
 
     def start(self) -> None:
         """Begin with the step that begins now, unless the program is profiled in another way."""
@@ -148,6 +153,7 @@ class ValueLook:
                 _let_go(frame)
             frame = frame.f_back
         self._counts.clear()
+        self.made.border()
         self._step += 1
         if self._step < STEPS and self._spent_s <= _LONGEST_S:
             sys.setprofile(self._event)
@@ -164,9 +170,12 @@ class ValueLook:
 
     @guard.inline("record.values.ValueLook")
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
+        if event == "call":
+            self.made.called(frame)
         if event != "return":
             return
         code = frame.f_code
+        self.made.returned(frame)
         if code is self._module_call:
             self._module_returned(frame, value)
         elif is_users(code.co_filename) and not code.co_flags & _RESUMABLE and code.co_name != "<module>":
@@ -189,6 +198,8 @@ class ValueLook:
     def _look(self, frame: FrameType, value: Any) -> None:
         code = frame.f_code
         self._counts[code] += 1
+        if self._counts[code] == 1 and not self._step:
+            self._lists.update({(code, name): length for name, length in _long_lists(frame)})
         if self._counts[code] > _MOST_CALLS:
             return
         self._add(self._seen[code, ""], value)
@@ -207,6 +218,13 @@ class ValueLook:
                 seen.steps[self._step].append(found)
         self._spent_s += time.perf_counter() - begun_s
 
+    def lists(self) -> tuple[ListFacts, ...]:
+        """The long lists that functions could reach in the first step that was looked at."""
+        return tuple(
+            ListFacts(file=code.co_filename, function=code.co_firstlineno, name=name, length=length)
+            for (code, name), length in list(self._lists.items())[:_MOST_FACTS]
+        )
+
     def facts(self) -> tuple[ValueFacts, ...]:
         """What was seen of the complete steps; empty if the look did not see STEPS of them."""
         if self._step < STEPS or self._spent_s > _LONGEST_S:
@@ -222,6 +240,19 @@ class ValueLook:
         self._modules.clear()
         self._roots.clear()
         return tuple(each for each in found if each is not None)[:_MOST_FACTS]
+
+
+def _long_lists(frame: FrameType) -> Iterator[tuple[str, int]]:
+    """Lists that a function's code names: variables, globals, and attributes of self that no property computes."""
+    code = frame.f_code
+    names = frame.f_globals
+    found = [(name, names[name]) for name in code.co_names if name in names]
+    with guard.attempt():  # an object without attributes
+        own = object.__getattribute__(frame.f_locals.get("self"), "__dict__")
+        found += [(f"self.{name}", own[name]) for name in code.co_names if name in own]
+    for name, value in [*frame.f_locals.items(), *found][: 4 * _MOST_NAMES]:
+        if type(value) in (list, tuple) and len(value) >= _LONG:
+            yield name, len(value)
 
 
 def _let_go(frame: FrameType) -> None:
