@@ -122,7 +122,8 @@ def _carried(loop: Loop) -> set[str]:
     if isinstance(loop, ast.While):
         uses.append(Uses(reads=_names(loop.test)))
     targets = bound_names(loop.target) if not isinstance(loop, ast.While) else set()
-    changed = {name for use in uses for name in use.binds | use.changes} - targets
+    changed = {name for use in uses for name in use.binds | use.changes} | _driven(loop)
+    changed -= targets | _own_items(loop, targets)
     bound: set[str] = set()
     carried: set[str] = set()
     for use in uses:
@@ -130,6 +131,29 @@ def _carried(loop: Loop) -> set[str]:
         bound |= use.binds
     later = {name for use in uses for name in use.reads - use.collects}
     return (carried & later) - targets
+
+
+def _own_items(loop: Loop, targets: set[str]) -> set[str]:
+    """Names of which each repetition uses nothing but one item, that of the loop's variable."""
+    items: dict[str, set[str]] = {}
+    used = Counter(dotted_name(node) for statement in loop.body for node in ast.walk(statement))
+    for each in (node for statement in loop.body for node in ast.walk(statement) if isinstance(node, ast.Subscript)):
+        name = dotted_name(each.value)
+        used[name] -= 1
+        items.setdefault(name, set()).add(ast.dump(each.slice) if _names(each.slice) & targets else "")
+    return {name for name, slices in items.items() if name and not used[name] and len(slices) == 1 and "" not in slices}
+
+
+def _driven(loop: Loop) -> set[str]:
+    """Names of objects of which a method is called for its effect, and an attribute or item is read."""
+    nodes = [node for statement in loop.body for node in ast.walk(statement)]
+    called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call)}
+    for_effect = [node.value.func for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    owners = {
+        dotted_name(each.value) for each in for_effect if isinstance(each, ast.Attribute) and each.attr not in _ADDING
+    }
+    read = {dotted_name(node.value) for node in nodes if isinstance(node, ast.Attribute) and id(node) not in called}
+    return (owners & read) - {"", "self"}
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

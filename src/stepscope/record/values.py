@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
@@ -21,9 +21,10 @@ from typing import Any, Final
 import xxhash
 
 from stepscope import guard
+from stepscope.record.gradients import GradientLook
 from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
 from stepscope.record.made import MadeInSteps
-from stepscope.trace.program_facts import ListFacts, ValueFacts
+from stepscope.trace.program_facts import BackwardFacts, ListFacts, ValueFacts
 
 STEPS: Final = 2
 """Complete steps that are compared."""
@@ -115,6 +116,14 @@ class _Seen:
     steps: list[list[int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class LookFacts:
+    """What a look saw: values by function and module, and backward passes that compute needless gradients."""
+
+    values: tuple[ValueFacts, ...] = ()
+    backward: tuple[BackwardFacts, ...] = ()
+
+
 class ValueLook:
     """Hashes values from `start` on; `border` marks the end of a step, and the look ends by itself after STEPS."""
 
@@ -130,6 +139,7 @@ class ValueLook:
         self._counts: defaultdict[CodeType, int] = defaultdict(int)
         self._module_call: CodeType | None = None
         self._taken_off: object = None
+        self._gradients = GradientLook()
         self._lists: dict[tuple[CodeType, str], int] = {}
         self.made = MadeInSteps()
 
@@ -138,6 +148,7 @@ class ValueLook:
         if sys.getprofile() is None and not self._step:
             self.is_over, self._module_call = False, call_code()
             self._taken_off = guard.on_failure("", self.stop, thread=threading.get_ident())
+            guard.attempted(self._gradients.start)
             hide_from_compiler(self._event)
             sys.setprofile(self._event)
 
@@ -155,6 +166,7 @@ class ValueLook:
         self._counts.clear()
         self.made.border()
         self._step += 1
+        self._gradients.border()
         if self._step < STEPS and self._spent_s <= _LONGEST_S:
             sys.setprofile(self._event)
         else:
@@ -170,13 +182,17 @@ class ValueLook:
 
     @guard.inline("record.values.ValueLook")
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
+        code = frame.f_code
         if event == "call":
             self.made.called(frame)
+            if code in self._gradients.begins:
+                self._gradients.begins[code](frame)
         if event != "return":
             return
-        code = frame.f_code
         self.made.returned(frame)
-        if code is self._module_call:
+        if code in self._gradients.ends:
+            self._gradients.ends[code](frame)
+        elif code is self._module_call:
             self._module_returned(frame, value)
         elif is_users(code.co_filename) and not code.co_flags & _RESUMABLE and code.co_name != "<module>":
             self._look(frame, value)
@@ -225,20 +241,25 @@ class ValueLook:
             for (code, name), length in list(self._lists.items())[:_MOST_FACTS]
         )
 
-    def facts(self) -> tuple[ValueFacts, ...]:
+    def facts(self) -> LookFacts:
         """What was seen of the complete steps; empty if the look did not see STEPS of them."""
-        if self._step < STEPS or self._spent_s > _LONGEST_S:
-            return ()
+        if self._step < STEPS:
+            return LookFacts()
+        roots = list(self._roots.values())
+        values = () if self._spent_s > _LONGEST_S else self._values(names_in_roots(roots))
+        backward = guard.attempted(lambda: self._gradients.facts(roots)) or ()
+        self._modules.clear()
+        self._roots.clear()
+        return LookFacts(values, backward)
+
+    def _values(self, names: Mapping[int, str]) -> tuple[ValueFacts, ...]:
         found = []
         for (code, name), seen in self._seen.items():
             whole = code.co_name == "<module>"
             place = {"file": code.co_filename, "function": code.co_name, "name": name, "last": _last_line(code)}
             found.append(_facts(seen, line=0 if whole else code.co_firstlineno, **place))
-        names = names_in_roots(self._roots.values())
         for number, seen in self._calls.items():
             found.append(_facts(seen, module=names.get(id(self._modules[number]), "")))
-        self._modules.clear()
-        self._roots.clear()
         return tuple(each for each in found if each is not None)[:_MOST_FACTS]
 
 

@@ -328,6 +328,52 @@ class ValueFacts(msgspec.Struct, kw_only=True, frozen=True):
     is_constant: bool = False
 
 
+class EvaluationFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """How often modules are switched to evaluation mode, by the steps until the end of the recording.
+
+    Attributes:
+        seen: number of steps.
+        steps: those in which a module was switched to evaluation mode.
+        every: steps from one to the next, the median; without a second one, `seen`.
+        step_ns, evaluating_ns: median duration of steps without and with an evaluation, while nothing was recorded.
+        file, line, function: where the mode was last set.
+    """
+
+    seen: int = 0
+    steps: int = 0
+    every: float = 0.0
+    step_ns: int | None = None
+    evaluating_ns: int | None = None
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+class BackwardFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A backward pass of each step that computes gradients which nothing uses.
+
+    Attributes:
+        nodes: number of its autograd nodes, without those that accumulate gradients.
+        order: its place among the step's passes with as many nodes.
+        needless: first and last of runs of nodes, counted in the order in which they were made, that lead only to
+            gradients which nothing uses.
+        halves: the same of nodes of products of whose two gradients only one is used.
+        modules: paths of the modules that own the parameters which get such gradients.
+        parameters, bytes: their number of elements and size.
+        is_cleared: whether all gradients are cleared before an optimizer's step; else the parameters, or some of them,
+            are in no optimizer.
+    """
+
+    nodes: int = 0
+    order: int = 0
+    needless: tuple[tuple[int, int], ...] = ()
+    halves: tuple[tuple[int, int], ...] = ()
+    modules: tuple[str, ...] = ()
+    parameters: int = 0
+    bytes: int = 0
+    is_cleared: bool = False
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -342,8 +388,6 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
         environment: environment variables that affect speed.
         start: nanoseconds since the start of the process, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
         pauses: only the long ones.
-        untrained: paths of called modules whose own parameters get gradients and are in no optimizer, of those models
-            that an optimizer updates.
     """
 
     loaders: tuple[LoaderFacts, ...] = ()
@@ -359,7 +403,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     pauses: tuple[PauseFacts, ...] = ()
     padding: tuple[PaddingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
-    untrained: tuple[str, ...] = ()
+    backward: tuple[BackwardFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
     bindings: tuple[BindingFacts, ...] = ()
     values: tuple[ValueFacts, ...] = ()
@@ -367,6 +411,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     works: tuple[WorkFacts, ...] = ()
     lists: tuple[ListFacts, ...] = ()
     made: tuple[MadeFacts, ...] = ()
+    evaluations: EvaluationFacts | None = None
 
 
 def to_json(facts: ProgramFacts) -> str:

@@ -137,3 +137,24 @@ def test_the_programs_own_profiler_goes_first(controller: StepController) -> Non
         assert controller.others.active()
     assert (controller.others.active(), controller.others.seen) == (False, True)
     assert threading.active_count() >= 1
+
+
+def test_the_first_call_of_a_model_in_each_call_of_a_repeated_function_is_a_step(controller: StepController) -> None:
+    class Slow(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: object) -> object:
+            time.sleep(0.002)
+            return x
+
+    def generate() -> None:
+        model = Slow()  # made for each request
+        for _ in range(3):
+            model(torch.ones(1))
+
+    until = time.monotonic() + 20
+    while controller.source is not StepSource.CALL and time.monotonic() < until:
+        generate()
+    before = controller.current_step()
+    generate()
+    generate()
+
+    assert (controller.source, controller.current_step()) == (StepSource.CALL, before + 2)

@@ -16,6 +16,8 @@ CARRYING = {
     "an attribute": ("for x in xs:\n    self.h = self.cell(x, self.h)", ("self.h",)),
     "items": ("for t in range(n):\n    h[t + 1] = cell(x[t], h[t])", ("h",)),
     "a growing list": ("while len(seq) < n:\n    seq.append(model(seq))", ("seq",)),
+    "an object's state": ("for t in range(n):\n    world.advance(model(world.state))", ("world",)),
+    "all items": ("for i, x in enumerate(xs):\n    h[i] = f(x, h)", ("h",)),
     "in a condition": ("for i in range(n):\n    if i:\n        x = f(x)", ("x",)),
 }
 INDEPENDENT = {
@@ -27,6 +29,8 @@ INDEPENDENT = {
     "its own target": "for x in xs:\n    x = f(x)",
     "a comprehension": "for x in xs:\n    y = [g(z) for z in x]",
     "items of their own": "for i in range(n):\n    out[i] = f(x[i])",
+    "an item used and set": "for i, env in enumerate(envs):\n    a = f(s[i])\n    s[i], r = env.step(a)",
+    "an object that is only called": "for x in xs:\n    log.info(f(x))\n    log.flush()",
     "an item changed": "for i in range(n):\n    out[i] = out[i] * 2",
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from stepscope import guard
 from stepscope.record import lines
-from stepscope.record.values import STEPS, ValueLook, fingerprint
+from stepscope.record.values import STEPS, LookFacts, ValueLook, fingerprint
 from stepscope.trace.program_facts import ValueFacts
 from tests.unit.test_guard import fails
 
@@ -39,7 +39,7 @@ def looked(step: Any) -> dict[tuple[str, str], ValueFacts]:
         assert sys.getprofile() is None
     finally:
         sys.setprofile(before)
-    return {(each.module or each.function, each.name): each for each in look.facts()}
+    return {(each.module or each.function, each.name): each for each in look.facts().values}
 
 
 def mask(size: int) -> list[list[int]]:
@@ -153,7 +153,7 @@ def test_a_look_that_another_profiler_precedes_does_nothing() -> None:
     finally:
         sys.setprofile(before)
     assert look.is_over
-    assert look.facts() == ()
+    assert look.facts() == LookFacts()
 
 
 @fails
@@ -189,22 +189,6 @@ def test_equal_values_have_equal_fingerprints_and_others_do_not() -> None:
     ):
         assert fingerprint(one) == fingerprint(same) != fingerprint(other)
         assert fingerprint(one) is not None
-
-
-def test_modules_whose_parameters_are_in_no_optimizer_are_named() -> None:
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-
-    net, other = Net(), Net()
-    optimizer = torch.optim.SGD(net.head.parameters(), 0.1)
-
-    assert lines.untrained_modules([net]) == ("Net.body",)
-    assert lines.untrained_modules([other]) == ()  # none of it is trained here
-    net.body.requires_grad_(False)
-    assert lines.untrained_modules([net]) == ()
-    assert optimizer.param_groups
 
 
 class Held:

@@ -16,6 +16,7 @@ from stepscope.analysis.idle import clipped
 from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.lines.visits import Visits
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
@@ -130,12 +131,9 @@ class LineCosts:
     @cached_property
     def runs(self) -> dict[int, float]:
         """How often a step comes to each line, by number; the main thread's recorded lines count."""
-        mine = self.view.begin_in_span(
-            self.view.trace.lines.select(
-                "start_ns", "lane", place=pl.Series(self.view.attribution.line_place, dtype=pl.Int64)
-            ).filter((pl.col("lane") == (-1 if self.view.lane is None else self.view.lane)) & (pl.col("place") >= 0))
-        )
-        counts = mine.group_by("place").len()
+        lines = self.view.trace.lines.with_columns(place=pl.Series(self.view.attribution.line_place, dtype=pl.Int64))
+        mine = self.view.begin_in_span(lines.filter(pl.col("lane") == pl.lit(self.view.lane, pl.Int32)))
+        counts = mine[Visits(mine).rows].filter(pl.col("place") >= 0).group_by("place").len()
         return {place: count / self.view.step_count for place, count in counts.iter_rows()}
 
     def locations(self, numbers: Rows, top: int = 3) -> tuple[Location, ...]:

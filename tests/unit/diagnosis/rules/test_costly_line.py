@@ -11,7 +11,15 @@ from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.rules.costly_line import RULE as rule
 from stepscope.diagnosis.rules.loop_in_step import RULE as LOOP
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import BindingFacts, LoopFacts, MadeFacts, ProgramFacts, StepFacts, ValueFacts
+from stepscope.trace.program_facts import (
+    BackwardFacts,
+    BindingFacts,
+    LoopFacts,
+    MadeFacts,
+    ProgramFacts,
+    StepFacts,
+    ValueFacts,
+)
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -289,16 +297,15 @@ def test_a_line_that_a_finding_explains_is_not_told_again() -> None:
     assert ("train.py", 9) not in [(line.file, line.line) for line in diagnosis.lines]
 
 
-def with_a_frozen_part(*untrained: str, head: str = "Net.head") -> Trace:
+def with_a_frozen_part(*backward: BackwardFacts) -> Trace:
     """Steps of 1000 ns: layers of 50 ns on lines 5 and 6, whose backward takes 100 ns each and their gradients 20."""
-    recording = Recording(Metadata(program=ProgramFacts(untrained=untrained)))
+    recording = Recording(Metadata(program=ProgramFacts(backward=backward)))
     for step in range(2):
         begin = 1000 * step
         recording.step(begin, 1000, step)
-        for number, module in enumerate(("Net.body.0", "Net.body.1", head)):
+        for number in range(3):
             now, sequence = begin + 100 * number, 10 * step + number
             recording.line(now, 100, f"model.py({5 + number // 2}): forward")
-            recording.module(now + 10, 80, module)
             recording.operator(now + 20, 50, "aten::linear", sequence_number=sequence, forward_thread=0)
         for number in (2, 1, 0):
             now, sequence = begin + 700 - 200 * number, 10 * step + number
@@ -308,49 +315,35 @@ def with_a_frozen_part(*untrained: str, head: str = "Net.head") -> Trace:
     return recording.trace()
 
 
-FIRES["gradients that no optimizer uses"] = lambda: with_a_frozen_part("Net.body.0", "Net.body.1")
+def needless(*, first: int = 0, last: int = 1, nodes: int = 3, order: int = 0, cleared: bool = False) -> BackwardFacts:
+    modules = ("Net.body.0", "Net.body.1")
+    ranges = ((first, last),)
+    return BackwardFacts(nodes=nodes, order=order, needless=ranges, modules=modules, parameters=8, is_cleared=cleared)
+
+
+FIRES["gradients that no optimizer uses"] = lambda: with_a_frozen_part(needless())
+FIRES["gradients that are cleared"] = lambda: with_a_frozen_part(needless(cleared=True))
 SILENT["parameters that are all trained"] = with_a_frozen_part
-SILENT["a part behind the trained one"] = lambda: with_a_frozen_part("Net.head")
+SILENT["passes with other graphs"] = lambda: with_a_frozen_part(needless(nodes=4))
+SILENT["a second pass like that"] = lambda: with_a_frozen_part(needless(order=1))
 
 
-def test_the_backward_before_the_first_trained_layer_is_needless() -> None:
-    finding = the_finding(rule, with_a_frozen_part("Net.body.0", "Net.body.1"))
+def test_the_nodes_that_lead_only_to_unused_gradients_are_needless() -> None:
+    finding = the_finding(rule, with_a_frozen_part(needless()))
 
     assert places_of(finding) == [("model.py", 5, "forward")]
     assert finding.saving_ns_per_step == 2 * (100 + 20 + 80)  # with the pause after each
     assert "Net.body" in finding.title
-    assert the_finding(rule, with_a_frozen_part("Net.body.0")).saving_ns_per_step == 200
+    assert the_finding(rule, with_a_frozen_part(needless(last=0))).saving_ns_per_step == 200
+    assert "detach" in the_finding(rule, with_a_frozen_part(needless(cleared=True))).remedy.code
 
 
-def evaluating(*, in_steps: int = 4, name: str = "Net") -> Trace:
-    """Four steps of 1000 ns: a model in training mode for 200 ns, and in some of them two calls in the other mode."""
-    recording = Recording()
-    for step in range(4):
-        begin = 1000 * step
-        recording.step(begin, 1000, step)
-        recording.line(begin, 350, "train.py(8): train")
-        recording.module(begin + 50, 200, "Net", evaluates=False)
-        recording.operator(begin + 60, 100, "aten::mm")
-        if step < in_steps:
-            recording.line(begin + 350, 550, "train.py(20): evaluate")
-            for call in (0, 250):
-                recording.module(begin + 400 + call, 200, name, evaluates=True)
-                recording.operator(begin + 410 + call, 100, "aten::mm")
-        recording.line(begin + 900, 100, "train.py(9): train")
-    return recording.trace()
+def test_of_a_product_with_a_frozen_weight_half_is_needless() -> None:
+    facts = BackwardFacts(nodes=3, halves=((1, 2),), modules=("Net.body.0",), parameters=8)
+    finding = the_finding(rule, with_a_frozen_part(facts))
 
-
-FIRES["an evaluation in each step"] = evaluating
-SILENT["a rare evaluation"] = lambda: evaluating(in_steps=1)
-SILENT["a teacher, which is never trained"] = lambda: evaluating(name="Teacher")
-
-
-def test_an_evaluation_in_each_step_is_to_run_more_seldom() -> None:
-    finding = the_finding(rule, evaluating())
-
-    assert places_of(finding) == [("train.py", 20, "evaluate")]
-    assert finding.saving_ns_per_step == pytest.approx(450, rel=0.1)
-    assert ("calls in evaluation mode per step", 2.0) in [(each.name, each.value) for each in finding.evidence.figures]
+    assert finding.saving_ns_per_step == 2 * 100 // 2
+    assert places_of(finding) == [("model.py", 5, "forward"), ("model.py", 6, "forward")]
 
 
 def inside_a_library() -> Trace:
