@@ -315,7 +315,9 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
     loops, bindings = guard.attempted(lambda: source_facts(place.file for place in lines.locations)) or ((), ())
     wanted = {(each.file, each.line, each.name) for each in seen.values}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
-    return msgspec.structs.replace(facts, backward=seen.backward, loops=loops, bindings=kept, values=seen.values)
+    return msgspec.structs.replace(
+        facts, backward=seen.backward, constants=seen.constants, loops=loops, bindings=kept, values=seen.values
+    )
 
 
 def profiler_is_active() -> bool:
