@@ -113,9 +113,8 @@ class ConstantLook:
     def take_off(self) -> None:
         """Remove the watch, if nothing that the program has put on it since is still there."""
         if self._mode is not None:
-            from torch.overrides import _get_current_function_mode
-
-            if _get_current_function_mode() is self._mode:
+            overrides: Any = sys.modules["torch.overrides"]
+            if overrides._get_current_function_mode() is self._mode:
                 self._mode.__exit__(None, None, None)
                 self._mode = None
 
@@ -213,8 +212,9 @@ class ConstantLook:
             mine = [place for place, each in enumerate(calls) if each.is_constant and (each.is_pure or self._varies)]
             if mine and len(calls) <= _MOST_CALLS:
                 names = tuple(each.name for each in calls)
-                place = {"file": code.co_filename, "function": code.co_name, "line": line}
-                found.append(ConstantFacts(calls=names, constant=tuple(mine), **place))
+                file, function = code.co_filename, code.co_name
+                facts = ConstantFacts(file=file, function=function, line=line, calls=names, constant=tuple(mine))
+                found.append(facts)
         return tuple(found)[:_MOST_FACTS]
 
 
