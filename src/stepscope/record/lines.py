@@ -178,7 +178,8 @@ _CALLER: Final = 2
 """Number of frames between a callback, which the guard calls, and the code that it is called for."""
 
 
-def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
+def line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
+    """Return the code and line of the user's innermost function; None for both outside the user's code."""
     while frame is not None:
         code = frame.f_code
         if _is_user[code.co_filename]:
@@ -278,7 +279,7 @@ class Tracing:
 
     def _functions(self, frame: FrameType | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return this thread's trace functions: one for calls, one for lines of the user's functions."""
-        notes: Notes = [time.time_ns(), *_line_of(frame)]
+        notes: Notes = [time.time_ns(), *line_of(frame)]
         calls: CallNotes = []
         self.threads.append((threading.get_native_id(), notes, calls))
         note, now, is_user, most = notes.extend, time.time_ns, _is_user, MOST_NOTES * STRIDE
@@ -308,7 +309,7 @@ class Tracing:
                     note((now(), frame.f_code, frame.f_lineno))
                     return on_line if len(notes) < review_at else review(frame)
                 if event == "return":
-                    note((now(), *_line_of(frame.f_back)))
+                    note((now(), *line_of(frame.f_back)))
                 return on_line
             except BaseException as error:  # inlined, since it runs at every line
                 return guard.caught(error, _TRACE)
@@ -402,7 +403,7 @@ class Monitoring:
         for event, function in zip(self._events(), callbacks, strict=True):
             api.register_callback(self._tool, event, function)
         self._watch_running()
-        here.note((now(), *_line_of(frame)))
+        here.note((now(), *line_of(frame)))
         everywhere = events.PY_START
         if self._module_call is not None:
             self._codes[id(self._module_call)] = self._module_call
@@ -417,7 +418,7 @@ class Monitoring:
         if code is self._module_call:
             self._here.note_call((time.time_ns(), None))
         else:
-            self._here.note((time.time_ns(), *_line_of(sys._getframe(_CALLER).f_back)))
+            self._here.note((time.time_ns(), *line_of(sys._getframe(_CALLER).f_back)))
 
     @guard.inline(_MONITOR)
     def _unwound(self, code: CodeType, offset: int, error: object) -> None:

@@ -22,6 +22,7 @@ from stepscope.files import make_private, private_file, private_folder
 from stepscope.record.annotations import LoggingCalls
 from stepscope.record.captures import ProfilerRecording, RecorderState
 from stepscope.record.counters import WarmUp
+from stepscope.record.evaluations import evaluation_watch
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
@@ -316,7 +317,13 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
     wanted = {(each.file, each.line, each.name) for each in seen.values}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
     return msgspec.structs.replace(
-        facts, backward=seen.backward, constants=seen.constants, loops=loops, bindings=kept, values=seen.values
+        facts,
+        backward=seen.backward,
+        constants=seen.constants,
+        loops=loops,
+        bindings=kept,
+        values=seen.values,
+        evaluations=guard.attempted(evaluation_watch().facts),
     )
 
 

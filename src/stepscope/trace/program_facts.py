@@ -255,6 +255,27 @@ class ValueFacts(msgspec.Struct, kw_only=True, frozen=True):
     is_constant: bool = False
 
 
+class EvaluationFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """How often modules are switched to evaluation mode, by the steps until the end of the recording.
+
+    Attributes:
+        seen: number of steps.
+        steps: those in which a module was switched to evaluation mode.
+        every: steps from one to the next, the median; without a second one, `seen`.
+        step_ns, evaluating_ns: median duration of steps without and with an evaluation, while nothing was recorded.
+        file, line, function: where the mode was last set.
+    """
+
+    seen: int = 0
+    steps: int = 0
+    every: float = 0.0
+    step_ns: int | None = None
+    evaluating_ns: int | None = None
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
 class BackwardFacts(msgspec.Struct, kw_only=True, frozen=True):
     """A backward pass of each step that computes gradients which nothing uses.
 
@@ -329,6 +350,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     loops: tuple[LoopFacts, ...] = ()
     bindings: tuple[BindingFacts, ...] = ()
     values: tuple[ValueFacts, ...] = ()
+    evaluations: EvaluationFacts | None = None
 
 
 def to_json(facts: ProgramFacts) -> str:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.attribution import SourcePlace
@@ -17,6 +16,7 @@ from stepscope.analysis.idle import clipped
 from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.lines.visits import Visits
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
@@ -73,34 +73,6 @@ class LineShare:
     backward_share: float
     runs: float | None
     faster_share: float
-
-
-def reached(lines: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Whether a thread came to each line, and did not return to it from a function that the line called.
-
-    A thread returns to the line that it left a function at. The functions that were open before the first line are
-    unknown: what does not begin at the first line seen of a function returns to one of these. Each visit of a function
-    of one line counts, because a return to it looks like a call.
-
-    Args:
-        lines: rows of one thread in order; columns file, function, line.
-    """
-    codes = lines.select("line", code=pl.struct("file", "function").rank("dense"))
-    codes = codes.with_columns(first=pl.col("line").min().over("code"), last=pl.col("line").max().over("code"))
-    result = np.ones(codes.height, np.bool_)
-    open_functions: list[int] = []
-    left_at: dict[int, int] = {}
-    for row, (line, function, first, last) in enumerate(codes.select("line", "code", "first", "last").iter_rows()):
-        if not open_functions or function != open_functions[-1]:
-            if first < last and left_at.get(function) == line and function in open_functions:
-                del open_functions[open_functions.index(function) + 1 :]
-                result[row] = False
-            elif line != first:
-                open_functions, result[row] = [function], bool(row == 0)
-            else:
-                open_functions.append(function)
-        left_at[function] = line
-    return result
 
 
 class LineCosts:
@@ -161,7 +133,7 @@ class LineCosts:
         """How often a step comes to each line, by number; the main thread's recorded lines count."""
         lines = self.view.trace.lines.with_columns(place=pl.Series(self.view.attribution.line_place, dtype=pl.Int64))
         mine = self.view.begin_in_span(lines.filter(pl.col("lane") == pl.lit(self.view.lane, pl.Int32)))
-        counts = mine.filter(pl.Series(reached(mine)) & (pl.col("place") >= 0)).group_by("place").len()
+        counts = mine[Visits(mine).rows].filter(pl.col("place") >= 0).group_by("place").len()
         return {place: count / self.view.step_count for place, count in counts.iter_rows()}
 
     def locations(self, numbers: Rows, top: int = 3) -> tuple[Location, ...]:

@@ -9,8 +9,8 @@ import polars as pl
 
 from stepscope.analysis.loops import Loop
 from stepscope.analysis.work import base_name
-from stepscope.diagnosis.lines.costs import reached
 from stepscope.diagnosis.lines.repeats import recomputed_prefixes
+from stepscope.diagnosis.lines.visits import Visits
 from stepscope.diagnosis.view import View
 from stepscope.trace.program_facts import LoopFacts
 
@@ -49,7 +49,7 @@ class Dependencies:
         mine = lines.filter(
             (pl.col("lane") == lane) & (pl.col("start_ns") + pl.col("duration_ns") > begin) & (pl.col("start_ns") < end)
         )
-        mine = mine.filter(pl.Series(reached(mine)))
+        mine = mine[Visits(mine).rows]
         counts = {(file, line): count for file, line, count in mine.group_by("file", "line").len().iter_rows()}
         found = []
         for (file, line), count in counts.items():

@@ -1,8 +1,8 @@
 """# What it finds
 Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that is run
-backward several times, gradients that no optimizer uses, a graph that is never run backward, an evaluation in each
-step, a sequence that is computed from its beginning for each new position, a product or a distance by broadcasting, one
-small operator for each of many tensors, a result that is the same in each step or several times within one.
+backward several times, gradients that no optimizer uses, a graph that is never run backward, a sequence that is
+computed from its beginning for each new position, a product or a distance by broadcasting, one small operator for each
+of many tensors, a result that is the same in each step or several times within one.
 
 # Why it costs time
 The program does the same work again, or work that nothing uses, or it does in many operators what one does.
@@ -18,9 +18,6 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   Counted are the nodes that lead only to such gradients, and half the time of products of which one of the two
   gradients is not used. Nothing is said of a pass of which no gradient is used, of parameters that the program changes
   itself, and of recordings whose passes have another number of nodes than the one that was read.
-- An evaluation is a stretch in which a module that is also called in training mode runs in evaluation mode, in at least
-  half of the steps. The saving assumes that it runs so seldom that it takes 2 % of the time. A module that is only ever
-  called in evaluation mode, such as a teacher, does not count.
 - A graph is unused if a call of a module makes autograd nodes in every step and none of them runs, while other graphs
   are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
   that these calls allocate: without a graph, each operator uses the memory of the one before.
@@ -71,7 +68,6 @@ from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sum
 from stepscope.diagnosis.lines.costs import LineCosts
 from stepscope.diagnosis.lines.graphs import (
     UnusedGraph,
-    evaluations,
     inside_calls,
     needless_backward,
     repeated_backward,
@@ -88,18 +84,11 @@ from stepscope.diagnosis.rules._operators import (
     pauses,
     scaled_with_pauses,
 )
-from stepscope.diagnosis.rules._waits import every_steps
 from stepscope.whatif.changes import scaled_host_time, scaled_stretches, scaled_work_of, together
-
-_OFTEN: Final = 0.5
-"""Share of the steps with an evaluation from which it counts as part of the step."""
-_SELDOM: Final = 0.02
-"""Share of the steps' time that an evaluation may take."""
 
 
 def check(view: View, limits: Limits) -> Answers:
-    evaluation = _evaluation(view)
-    graphs = (_again(view), *_needless(view), evaluation, *(_unused(view) if evaluation is None else ()))
+    graphs = (_again(view), *_needless(view), *_unused(view))
     for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
         if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
@@ -155,7 +144,7 @@ def _needless(view: View) -> Iterator[Found]:
                 view.count_per_step("autograd nodes that are run for them", len(needless.nodes)),
                 view.count_per_step("products of which half is for them", len(needless.halves)),
             ],
-            where=_lines_at(view, needless.calls) or view.at_operators(needless.forward),
+            where=lines_at(view, needless.calls) or view.at_operators(needless.forward),
             remedy=_DETACH if facts.is_cleared else _FREEZE,
             change=together(
                 scaled_with_pauses(needless.nodes, between, 0.0), scaled_with_pauses(needless.halves, [], 0.5)
@@ -189,47 +178,6 @@ def _common_path(modules: tuple[str, ...]) -> str:
     return ".".join(common) if common else f"{len(modules)} modules"
 
 
-def _evaluation(view: View) -> Found | None:
-    stretches = evaluations(view)
-    times = stretches["start_ns"].to_numpy()
-    if stretches.is_empty() or view.complete_steps.height < 2:
-        return None
-    steps = view.steps_with(times)
-    cost = int(stretches["duration_ns"].sum())
-    if view.device is not None:
-        cost = view.cost_ns(view.outermost(inside_calls(view, stretches)))
-    every = every_steps(cost, view.length_ns, _SELDOM)
-    if steps < _OFTEN * view.step_count:
-        return None
-    made = sum(int(graph.calls["made"].sum()) for graph in unused_graphs(view))
-    graph = " Its calls record a graph that nothing runs backward: put them under torch.no_grad()." if made else ""
-    lanes, ends = stretches["lane"].to_numpy(), times + stretches["duration_ns"].to_numpy()
-    return Found(
-        f"{view.percent(cost)} of the {view.period} goes to running {stretches['module'][0]} in evaluation mode, in "
-        f"{steps} of {view.step_count} steps",
-        cost * (1 - 1 / every),
-        basis=f"the time of these stretches, less what remains of it if they run every {every} steps",
-        confidence="medium",
-        figures=[
-            view.share_figure("that this takes", cost),
-            view.count_per_step("calls in evaluation mode", int(stretches["calls"].sum())),
-            Figure("steps that evaluate", steps, "count"),
-            Figure("steps recorded", view.step_count, "count"),
-            Figure("steps between two evaluations that take 2 % of the time", every, "count"),
-            view.count_per_step("autograd nodes made in them", made),
-        ],
-        where=_lines_at(view, stretches),
-        remedy=Remedy(
-            f"If this is an evaluation, do it every {every} steps or once in an epoch.{graph}",
-            f"if step % {every} == 0:\n"
-            "    with torch.no_grad():\n"
-            "        evaluate(model)\n"
-            "# in trainers: eval_steps=..., val_check_interval=..., check_val_every_n_epoch=...",
-        ),
-        change=scaled_stretches(lanes, times, ends, 1 / every),
-    )
-
-
 def _unused(view: View) -> Iterator[Found]:
     kernel_ns = sum(step.thread_system_ns or 0 for step in view.program.steps)
     share = kernel_ns / max(sum(step.duration_ns for step in view.program.steps), 1)
@@ -261,7 +209,7 @@ def _unused_graph(view: View, graph: UnusedGraph, cost: float, allocated: int) -
             Figure("of them run backward", 0, "count"),
             view.bytes_per_step("bytes allocated in them", allocated),
         ],
-        where=_lines_at(view, graph.calls),
+        where=lines_at(view, graph.calls),
         remedy=Remedy(
             "If only the values are needed, as in an evaluation, compute them without a graph; if nothing uses them, "
             "leave the call out.",
@@ -294,7 +242,7 @@ def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
             Figure("elements of its inputs in a step's first call", int(sizes[0]), "count"),
             Figure("elements of its inputs in the last call", int(sizes[-1]), "count"),
         ],
-        where=_lines_at(view, prefix.calls),
+        where=lines_at(view, prefix.calls),
         remedy=Remedy(
             "Keep the keys and values (or the state) of the positions that are done, and call the model for the new "
             "position alone. Do not batch this loop: each call needs the result of the one before.",
@@ -422,7 +370,7 @@ def _equal_calls(view: View) -> Iterator[Found]:
                 Figure("calls in a step", equal.in_step, "count"),
                 Figure("different results among them", equal.distinct, "count"),
             ],
-            where=_lines_at(view, equal.calls),
+            where=lines_at(view, equal.calls),
             remedy=_KEEP if equal.is_constant else _CACHE,
             change=together(scaled_stretches(lanes, starts, ends, 0.0), scaled_with_pauses(backward, [between], 0.0)),
         )
@@ -494,10 +442,10 @@ def _constant_lines(view: View, costs: LineCosts, constant: ConstantLines) -> Fo
 def _callers(view: View, rows: Rows) -> tuple[Location, ...]:
     """Lines at which the main thread was while these operators ran, on whichever thread."""
     times = view.trace.operators.select("start_ns", "duration_ns")[rows]
-    return _lines_at(view, times.with_columns(lane=pl.lit(view.lane, pl.Int32)))
+    return lines_at(view, times.with_columns(lane=pl.lit(view.lane, pl.Int32)))
 
 
-def _lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:
+def lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:
     """The lines of the main thread when these intervals began, weighted by their length."""
     timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
     if timeline is None:

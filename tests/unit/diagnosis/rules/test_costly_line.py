@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import polars as pl
 import pytest
 
 from stepscope.diagnosis.diagnosis import diagnose
-from stepscope.diagnosis.lines.costs import reached
 from stepscope.diagnosis.rules.costly_line import RULE as rule
 from stepscope.diagnosis.rules.loop_in_step import RULE as LOOP
 from stepscope.trace import Metadata, Trace
@@ -332,37 +330,6 @@ def test_of_a_product_with_a_frozen_weight_half_is_needless() -> None:
     assert places_of(finding) == [("model.py", 5, "forward"), ("model.py", 6, "forward")]
 
 
-def evaluating(*, in_steps: int = 4, name: str = "Net") -> Trace:
-    """Four steps of 1000 ns: a model in training mode for 200 ns, and in some of them two calls in the other mode."""
-    recording = Recording()
-    for step in range(4):
-        begin = 1000 * step
-        recording.step(begin, 1000, step)
-        recording.line(begin, 350, "train.py(8): train")
-        recording.module(begin + 50, 200, "Net", evaluates=False)
-        recording.operator(begin + 60, 100, "aten::mm")
-        if step < in_steps:
-            recording.line(begin + 350, 550, "train.py(20): evaluate")
-            for call in (0, 250):
-                recording.module(begin + 400 + call, 200, name, evaluates=True)
-                recording.operator(begin + 410 + call, 100, "aten::mm")
-        recording.line(begin + 900, 100, "train.py(9): train")
-    return recording.trace()
-
-
-FIRES["an evaluation in each step"] = evaluating
-SILENT["a rare evaluation"] = lambda: evaluating(in_steps=1)
-SILENT["a teacher, which is never trained"] = lambda: evaluating(name="Teacher")
-
-
-def test_an_evaluation_in_each_step_is_to_run_more_seldom() -> None:
-    finding = the_finding(rule, evaluating())
-
-    assert places_of(finding) == [("train.py", 20, "evaluate")]
-    assert finding.saving_ns_per_step == pytest.approx(450, rel=0.1)
-    assert ("calls in evaluation mode per step", 2.0) in [(each.name, each.value) for each in finding.evidence.figures]
-
-
 def inside_a_library() -> Trace:
     """In 10,000 ns two operators on each of 12 tensors, on a line that a step comes to once."""
     recording = Recording()
@@ -376,26 +343,6 @@ def inside_a_library() -> Trace:
 
 
 SILENT["a loop inside a library"] = inside_a_library
-
-
-def test_a_return_to_a_line_is_not_another_run_of_it() -> None:
-    names = [
-        "a(2): f",
-        "a(3): f",
-        "a(8): g",
-        "a(9): g",
-        "a(3): f",
-        "a(2): f",
-        "a(3): f",
-        "a(8): g",
-        "a(3): f",
-        "a(21): main",
-    ]
-    parts = [name.replace("): ", "(").split("(") for name in [*names, "a(2): f", "a(3): f"]]
-    lines = pl.DataFrame([{"file": a, "line": int(b), "function": c} for a, b, c in parts])
-
-    returns = [4, 8]
-    assert [row for row, was_reached in enumerate(reached(lines)) if not was_reached] == returns
 
 
 def with_constants(*facts: ConstantFacts) -> Trace:
