@@ -324,6 +324,7 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
     return msgspec.structs.replace(
         facts,
         backward=seen.backward,
+        constants=seen.constants,
         loops=loops,
         bindings=kept,
         values=seen.values,

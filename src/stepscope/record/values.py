@@ -21,10 +21,11 @@ from typing import Any, Final
 import xxhash
 
 from stepscope import guard
+from stepscope.record.constants import ConstantLook
 from stepscope.record.gradients import GradientLook
 from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
 from stepscope.record.made import MadeInSteps
-from stepscope.trace.program_facts import BackwardFacts, ListFacts, ValueFacts
+from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, ListFacts, ValueFacts
 
 STEPS: Final = 2
 """Complete steps that are compared."""
@@ -118,10 +119,11 @@ class _Seen:
 
 @dataclass(frozen=True)
 class LookFacts:
-    """What a look saw: values by function and module, and backward passes that compute needless gradients."""
+    """What a look saw: equal values, backward passes that compute needless gradients, and lines with constant calls."""
 
     values: tuple[ValueFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
+    constants: tuple[ConstantFacts, ...] = ()
 
 
 class ValueLook:
@@ -142,6 +144,7 @@ class ValueLook:
         self._gradients = GradientLook()
         self._lists: dict[tuple[CodeType, str], int] = {}
         self.made = MadeInSteps()
+        self._constants = ConstantLook()
 
     def start(self) -> None:
         """Begin with the step that begins now, unless the program is profiled in another way."""
@@ -154,7 +157,10 @@ class ValueLook:
 
     def border(self) -> None:
         """A step has ended; the variables of functions that go on are hashed too."""
-        if self.is_over:
+        if self.is_over or self._step >= STEPS:
+            self._constants.border()
+            if self._constants.is_over:
+                self.stop()
             return
         sys.setprofile(None)
         frame: FrameType | None = sys._getframe(1)
@@ -169,7 +175,10 @@ class ValueLook:
         self._gradients.border()
         if self._step < STEPS and self._spent_s <= _LONGEST_S:
             sys.setprofile(self._event)
-        else:
+            return
+        if self._step == STEPS:
+            guard.attempted(self._constants.start)
+        if self._constants.is_over:
             self.stop()
 
     def stop(self) -> None:
@@ -177,6 +186,7 @@ class ValueLook:
         if not self.is_over:
             self.is_over = True
             guard.off(self._taken_off)
+            self._constants.stop()
             if sys.getprofile() == self._event:
                 sys.setprofile(None)
 
@@ -250,7 +260,7 @@ class ValueLook:
         backward = guard.attempted(lambda: self._gradients.facts(roots)) or ()
         self._modules.clear()
         self._roots.clear()
-        return LookFacts(values, backward)
+        return LookFacts(values, backward, guard.attempted(self._constants.facts) or ())
 
     def _values(self, names: Mapping[int, str]) -> tuple[ValueFacts, ...]:
         found = []

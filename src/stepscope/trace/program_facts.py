@@ -374,6 +374,21 @@ class BackwardFacts(msgspec.Struct, kw_only=True, frozen=True):
     is_cleared: bool = False
 
 
+class ConstantFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A line of the user's code that calls functions of torch with the same inputs in each step.
+
+    Attributes:
+        calls: names of the functions that it calls in a step, in order.
+        constant: places in `calls` of those with the same inputs.
+    """
+
+    file: str = ""
+    function: str = ""
+    line: int = 0
+    calls: tuple[str, ...] = ()
+    constant: tuple[int, ...] = ()
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -404,6 +419,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     padding: tuple[PaddingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
+    constants: tuple[ConstantFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
     bindings: tuple[BindingFacts, ...] = ()
     values: tuple[ValueFacts, ...] = ()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope import guard
-from stepscope.record import lines
+from stepscope.record import constants, lines
 from stepscope.record.values import STEPS, LookFacts, ValueLook, fingerprint
 from stepscope.trace.program_facts import ValueFacts
 from tests.unit.test_guard import fails
@@ -32,7 +32,7 @@ def looked(step: Any) -> dict[tuple[str, str], ValueFacts]:
     sys.setprofile(None)
     try:
         look.start()
-        for number in range(STEPS + 1):
+        for number in range(STEPS + constants.STEPS):
             step(number)
             look.border()
         assert look.is_over

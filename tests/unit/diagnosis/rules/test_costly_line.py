@@ -14,6 +14,7 @@ from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import (
     BackwardFacts,
     BindingFacts,
+    ConstantFacts,
     LoopFacts,
     MadeFacts,
     ProgramFacts,
@@ -359,3 +360,38 @@ def inside_a_library() -> Trace:
 
 
 SILENT["a loop inside a library"] = inside_a_library
+
+
+def with_constants(*facts: ConstantFacts) -> Trace:
+    """Two steps of 1000 ns: 300 ns of operators on line 5, and 100 (arange), 150 (sin) and 50 (add) on line 6."""
+    recording = Recording(Metadata(program=ProgramFacts(constants=facts)))
+    for step in range(2):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 400, "model.py(5): positions")
+        recording.operator(begin + 50, 300, "aten::arange")
+        recording.line(begin + 400, 600, "model.py(6): positions")
+        for start, duration, name in ((400, 100, "arange"), (500, 150, "sin"), (650, 50, "add")):
+            recording.operator(begin + start, duration, f"aten::{name}")
+    return recording.trace()
+
+
+def constant_calls(line: int, calls: tuple[str, ...], *constant: int) -> ConstantFacts:
+    return ConstantFacts(file="model.py", function="positions", line=line, calls=calls, constant=constant)
+
+
+WHOLE = constant_calls(5, ("arange",), 0)
+PARTLY = constant_calls(6, ("arange", "sin", "add"), 0, 1)
+FIRES["operators with the same inputs in each step"] = lambda: with_constants(WHOLE, PARTLY)
+SILENT["operators with other inputs"] = with_constants
+SILENT["a call whose operator is not found"] = lambda: with_constants(constant_calls(6, ("arange", "cos", "add"), 0))
+
+
+def test_of_lines_with_other_operators_too_only_the_constant_ones_count() -> None:
+    assert the_finding(rule, with_constants(PARTLY)).saving_ns_per_step == 100 + 150
+    assert the_finding(rule, with_constants(WHOLE)).saving_ns_per_step == 400
+    both = the_finding(rule, with_constants(WHOLE, PARTLY))
+
+    assert both.saving_ns_per_step == 400 + 250
+    assert places_of(both) == [("model.py", 6, "positions"), ("model.py", 5, "positions")]
+    assert "positions()" in both.title
