@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
@@ -21,9 +21,11 @@ from typing import Any, Final
 import xxhash
 
 from stepscope import guard
+from stepscope.record.constants import ConstantLook
 from stepscope.record.gradients import GradientLook
 from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
-from stepscope.trace.program_facts import BackwardFacts, ValueFacts
+from stepscope.record.made import MadeInSteps
+from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, ListFacts, ValueFacts
 
 STEPS: Final = 2
 """Complete steps that are compared."""
@@ -40,6 +42,8 @@ _MOST_ITEMS: Final = 100_000
 _FEW_PARTS: Final = 8
 _LONGEST_S: Final = 1.0
 """Time after which nothing more is hashed."""
+_LONG: Final = 64
+"""Entries from which searching a list costs more than a dictionary's lookup."""
 _RESUMABLE: Final = 0x20 | 0x80 | 0x200
 
 _Key = tuple[CodeType, str]
@@ -115,10 +119,11 @@ class _Seen:
 
 @dataclass(frozen=True)
 class LookFacts:
-    """What a look saw: values by function and module, and backward passes that compute needless gradients."""
+    """What a look saw: equal values, backward passes that compute needless gradients, and lines with constant calls."""
 
     values: tuple[ValueFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
+    constants: tuple[ConstantFacts, ...] = ()
 
 
 class ValueLook:
@@ -137,6 +142,9 @@ class ValueLook:
         self._module_call: CodeType | None = None
         self._taken_off: object = None
         self._gradients = GradientLook()
+        self._lists: dict[tuple[CodeType, str], int] = {}
+        self.made = MadeInSteps()
+        self._constants = ConstantLook()
 
     def start(self) -> None:
         """Begin with the step that begins now, unless the program is profiled in another way."""
@@ -149,7 +157,10 @@ class ValueLook:
 
     def border(self) -> None:
         """A step has ended; the variables of functions that go on are hashed too."""
-        if self.is_over:
+        if self.is_over or self._step >= STEPS:
+            self._constants.border()
+            if self._constants.is_over:
+                self.stop()
             return
         sys.setprofile(None)
         frame: FrameType | None = sys._getframe(1)
@@ -159,11 +170,15 @@ class ValueLook:
                 _let_go(frame)
             frame = frame.f_back
         self._counts.clear()
+        self.made.border()
         self._step += 1
         self._gradients.border()
         if self._step < STEPS and self._spent_s <= _LONGEST_S:
             sys.setprofile(self._event)
-        else:
+            return
+        if self._step == STEPS:
+            guard.attempted(self._constants.start)
+        if self._constants.is_over:
             self.stop()
 
     def stop(self) -> None:
@@ -171,16 +186,20 @@ class ValueLook:
         if not self.is_over:
             self.is_over = True
             guard.off(self._taken_off)
+            self._constants.stop()
             if sys.getprofile() == self._event:
                 sys.setprofile(None)
 
     @guard.inline("record.values.ValueLook")
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
-        if event == "call" and code in self._gradients.begins:
-            self._gradients.begins[code](frame)
+        if event == "call":
+            self.made.called(frame)
+            if code in self._gradients.begins:
+                self._gradients.begins[code](frame)
         if event != "return":
             return
+        self.made.returned(frame)
         if code in self._gradients.ends:
             self._gradients.ends[code](frame)
         elif code is self._module_call:
@@ -205,6 +224,8 @@ class ValueLook:
     def _look(self, frame: FrameType, value: Any) -> None:
         code = frame.f_code
         self._counts[code] += 1
+        if self._counts[code] == 1 and not self._step:
+            self._lists.update({(code, name): length for name, length in _long_lists(frame)})
         if self._counts[code] > _MOST_CALLS:
             return
         self._add(self._seen[code, ""], value)
@@ -223,6 +244,13 @@ class ValueLook:
                 seen.steps[self._step].append(found)
         self._spent_s += time.perf_counter() - begun_s
 
+    def lists(self) -> tuple[ListFacts, ...]:
+        """The long lists that functions could reach in the first step that was looked at."""
+        return tuple(
+            ListFacts(file=code.co_filename, function=code.co_firstlineno, name=name, length=length)
+            for (code, name), length in list(self._lists.items())[:_MOST_FACTS]
+        )
+
     def facts(self) -> LookFacts:
         """What was seen of the complete steps; empty if the look did not see STEPS of them."""
         if self._step < STEPS:
@@ -232,7 +260,7 @@ class ValueLook:
         backward = guard.attempted(lambda: self._gradients.facts(roots)) or ()
         self._modules.clear()
         self._roots.clear()
-        return LookFacts(values, backward)
+        return LookFacts(values, backward, guard.attempted(self._constants.facts) or ())
 
     def _values(self, names: Mapping[int, str]) -> tuple[ValueFacts, ...]:
         found = []
@@ -243,6 +271,19 @@ class ValueLook:
         for number, seen in self._calls.items():
             found.append(_facts(seen, module=names.get(id(self._modules[number]), "")))
         return tuple(each for each in found if each is not None)[:_MOST_FACTS]
+
+
+def _long_lists(frame: FrameType) -> Iterator[tuple[str, int]]:
+    """Lists that a function's code names: variables, globals, and attributes of self that no property computes."""
+    code = frame.f_code
+    names = frame.f_globals
+    found = [(name, names[name]) for name in code.co_names if name in names]
+    with guard.attempt():  # an object without attributes
+        own = object.__getattribute__(frame.f_locals.get("self"), "__dict__")
+        found += [(f"self.{name}", own[name]) for name in code.co_names if name in own]
+    for name, value in [*frame.f_locals.items(), *found][: 4 * _MOST_NAMES]:
+        if type(value) in (list, tuple) and len(value) >= _LONG:
+            yield name, len(value)
 
 
 def _let_go(frame: FrameType) -> None:

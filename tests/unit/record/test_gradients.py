@@ -32,6 +32,7 @@ def looked(step: Callable[[], object]) -> tuple[BackwardFacts, ...]:
             step()
             look.border()
     finally:
+        look.stop()
         sys.setprofile(before)
     return look.facts().backward
 

@@ -36,6 +36,13 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   evenly spaced elements. Functions called more than 64 times in a step are looked at that often. The look takes at most
   a second of hashing, keeps nothing but the hashes, and is left out of the step times. A program in which nothing
   changes from step to step repeats one step for a measurement; nothing is said about it.
+- An operator has the same inputs in each step if two further steps before the recording call it at the same place with
+  the same numbers and shapes, and its tensors come from other such calls, or are older and were not changed since, and
+  no random number and no later change is involved. Whole lines of such calls are counted, and of other lines the
+  operators of such calls, found by their names. Nothing is looked at where torch.compile is used.
+
+- Something is made anew if a line makes an optimizer, a module, a loader, a data set, a pool or a compiled function in
+  each of the two steps. The time of the constructor is taken from there.
 
 The finding is shown only if other findings do not explain what it saves: the steps are replayed with their changes, and
 what this one saves beyond them counts.
@@ -54,6 +61,7 @@ PyTorch documentation, "Autograd mechanics" (locally disabling gradient computat
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -71,7 +79,7 @@ from stepscope.diagnosis.lines.graphs import (
     unused_graphs,
 )
 from stepscope.diagnosis.lines.repeats import Prefix, recomputed_prefixes
-from stepscope.diagnosis.lines.values import equal_calls, equal_lines
+from stepscope.diagnosis.lines.values import ConstantLines, EqualLines, constant_lines, equal_calls, equal_lines
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
@@ -86,7 +94,7 @@ from stepscope.whatif.changes import scaled_host_time, scaled_stretches, scaled_
 
 def check(view: View, limits: Limits) -> Answers:
     graphs = (_again(view), *_needless(view), *_unused(view))
-    for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
+    for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view), *_made(view)):
         if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
 
@@ -376,33 +384,109 @@ def _equal_calls(view: View) -> Iterator[Found]:
 
 
 def _equal_lines(view: View) -> Iterator[Found]:
-    if not view.program.values:
+    if not view.program.values and not view.program.constants:
         return
     costs = LineCosts(view)
+    known = np.zeros(0, np.int64)
+    for constant in constant_lines(view, costs):
+        known = np.concatenate([known, constant.places])
+        yield _constant_lines(view, costs, constant)
     for equal in equal_lines(view, costs):
-        wanted = set(equal.numbers.tolist())
-        left = 0.0 if equal.is_constant else equal.distinct / equal.calls
-        cost = sum(line.ns for line in costs.lines if line.number in wanted) * (1 - left)
-        if not cost:
+        found = _equal_line(view, costs, replace(equal, numbers=np.setdiff1d(equal.numbers, known)))
+        if found is not None:
+            yield found
+
+
+def _equal_line(view: View, costs: LineCosts, equal: EqualLines) -> Found | None:
+    wanted = set(equal.numbers.tolist())
+    left = 0.0 if equal.is_constant else equal.distinct / equal.calls
+    cost = sum(line.ns for line in costs.lines if line.number in wanted) * (1 - left)
+    if not cost:
+        return None
+    often = (
+        "is the same in each step"
+        if equal.is_constant
+        else f"has {equal.distinct:,} different values in {equal.calls:,} calls {view.a_step}"
+    )
+    return Found(
+        f"{equal.what} {often}: {view.percent(cost)} of the {view.period} goes to computing it again",
+        cost,
+        basis="the time of its lines; the values of two steps before the recording were compared",
+        confidence="medium",
+        figures=[
+            view.share_figure("that this takes", cost),
+            Figure("values in a step", equal.calls, "count"),
+            Figure("different ones among them", equal.distinct, "count"),
+        ],
+        where=costs.locations(equal.numbers),
+        remedy=_KEEP if equal.is_constant else _CACHE,
+        change=costs.scaled(equal.numbers, left),
+    )
+
+
+def _constant_lines(view: View, costs: LineCosts, constant: ConstantLines) -> Found:
+    whole = set(constant.numbers.tolist())
+    cost = sum(line.ns for line in costs.lines if line.number in whole) + view.cost_ns(constant.rows)
+    inside = f"in {constant.function}()" if constant.function.isidentifier() else "outside of functions"
+    return Found(
+        f"{view.percent(cost)} of the {view.period} goes to operators {inside} that have the same "
+        f"inputs {view.each_step}",
+        cost,
+        basis="lines all of whose operators have the same inputs, and such operators of other lines; the calls of two "
+        "steps before the recording were compared",
+        confidence="medium",
+        figures=[
+            view.share_figure("that this takes", cost),
+            Figure("calls of torch's functions with the same inputs in a step", constant.calls, "count"),
+            Figure("lines that make them", len(constant.places), "count"),
+        ],
+        where=costs.locations(constant.places),
+        remedy=_KEEP,
+        change=together(costs.scaled(constant.numbers, 0.0), scaled_with_pauses(constant.rows, [], 0.0)),
+    )
+
+
+_MAKING: Final = {
+    "optimizer": "An optimizer that is made again has also lost its moments and counts",
+    "module": "A module that is made again has new parameters, which no optimizer knows",
+    "loader": "A loader that is made again begins a new epoch and starts its workers",
+    "dataset": "A data set that is made again reads its files again",
+    "pool": "A pool that is made again starts its threads or processes",
+    "compiled function": "A function that is compiled again is traced again",
+}
+
+
+def _made(view: View) -> Iterator[Found]:
+    """What lines of the program make in each step, by the time that making it took before the recording."""
+    if not view.program.made:
+        return
+    costs = LineCosts(view)
+    lines = {(each.place.file, each.place.line): each for each in costs.lines}
+    for made in view.program.made:
+        line = lines.get((made.file, made.line))
+        if line is None:
             continue
-        often = (
-            "is the same in each step"
-            if equal.is_constant
-            else (f"has {equal.distinct:,} different values in {equal.calls:,} calls {view.a_step}")
-        )
+        cost = min(made.calls * made.ns * view.step_count, line.ns)
+        many = f"{made.calls:,} times" if made.calls > 1 else "once"
+        maker = "the program" if made.function == "<module>" else made.function
+        article = "an" if made.kind == "optimizer" else "a"
         yield Found(
-            f"{equal.what} {often}: {view.percent(cost)} of the {view.period} goes to computing it again",
+            f"{maker} makes {article} {made.kind} ({made.name}) {many} {view.a_step}: {view.percent(cost)} of the "
+            f"{view.period} goes to making it",
             cost,
-            basis="the time of its lines; the values of two steps before the recording were compared",
+            basis="the time that its constructor took before the recording, at most that of its line",
             confidence="medium",
             figures=[
                 view.share_figure("that this takes", cost),
-                Figure("values in a step", equal.calls, "count"),
-                Figure("different ones among them", equal.distinct, "count"),
+                Figure("made in a step", made.calls, "count"),
+                Figure("time to make one", made.ns, "ns"),
             ],
-            where=costs.locations(equal.numbers),
-            remedy=_KEEP if equal.is_constant else _CACHE,
-            change=costs.scaled(equal.numbers, left),
+            where=costs.locations(np.array([line.number], np.int64)),
+            remedy=Remedy(
+                f"Make it once, before the loop over steps. {_MAKING.get(made.kind, '')}.",
+                f"kept = {made.name}(...)            # once, before the loop\nkept                      # in the step",
+            ),
+            change=costs.scaled(np.array([line.number], np.int64), 1 - cost / line.ns),
         )
 
 

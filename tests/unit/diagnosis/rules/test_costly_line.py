@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
 from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.rules.costly_line import RULE as rule
 from stepscope.diagnosis.rules.loop_in_step import RULE as LOOP
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import BackwardFacts, BindingFacts, LoopFacts, ProgramFacts, StepFacts, ValueFacts
+from stepscope.trace.program_facts import (
+    BackwardFacts,
+    BindingFacts,
+    ConstantFacts,
+    LoopFacts,
+    MadeFacts,
+    ProgramFacts,
+    StepFacts,
+    ValueFacts,
+)
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -248,6 +260,19 @@ def test_of_equal_results_within_a_step_one_is_needed() -> None:
     assert finding.saving_ns_per_step == pytest.approx(310 * 3 / 4, abs=2)
 
 
+def test_what_a_line_makes_in_each_step_costs_what_making_it_took() -> None:
+    made = MadeFacts(kind="module", name="Linear", file="model.py", line=20, function="forward", calls=2, ns=50)
+    trace = with_values(result(constant=False))
+    program = msgspec.structs.replace(trace.metadata.program, values=(), made=(made,))
+    trace = replace(trace, metadata=replace(trace.metadata, program=program))
+
+    found = the_finding(rule, trace)
+
+    assert found.title.startswith("forward makes a module (Linear) 2 times a step")
+    assert places_of(found) == [("model.py", 20, "forward")]
+    assert (found.saving_ns_per_step, found.saving_from) == (100, "replayed")
+
+
 def test_a_variable_is_placed_at_the_statement_that_binds_it() -> None:
     variable = ValueFacts(
         file="model.py", function="forward", line=18, last=30, name="table", calls=1, distinct=1, is_constant=True
@@ -356,3 +381,38 @@ def inside_a_library() -> Trace:
 
 
 SILENT["a loop inside a library"] = inside_a_library
+
+
+def with_constants(*facts: ConstantFacts) -> Trace:
+    """Two steps of 1000 ns: 300 ns of operators on line 5, and 100 (arange), 150 (sin) and 50 (add) on line 6."""
+    recording = Recording(Metadata(program=ProgramFacts(constants=facts)))
+    for step in range(2):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 400, "model.py(5): positions")
+        recording.operator(begin + 50, 300, "aten::arange")
+        recording.line(begin + 400, 600, "model.py(6): positions")
+        for start, duration, name in ((400, 100, "arange"), (500, 150, "sin"), (650, 50, "add")):
+            recording.operator(begin + start, duration, f"aten::{name}")
+    return recording.trace()
+
+
+def constant_calls(line: int, calls: tuple[str, ...], *constant: int) -> ConstantFacts:
+    return ConstantFacts(file="model.py", function="positions", line=line, calls=calls, constant=constant)
+
+
+WHOLE = constant_calls(5, ("arange",), 0)
+PARTLY = constant_calls(6, ("arange", "sin", "add"), 0, 1)
+FIRES["operators with the same inputs in each step"] = lambda: with_constants(WHOLE, PARTLY)
+SILENT["operators with other inputs"] = with_constants
+SILENT["a call whose operator is not found"] = lambda: with_constants(constant_calls(6, ("arange", "cos", "add"), 0))
+
+
+def test_of_lines_with_other_operators_too_only_the_constant_ones_count() -> None:
+    assert the_finding(rule, with_constants(PARTLY)).saving_ns_per_step == 100 + 150
+    assert the_finding(rule, with_constants(WHOLE)).saving_ns_per_step == 400
+    both = the_finding(rule, with_constants(WHOLE, PARTLY))
+
+    assert both.saving_ns_per_step == 400 + 250
+    assert places_of(both) == [("model.py", 6, "positions"), ("model.py", 5, "positions")]
+    assert "positions()" in both.title
