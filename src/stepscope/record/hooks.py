@@ -229,8 +229,15 @@ class _OptimizerSteps:
 
     @guard.entry
     def ended(self, optimizer: object) -> None:
-        if self._marker.hit(id(optimizer)):
+        if self._marker.hit(_key_of(optimizer)):
             self._seen(StepSource.OPTIMIZER)
+
+
+def _key_of(optimizer: object) -> int:
+    """The same number for optimizers of the same parameters, of which a program may make one in each step."""
+    groups = getattr(optimizer, "param_groups", None)
+    parameters = groups[0].get("params") if isinstance(groups, list) and groups else None
+    return id(parameters[0]) if parameters else id(optimizer)
 
 
 class _LoaderSteps:

@@ -14,13 +14,13 @@ import sys
 import threading
 import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
 from stepscope import guard
+from stepscope.record.busy_functions import REVIEW_EVERY, STRIDE, BusyFunctions, Notes
 from stepscope.record.repetition import seen_before
 from stepscope.trace.naming import UserCode
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, Location, ThreadLines
@@ -122,17 +122,7 @@ def names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
 
 MOST_NOTES: Final = 3_000_000
 """Limit for one thread, at about 100 bytes each; lines beyond it are lost."""
-STRIDE: Final = 3
-
-_REVIEW_EVERY: Final = 2048
-_BUSY_NS: Final = _REVIEW_EVERY * 2_000
-"""Lines that are faster than every 2 us take several times as long when each is recorded."""
-_BUSY_SHARE: Final = 0.25
-_OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RESUMABLE: Final = 0x20 | 0x80 | 0x200  # generators and coroutines, by inspect.CO_*
-
-Notes = list[Any]
-"""Flat list of time, code and line, which costs the garbage collector nothing."""
 
 
 class Watch(Protocol):
@@ -158,7 +148,7 @@ class _UserFiles(dict[str, bool]):
         self._user_code = UserCode.from_environment(os.environ)
 
     def __missing__(self, file: str) -> bool:
-        found = file in self._user_code and not file.startswith(_OWN_FOLDER)
+        found = file in self._user_code
         self[file] = found
         return found
 
@@ -178,12 +168,16 @@ _CALLER: Final = 2
 """Number of frames between a callback, which the guard calls, and the code that it is called for."""
 
 
-def line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
-    """Return the code and line of the user's innermost function; None for both outside the user's code."""
+def line_of(frame: FrameType | None, busy: Container[CodeType] = ()) -> tuple[CodeType | None, int | None]:
+    """Return the code and line of the user's innermost function; None for both outside the user's code.
+
+    Args:
+        busy: functions of which the line of their definition is returned.
+    """
     while frame is not None:
         code = frame.f_code
         if _is_user[code.co_filename]:
-            return code, frame.f_lineno
+            return code, code.co_firstlineno if code in busy else frame.f_lineno
         frame = frame.f_back
     return None, None
 
@@ -205,26 +199,6 @@ def hide_from_compiler(*functions: Callable[..., Any]) -> None:
                 evaluation.skip_code(code)
 
 
-class _BusyFunctions(dict[CodeType, int]):
-    """Functions in which recording every line would dominate the run time, such as a loop over pixels.
-
-    A function found busy is from then on recorded only at its call, by the line of its definition. If it is found
-    again,
-    because it is called so often, it is not recorded at all, and its time belongs to the calling line.
-    """
-
-    def review(self, notes: Notes) -> list[CodeType]:
-        """Return the functions that are busy in a thread's latest notes."""
-        recent = notes[-_REVIEW_EVERY * STRIDE :]
-        if recent[-STRIDE] - recent[0] > _BUSY_NS:
-            return []
-        counts = Counter(code for code in recent[1::STRIDE] if code is not None)
-        found = [code for code, count in counts.items() if count >= _BUSY_SHARE * _REVIEW_EVERY]
-        for code in found:
-            self[code] = self.get(code, 0) + 1
-        return found
-
-
 class Tracing:
     """Uses `sys.settrace`: covers the thread that starts it, and threads that begin later."""
 
@@ -234,7 +208,7 @@ class Tracing:
         self._is_on = True
         self._before: Any = None
         self._on_call: Any = None
-        self._busy = _BusyFunctions()
+        self._busy = BusyFunctions(is_users)
         self._running: list[tuple[FrameType, Any]] = []
 
     def start(self, frame: FrameType | None) -> str | None:
@@ -254,6 +228,7 @@ class Tracing:
 
     def stop(self) -> None:
         self._is_on = False  # other threads stop at their next call
+        self._busy.stop()
         if self._on_call is None:
             return
         threading.settrace(self._before)
@@ -282,15 +257,16 @@ class Tracing:
         notes: Notes = [time.time_ns(), *line_of(frame)]
         calls: CallNotes = []
         self.threads.append((threading.get_native_id(), notes, calls))
+        self._busy.follow(notes)
         note, now, is_user, most = notes.extend, time.time_ns, _is_user, MOST_NOTES * STRIDE
         note_call, module_call = calls.extend, call_code()
-        busy, review_at = self._busy, min(_REVIEW_EVERY * STRIDE, most)
+        busy, review_at = self._busy, min(REVIEW_EVERY * STRIDE, most)
 
         def review(frame: FrameType) -> Any:
             nonlocal review_at
             if len(notes) >= most:
                 return self._give_up()
-            review_at = min(len(notes) + _REVIEW_EVERY * STRIDE, most)
+            review_at = min(len(notes) + REVIEW_EVERY * STRIDE, most)
             code = frame.f_code
             if code in busy.review(notes):
                 frame.f_trace_lines = False
@@ -309,7 +285,7 @@ class Tracing:
                     note((now(), frame.f_code, frame.f_lineno))
                     return on_line if len(notes) < review_at else review(frame)
                 if event == "return":
-                    note((now(), *line_of(frame.f_back)))
+                    note((now(), *line_of(frame.f_back, busy)))
                 return on_line
             except BaseException as error:  # inlined, since it runs at every line
                 return guard.caught(error, _TRACE)
@@ -346,14 +322,15 @@ class Tracing:
 
 
 class _ThreadNotes(threading.local):
-    def __init__(self, threads: list[tuple[int, Notes, CallNotes]]) -> None:
+    def __init__(self, threads: list[tuple[int, Notes, CallNotes]], busy: BusyFunctions) -> None:
         notes: Notes = []
         calls: CallNotes = []
         threads.append((threading.get_native_id(), notes, calls))
+        busy.follow(notes)
         self.notes = notes
         self.note = notes.extend
         self.note_call = calls.extend
-        self.review_at = min(_REVIEW_EVERY, MOST_NOTES) * STRIDE
+        self.review_at = min(REVIEW_EVERY, MOST_NOTES) * STRIDE
 
 
 class Monitoring:
@@ -362,12 +339,12 @@ class Monitoring:
     def __init__(self) -> None:
         self.threads: list[tuple[int, Notes, CallNotes]] = []
         self.gave_up_unix_ns = 0
-        self._here = _ThreadNotes(self.threads)
+        self._busy = BusyFunctions(is_users)
+        self._here = _ThreadNotes(self.threads, self._busy)
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._tool: int | None = None
         self._module_call: CodeType | None = None
         self._codes: dict[int, CodeType] = {}
-        self._busy = _BusyFunctions()
 
     def start(self, frame: FrameType | None) -> str | None:
         api, events = self._api, self._api.events
@@ -391,7 +368,7 @@ class Monitoring:
                 self.gave_up_unix_ns = now()
                 self.stop()
                 return
-            here.review_at = min(len(here.notes) + _REVIEW_EVERY * STRIDE, most)
+            here.review_at = min(len(here.notes) + REVIEW_EVERY * STRIDE, most)
             found = self._busy.review(here.notes)
             for each in found:
                 self._watch_less(each)
@@ -418,7 +395,7 @@ class Monitoring:
         if code is self._module_call:
             self._here.note_call((time.time_ns(), None))
         else:
-            self._here.note((time.time_ns(), *line_of(sys._getframe(_CALLER).f_back)))
+            self._here.note((time.time_ns(), *line_of(sys._getframe(_CALLER).f_back, self._busy)))
 
     @guard.inline(_MONITOR)
     def _unwound(self, code: CodeType, offset: int, error: object) -> None:
@@ -447,6 +424,7 @@ class Monitoring:
         return [getattr(self._api.events, name) for name in names]
 
     def stop(self) -> None:
+        self._busy.stop()
         if self._tool is None:
             return
         api = self._api

@@ -28,6 +28,7 @@ from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.source_facts import source_facts
 from stepscope.record.values import LookFacts, value_look
+from stepscope.record.work_facts import work_facts
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
 
 _COPY_BYTES: Final = 1 << 20
@@ -312,8 +313,12 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
     """
     if facts is None or lines is None:
         return facts
-    seen = guard.attempted(value_look().facts) or LookFacts()
-    loops, bindings = guard.attempted(lambda: source_facts(place.file for place in lines.locations)) or ((), ())
+    look = value_look()
+    seen = guard.attempted(look.facts) or LookFacts()
+    files = [place.file for place in lines.locations]
+    files += [stage.file for stage in facts.input_stages if stage.file is not None]
+    loops, bindings = guard.attempted(lambda: source_facts(files)) or ((), ())
+    functions, works = guard.attempted(lambda: work_facts(files)) or ((), ())
     wanted = {(each.file, each.line, each.name) for each in seen.values}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
     return msgspec.structs.replace(
@@ -324,6 +329,10 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
         bindings=kept,
         values=seen.values,
         evaluations=guard.attempted(evaluation_watch().facts),
+        functions=functions,
+        works=works,
+        lists=look.lists(),
+        made=look.made.facts(),
     )
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
@@ -24,7 +24,8 @@ from stepscope import guard
 from stepscope.record.constants import ConstantLook
 from stepscope.record.gradients import GradientLook
 from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
-from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, ValueFacts
+from stepscope.record.made import MadeInSteps
+from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, ListFacts, ValueFacts
 
 STEPS: Final = 2
 """Complete steps that are compared."""
@@ -41,6 +42,8 @@ _MOST_ITEMS: Final = 100_000
 _FEW_PARTS: Final = 8
 _LONGEST_S: Final = 1.0
 """Time after which nothing more is hashed."""
+_LONG: Final = 64
+"""Entries from which searching a list costs more than a dictionary's lookup."""
 _RESUMABLE: Final = 0x20 | 0x80 | 0x200
 
 _Key = tuple[CodeType, str]
@@ -139,6 +142,8 @@ class ValueLook:
         self._module_call: CodeType | None = None
         self._taken_off: object = None
         self._gradients = GradientLook()
+        self._lists: dict[tuple[CodeType, str], int] = {}
+        self.made = MadeInSteps()
         self._constants = ConstantLook()
 
     def start(self) -> None:
@@ -165,6 +170,7 @@ class ValueLook:
                 _let_go(frame)
             frame = frame.f_back
         self._counts.clear()
+        self.made.border()
         self._step += 1
         self._gradients.border()
         if self._step < STEPS and self._spent_s <= _LONGEST_S:
@@ -187,10 +193,13 @@ class ValueLook:
     @guard.inline("record.values.ValueLook")
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
-        if event == "call" and code in self._gradients.begins:
-            self._gradients.begins[code](frame)
+        if event == "call":
+            self.made.called(frame)
+            if code in self._gradients.begins:
+                self._gradients.begins[code](frame)
         if event != "return":
             return
+        self.made.returned(frame)
         if code in self._gradients.ends:
             self._gradients.ends[code](frame)
         elif code is self._module_call:
@@ -215,6 +224,8 @@ class ValueLook:
     def _look(self, frame: FrameType, value: Any) -> None:
         code = frame.f_code
         self._counts[code] += 1
+        if self._counts[code] == 1 and not self._step:
+            self._lists.update({(code, name): length for name, length in _long_lists(frame)})
         if self._counts[code] > _MOST_CALLS:
             return
         self._add(self._seen[code, ""], value)
@@ -232,6 +243,13 @@ class ValueLook:
                     seen.steps.append([])
                 seen.steps[self._step].append(found)
         self._spent_s += time.perf_counter() - begun_s
+
+    def lists(self) -> tuple[ListFacts, ...]:
+        """The long lists that functions could reach in the first step that was looked at."""
+        return tuple(
+            ListFacts(file=code.co_filename, function=code.co_firstlineno, name=name, length=length)
+            for (code, name), length in list(self._lists.items())[:_MOST_FACTS]
+        )
 
     def facts(self) -> LookFacts:
         """What was seen of the complete steps; empty if the look did not see STEPS of them."""
@@ -253,6 +271,19 @@ class ValueLook:
         for number, seen in self._calls.items():
             found.append(_facts(seen, module=names.get(id(self._modules[number]), "")))
         return tuple(each for each in found if each is not None)[:_MOST_FACTS]
+
+
+def _long_lists(frame: FrameType) -> Iterator[tuple[str, int]]:
+    """Lists that a function's code names: variables, globals, and attributes of self that no property computes."""
+    code = frame.f_code
+    names = frame.f_globals
+    found = [(name, names[name]) for name in code.co_names if name in names]
+    with guard.attempt():  # an object without attributes
+        own = object.__getattribute__(frame.f_locals.get("self"), "__dict__")
+        found += [(f"self.{name}", own[name]) for name in code.co_names if name in own]
+    for name, value in [*frame.f_locals.items(), *found][: 4 * _MOST_NAMES]:
+        if type(value) in (list, tuple) and len(value) >= _LONG:
+            yield name, len(value)
 
 
 def _let_go(frame: FrameType) -> None:

@@ -44,7 +44,8 @@ class InputStageFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One stage of the input pipeline, in the process or in workers, while steps were recorded.
 
     Attributes:
-        stage: "item" (the dataset's `__getitem__` or iterator), "transform", "collate", "pin" or "worker_start".
+        stage: "item" (the dataset's `__getitem__` or iterator), "transform", "collate", "sampler" (which chooses the
+            items, always in the process itself), "pin" or "worker_start".
         name: the function, such as "CocoDataset.__getitem__".
         file, line: location of its definition.
         total_ns, processor_ns: wall time and processor time.
@@ -231,6 +232,78 @@ class BindingFacts(msgspec.Struct, kw_only=True, frozen=True):
     is_change: bool = False
 
 
+class FunctionFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One function of the user's source.
+
+    Attributes:
+        name: with the name of its class.
+        line, last: where it begins and ends.
+        calls: names that it reads and may call.
+        changes_by_itself: whether its results may differ for the same arguments, as with random numbers.
+    """
+
+    file: str = ""
+    name: str = ""
+    line: int = 0
+    last: int = 0
+    calls: tuple[str, ...] = ()
+    changes_by_itself: bool = False
+
+
+class WorkFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What a part of a function does, as far as its source tells.
+
+    Attributes:
+        function: line where the function begins.
+        kind: "constant" (reads nothing that depends on the arguments), "lookup" (searches a list for a value),
+            "maybe_lookup" (searches what may be a list), "row" (takes a row from a table, or uses it), "growing" (reads
+            a slice that grows with a loop's variable) or "loop".
+        name: of what is bound, searched or read; "" if it has none.
+        first, last: lines.
+        calls: names that it reads and may call.
+    """
+
+    file: str = ""
+    function: int = 0
+    kind: str = ""
+    name: str = ""
+    first: int = 0
+    last: int = 0
+    calls: tuple[str, ...] = ()
+
+
+class ListFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A list that a function of the user can reach, with its length.
+
+    Attributes:
+        function: line where the function begins.
+    """
+
+    file: str = ""
+    function: int = 0
+    name: str = ""
+    length: int = 0
+
+
+class MadeFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Objects that a line of the user's code makes in each step.
+
+    Attributes:
+        kind: "optimizer", "module", "loader", "dataset", "pool" or "compiled function".
+        name: of the class.
+        calls: made in a step.
+        ns: time to make one.
+    """
+
+    kind: str = ""
+    name: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    calls: int = 0
+    ns: int = 0
+
+
 class ValueFacts(msgspec.Struct, kw_only=True, frozen=True):
     """The hashed values of one function's result, of one of its variables when it ended, or of a module's result.
 
@@ -350,6 +423,10 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     loops: tuple[LoopFacts, ...] = ()
     bindings: tuple[BindingFacts, ...] = ()
     values: tuple[ValueFacts, ...] = ()
+    functions: tuple[FunctionFacts, ...] = ()
+    works: tuple[WorkFacts, ...] = ()
+    lists: tuple[ListFacts, ...] = ()
+    made: tuple[MadeFacts, ...] = ()
     evaluations: EvaluationFacts | None = None
 
 

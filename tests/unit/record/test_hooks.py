@@ -61,6 +61,13 @@ def test_two_optimizers_that_take_turns_are_one_step(controller: StepController)
     assert controller.current_step() == 4
 
 
+def test_an_optimizer_that_is_made_anew_in_each_step_is_one(controller: StepController) -> None:
+    model = torch.nn.Linear(2, 2)
+    for _ in range(4):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert controller.current_step() == 4
+
+
 def test_batches_are_steps_until_an_optimizer_steps(controller: StepController) -> None:
     loader = torch.utils.data.DataLoader(list(range(8)), batch_size=2)
     assert [len(batch) for batch in loader] == [2, 2, 2, 2]

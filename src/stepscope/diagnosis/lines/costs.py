@@ -85,7 +85,7 @@ class LineCosts:
     def pieces(self) -> pl.DataFrame:
         """The time that counts, by line; columns as in _COSTS."""
         view = self.view
-        placed = self._placed(view.pieces)
+        placed = self.placed(view.pieces)
         if view.device is None:
             return placed
         work = view.work
@@ -108,7 +108,7 @@ class LineCosts:
     @cached_property
     def host(self) -> pl.DataFrame:
         """The main thread's time in the span, by line; columns as in _COSTS."""
-        return self.pieces if self.view.device is None else self._placed(self.view.host_pieces)
+        return self.pieces if self.view.device is None else self.placed(self.view.host_pieces)
 
     @cached_property
     def lines(self) -> list[LineCost]:
@@ -172,7 +172,7 @@ class LineCosts:
             result.append(LineShare(place.file, place.line, place.function, share, backward, line.runs, faster))
         return result
 
-    def _placed(self, pieces: pl.DataFrame) -> pl.DataFrame:
+    def placed(self, pieces: pl.DataFrame) -> pl.DataFrame:
         """Pieces of host time by the line of their operator, or else by the line that the thread was at."""
         attribution, activity = self.view.attribution, self.view.activity
         slices = pieces["slice"].to_numpy()
