@@ -45,9 +45,6 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   no random number and no later change is involved. Whole lines of such calls are counted, and of other lines the
   operators of such calls, found by their names. Nothing is looked at where torch.compile is used.
 
-- Something is made anew if a line makes an optimizer, a module, a loader, a data set, a pool or a compiled function in
-  each of the two steps. The time of the constructor is taken from there.
-
 The finding is shown only if other findings do not explain what it saves: the steps are replayed with their changes, and
 what this one saves beyond them counts.
 
@@ -92,8 +89,8 @@ from stepscope.whatif.changes import scaled_stretches, scaled_work_of, together
 
 
 def check(view: View, limits: Limits) -> Answers:
-    graphs, lines = graph_findings(view), (*_equal_lines(view), *_made(view))
-    for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *lines):
+    graphs = graph_findings(view)
+    for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
         if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
 
@@ -317,50 +314,6 @@ def _constant_lines(view: View, costs: LineCosts, constant: ConstantLines) -> Fo
         remedy=_KEEP,
         change=together(costs.scaled(constant.numbers, 0.0), scaled_with_pauses(constant.rows, [], 0.0)),
     )
-
-
-_MAKING: Final = {
-    "optimizer": "An optimizer that is made again has also lost its moments and counts",
-    "module": "A module that is made again has new parameters, which no optimizer knows",
-    "loader": "A loader that is made again begins a new epoch and starts its workers",
-    "dataset": "A data set that is made again reads its files again",
-    "pool": "A pool that is made again starts its threads or processes",
-    "compiled function": "A function that is compiled again is traced again",
-}
-
-
-def _made(view: View) -> Iterator[Found]:
-    """What lines of the program make in each step, by the time that making it took before the recording."""
-    if not view.program.made:
-        return
-    costs = LineCosts(view)
-    lines = {(each.place.file, each.place.line): each for each in costs.lines}
-    for made in view.program.made:
-        line = lines.get((made.file, made.line))
-        if line is None:
-            continue
-        cost = min(made.calls * made.ns * view.step_count, line.ns)
-        many = f"{made.calls:,} times" if made.calls > 1 else "once"
-        maker = "the program" if made.function == "<module>" else made.function
-        article = "an" if made.kind == "optimizer" else "a"
-        yield Found(
-            f"{maker} makes {article} {made.kind} ({made.name}) {many} {view.a_step}: {view.percent(cost)} of the "
-            f"{view.period} goes to making it",
-            cost,
-            basis="the time that its constructor took before the recording, at most that of its line",
-            confidence="medium",
-            figures=[
-                view.share_figure("that this takes", cost),
-                Figure("made in a step", made.calls, "count"),
-                Figure("time to make one", made.ns, "ns"),
-            ],
-            where=costs.locations(np.array([line.number], np.int64)),
-            remedy=Remedy(
-                f"Make it once, before the loop over steps. {_MAKING.get(made.kind, '')}.",
-                f"kept = {made.name}(...)            # once, before the loop\nkept                      # in the step",
-            ),
-            change=costs.scaled(np.array([line.number], np.int64), 1 - cost / line.ns),
-        )
 
 
 RULE: Final = Rule(
