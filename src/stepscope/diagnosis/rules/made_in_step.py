@@ -84,8 +84,8 @@ def _makings(view: View) -> Iterator[_Making]:
             outer = visits.outermost(visit, uses) if made.kind in _FILLED and len(calls) else visit
             found.setdefault(places[outer], {})[outer] = made
     for place, at in found.items():
-        outer = np.array(sorted(at), np.int64)
-        yield _Making(place, tuple(dict.fromkeys(at.values())), visits.starts[outer], visits.ends[outer])
+        rows = np.array(sorted(at), np.int64)
+        yield _Making(place, tuple(dict.fromkeys(at.values())), visits.starts[rows], visits.ends[rows])
 
 
 def _found(view: View, making: _Making) -> Found:
