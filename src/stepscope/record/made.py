@@ -49,7 +49,7 @@ class MadeInSteps:
             if frame.f_globals.get("__name__") == _COMPILER[0]:
                 self._count("compiled function", "torch.compile", caller, ns)
         elif name == "__init__":
-            kind = _kind_of(made := frame.f_locals.get("self"))
+            kind = _kind_of(made := _first_argument(frame))
             if kind is not None and not _is_inner(caller):
                 self._count(kind, type(made).__name__, caller, ns)
 
@@ -92,10 +92,16 @@ def _kind_of(made: Any) -> str | None:
     return None
 
 
+def _first_argument(frame: FrameType) -> Any:
+    """The object whose method a frame runs, mostly called self."""
+    names = frame.f_code.co_varnames
+    return frame.f_locals.get(names[0]) if names else None
+
+
 def _is_inner(caller: FrameType | None) -> bool:
     """Whether an object is made while one of these kinds is being made."""
     while caller is not None and caller.f_code.co_name != "<module>":
-        if caller.f_code.co_name == "__init__" and _kind_of(caller.f_locals.get("self")) is not None:
+        if caller.f_code.co_name == "__init__" and _kind_of(_first_argument(caller)) is not None:
             return True
         caller = caller.f_back
     return False

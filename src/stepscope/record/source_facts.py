@@ -122,7 +122,8 @@ def _carried(loop: Loop) -> set[str]:
     if isinstance(loop, ast.While):
         uses.append(Uses(reads=_names(loop.test)))
     targets = bound_names(loop.target) if not isinstance(loop, ast.While) else set()
-    changed = {name for use in uses for name in use.binds | use.changes} | _driven(loop)
+    driven = _driven(loop)
+    changed = {name for use in uses for name in use.binds | use.changes} | set(driven)
     changed -= targets | _own_items(loop, targets)
     bound: set[str] = set()
     carried: set[str] = set()
@@ -130,7 +131,7 @@ def _carried(loop: Loop) -> set[str]:
         carried |= (use.reads - use.collects - bound) & changed
         bound |= use.binds
     later = {name for use in uses for name in use.reads - use.collects}
-    return (carried & later) - targets
+    return {driven.get(name, name) for name in (carried & later) - targets}
 
 
 def _own_items(loop: Loop, targets: set[str]) -> set[str]:
@@ -144,16 +145,17 @@ def _own_items(loop: Loop, targets: set[str]) -> set[str]:
     return {name for name, slices in items.items() if name and not used[name] and len(slices) == 1 and "" not in slices}
 
 
-def _driven(loop: Loop) -> set[str]:
-    """Names of objects of which a method is called for its effect, and an attribute or item is read."""
+def _driven(loop: Loop) -> dict[str, str]:
+    """Objects of which a method is called for its effect, each with an attribute of it that is read."""
     nodes = [node for statement in loop.body for node in ast.walk(statement)]
     called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call)}
     for_effect = [node.value.func for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
     owners = {
         dotted_name(each.value) for each in for_effect if isinstance(each, ast.Attribute) and each.attr not in _ADDING
     }
-    read = {dotted_name(node.value) for node in nodes if isinstance(node, ast.Attribute) and id(node) not in called}
-    return (owners & read) - {"", "self"}
+    read = [node for node in nodes if isinstance(node, ast.Attribute) and id(node) not in called]
+    found = {dotted_name(node.value): f"{dotted_name(node.value)}.{node.attr}" for node in read}
+    return {name: attribute for name, attribute in found.items() if name in owners - {"", "self"}}
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

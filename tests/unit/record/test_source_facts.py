@@ -16,7 +16,7 @@ CARRYING = {
     "an attribute": ("for x in xs:\n    self.h = self.cell(x, self.h)", ("self.h",)),
     "items": ("for t in range(n):\n    h[t + 1] = cell(x[t], h[t])", ("h",)),
     "a growing list": ("while len(seq) < n:\n    seq.append(model(seq))", ("seq",)),
-    "an object's state": ("for t in range(n):\n    world.advance(model(world.state))", ("world",)),
+    "an object's state": ("for t in range(n):\n    world.advance(model(world.state))", ("world.state",)),
     "all items": ("for i, x in enumerate(xs):\n    h[i] = f(x, h)", ("h",)),
     "in a condition": ("for i in range(n):\n    if i:\n        x = f(x)", ("x",)),
 }

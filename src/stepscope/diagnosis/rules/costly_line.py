@@ -22,7 +22,9 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
   that these calls allocate: without a graph, each operator uses the memory of the one before.
 - A prefix is computed again if a module is called at least 8 times in a step, and the inputs of its operators with
-  parameters grow by the same amount from call to call. With a cache, each call would take as long as the shortest.
+  parameters grow by the same amount from call to call; or if it is called in steps of one call each, of a program that
+  does not train, and grows in each. With a cache, each operator would take as much of its time as the new positions are
+  of its input, but no less than the shortest operators of these calls. The first call of a step is needed.
 - A product by broadcasting is an elementwise product of two tensors that are each repeated along a dimension of the
   other, and whose result is only summed. The same result by a matrix product takes as long as the trace's own matrix
   products need for as many operations.
@@ -38,9 +40,6 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   the same numbers and shapes, and its tensors come from other such calls, or are older and were not changed since, and
   no random number and no later change is involved. Whole lines of such calls are counted, and of other lines the
   operators of such calls, found by their names. Nothing is looked at where torch.compile is used.
-
-- Something is made anew if a line makes an optimizer, a module, a loader, a data set, a pool or a compiled function in
-  each of the two steps. The time of the constructor is taken from there.
 
 The finding is shown only if other findings do not explain what it saves: the steps are replayed with their changes, and
 what this one saves beyond them counts.
@@ -92,7 +91,7 @@ from stepscope.whatif.changes import scaled_host_time, scaled_stretches, scaled_
 
 def check(view: View, limits: Limits) -> Answers:
     graphs = (_again(view), *_needless(view), *_unused(view))
-    for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view), *_made(view)):
+    for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
         if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
 
@@ -233,11 +232,13 @@ def _prefixes(view: View) -> Iterator[Found]:
 
 def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
     sizes = prefix.calls["size"].to_numpy()
+    per_step = prefix.calls.height / view.step_count
+    often = f"{per_step:,.0f} times" if per_step > 1 else "once"
     return Found(
-        f"{prefix.module} computes a growing sequence from its beginning {prefix.calls.height / view.step_count:,.0f} "
-        f"times {view.a_step}: a cache of keys and values, or of the last state, saves {view.percent(saved)}",
+        f"{prefix.module} computes a growing sequence from its beginning {often} {view.a_step}: a cache of keys and "
+        f"values, or of the last state, saves {view.percent(saved)}",
         saved,
-        basis="every call as long as the shortest: only the new positions are computed",
+        basis="each operator by the part of its input that is new, but no less than the shortest operators take",
         confidence="medium",
         figures=[
             view.share_figure("that this takes", saved),
@@ -440,50 +441,6 @@ def _constant_lines(view: View, costs: LineCosts, constant: ConstantLines) -> Fo
         remedy=_KEEP,
         change=together(costs.scaled(constant.numbers, 0.0), scaled_with_pauses(constant.rows, [], 0.0)),
     )
-
-
-_MAKING: Final = {
-    "optimizer": "An optimizer that is made again has also lost its moments and counts",
-    "module": "A module that is made again has new parameters, which no optimizer knows",
-    "loader": "A loader that is made again begins a new epoch and starts its workers",
-    "dataset": "A data set that is made again reads its files again",
-    "pool": "A pool that is made again starts its threads or processes",
-    "compiled function": "A function that is compiled again is traced again",
-}
-
-
-def _made(view: View) -> Iterator[Found]:
-    """What lines of the program make in each step, by the time that making it took before the recording."""
-    if not view.program.made:
-        return
-    costs = LineCosts(view)
-    lines = {(each.place.file, each.place.line): each for each in costs.lines}
-    for made in view.program.made:
-        line = lines.get((made.file, made.line))
-        if line is None:
-            continue
-        cost = min(made.calls * made.ns * view.step_count, line.ns)
-        many = f"{made.calls:,} times" if made.calls > 1 else "once"
-        maker = "the program" if made.function == "<module>" else made.function
-        article = "an" if made.kind == "optimizer" else "a"
-        yield Found(
-            f"{maker} makes {article} {made.kind} ({made.name}) {many} {view.a_step}: {view.percent(cost)} of the "
-            f"{view.period} goes to making it",
-            cost,
-            basis="the time that its constructor took before the recording, at most that of its line",
-            confidence="medium",
-            figures=[
-                view.share_figure("that this takes", cost),
-                Figure("made in a step", made.calls, "count"),
-                Figure("time to make one", made.ns, "ns"),
-            ],
-            where=costs.locations(np.array([line.number], np.int64)),
-            remedy=Remedy(
-                f"Make it once, before the loop over steps. {_MAKING.get(made.kind, '')}.",
-                f"kept = {made.name}(...)            # once, before the loop\nkept                      # in the step",
-            ),
-            change=costs.scaled(np.array([line.number], np.int64), 1 - cost / line.ns),
-        )
 
 
 def _callers(view: View, rows: Rows) -> tuple[Location, ...]:

@@ -152,14 +152,35 @@ def test_an_unused_graph_costs_its_part_of_the_kernels_time() -> None:
     assert "torch.no_grad()" in finding.remedy.code
 
 
-def test_with_a_cache_each_call_takes_as_long_as_the_shortest() -> None:
+def test_with_a_cache_each_call_takes_the_part_of_its_time_that_is_new() -> None:
     trace = decoding()
     finding = the_finding(rule, trace)
 
     assert places_of(finding) == [("serve.py", 30, "generate")]
-    longer = sum(50 * call for call in range(10))
-    assert finding.saving_ns_per_step == pytest.approx(longer, rel=0.1)
+    times = {10 + call: 200 + 50 * call for call in range(10)}
+    known = sum(ns - max(ns / length, 20) for length, ns in times.items() if length > 10)  # the first one is needed
+    assert finding.saving_ns_per_step == pytest.approx(known, rel=0.01)
     assert not asked(LOOP, trace).findings
+
+
+def test_a_sequence_that_grows_from_step_to_step_is_computed_again_too() -> None:
+    """Steps of 1000 ns with a call of 400 ns for one position more than the step before."""
+
+    def serving(*lengths: int) -> Trace:
+        recording = Recording()
+        for step, length in enumerate(lengths):
+            recording.step(1000 * step, 1000, step)
+            recording.line(1000 * step, 1000, "serve.py(30): generate")
+            recording.module(1000 * step + 10, 900, "Decoder", evaluates=True)
+            shapes = f"[[1, {length}, 8], [8, 8], [8]]"
+            recording.operator(1000 * step + 20, 400, "aten::linear", input_shapes=shapes)
+            recording.operator(1000 * step + 500, 8, "aten::argmax")
+        return recording.trace()
+
+    finding = the_finding(rule, serving(100, 101, 102, 103, 104))
+    assert finding.saving_ns_per_step == pytest.approx(400 - 8, abs=2)
+    assert not asked(rule, serving(100, 101, 102, 104, 105)).findings
+    assert not asked(rule, serving(100, 100, 100, 100, 100)).findings
 
 
 def test_a_broadcast_product_takes_as_long_as_the_traces_matrix_products() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.rules.memory_growth import RULE as rule
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.program_facts import MadeFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -121,3 +122,10 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, leaking(), steps=5).findings == ()
     assert len(asked(rule, leaking((4,) * 6), bytes=1, share=0).findings) == 1
     assert len(asked(rule, leaking((8192,) * 4), steps=2).findings) == 1
+
+
+def test_modules_that_are_made_in_each_step_are_kept_by_the_recording() -> None:
+    trace = leaking()
+    program = ProgramFacts(made=(MadeFacts(kind="module", name="Net", calls=1),))
+
+    assert not asked(rule, replace(trace, metadata=replace(trace.metadata, program=program))).findings
