@@ -12,8 +12,9 @@ from stepscope.record.source_facts import FUNCTIONS, bound_names, dotted_name, f
 from stepscope.trace.program_facts import FunctionFacts, WorkFacts
 
 _CHANGING: Final = re.compile(
-    r"rand\w*|.*random.*|shuffle|sample|choices?|uniform|normal|gauss|integers|noise|permutation|bernoulli|multinomial"
+    r"rand\w*|.*random.*|.*augment.*|\w*transforms?|jitter|shuffle|sample|choices?|uniform|normal|gauss|integers|noise|permutation|bernoulli|multinomial"
     r"|next|now|time|time_ns|perf_counter|monotonic|read|readline|recv|pop|popleft|popitem|get_nowait|sleep|seed|urandom"
+    r"|grab|retrieve|fetch\w*|draw|poll|wait|acquire"
 )
 """Functions whose result differs from call to call, although their arguments do not."""
 _ROWS: Final = frozenset({"iloc", "loc", "iat", "at"})
@@ -144,10 +145,13 @@ class _Inside:
         self.changes_by_itself = any(each.changes_by_itself for each in self.statements)
 
     def called(self, node: ast.expr | ast.stmt) -> set[str]:
-        """Names that a part of it reads, and may call; those of its own class with the class's name."""
+        """Names that a part of it reads, and may call; see `FunctionFacts`."""
         owner = self.owner.name if self.owner else ""
         names = {dotted_name(each) for each in ast.walk(node)} - {"", "self"}
-        return {f"{owner}.{name[5:]}" if name.startswith("self.") else name for name in names}
+        others = {
+            f".{each.attr}" for each in ast.walk(node) if isinstance(each, ast.Attribute) and not dotted_name(each)
+        }
+        return others | {f"{owner}.{name[5:]}" if name.startswith("self.") else name for name in names}
 
     def _statements(self, body: list[ast.stmt], around: set[str]) -> Iterator[_Statement]:
         """The simple statements; the targets of a loop are bound by a statement of its head."""

@@ -238,7 +238,8 @@ class FunctionFacts(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         name: with the name of its class.
         line, last: where it begins and ends.
-        calls: names that it reads and may call.
+        calls: names that it reads and may call: those of its own class with the class's name, and those of other
+            objects and modules as ".name".
         changes_by_itself: whether its results may differ for the same arguments, as with random numbers.
     """
 
@@ -260,7 +261,7 @@ class WorkFacts(msgspec.Struct, kw_only=True, frozen=True):
             a slice that grows with a loop's variable) or "loop".
         name: of what is bound, searched or read; "" if it has none.
         first, last: lines.
-        calls: names that it reads and may call.
+        calls: as in `FunctionFacts`.
     """
 
     file: str = ""

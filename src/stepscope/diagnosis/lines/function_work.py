@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal, TypeAlias
@@ -135,12 +135,42 @@ class FunctionWork:
         shares = ((line, self.lines[line] / total) for line in order)
         return tuple(self._location(line, share) for line, share in shares if share >= SMALLEST_PLACE)
 
+    def loops_at(self, where: Iterable[Location]) -> list[tuple[Location, str]]:
+        """Those of these places that are in loops of functions, with the functions' names."""
+        loops = [each for each in self._works() if each.kind == "loop" and self._counts(each)]
+        found = []
+        for place in where:
+            function = self.function_at((place.file, place.line))
+            if function and any(each.file == place.file and each.first <= place.line <= each.last for each in loops):
+                found.append((place, function.name))
+        return found
+
+    def in_source(self, file: str, line: int, share: float) -> Work | None:
+        """The kind of work of a function whose lines' time is unknown, such as one that runs in workers.
+
+        Args:
+            share: of the time that the function takes, 0 to 1.
+        """
+        function = next((each for each in self._functions.get(file, ()) if each.line == line), None)
+        if function is None:
+            return None
+        called = self._called(WorkFacts(file=file, function=line, calls=function.calls))
+        begins = {(each.file, each.line): each for each in (function, *called)}
+        for kind in _KINDS[2:]:
+            for work in self._works():
+                if _kind_of(work) == kind and self._counts(work) and (inner := begins.get((work.file, work.function))):
+                    place = self._location((work.file, work.first), share)
+                    return Work(kind, share, work.name, inner.name, inner.line, (place,), self._length(work))
+        return None
+
     def repeated(self, begins: set[_Line]) -> Work | None:
         """The functions that begin at these lines and those that they call, if no result changes by itself.
 
         As far as the source tells; None if they may, or take less than MOST of the time.
         """
-        functions = [each for file, line in begins for each in self._functions.get(file, ()) if each.line == line]
+        functions = [each for each in self._view.program.functions if (each.file, each.line) in begins]
+        if len(functions) < len(begins):  # one of a library, such as a transform
+            return None
         spans = [
             span for each in functions
             for span in (each, *self._called(WorkFacts(file=each.file, function=each.line, calls=each.calls)))
@@ -148,7 +178,7 @@ class FunctionWork:
         if not spans or any(span.changes_by_itself for span in spans):
             return None
         lines = {line for line in self.lines if any(_is_in(line, span.file, span) for span in spans)}
-        work = self._work("again", lines, (), self._total)
+        work = self._work("again", lines, None, self._total)
         return work if work is not None and work.share >= MOST else None
 
     @property
@@ -159,8 +189,10 @@ class FunctionWork:
         yield from self._equal(total)
         for kind in _KINDS[1:]:
             mine = [each for each in self._works() if _kind_of(each) == kind and self._counts(each)]
-            lines = set[_Line]().union(*(self._lines_of(each) for each in mine))
-            work = self._work(kind, lines, mine, total)
+            lines_of = [self._lines_of(each) for each in mine]
+            costs = [sum(self.lines[line] for line in lines) for lines in lines_of]
+            cause = mine[costs.index(max(costs))] if mine else None
+            work = self._work(kind, set[_Line]().union(*lines_of), cause, total)
             if work is not None:
                 yield work
 
@@ -172,10 +204,19 @@ class FunctionWork:
         borders = [line for file, line in self._borders if file == work.file]
         if work.kind == "constant":
             function = self.function_at((work.file, work.first))
-            return function is not None and not any(function.line <= line <= function.last for line in borders)
+            inside = function is not None and any(function.line <= line <= function.last for line in borders)
+            return function is not None and not inside and not self._differs(work)
         if work.kind == "maybe_lookup":
             return self._length(work) > 0
         return work.kind != "loop" or not any(work.first <= line <= work.last for line in borders)
+
+    def _differs(self, work: WorkFacts) -> bool:
+        """Whether the hashes of what a statement binds differ from call to call."""
+        return any(
+            not each.is_constant and each.distinct > _OFTEN * each.calls
+            for each in self._view.program.values
+            if (each.file, each.line, each.name) == (work.file, work.function, work.name)
+        )
 
     def _length(self, work: WorkFacts) -> int:
         """Entries of the list that a lookup searches."""
@@ -186,24 +227,47 @@ class FunctionWork:
         """The lines of a part of a function, and those of the functions that it calls, that took time."""
         spans = [
             (work.file, work.first, work.last),
-            *((work.file, each.line, each.last) for each in self._called(work)),
+            *((each.file, each.line, each.last) for each in self._called(work)),
         ]
         return {
-            (file, line) for file, line in self.lines for name, first, last in spans
-            if name == file and first <= line <= last
-        }  # fmt: skip
+            line
+            for line in self.lines
+            if any(line[0] == file and first <= line[1] <= last for file, first, last in spans)
+        }
 
     def _called(self, work: WorkFacts) -> Iterable[FunctionFacts]:
-        """The functions of its file that a part of a function calls, also through others."""
-        known: Mapping[str, FunctionFacts] = {each.name: each for each in self._functions.get(work.file, ())}
-        found: dict[str, FunctionFacts] = {}
-        waiting = list(work.calls)
+        """The functions of the program that a part of a function calls, also through others."""
+        found: dict[_Line, FunctionFacts] = {}
+        waiting = [(work.file, name) for name in work.calls]
         while waiting:
-            function = known.get(name := waiting.pop())
-            if function is not None and name not in found and function.line != work.function:
-                found[name] = function
-                waiting += function.calls
+            function = self._named(*waiting.pop())
+            if function is None or (place := (function.file, function.line)) in found:
+                continue
+            if place != (work.file, work.function):
+                found[place] = function
+                waiting += [(function.file, name) for name in function.calls]
         return found.values()
+
+    def _named(self, file: str, name: str) -> FunctionFacts | None:
+        """The function that a name in a file stands for: one of that file, or else the only one of that name."""
+        own = self._by_name.get(name, []) if name[:1] != "." else self._by_end.get(name[1:], [])
+        here = [each for each in own if each.file == file]
+        candidates = here or own
+        return candidates[0] if len(candidates) == 1 else None
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[FunctionFacts]]:
+        found: dict[str, list[FunctionFacts]] = {}
+        for each in self._view.program.functions:
+            found.setdefault(each.name, []).append(each)
+        return found
+
+    @cached_property
+    def _by_end(self) -> dict[str, list[FunctionFacts]]:
+        found: dict[str, list[FunctionFacts]] = {}
+        for each in self._view.program.functions:
+            found.setdefault(each.name.rpartition(".")[2], []).append(each)
+        return found
 
     def _equal(self, total: float) -> Iterator[Work]:
         for equal in equal_lines(self._view, self._costs):
@@ -211,28 +275,29 @@ class FunctionWork:
                 continue
             places = [self._view.attribution.places[number] for number in equal.numbers.tolist()]
             lines = {(place.file, place.line) for place in places} & self.lines.keys()
-            work = self._work("equal", lines, (), total)
+            work = self._work("equal", lines, None, total)
             if work is not None:
                 yield replace(work, name=equal.what, calls=equal.calls, distinct=equal.distinct)
 
-    def _work(self, kind: Kind, lines: set[_Line], works: Iterable[WorkFacts], total: float) -> Work | None:
+    def _work(self, kind: Kind, lines: set[_Line], cause: WorkFacts | None, total: float) -> Work | None:
+        """A kind of work in these lines; most of it is that of the cause, if there is one."""
         costs = {line: self.lines[line] for line in lines}
         if not costs or total <= 0:
             return None
         order = sorted(costs, key=lambda line: (-costs[line], line))
-        first = order[0]
-        function = self.function_at(first)
-        cause = next((each for each in works if each.file == first[0] and each.first <= first[1] <= each.last), None)
-        cause = cause or next(iter(works), None)
+        function = self.function_at(order[0] if cause is None else (cause.file, cause.first))
+        where = [self._location(line, costs[line] / total) for line in order[:_SHOWN]]
+        if cause is not None and function != self.function_at(order[0]):  # the statement calls what takes long
+            where = [self._location((cause.file, cause.first), sum(costs.values()) / total), *where[: _SHOWN - 1]]
         return Work(
             kind,
             min(sum(costs.values()) / total, 1.0),
             cause.name if cause is not None else "",
             function.name if function is not None else "",
             function.line if function is not None else 0,
-            tuple(self._location(line, costs[line] / total) for line in order[:_SHOWN]),
+            tuple(where),
             length=self._length(cause) if cause is not None else 0,
-            runs=self._runs.get(first),
+            runs=self._runs.get(order[0]),
             lines=frozenset(lines),
         )
 

@@ -120,10 +120,10 @@ def _figures(view: View, loading: Loading) -> list[Figure]:
 
 def _repeated(view: View, loading: Loading) -> Work | None:
     """The functions of the dataset, where each sample is computed again in each epoch and its source never changes."""
-    if loading.workers:
+    if loading.workers or loading.is_begun_anew:
         return None
-    begins = {(each.file or "", each.line or 0) for each in view.program.input_stages if each.stage == "item"}
-    return FunctionWork(view, loading.pieces).repeated(begins)
+    stages = [each for each in view.program.input_stages if each.stage in ("item", "transform")]
+    return FunctionWork(view, loading.pieces).repeated({(each.file or "", each.line or 0) for each in stages})
 
 
 def _kept_text(kept: Work) -> str:

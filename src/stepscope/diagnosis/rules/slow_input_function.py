@@ -88,6 +88,10 @@ def check(view: View, limits: Limits) -> Answers:
     if work is not None or costly is None or (_is_something_else(view, loading) and not is_sampler):
         return
     saving = _saving_ns(view, loading, costly)
+    source = works.in_source(costly.file, costly.line, costly.share) if loading.workers and not is_sampler else None
+    remedy, where = _remedy(costly), places_of(view, loading, costly)
+    if source is not None:
+        remedy, where = remedy_of(source, is_collate=costly.stage == "collate"), (*source.where, *where)
     yield Found(
         f"{_WHAT[costly.stage]} {costly.name} takes {costly.share:.0%} of the time to make a batch, for which the "
         f"{view.period} waits {view.percent(loading.wait_ns)} of its time",
@@ -103,8 +107,8 @@ def check(view: View, limits: Limits) -> Answers:
             *settings_figures(loading),
         ],
         intervals=view.longest(loading.pieces, "waiting for data"),
-        remedy=_remedy(costly),
-        where=places_of(view, loading, costly),
+        remedy=remedy,
+        where=where,
         change=scaled_cause("input", 1.0 - saving / loading.wait_ns),
     )
 

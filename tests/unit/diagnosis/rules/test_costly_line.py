@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
 import pytest
 
 from stepscope.diagnosis.diagnosis import diagnose
@@ -16,7 +13,6 @@ from stepscope.trace.program_facts import (
     BindingFacts,
     ConstantFacts,
     LoopFacts,
-    MadeFacts,
     ProgramFacts,
     StepFacts,
     ValueFacts,
@@ -260,19 +256,6 @@ def test_of_equal_results_within_a_step_one_is_needed() -> None:
     assert finding.saving_ns_per_step == pytest.approx(310 * 3 / 4, abs=2)
 
 
-def test_what_a_line_makes_in_each_step_costs_what_making_it_took() -> None:
-    made = MadeFacts(kind="module", name="Linear", file="model.py", line=20, function="forward", calls=2, ns=50)
-    trace = with_values(result(constant=False))
-    program = msgspec.structs.replace(trace.metadata.program, values=(), made=(made,))
-    trace = replace(trace, metadata=replace(trace.metadata, program=program))
-
-    found = the_finding(rule, trace)
-
-    assert found.title.startswith("forward makes a module (Linear) 2 times a step")
-    assert places_of(found) == [("model.py", 20, "forward")]
-    assert (found.saving_ns_per_step, found.saving_from) == (100, "replayed")
-
-
 def test_a_variable_is_placed_at_the_statement_that_binds_it() -> None:
     variable = ValueFacts(
         file="model.py", function="forward", line=18, last=30, name="table", calls=1, distinct=1, is_constant=True
@@ -416,3 +399,46 @@ def test_of_lines_with_other_operators_too_only_the_constant_ones_count() -> Non
     assert both.saving_ns_per_step == 400 + 250
     assert places_of(both) == [("model.py", 6, "positions"), ("model.py", 5, "positions")]
     assert "positions()" in both.title
+
+
+def checkpointing(*values: ValueFacts, memory: int = 100 * 2**20, layer: str = "aten::linear") -> Trace:
+    """Two steps of 1000 ns: a block called on line 30, whose node of 300 ns first runs its two layers again in 150 ns.
+
+    They allocate 1 MiB of so much memory.
+    """
+    recording = Recording(Metadata(program=ProgramFacts(process={"memory_bytes": memory}, values=values)))
+    for step in range(2):
+        begin, number = 1000 * step, 10 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 50, "model.py(30): forward")
+        recording.module(begin + 40, 200, "Net.block")
+        recording.line(begin + 50, 200, "model.py(10): forward")
+        recording.operator(begin + 60, 100, "aten::linear", sequence_number=number, forward_thread=0)
+        recording.line(begin + 250, 750, "train.py(8): train")
+        recording.operator(begin + 500, 300, NODE, sequence_number=number, forward_thread=1)
+        recording.module(begin + 505, 170, "Net.block")
+        recording.operator(begin + 510, 100, layer, sequence_number=number + 5, forward_thread=0)
+        recording.block(begin + 520, begin + 900, 2**20, device="cpu")
+        recording.operator(begin + 620, 40, "aten::gelu", sequence_number=number + 6, forward_thread=0)
+        recording.operator(begin + 700, 90, "aten::mm")
+        recording.operator(begin + 900, 50, "aten::add_")
+    return recording.trace()
+
+
+FIRES["checkpointing although memory is ample"] = checkpointing
+SILENT["checkpointing that memory needs"] = lambda: checkpointing(memory=3 * 2**20)
+SILENT["a node that makes others"] = lambda: checkpointing(layer="aten::mm")
+
+
+def test_checkpointing_is_told_where_the_memory_would_do() -> None:
+    finding = the_finding(rule, checkpointing())
+
+    assert finding.saving_ns_per_step == 150
+    assert places_of(finding) == [("model.py", 30, "forward")]
+    figures = {each.name: each.value for each in finding.evidence.figures}
+    assert figures["share of the memory in use if all of it is kept"] == pytest.approx(2 / 100)
+
+
+def test_what_checkpointing_calls_again_is_not_a_result_to_keep() -> None:
+    facts = ValueFacts(module="Net.block", calls=2, distinct=1)
+    assert not asked(rule, checkpointing(facts, ValueFacts(module="Net"), memory=3 * 2**20)).findings

@@ -118,7 +118,7 @@ def read_in_source(*works: WorkFacts, functions: tuple[FunctionFacts, ...] = (),
 
 
 def by_lines(program: ProgramFacts, *lines: tuple[int, int], function: str = "__getitem__") -> Trace:
-    """Steps of 200 ms, 180 of them for a batch, at these lines of data.py for so many milliseconds each."""
+    """Steps of 200 ms, 180 of them for a batch, so many milliseconds a line; those from 100 on are of tables.py."""
     recording = Recording(metadata=Metadata(program=program))
     for number in range(4):
         begin = number * 200 * MS
@@ -127,7 +127,7 @@ def by_lines(program: ProgramFacts, *lines: tuple[int, int], function: str = "__
         recording.line(begin, 1 * MS, "train.py(7): main")
         at = begin + 1 * MS
         for line, ms in lines:
-            recording.line(at, ms * MS, f"data.py({line}): {function}")
+            recording.line(at, ms * MS, f"data.py({line}): {function}" if line < 100 else f"tables.py({line}): build")
             at += ms * MS
         recording.line(at, begin + 200 * MS - at, "train.py(8): main")
         recording.operator(begin + 180 * MS, 20 * MS, "aten::mm")
@@ -173,8 +173,38 @@ def test_what_a_constant_calls_belongs_to_it() -> None:
 
     finding = the_finding(rule, by_lines(program, (12, 9), (42, 90), (15, 72)))
 
-    assert places_of(finding)[:2] == [("data.py", 42, "clean"), ("data.py", 12, "__getitem__")]
+    assert places_of(finding)[:2] == [("data.py", 12, "__getitem__"), ("data.py", 42, "clean")]
     assert finding.saving_ns_per_step == 99 * MS
+
+
+def test_a_value_whose_hashes_differ_is_no_constant() -> None:
+    values = (ValueFacts(file="data.py", function="__getitem__", line=10, last=19, name="x", calls=8, distinct=8),)
+    program = read_in_source(work("constant", 13, 13, "x"), values=values)
+
+    assert asked(rule, by_lines(program, *LINES)).findings == ()
+
+
+def test_in_workers_the_source_alone_tells_the_kind_of_work() -> None:
+    program = facts(workers=2, processors=2, item_ms=200, transform_ms=160, busy_ms=60)
+    blur = FunctionFacts(file="data.py", name="Blur.__call__", line=20, last=29)
+    loop = WorkFacts(file="data.py", function=20, kind="loop", first=22, last=25)
+    program = msgspec.structs.replace(program, functions=(blur,), works=(loop,))
+
+    finding = the_finding(rule, loading(70, program, workers=True).trace())
+
+    assert places_of(finding) == [("data.py", 22, "__call__"), ("data.py", 20, "__call__")]
+    assert "whole arrays" in finding.remedy.text
+    assert finding.saving_ns_per_step == 70 * MS
+
+
+def test_functions_of_other_files_belong_to_what_calls_them() -> None:
+    program = read_in_source(
+        work("constant", 12, 12, "table", calls=(".build",)),
+        functions=(FunctionFacts(file="tables.py", name="build", line=101, last=109),),
+    )
+    finding = the_finding(rule, by_lines(program, (12, 9), (103, 81)))
+
+    assert places_of(finding)[:2] == [("data.py", 12, "__getitem__"), ("tables.py", 103, "build")]
 
 
 def test_a_function_noted_as_a_whole_is_spread_over_its_sampled_lines() -> None:
