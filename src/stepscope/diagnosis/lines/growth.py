@@ -57,7 +57,7 @@ def growing_lines(view: View, costs: LineCosts) -> Growing | None:
     times = {number: _times(costs, number, bounds) for number in numbers}
     added = {number: int(found[1] - found[0]) for number, found in sizes.items()}
     new = sum(float((times[number] * added[number] / sizes[number]).sum()) for number in numbers)
-    ns = np.sum(list(times.values()), axis=0, dtype=np.float64)
+    ns: npt.NDArray[np.float64] = np.stack(list(times.values())).sum(axis=0)
     first = numbers[0]
     return Growing(np.array(numbers, np.int64), ns, sizes[first], added[first], min(new / max(float(ns.sum()), 1.0), 1))
 
@@ -86,7 +86,8 @@ def _times(costs: LineCosts, number: int, bounds: Rows) -> npt.NDArray[np.float6
     mine = costs.pieces.filter(pl.col("place") == number)
     step = np.searchsorted(bounds, mine["start_ns"].to_numpy(), side="right") - 1
     weights = mine["duration_ns"].to_numpy().astype(np.float64)
-    return np.bincount(np.maximum(step, 0), weights, minlength=len(bounds))[: len(bounds)]
+    taken: npt.NDArray[np.float64] = np.bincount(np.maximum(step, 0), weights, len(bounds)).astype(np.float64)
+    return taken[: len(bounds)]
 
 
 @dataclass(frozen=True, slots=True)
