@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import msgspec
 import pytest
 
 from stepscope.diagnosis.diagnosis import diagnose
@@ -16,7 +13,6 @@ from stepscope.trace.program_facts import (
     BindingFacts,
     ConstantFacts,
     LoopFacts,
-    MadeFacts,
     ProgramFacts,
     StepFacts,
     ValueFacts,
@@ -258,19 +254,6 @@ def test_a_result_that_is_the_same_in_each_step_can_be_kept() -> None:
 def test_of_equal_results_within_a_step_one_is_needed() -> None:
     finding = the_finding(rule, with_values(result(calls=4, distinct=1, constant=False)))
     assert finding.saving_ns_per_step == pytest.approx(310 * 3 / 4, abs=2)
-
-
-def test_what_a_line_makes_in_each_step_costs_what_making_it_took() -> None:
-    made = MadeFacts(kind="module", name="Linear", file="model.py", line=20, function="forward", calls=2, ns=50)
-    trace = with_values(result(constant=False))
-    program = msgspec.structs.replace(trace.metadata.program, values=(), made=(made,))
-    trace = replace(trace, metadata=replace(trace.metadata, program=program))
-
-    found = the_finding(rule, trace)
-
-    assert found.title.startswith("forward makes a module (Linear) 2 times a step")
-    assert places_of(found) == [("model.py", 20, "forward")]
-    assert (found.saving_ns_per_step, found.saving_from) == (100, "replayed")
 
 
 def test_a_variable_is_placed_at_the_statement_that_binds_it() -> None:
