@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
@@ -144,8 +144,7 @@ class ValueLook:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if is_users(frame.f_code.co_filename):
-                self._look(frame, None)
-                _let_go(frame)
+                self._look(frame, None, locals_of(frame))
             frame = frame.f_back
         self._counts.clear()
         self._step += 1
@@ -170,7 +169,7 @@ class ValueLook:
         if code is self._module_call:
             self._module_returned(frame, value)
         elif is_users(code.co_filename) and not code.co_flags & _RESUMABLE and code.co_name != "<module>":
-            self._look(frame, value)
+            self._look(frame, value, frame.f_locals)
 
     def _module_returned(self, frame: FrameType, value: Any) -> None:
         caller = frame.f_back
@@ -186,13 +185,13 @@ class ValueLook:
             self._modules[id(module)] = module
             self._add(self._calls[id(module)], value)
 
-    def _look(self, frame: FrameType, value: Any) -> None:
+    def _look(self, frame: FrameType, value: Any, variables: Mapping[str, Any]) -> None:
         code = frame.f_code
         self._counts[code] += 1
         if self._counts[code] > _MOST_CALLS:
             return
         self._add(self._seen[code, ""], value)
-        for name, local in list(frame.f_locals.items())[:_MOST_NAMES]:
+        for name, local in list(variables.items())[:_MOST_NAMES]:
             self._add(self._seen[code, name], local)
 
     def _add(self, seen: _Seen, value: Any) -> None:
@@ -224,13 +223,22 @@ class ValueLook:
         return tuple(each for each in found if each is not None)[:_MOST_FACTS]
 
 
-def _let_go(frame: FrameType) -> None:
-    """Release what a function's frame, which goes on, keeps of its local variables for those who asked for them.
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return a frame's local variables; the frame, which goes on, keeps no second reference to them.
 
-    Up to Python 3.12 the frame holds a copy, and with it the tensors of this step, until somebody asks again.
+    Up to Python 3.12 the frame holds what it was asked for, and with it the tensors of this step, until somebody asks
+    again. It is emptied, unless the program itself holds it as the result of `locals()`. Not for the frame whose event
+    a profile or trace function handles: what is missing there afterwards is deleted.
     """
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
-        frame.f_locals.clear()
+    held = frame.f_locals
+    found = dict(held)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(held) <= _OURS:
+        held.clear()
+    return found
+
+
+_OURS: Final = 3
+"""References to a frame's variables that nobody else holds: the frame's, ours, and the counting function's."""
 
 
 def _last_line(code: CodeType) -> int:
