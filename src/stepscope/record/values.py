@@ -142,7 +142,7 @@ class ValueLook:
         self._module_call: CodeType | None = None
         self._taken_off: object = None
         self._gradients = GradientLook()
-        self._lists: dict[tuple[CodeType, str], int] = {}
+        self._lists: dict[tuple[CodeType, str], list[int]] = {}  # length at the first call in each step
         self.made = MadeInSteps()
         self._constants = ConstantLook()
 
@@ -224,8 +224,10 @@ class ValueLook:
     def _look(self, frame: FrameType, value: Any) -> None:
         code = frame.f_code
         self._counts[code] += 1
-        if self._counts[code] == 1 and not self._step:
-            self._lists.update({(code, name): length for name, length in _long_lists(frame)})
+        if self._counts[code] == 1:
+            for name, length in dict(_long_lists(frame)).items():
+                if not self._step or (code, name) in self._lists:
+                    self._lists.setdefault((code, name), []).append(length)
         if self._counts[code] > _MOST_CALLS:
             return
         self._add(self._seen[code, ""], value)
@@ -245,10 +247,16 @@ class ValueLook:
         self._spent_s += time.perf_counter() - begun_s
 
     def lists(self) -> tuple[ListFacts, ...]:
-        """The long lists that functions could reach in the first step that was looked at."""
+        """The long lists that functions could reach in the steps that were looked at, by their last lengths."""
         return tuple(
-            ListFacts(file=code.co_filename, function=code.co_firstlineno, name=name, length=length)
-            for (code, name), length in list(self._lists.items())[:_MOST_FACTS]
+            ListFacts(
+                file=code.co_filename,
+                function=code.co_firstlineno,
+                name=name,
+                length=lengths[-1],
+                growth=lengths[-1] - lengths[0] if len(lengths) == STEPS else 0,
+            )
+            for (code, name), lengths in list(self._lists.items())[:_MOST_FACTS]
         )
 
     def facts(self) -> LookFacts:
