@@ -111,6 +111,8 @@ class Recount:
         program = self.view.program
         found |= {(fact.file or "", fact.line or 0) for fact in program.compilations}
         found |= {(fact.file or "", fact.line or 0) for fact in program.pauses}
+        found |= {(fact.file, fact.line) for fact in (program.evaluations,) if fact is not None}
+        found |= {(fact.file, fact.first) for fact in program.works}
         return found | {(fact.file or "", fact.line or 0) for fact in program.input_stages}
 
     def _begun(self, row: Row) -> int:

@@ -37,6 +37,7 @@ for epoch in range(EPOCHS):
         loss = torch.nn.functional.cross_entropy(model(values), labels)
         loss.backward()
         optimizer.step()
+        model.eval().train()
         torch.save(model.state_dict(), "weights.pt")
         print(f"{loss.item():.6f}", torch.utils.data._utils.pin_memory.pin_memory([epoch]))
 """

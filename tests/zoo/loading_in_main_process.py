@@ -23,14 +23,14 @@ class Packed(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, images: int) -> None:
         self.images = images
-        flat = torch.randint(256, (SIDE, SIDE, 3), dtype=torch.uint8) & 0xF0
-        self.packed = zlib.compress(flat.numpy().tobytes(), 6)
+        flat = (torch.randint(256, (SIDE, SIDE, 3), dtype=torch.uint8) & 0xF0 for _ in range(BATCH))
+        self.packed = [zlib.compress(each.numpy().tobytes(), 1) for each in flat]
 
     def __len__(self) -> int:
         return self.images
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        pixels = torch.frombuffer(bytearray(zlib.decompress(self.packed)), dtype=torch.uint8)  # planted
+        pixels = torch.frombuffer(bytearray(zlib.decompress(self.packed[index % BATCH])), dtype=torch.uint8)  # planted
         image = pixels.view(SIDE, SIDE, 3)[index % 100 :, index % 90 :][:32, :32].permute(2, 0, 1)
         return image.float() / 255, index % 10
 

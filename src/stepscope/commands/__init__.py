@@ -196,7 +196,7 @@ def _damage_behind(error: BaseException) -> str | None:
 
 
 def _run(argv: list[str]) -> int:
-    parser, commands = _parsers()
+    parser, commands = _parsers(argv[0] if argv else "")
     if not argv:
         parser.print_help()
         return 0
@@ -218,15 +218,15 @@ def _run(argv: list[str]) -> int:
         return int(arguments.run(arguments))
 
 
-def _parsers() -> tuple[CommandParser, dict[str, CommandParser]]:
-    """The main parser, and the parsers of the commands by name."""
+def _parsers(wanted: str = "") -> tuple[CommandParser, dict[str, CommandParser]]:
+    """The main parser, and the commands' parsers by name: only the wanted one, if there is such a command."""
     from stepscope import __version__
 
     parser = CommandParser(prog="stepscope", description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
     choices = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands = {}
-    for command in COMMANDS:
+    for command in [each for each in COMMANDS if each.name == wanted] or COMMANDS:
         added = choices.add_parser(command.name, help=command.help, description=command.help, epilog=command.examples)
         command.prepare_parser(added)
         added.add_argument("--debug", action="store_true", help="show the traceback of an error of stepscope's own")

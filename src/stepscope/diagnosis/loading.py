@@ -10,9 +10,10 @@ import polars as pl
 
 from stepscope.analysis.input_pipeline import Batches, Load, batches, input_table
 from stepscope.diagnosis.finding import Figure, Location, Remedy
+from stepscope.diagnosis.lines.function_work import FunctionWork
 from stepscope.diagnosis.view import View
 from stepscope.trace import Window
-from stepscope.trace.naming import LOADER_START, cause_of_name
+from stepscope.trace.naming import LOADER_START, cause_of_name, is_own
 from stepscope.trace.program_facts import LoaderFacts
 
 CARRIES_MOST: Final = 0.5
@@ -183,13 +184,14 @@ def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> C
     if table.is_empty():
         return None
     where = "workers" if loading.workers and "workers" in table["runs_in"] else "main process"
-    table = table.filter((pl.col("runs_in") == where) & pl.col("stage").is_in(["item", "transform", "collate"]))
+    in_stage = (pl.col("runs_in") == where) & pl.col("stage").is_in(["item", "transform", "collate"])
+    table = table.filter(in_stage | (pl.col("stage") == "sampler"))
     whole = _whole_ns(view, table, loading)
     best = None
     for row in _by_function(table).iter_rows(named=True):
         if row["total_ns"] < CARRIES_MOST * whole or whole == 0:
             break
-        if row["file"] is not None and (row["file"] in view.user_code) is of_users:
+        if row["file"] is not None and not is_own(row["file"]) and (row["file"] in view.user_code) is of_users:
             share = min(row["total_ns"] / whole, 1.0)
             best = Costly(
                 row["stage"], row["function"], row["file"], row["line"] or 1, row["calls"], row["total_ns"],
@@ -207,7 +209,8 @@ def _by_function(table: pl.DataFrame) -> pl.DataFrame:
 
 def places_of(view: View, loading: Loading, costly: Costly | None) -> tuple[Location, ...]:
     """The lines at which the main process makes batches, if known; otherwise the costly function."""
-    places = view.locations(loading.pieces)
+    works = FunctionWork(view, loading.pieces)
+    places = works.places() if view.program.functions else view.locations(loading.pieces)
     if costly is None or (not loading.workers and sum(place.share for place in places) >= CARRIES_MOST):
         return places
     return (Location(costly.file, costly.line, costly.name.rpartition(".")[2], costly.share),)

@@ -17,6 +17,7 @@ from stepscope import guard
 from stepscope.record.bench_steps import BenchSteps
 from stepscope.record.captures import CaptureHandle, CaptureRequest, CaptureResult
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
+from stepscope.record.evaluations import evaluation_watch
 from stepscope.record.hooks import AllHooks
 from stepscope.record.manifest import process_facts, rank_and_world_size
 from stepscope.record.run_folder import LEFT, RunFolder, is_run_folder
@@ -44,6 +45,9 @@ many.
 """
 LOOK_AFTER_STEPS: Final = 2
 """Steps before those whose values are looked at."""
+CALL_PATIENCE_S: Final = 3.0
+MOST_FORWARD_CALLS: Final = 512
+"""Time, or number of forward calls, after which each of them is a step unless a function around them was repeated."""
 LONG_WARMUP_S: Final = 60.0
 """If two steps take this long, the program is warm after them."""
 _LONGEST_STEP_S: Final = 60.0
@@ -122,6 +126,7 @@ class FirstRecording:
         self._result: CaptureResult | None = None  # the last capture that was reported
         self._look = value_look()
         self._looks = options.record.lines
+        self._evaluations = evaluation_watch()
         self._captured = (0, 0.0)  # step and time at the end of the capture
 
     @property
@@ -146,6 +151,7 @@ class FirstRecording:
             if self._options.serve and not self._controller.stays:
                 self._serve()
         self._look.border()
+        self._watch_evaluations()
         if self.phase is Phase.WARMING_UP and self._counted == LOOK_AFTER_STEPS and self._looks:
             self._look.start()
         if self.phase is Phase.WARMING_UP and self._is_warm(now):
@@ -154,6 +160,14 @@ class FirstRecording:
                 self.let_go()
             else:
                 self._capture(step, now)
+
+    def _watch_evaluations(self) -> None:
+        if self.phase is Phase.WARMING_UP and self._counted == 1 and self._looks:
+            self._evaluations.start()
+        elif self.phase in (Phase.WARMING_UP, Phase.CAPTURING):
+            self._evaluations.border(recorded=self._controller.is_busy)
+        else:
+            self._evaluations.stop()
 
     def step_begins(self, step: int) -> None:
         """Detach from the program some steps after the capture has ended, or end the program if requested."""
@@ -195,6 +209,7 @@ class FirstRecording:
     def let_go(self) -> None:
         """Remove the hooks from torch and jax and stop counting steps."""
         self._look.stop()
+        self._evaluations.stop()
         self._hooks.remove()
         self._controller.listener = None
 
@@ -321,6 +336,8 @@ class FirstRecording:
         """Whether the profiler may warm up in the step that begins, so that the next one is recorded."""
         past_s, count = now - self._begun_s, self._counted + 1
         if self._source < StepSource.OPTIMIZER and past_s < OPTIMIZER_PATIENCE_S and self._has_optimizer(count):
+            return False
+        if self._source is StepSource.FORWARD and past_s < CALL_PATIENCE_S and count < MOST_FORWARD_CALLS:
             return False
         if self._options.warmup is not None:
             return count >= self._options.warmup

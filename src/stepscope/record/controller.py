@@ -53,10 +53,11 @@ class StepSource(IntEnum):
     NONE = 0
     JITTED = 1
     FORWARD = 2
-    LOADER = 3
-    OPTIMIZER = 4
-    ANNOTATION = 5
-    EXPLICIT = 6
+    CALL = 3
+    LOADER = 4
+    OPTIMIZER = 5
+    ANNOTATION = 6
+    EXPLICIT = 7
 
     @property
     def marks_steps(self) -> bool:
@@ -375,7 +376,7 @@ def new_recording(options: RecordOptions, first_step: int, source: StepSource, *
         from stepscope.record.xla import TorchXlaProfiler, XlaRecorder
 
         return XlaRecorder(TorchXlaProfiler(), options, first_step=first_step, marks_steps=not source.marks_steps)
-    is_torchs = source in (StepSource.FORWARD, StepSource.OPTIMIZER)
+    is_torchs = source in (StepSource.FORWARD, StepSource.CALL, StepSource.OPTIMIZER)
     if "jax" in sys.modules and not is_torchs and (uses_jax or "torch" not in sys.modules):
         from stepscope.record.xla import JaxProfiler, XlaRecorder
 

@@ -4,7 +4,8 @@ Of several step sources, the best one seen counts. In PyTorch:
 
 1. the end of an optimizer's step; with several optimizers, of the one that marks the outermost repetition
 2. the beginning of an iteration over a DataLoader
-3. the beginning of a forward call of the outermost module
+3. the beginning of a forward call of the outermost module; if a function around these calls is called again and
+   again, such as for each request, the first of them in each of its calls
 
 Forward calls are not detected by hooks of torch.nn, whose removal would make torch.compile recompile: a thread
 samples what is being called and wraps the class of the module that it finds. Nothing stays in torch when the hooks
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import _thread
 import functools
+import os
 import sys
 import threading
 import time
@@ -30,6 +32,7 @@ from typing import Any, Final
 
 from stepscope import guard
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
+from stepscope.record.repetition import Repetition
 from stepscope.record.step_times import mark
 
 _TAKES_OVER_AFTER: Final = 16
@@ -39,6 +42,11 @@ _RAREST: Final = 32
 _LOOK_S: Final = ((2.0, 0.01), (30.0, 0.05), (float("inf"), 0.25))
 """Interval between samples of forward calls, by the seconds since torch was imported."""
 _FORWARD_PATIENCE_S: Final = 3.0
+_MOST_MISSED: Final = 3
+_CATCH_AFTER_S: Final = 1.0
+"""Time without a sampled call after which the next call of any module is caught; it doubles each time."""
+_CATCH_S: Final = 0.2
+_OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 class Marker:
@@ -106,7 +114,7 @@ class StepHooks(_Hooks):
         if self._watches_input:
             _watch_input(self, True)
         self._removals = {
-            StepSource.FORWARD: _ForwardCalls(self._seen).remove,
+            StepSource.CALL: _ForwardCalls(self._seen).remove,
             StepSource.LOADER: _loader_hook(self._seen),
             StepSource.OPTIMIZER: _optimizer_hook(self._seen),
         }
@@ -124,7 +132,7 @@ class StepHooks(_Hooks):
             if _is_loader_worker():
                 self.remove()
                 return
-        if source in self._removals:
+        if max(source, StepSource.CALL) in self._removals:
             self._controller.step_boundary(source)
 
 
@@ -221,8 +229,15 @@ class _OptimizerSteps:
 
     @guard.entry
     def ended(self, optimizer: object) -> None:
-        if self._marker.hit(id(optimizer)):
+        if self._marker.hit(_key_of(optimizer)):
             self._seen(StepSource.OPTIMIZER)
+
+
+def _key_of(optimizer: object) -> int:
+    """The same number for optimizers of the same parameters, of which a program may make one in each step."""
+    groups = getattr(optimizer, "param_groups", None)
+    parameters = groups[0].get("params") if isinstance(groups, list) and groups else None
+    return id(parameters[0]) if parameters else id(optimizer)
 
 
 class _LoaderSteps:
@@ -248,14 +263,23 @@ def _loader_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
 
 
 class _ForwardCalls:
-    """Finds the outermost module that is called repeatedly, and then detects each of its calls."""
+    """Finds the outermost module that is called repeatedly, and then detects each of its calls.
+
+    A module that is not called any more is replaced by the next of its class that is called outside all others: a
+    program may make one for each request.
+    """
 
     def __init__(self, seen: Callable[[StepSource], None]) -> None:
         self._seen = seen
         self._removed = False
         self._calls = 0
+        self._missed = 0  # calls of others of its class since its own last call
         self._found: Callable[[], Any] = lambda: None
         self._restore: Callable[[], None] = lambda: None
+        self._codes = frozenset(_codes_of_module_calls())
+        self._catches, self._caught = False, None
+        self._repetition = Repetition()
+        self._next_catch_s = _CATCH_AFTER_S
         _thread.start_new_thread(self._look, ())  # hidden from the program's list of threads
 
     def remove(self) -> None:
@@ -269,12 +293,27 @@ class _ForwardCalls:
         while not self._removed and not _is_loader_worker():
             since_s = time.monotonic() - begun
             time.sleep(next(pause for until, pause in _LOOK_S if since_s < until))
-            module = _module_being_called()
+            module = _module_being_called() or self._next_call(since_s)
             if module is not None and not self._removed:
                 self._follow(module)
                 del module
                 if self._repeats():
                     return
+
+    def _next_call(self, since_s: float) -> Any:
+        """Return the next module that is called, after samples have met none for a while; None if none is."""
+        if since_s < self._next_catch_s:
+            return None
+        self._next_catch_s = since_s * 2
+        base: Any = sys.modules["torch.nn.modules.module"].Module
+        self._catches = True
+        restore = guard.put(base, "__call__", guard.around(base.__call__, before=self._called, unless=_compiling()))
+        until = time.monotonic() + _CATCH_S
+        while self._caught is None and not self._removed and time.monotonic() < until:
+            time.sleep(_LOOK_S[0][1])
+        restore()
+        caught, self._caught, self._catches = self._caught, None, False
+        return caught
 
     def _follow(self, module: Any) -> None:
         kind: Any = type(module)
@@ -286,9 +325,19 @@ class _ForwardCalls:
 
     @guard.entry
     def _called(self, module: Any, *positional: Any, **named: Any) -> None:
-        if module is self._found():
+        around = _frames_around(self._codes)
+        if not around:
+            return
+        if self._catches:
+            self._caught = module
+            return
+        is_new = self._repetition.begins(around)
+        self._missed = 0 if module is self._found() else self._missed + 1
+        if self._missed > _MOST_MISSED or self._found() is None:
+            self._found, self._missed = weakref.ref(module), 0
+        if is_new or not self._missed:
             self._calls += 1
-            self._seen(StepSource.FORWARD)
+            self._seen(StepSource.CALL if is_new else StepSource.FORWARD)
 
     def _repeats(self) -> bool:
         """Whether the module is called again; if not, restore its class."""
@@ -300,6 +349,19 @@ class _ForwardCalls:
         self._calls = 0
         self._restore()
         return self._removed
+
+
+def _frames_around(calls: frozenset[Any]) -> list[FrameType]:
+    """Return the frames around this call of a module, the outermost first; none inside another module's call."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in calls:
+            return []
+        if not frame.f_code.co_filename.startswith(_OWN_FOLDER):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
 
 
 def _module_being_called() -> Any:

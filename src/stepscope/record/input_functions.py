@@ -80,6 +80,16 @@ def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
     return found[: _MOST_TRANSFORMS + 2]
 
 
+def sampler_function(loader: Any) -> StageFunction:
+    """Return the sampler that chooses a loader's items; of torch's batch sampler, the one inside."""
+    sampler = loader.batch_sampler
+    inner = _attribute(sampler, "sampler")
+    if sampler is None or (inner is not None and type(sampler).__module__.startswith("torch.utils.data")):
+        sampler = loader.sampler if inner is None else inner
+    name = f"{type(sampler).__name__}.__iter__"
+    return _described("sampler", getattr(type(sampler), "__iter__", None), name)
+
+
 def _method_of(kind: type) -> str:
     """Return the method that torch calls on such a dataset to get items."""
     is_stream = any(base.__name__ == "IterableDataset" for base in kind.__mro__)
@@ -109,6 +119,7 @@ def _described(stage: str, function: Any, name: str) -> StageFunction:
 
 def _code_of(function: Any) -> Any:
     """Return the code object that runs on a call; None for a function not written in Python."""
+    function = original_of(function) if is_timed(function) else function
     for _ in range(_DEEPEST):
         inner = getattr(function, "func", None)
         if not callable(inner):
@@ -122,6 +133,7 @@ def _code_of(function: Any) -> Any:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
+    function = original_of(function) if is_timed(function) else function
     name = getattr(function, "__qualname__", None)
     return str(name) if isinstance(name, str) else type(function).__name__
 

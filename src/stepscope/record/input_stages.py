@@ -30,6 +30,7 @@ from stepscope.record.input_functions import (
     is_timed,
     loader_facts,
     original_of,
+    sampler_function,
     stage_functions,
     start_method,
 )
@@ -56,6 +57,8 @@ class _Pipeline:
 
     def __init__(self, loader: Any) -> None:
         self.functions = stage_functions(loader.dataset, loader.collate_fn)
+        self.sampler = sampler_function(loader)
+        self.chosen = [0, 0, 0]
         self.in_workers = loader.num_workers > 0
         self.is_forked = self.in_workers and start_method(loader) == "fork"
         by_name = self.in_workers and not self.is_forked
@@ -67,6 +70,10 @@ class _Pipeline:
             total = sums[function.stage, function.name, function.file, function.line, self.in_workers]
             for place, value in enumerate(counted):
                 total[place] += value
+        sampler = self.sampler
+        total = sums[sampler.stage, sampler.name, sampler.file, sampler.line, False]
+        for place, value in enumerate(self.chosen):
+            total[place] += value
 
     def give_transforms_back(self) -> None:
         """Restore the transforms of a dataset that this process itself read from."""
@@ -89,6 +96,7 @@ class InputWatch:
         self._ended = _sums()
         self._before = _sums()
         self._loaders: dict[int, _Loader] = {}
+        self._iterators: weakref.WeakKeyDictionary[Any, _Pipeline] = weakref.WeakKeyDictionary()
         self.local = threading.local()
 
     def install(self, user: object) -> None:
@@ -140,6 +148,18 @@ class InputWatch:
             total[place] += value
 
     @guard.entry
+    def choosing_begins(self, iterator: Any) -> tuple[int, int]:
+        return time.perf_counter_ns(), time.thread_time_ns()
+
+    @guard.entry
+    def choosing_ends(self, begun: tuple[int, int] | None, _: Any, iterator: Any) -> None:
+        pipeline = self._iterators.get(iterator)
+        if begun is not None and pipeline is not None:
+            elapsed = time.perf_counter_ns() - begun[0], time.thread_time_ns() - begun[1]
+            for place, value in enumerate((1, *elapsed)):
+                pipeline.chosen[place] += value
+
+    @guard.entry
     def iteration_begins(self, loader: Any) -> None:
         """Register an iteration over a loader; one that differs from torch's own is ignored."""
         key = id(loader)
@@ -153,6 +173,7 @@ class InputWatch:
     def follow(self, pipeline: _Pipeline, loader: Any, iterator: Any) -> None:
         key = id(pipeline)
         self._pipelines[key] = pipeline
+        self._iterators[iterator] = pipeline
         seen = self._loaders.get(id(loader))
         if seen is not None:
             seen.alive += 1
@@ -196,6 +217,7 @@ def _patched(watch: InputWatch) -> list[Callable[[], None]]:
     from torch.utils.data import _utils, dataloader
 
     loader_kind: Any = dataloader.DataLoader
+    iterator_kind: Any = getattr(dataloader, "_BaseDataLoaderIter", object)
     iterator_begins = functools.partial(_iterator_is_made, watch)
     pinning = functools.partial(_pinning_begins, watch), functools.partial(_pinning_ends, watch)
     restore: list[Callable[[], None]] = []
@@ -203,6 +225,7 @@ def _patched(watch: InputWatch) -> list[Callable[[], None]]:
         (loader_kind, "__iter__", watch.iteration_begins, None, False),
         (loader_kind, "_get_iterator", iterator_begins, _iterator_was_made, True),
         (dataloader._DatasetKind, "create_fetcher", None, functools.partial(_fetcher_was_made, watch), False),
+        (iterator_kind, "_next_index", watch.choosing_begins, watch.choosing_ends, False),
         (_utils.pin_memory, "pin_memory", *pinning, True),
     ):
         original = vars(owner).get(name)

@@ -9,19 +9,19 @@ everything.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
 import time
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
 from stepscope import guard
+from stepscope.record.busy_functions import REVIEW_EVERY, STRIDE, BusyFunctions, Notes
+from stepscope.record.repetition import seen_before
 from stepscope.trace.naming import UserCode
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, Location, ThreadLines
 
@@ -120,41 +120,9 @@ def names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
     return names
 
 
-def untrained_modules(roots: Sequence[Any]) -> tuple[str, ...]:
-    """Return the paths of modules inside these roots whose own parameters get gradients and are in no optimizer.
-
-    Roots without any parameter in an optimizer are left out: theirs may be copies, or updated by hand.
-    """
-    optimizer: Any = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
-    if optimizer is None:
-        return ()
-    living = [each for each in gc.get_objects() if issubclass(type(each), optimizer)]
-    updated = {id(one) for each in living for group in each.param_groups for one in group["params"]}
-    names = names_in_roots(roots)
-    found: dict[str, None] = {}
-    for root in roots:
-        if not any(id(one) in updated for one in root.parameters()):
-            continue
-        for module in root.modules():
-            own = [one for one in vars(module)["_parameters"].values() if one is not None and one.requires_grad]
-            if own and not any(id(one) in updated for one in own) and id(module) in names:
-                found[names[id(module)]] = None
-    return tuple(found)
-
-
 MOST_NOTES: Final = 3_000_000
 """Limit for one thread, at about 100 bytes each; lines beyond it are lost."""
-STRIDE: Final = 3
-
-_REVIEW_EVERY: Final = 2048
-_BUSY_NS: Final = _REVIEW_EVERY * 2_000
-"""Lines that are faster than every 2 us take several times as long when each is recorded."""
-_BUSY_SHARE: Final = 0.25
-_OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _RESUMABLE: Final = 0x20 | 0x80 | 0x200  # generators and coroutines, by inspect.CO_*
-
-Notes = list[Any]
-"""Flat list of time, code and line, which costs the garbage collector nothing."""
 
 
 class Watch(Protocol):
@@ -180,7 +148,7 @@ class _UserFiles(dict[str, bool]):
         self._user_code = UserCode.from_environment(os.environ)
 
     def __missing__(self, file: str) -> bool:
-        found = file in self._user_code and not file.startswith(_OWN_FOLDER)
+        found = file in self._user_code
         self[file] = found
         return found
 
@@ -200,11 +168,16 @@ _CALLER: Final = 2
 """Number of frames between a callback, which the guard calls, and the code that it is called for."""
 
 
-def _line_of(frame: FrameType | None) -> tuple[CodeType | None, int | None]:
+def line_of(frame: FrameType | None, busy: Container[CodeType] = ()) -> tuple[CodeType | None, int | None]:
+    """Return the code and line of the user's innermost function; None for both outside the user's code.
+
+    Args:
+        busy: functions of which the line of their definition is returned.
+    """
     while frame is not None:
         code = frame.f_code
         if _is_user[code.co_filename]:
-            return code, frame.f_lineno
+            return code, code.co_firstlineno if code in busy else frame.f_lineno
         frame = frame.f_back
     return None, None
 
@@ -226,26 +199,6 @@ def hide_from_compiler(*functions: Callable[..., Any]) -> None:
                 evaluation.skip_code(code)
 
 
-class _BusyFunctions(dict[CodeType, int]):
-    """Functions in which recording every line would dominate the run time, such as a loop over pixels.
-
-    A function found busy is from then on recorded only at its call, by the line of its definition. If it is found
-    again,
-    because it is called so often, it is not recorded at all, and its time belongs to the calling line.
-    """
-
-    def review(self, notes: Notes) -> list[CodeType]:
-        """Return the functions that are busy in a thread's latest notes."""
-        recent = notes[-_REVIEW_EVERY * STRIDE :]
-        if recent[-STRIDE] - recent[0] > _BUSY_NS:
-            return []
-        counts = Counter(code for code in recent[1::STRIDE] if code is not None)
-        found = [code for code, count in counts.items() if count >= _BUSY_SHARE * _REVIEW_EVERY]
-        for code in found:
-            self[code] = self.get(code, 0) + 1
-        return found
-
-
 class Tracing:
     """Uses `sys.settrace`: covers the thread that starts it, and threads that begin later."""
 
@@ -255,8 +208,8 @@ class Tracing:
         self._is_on = True
         self._before: Any = None
         self._on_call: Any = None
-        self._busy = _BusyFunctions()
-        self._marked: list[FrameType] = []
+        self._busy = BusyFunctions(is_users)
+        self._running: list[tuple[FrameType, Any]] = []
 
     def start(self, frame: FrameType | None) -> str | None:
         if sys.gettrace() is not None:
@@ -264,9 +217,10 @@ class Tracing:
         self._before = threading.gettrace()
         self._on_call, on_line = self._functions(frame)
         while frame is not None:  # running functions can be traced only through their frames
-            if _is_user[frame.f_code.co_filename] and frame.f_trace is None:
-                frame.f_trace = on_line
-                self._marked.append(frame)
+            before = frame.f_trace
+            if _is_user[frame.f_code.co_filename] and before in (None, seen_before):
+                frame.f_trace = on_line if before is None else getattr(on_line, "when_marked", on_line)
+                self._running.append((frame, before))
             frame = frame.f_back
         threading.settrace(self._begin_thread)
         sys.settrace(self._on_call)
@@ -274,14 +228,15 @@ class Tracing:
 
     def stop(self) -> None:
         self._is_on = False  # other threads stop at their next call
+        self._busy.stop()
         if self._on_call is None:
             return
         threading.settrace(self._before)
         if sys.gettrace() is self._on_call:
             sys.settrace(None)
-        for frame in self._marked:
-            frame.f_trace = None
-        self._marked.clear()
+        for frame, before in self._running:
+            frame.f_trace = before
+        self._running.clear()
 
     def _give_up(self) -> None:
         self.gave_up_unix_ns = time.time_ns()
@@ -299,18 +254,19 @@ class Tracing:
 
     def _functions(self, frame: FrameType | None) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return this thread's trace functions: one for calls, one for lines of the user's functions."""
-        notes: Notes = [time.time_ns(), *_line_of(frame)]
+        notes: Notes = [time.time_ns(), *line_of(frame)]
         calls: CallNotes = []
         self.threads.append((threading.get_native_id(), notes, calls))
+        self._busy.follow(notes)
         note, now, is_user, most = notes.extend, time.time_ns, _is_user, MOST_NOTES * STRIDE
         note_call, module_call = calls.extend, call_code()
-        busy, review_at = self._busy, min(_REVIEW_EVERY * STRIDE, most)
+        busy, review_at = self._busy, min(REVIEW_EVERY * STRIDE, most)
 
         def review(frame: FrameType) -> Any:
             nonlocal review_at
             if len(notes) >= most:
                 return self._give_up()
-            review_at = min(len(notes) + _REVIEW_EVERY * STRIDE, most)
+            review_at = min(len(notes) + REVIEW_EVERY * STRIDE, most)
             code = frame.f_code
             if code in busy.review(notes):
                 frame.f_trace_lines = False
@@ -329,10 +285,16 @@ class Tracing:
                     note((now(), frame.f_code, frame.f_lineno))
                     return on_line if len(notes) < review_at else review(frame)
                 if event == "return":
-                    note((now(), *_line_of(frame.f_back)))
+                    note((now(), *line_of(frame.f_back, busy)))
                 return on_line
             except BaseException as error:  # inlined, since it runs at every line
                 return guard.caught(error, _TRACE)
+
+        def on_line_of_marked(frame: FrameType, event: str, argument: object) -> Any:
+            on_line(frame, event, argument)
+            return on_line_of_marked
+
+        on_line.when_marked = on_line_of_marked  # type: ignore[attr-defined]
 
         def on_call(frame: FrameType, event: str, argument: object) -> Any:
             try:
@@ -355,19 +317,20 @@ class Tracing:
             except BaseException as error:
                 return guard.caught(error, _TRACE)
 
-        hide_from_compiler(on_call, on_line, on_module, self._begin_thread)
+        hide_from_compiler(on_call, on_line, on_line_of_marked, on_module, self._begin_thread)
         return on_call, on_line
 
 
 class _ThreadNotes(threading.local):
-    def __init__(self, threads: list[tuple[int, Notes, CallNotes]]) -> None:
+    def __init__(self, threads: list[tuple[int, Notes, CallNotes]], busy: BusyFunctions) -> None:
         notes: Notes = []
         calls: CallNotes = []
         threads.append((threading.get_native_id(), notes, calls))
+        busy.follow(notes)
         self.notes = notes
         self.note = notes.extend
         self.note_call = calls.extend
-        self.review_at = min(_REVIEW_EVERY, MOST_NOTES) * STRIDE
+        self.review_at = min(REVIEW_EVERY, MOST_NOTES) * STRIDE
 
 
 class Monitoring:
@@ -376,12 +339,12 @@ class Monitoring:
     def __init__(self) -> None:
         self.threads: list[tuple[int, Notes, CallNotes]] = []
         self.gave_up_unix_ns = 0
-        self._here = _ThreadNotes(self.threads)
+        self._busy = BusyFunctions(is_users)
+        self._here = _ThreadNotes(self.threads, self._busy)
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._tool: int | None = None
         self._module_call: CodeType | None = None
         self._codes: dict[int, CodeType] = {}
-        self._busy = _BusyFunctions()
 
     def start(self, frame: FrameType | None) -> str | None:
         api, events = self._api, self._api.events
@@ -405,7 +368,7 @@ class Monitoring:
                 self.gave_up_unix_ns = now()
                 self.stop()
                 return
-            here.review_at = min(len(here.notes) + _REVIEW_EVERY * STRIDE, most)
+            here.review_at = min(len(here.notes) + REVIEW_EVERY * STRIDE, most)
             found = self._busy.review(here.notes)
             for each in found:
                 self._watch_less(each)
@@ -417,7 +380,7 @@ class Monitoring:
         for event, function in zip(self._events(), callbacks, strict=True):
             api.register_callback(self._tool, event, function)
         self._watch_running()
-        here.note((now(), *_line_of(frame)))
+        here.note((now(), *line_of(frame)))
         everywhere = events.PY_START
         if self._module_call is not None:
             self._codes[id(self._module_call)] = self._module_call
@@ -432,7 +395,7 @@ class Monitoring:
         if code is self._module_call:
             self._here.note_call((time.time_ns(), None))
         else:
-            self._here.note((time.time_ns(), *_line_of(sys._getframe(_CALLER).f_back)))
+            self._here.note((time.time_ns(), *line_of(sys._getframe(_CALLER).f_back, self._busy)))
 
     @guard.inline(_MONITOR)
     def _unwound(self, code: CodeType, offset: int, error: object) -> None:
@@ -461,6 +424,7 @@ class Monitoring:
         return [getattr(self._api.events, name) for name in names]
 
     def stop(self) -> None:
+        self._busy.stop()
         if self._tool is None:
             return
         api = self._api
@@ -503,12 +467,10 @@ class LineTracker:
 
     Attributes:
         problem: why lines were not recorded, or not to the end; None if they were.
-        untrained: paths of the modules that were called whose parameters get gradients and are in no optimizer.
     """
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        self.untrained: tuple[str, ...] = ()
         self._watch: Watch | None = None
         self._start_unix_ns = 0
         self._end_unix_ns = 0
@@ -561,8 +523,6 @@ class LineTracker:
         )
 
     def _module_calls(self, watch: Watch) -> NamedCalls:
-        with guard.attempt():
-            self.untrained = untrained_modules(_roots([calls for _, _, calls in watch.threads]))
         with guard.attempt() as naming:  # names come from the program's own modules, whose methods may do anything
             return named_calls([calls for _, _, calls in watch.threads])
         self.problem = self.problem or f"calls of modules could not be named: {guard.sentence(naming.error)}"

@@ -22,11 +22,13 @@ from stepscope.files import make_private, private_file, private_folder
 from stepscope.record.annotations import LoggingCalls
 from stepscope.record.captures import ProfilerRecording, RecorderState
 from stepscope.record.counters import WarmUp
+from stepscope.record.evaluations import evaluation_watch
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
-from stepscope.record.source_facts import source_facts
-from stepscope.record.values import value_look
+from stepscope.record.source_facts import source_facts, with_readers
+from stepscope.record.values import LookFacts, value_look
+from stepscope.record.work_facts import work_facts
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
 
 _COPY_BYTES: Final = 1 << 20
@@ -226,7 +228,7 @@ class Recorder(ProfilerRecording):
             if self._lines is not None:
                 lines, self._lines = self._lines, None
                 self._line_records = lines.records()
-                self._facts = _with_source(self._facts, self._line_records, lines.untrained)
+                self._facts = _with_source(self._facts, self._line_records)
             try:
                 private_folder(path.parent, tighten=False)
                 write_lines(self._line_records, path)
@@ -304,20 +306,34 @@ class Recorder(ProfilerRecording):
             self._give_profiler_back()
 
 
-def _with_source(
-    facts: ProgramFacts | None, lines: LineRecords | None, untrained: tuple[str, ...]
-) -> ProgramFacts | None:
-    """Add which modules no optimizer trains, what the recorded lines' source says, and which values were equal before.
+def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:
+    """Add what the recorded lines' source says, and what the look before them saw: equal values, needless gradients.
 
     Of the bindings only those of names with hashed values are kept.
     """
     if facts is None or lines is None:
         return facts
-    values = guard.attempted(value_look().facts) or ()
-    loops, bindings = guard.attempted(lambda: source_facts(place.file for place in lines.locations)) or ((), ())
-    wanted = {(each.file, each.line, each.name) for each in values}
+    look = value_look()
+    seen = guard.attempted(look.facts) or LookFacts()
+    files = [place.file for place in lines.locations]
+    files += [stage.file for stage in facts.input_stages if stage.file is not None]
+    loops, bindings = guard.attempted(lambda: source_facts(files)) or ((), ())
+    functions, works = guard.attempted(lambda: work_facts(files)) or ((), ())
+    wanted = {(each.file, each.line, each.name) for each in seen.values}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
-    return msgspec.structs.replace(facts, untrained=untrained, loops=loops, bindings=kept, values=values)
+    return msgspec.structs.replace(
+        facts,
+        backward=seen.backward,
+        constants=seen.constants,
+        loops=loops,
+        bindings=kept,
+        values=seen.values,
+        evaluations=guard.attempted(evaluation_watch().facts),
+        functions=functions,
+        works=works,
+        lists=guard.attempted(lambda: with_readers(look.lists())) or (),
+        made=look.made.facts(),
+    )
 
 
 def profiler_is_active() -> bool:

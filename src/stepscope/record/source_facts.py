@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from stepscope.trace.program_facts import BindingFacts, LoopFacts
+import msgspec
 
+from stepscope.trace.program_facts import BindingFacts, ListFacts, LoopFacts
+
+_Facts = TypeVar("_Facts")
 _MOST_FILES: Final = 50
 _MOST_LOOPS: Final = 500
 _LARGEST_BYTES: Final = 1 << 20
@@ -33,24 +36,29 @@ _COLLECTING: Final = frozenset(
 """Functions of a variable and a new value whose order hardly matters: the variable only collects."""
 _ADDING: Final = frozenset({"append", "extend", "add", "insert", "update", "appendleft"})
 
-_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SIMPLE: Final = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
+FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 Loop = ast.For | ast.While | ast.AsyncFor
 
 
 def source_facts(files: Iterable[str]) -> tuple[tuple[LoopFacts, ...], tuple[BindingFacts, ...]]:
-    """Return the loops and bindings of these source files; files that cannot be read or parsed are left out."""
-    loops: list[LoopFacts] = []
-    bindings: list[BindingFacts] = []
+    """Return the loops and bindings of these source files."""
+    found = of_sources(files, lambda text, file: (loops_of_source(text, file), bindings_of_source(text, file)))
+    loops = [loop for part, _ in found for loop in part]
+    return tuple(loops[:_MOST_LOOPS]), tuple(binding for _, part in found for binding in part)
+
+
+def of_sources(files: Iterable[str], read: Callable[[str, str], _Facts]) -> list[_Facts]:
+    """Apply `read` to the text and name of each source file; files that cannot be read or parsed are left out."""
+    found: list[_Facts] = []
     for file in list(dict.fromkeys(files))[:_MOST_FILES]:
         try:
             path = Path(file)
             if path.stat().st_size <= _LARGEST_BYTES:
-                text = path.read_text(encoding="utf-8")
-                loops += loops_of_source(text, file)
-                bindings += bindings_of_source(text, file)
+                found.append(read(path.read_text(encoding="utf-8"), file))
         except (OSError, ValueError, SyntaxError, RecursionError):
             continue
-    return tuple(loops[:_MOST_LOOPS]), tuple(bindings)
+    return found
 
 
 def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
@@ -61,14 +69,14 @@ def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
     """
     tree = ast.parse(text)
     scopes = [(0, tree.body)]
-    scopes += [(_begin(node), node.body) for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    scopes += [(function_begin(node), node.body) for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
     found = []
     lines = Counter(each.lineno for each in ast.walk(tree) if isinstance(each, ast.stmt))
     for begin, body in scopes:
         for statement in _statements(body):
-            if isinstance(statement, (*_FUNCTIONS, ast.ClassDef)) or lines[statement.lineno] > 1:
+            if isinstance(statement, (*FUNCTIONS, ast.ClassDef)) or lines[statement.lineno] > 1:
                 continue
-            uses, last = _uses(statement), statement.end_lineno or statement.lineno
+            uses, last = uses_of(statement), statement.end_lineno or statement.lineno
             for name in sorted(uses.binds | uses.changes):
                 is_change = name not in uses.binds
                 found.append(BindingFacts(
@@ -77,7 +85,33 @@ def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
     return found
 
 
-def _begin(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def with_readers(lists: tuple[ListFacts, ...]) -> tuple[ListFacts, ...]:
+    """Add to lists that grow the statements that read them for more than to add to them."""
+    trees = dict(of_sources({each.file for each in lists if each.growth > 0}, _tree))
+    return tuple(
+        msgspec.structs.replace(each, read=tuple(_readers(trees[each.file], each.function, each.name)))
+        if each.growth > 0 and each.file in trees
+        else each
+        for each in lists
+    )
+
+
+def _tree(text: str, file: str) -> tuple[str, ast.Module]:
+    return file, ast.parse(text)
+
+
+def _readers(tree: ast.Module, function: int, name: str) -> Iterator[tuple[int, int]]:
+    found = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and function_begin(node) == function]
+    for statement in ast.walk(found[0] if found else tree):
+        if isinstance(statement, ast.For) and name in _names(statement.iter):
+            yield statement.lineno, statement.end_lineno or statement.lineno
+        elif isinstance(statement, _SIMPLE):
+            uses = uses_of(statement)
+            if name in uses.reads - uses.collects:
+                yield statement.lineno, statement.end_lineno or statement.lineno
+
+
+def function_begin(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """The line that the code object calls its first: that of the first decorator, if there is one."""
     return min([function.lineno, *(each.lineno for each in function.decorator_list)])
 
@@ -102,7 +136,7 @@ def loops_of_source(text: str, file: str) -> list[LoopFacts]:
 
 
 @dataclass
-class _Uses:
+class Uses:
     """The names that a statement reads, binds, changes in place, and collects in (reads only to bind them again)."""
 
     reads: set[str] = field(default_factory=set)
@@ -113,18 +147,44 @@ class _Uses:
 
 def _carried(loop: Loop) -> set[str]:
     """Names whose value of the repetition before is read for anything but to collect values in them."""
-    uses = [_uses(statement) for statement in _statements(loop.body)]
+    uses = [uses_of(statement) for statement in _statements(loop.body)]
     if isinstance(loop, ast.While):
-        uses.append(_Uses(reads=_names(loop.test)))
-    targets = _bound(loop.target) if not isinstance(loop, ast.While) else set()
-    changed = {name for use in uses for name in use.binds | use.changes} - targets
+        uses.append(Uses(reads=_names(loop.test)))
+    targets = bound_names(loop.target) if not isinstance(loop, ast.While) else set()
+    driven = _driven(loop)
+    changed = {name for use in uses for name in use.binds | use.changes} | set(driven)
+    changed -= targets | _own_items(loop, targets)
     bound: set[str] = set()
     carried: set[str] = set()
     for use in uses:
         carried |= (use.reads - use.collects - bound) & changed
         bound |= use.binds
     later = {name for use in uses for name in use.reads - use.collects}
-    return (carried & later) - targets
+    return {driven.get(name, name) for name in (carried & later) - targets}
+
+
+def _own_items(loop: Loop, targets: set[str]) -> set[str]:
+    """Names of which each repetition uses nothing but one item, that of the loop's variable."""
+    items: dict[str, set[str]] = {}
+    used = Counter(dotted_name(node) for statement in loop.body for node in ast.walk(statement))
+    for each in (node for statement in loop.body for node in ast.walk(statement) if isinstance(node, ast.Subscript)):
+        name = dotted_name(each.value)
+        used[name] -= 1
+        items.setdefault(name, set()).add(ast.dump(each.slice) if _names(each.slice) & targets else "")
+    return {name for name, slices in items.items() if name and not used[name] and len(slices) == 1 and "" not in slices}
+
+
+def _driven(loop: Loop) -> dict[str, str]:
+    """Objects of which a method is called for its effect, each with an attribute of it that is read."""
+    nodes = [node for statement in loop.body for node in ast.walk(statement)]
+    called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call)}
+    for_effect = [node.value.func for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    owners = {
+        dotted_name(each.value) for each in for_effect if isinstance(each, ast.Attribute) and each.attr not in _ADDING
+    }
+    read = [node for node in nodes if isinstance(node, ast.Attribute) and id(node) not in called]
+    found = {dotted_name(node.value): f"{dotted_name(node.value)}.{node.attr}" for node in read}
+    return {name: attribute for name, attribute in found.items() if name in owners - {"", "self"}}
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -142,24 +202,26 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(part)
 
 
-def _uses(statement: ast.stmt) -> _Uses:
-    own = {name for each in ast.walk(statement) if isinstance(each, ast.comprehension) for name in _bound(each.target)}
-    reads, binds = _names(statement) - own, _bound(statement) - own
+def uses_of(statement: ast.stmt) -> Uses:
+    own = {
+        name for each in ast.walk(statement) if isinstance(each, ast.comprehension) for name in bound_names(each.target)
+    }
+    reads, binds = _names(statement) - own, bound_names(statement) - own
     if isinstance(statement, ast.AugAssign):
-        name = _dotted(statement.target)
+        name = dotted_name(statement.target)
         names = {name} if name and name not in _names(statement.value) else set()
-        return _Uses(reads | names, binds | names, _changed(statement), names)
+        return Uses(reads | names, binds | names, _changed(statement), names)
     collects: set[str] = set()
     if isinstance(statement, ast.Assign):
         collects = {name for name in binds & reads if _only_collected(statement.value, name)}
     changes = _changed(statement)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value.func
-        owner = _dotted(call.value) if isinstance(call, ast.Attribute) and call.attr in _ADDING else ""
+        owner = dotted_name(call.value) if isinstance(call, ast.Attribute) and call.attr in _ADDING else ""
         changes |= {owner} - {""}
         if not any(owner in _names(argument) for argument in statement.value.args):
             collects |= {owner}
-    return _Uses(reads, binds, changes, collects)
+    return Uses(reads, binds, changes, collects)
 
 
 def _changed(statement: ast.stmt) -> set[str]:
@@ -167,19 +229,19 @@ def _changed(statement: ast.stmt) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            found.add(_dotted(node.value))
+            found.add(dotted_name(node.value))
     return found - {""}
 
 
 def _only_collected(value: ast.expr, name: str) -> bool:
     """Whether an expression uses the name once, to add something to it."""
-    if sum(_dotted(node) == name for node in ast.walk(value)) != 1:
+    if sum(dotted_name(node) == name for node in ast.walk(value)) != 1:
         return False
     if isinstance(value, ast.BinOp):
-        return name in (_dotted(value.left), _dotted(value.right)) or _only_collected(value.left, name)
+        return name in (dotted_name(value.left), dotted_name(value.right)) or _only_collected(value.left, name)
     if isinstance(value, ast.Call):
         function = value.func
-        called = function.attr if isinstance(function, ast.Attribute) else _dotted(function)
+        called = function.attr if isinstance(function, ast.Attribute) else dotted_name(function)
         return called in _COLLECTING
     return False
 
@@ -193,11 +255,11 @@ def _names(node: ast.AST, context: type[ast.expr_context] = ast.Load) -> set[str
         for each in own
         if _is(each, ast.Store) or ast.dump(ast.Tuple([each.value, each.slice], ast.Load())) in stored
     }
-    found = (_dotted(each) for each in ast.walk(node) if _is(each, context) and id(each) not in same)
+    found = (dotted_name(each) for each in ast.walk(node) if _is(each, context) and id(each) not in same)
     return {name for name in found if name and name != "self"}
 
 
-def _bound(node: ast.AST) -> set[str]:
+def bound_names(node: ast.AST) -> set[str]:
     return _names(node, ast.Store)
 
 
@@ -205,7 +267,7 @@ def _is(node: ast.AST, context: type[ast.expr_context]) -> bool:
     return isinstance(getattr(node, "ctx", None), context)
 
 
-def _dotted(node: ast.AST) -> str:
+def dotted_name(node: ast.AST) -> str:
     """The name "x" or "self.x" that an expression is; "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id

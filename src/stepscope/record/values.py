@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import CO_OPTIMIZED
 from types import CodeType, FrameType
@@ -21,8 +21,11 @@ from typing import Any, Final
 import xxhash
 
 from stepscope import guard
+from stepscope.record.constants import ConstantLook
+from stepscope.record.gradients import GradientLook
 from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
-from stepscope.trace.program_facts import ValueFacts
+from stepscope.record.made import MadeInSteps
+from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, ListFacts, ValueFacts
 
 STEPS: Final = 2
 """Complete steps that are compared."""
@@ -39,6 +42,8 @@ _MOST_ITEMS: Final = 100_000
 _FEW_PARTS: Final = 8
 _LONGEST_S: Final = 1.0
 """Time after which nothing more is hashed."""
+_LONG: Final = 64
+"""Entries from which searching a list costs more than a dictionary's lookup."""
 _RESUMABLE: Final = 0x20 | 0x80 | 0x200
 
 _Key = tuple[CodeType, str]
@@ -112,6 +117,15 @@ class _Seen:
     steps: list[list[int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class LookFacts:
+    """What a look saw: equal values, backward passes that compute needless gradients, and lines with constant calls."""
+
+    values: tuple[ValueFacts, ...] = ()
+    backward: tuple[BackwardFacts, ...] = ()
+    constants: tuple[ConstantFacts, ...] = ()
+
+
 class ValueLook:
     """Hashes values from `start` on; `border` marks the end of a step, and the look ends by itself after STEPS."""
 
@@ -127,18 +141,26 @@ class ValueLook:
         self._counts: defaultdict[CodeType, int] = defaultdict(int)
         self._module_call: CodeType | None = None
         self._taken_off: object = None
+        self._gradients = GradientLook()
+        self._lists: dict[tuple[CodeType, str], list[int]] = {}  # length at the first call in each step
+        self.made = MadeInSteps()
+        self._constants = ConstantLook()
 
     def start(self) -> None:
         """Begin with the step that begins now, unless the program is profiled in another way."""
         if sys.getprofile() is None and not self._step:
             self.is_over, self._module_call = False, call_code()
             self._taken_off = guard.on_failure("", self.stop, thread=threading.get_ident())
+            guard.attempted(self._gradients.start)
             hide_from_compiler(self._event)
             sys.setprofile(self._event)
 
     def border(self) -> None:
         """A step has ended; the variables of functions that go on are hashed too."""
-        if self.is_over:
+        if self.is_over or self._step >= STEPS:
+            self._constants.border()
+            if self._constants.is_over:
+                self.stop()
             return
         sys.setprofile(None)
         frame: FrameType | None = sys._getframe(1)
@@ -147,10 +169,15 @@ class ValueLook:
                 self._look(frame, None, locals_of(frame))
             frame = frame.f_back
         self._counts.clear()
+        self.made.border()
         self._step += 1
+        self._gradients.border()
         if self._step < STEPS and self._spent_s <= _LONGEST_S:
             sys.setprofile(self._event)
-        else:
+            return
+        if self._step == STEPS:
+            guard.attempted(self._constants.start)
+        if self._constants.is_over:
             self.stop()
 
     def stop(self) -> None:
@@ -158,15 +185,23 @@ class ValueLook:
         if not self.is_over:
             self.is_over = True
             guard.off(self._taken_off)
+            self._constants.stop()
             if sys.getprofile() == self._event:
                 sys.setprofile(None)
 
     @guard.inline("record.values.ValueLook")
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
+        code = frame.f_code
+        if event == "call":
+            self.made.called(frame)
+            if code in self._gradients.begins:
+                self._gradients.begins[code](frame)
         if event != "return":
             return
-        code = frame.f_code
-        if code is self._module_call:
+        self.made.returned(frame)
+        if code in self._gradients.ends:
+            self._gradients.ends[code](frame)
+        elif code is self._module_call:
             self._module_returned(frame, value)
         elif is_users(code.co_filename) and not code.co_flags & _RESUMABLE and code.co_name != "<module>":
             self._look(frame, value, frame.f_locals)
@@ -188,6 +223,10 @@ class ValueLook:
     def _look(self, frame: FrameType, value: Any, variables: Mapping[str, Any]) -> None:
         code = frame.f_code
         self._counts[code] += 1
+        if self._counts[code] == 1:
+            for name, length in dict(_long_lists(frame, variables)).items():
+                if not self._step or (code, name) in self._lists:
+                    self._lists.setdefault((code, name), []).append(length)
         if self._counts[code] > _MOST_CALLS:
             return
         self._add(self._seen[code, ""], value)
@@ -206,21 +245,52 @@ class ValueLook:
                 seen.steps[self._step].append(found)
         self._spent_s += time.perf_counter() - begun_s
 
-    def facts(self) -> tuple[ValueFacts, ...]:
+    def lists(self) -> tuple[ListFacts, ...]:
+        """The long lists that functions could reach in the steps that were looked at, by their last lengths."""
+        return tuple(
+            ListFacts(
+                file=code.co_filename,
+                function=code.co_firstlineno,
+                name=name,
+                length=lengths[-1],
+                growth=lengths[-1] - lengths[0] if len(lengths) == STEPS else 0,
+            )
+            for (code, name), lengths in list(self._lists.items())[:_MOST_FACTS]
+        )
+
+    def facts(self) -> LookFacts:
         """What was seen of the complete steps; empty if the look did not see STEPS of them."""
-        if self._step < STEPS or self._spent_s > _LONGEST_S:
-            return ()
+        if self._step < STEPS:
+            return LookFacts()
+        roots = list(self._roots.values())
+        values = () if self._spent_s > _LONGEST_S else self._values(names_in_roots(roots))
+        backward = guard.attempted(lambda: self._gradients.facts(roots)) or ()
+        self._modules.clear()
+        self._roots.clear()
+        return LookFacts(values, backward, guard.attempted(self._constants.facts) or ())
+
+    def _values(self, names: Mapping[int, str]) -> tuple[ValueFacts, ...]:
         found = []
         for (code, name), seen in self._seen.items():
             whole = code.co_name == "<module>"
             place = {"file": code.co_filename, "function": code.co_name, "name": name, "last": _last_line(code)}
             found.append(_facts(seen, line=0 if whole else code.co_firstlineno, **place))
-        names = names_in_roots(self._roots.values())
         for number, seen in self._calls.items():
             found.append(_facts(seen, module=names.get(id(self._modules[number]), "")))
-        self._modules.clear()
-        self._roots.clear()
         return tuple(each for each in found if each is not None)[:_MOST_FACTS]
+
+
+def _long_lists(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Lists that a function's code names: variables, globals, and attributes of self that no property computes."""
+    code = frame.f_code
+    names = frame.f_globals
+    found = [(name, names[name]) for name in code.co_names if name in names]
+    with guard.attempt():  # an object without attributes
+        own = object.__getattribute__(variables.get("self"), "__dict__")
+        found += [(f"self.{name}", own[name]) for name in code.co_names if name in own]
+    for name, value in [*variables.items(), *found][: 4 * _MOST_NAMES]:
+        if type(value) in (list, tuple) and len(value) >= _LONG:
+            yield name, len(value)
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:

@@ -44,7 +44,8 @@ class InputStageFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One stage of the input pipeline, in the process or in workers, while steps were recorded.
 
     Attributes:
-        stage: "item" (the dataset's `__getitem__` or iterator), "transform", "collate", "pin" or "worker_start".
+        stage: "item" (the dataset's `__getitem__` or iterator), "transform", "collate", "sampler" (which chooses the
+            items, always in the process itself), "pin" or "worker_start".
         name: the function, such as "CocoDataset.__getitem__".
         file, line: location of its definition.
         total_ns, processor_ns: wall time and processor time.
@@ -231,6 +232,83 @@ class BindingFacts(msgspec.Struct, kw_only=True, frozen=True):
     is_change: bool = False
 
 
+class FunctionFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """One function of the user's source.
+
+    Attributes:
+        name: with the name of its class.
+        line, last: where it begins and ends.
+        calls: names that it reads and may call: those of its own class with the class's name, and those of other
+            objects and modules as ".name".
+        changes_by_itself: whether its results may differ for the same arguments, as with random numbers.
+    """
+
+    file: str = ""
+    name: str = ""
+    line: int = 0
+    last: int = 0
+    calls: tuple[str, ...] = ()
+    changes_by_itself: bool = False
+
+
+class WorkFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What a part of a function does, as far as its source tells.
+
+    Attributes:
+        function: line where the function begins.
+        kind: "constant" (reads nothing that depends on the arguments), "lookup" (searches a list for a value),
+            "maybe_lookup" (searches what may be a list), "row" (takes a row from a table, or uses it), "growing" (reads
+            a slice that grows with a loop's variable) or "loop".
+        name: of what is bound, searched or read; "" if it has none.
+        first, last: lines.
+        calls: as in `FunctionFacts`.
+    """
+
+    file: str = ""
+    function: int = 0
+    kind: str = ""
+    name: str = ""
+    first: int = 0
+    last: int = 0
+    calls: tuple[str, ...] = ()
+
+
+class ListFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A list that a function of the user can reach, with its length.
+
+    Attributes:
+        function: line where the function begins.
+        growth: how many entries longer it was than a step before.
+        read: first and last lines of statements of the function that read it, if it grows.
+    """
+
+    file: str = ""
+    function: int = 0
+    name: str = ""
+    length: int = 0
+    growth: int = 0
+    read: tuple[tuple[int, int], ...] = ()
+
+
+class MadeFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Objects that a line of the user's code makes in each step.
+
+    Attributes:
+        kind: "optimizer", "module", "loader", "dataset", "pool" or "compiled function".
+        name: of the class.
+        calls: made in a step.
+        ns: time to make one.
+    """
+
+    kind: str = ""
+    name: str = ""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    calls: int = 0
+    ns: int = 0
+
+
 class ValueFacts(msgspec.Struct, kw_only=True, frozen=True):
     """The hashed values of one function's result, of one of its variables when it ended, or of a module's result.
 
@@ -255,6 +333,67 @@ class ValueFacts(msgspec.Struct, kw_only=True, frozen=True):
     is_constant: bool = False
 
 
+class EvaluationFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """How often modules are switched to evaluation mode, by the steps until the end of the recording.
+
+    Attributes:
+        seen: number of steps.
+        steps: those in which a module was switched to evaluation mode.
+        every: steps from one to the next, the median; without a second one, `seen`.
+        step_ns, evaluating_ns: median duration of steps without and with an evaluation, while nothing was recorded.
+        file, line, function: where the mode was last set.
+    """
+
+    seen: int = 0
+    steps: int = 0
+    every: float = 0.0
+    step_ns: int | None = None
+    evaluating_ns: int | None = None
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+class BackwardFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A backward pass of each step that computes gradients which nothing uses.
+
+    Attributes:
+        nodes: number of its autograd nodes, without those that accumulate gradients.
+        order: its place among the step's passes with as many nodes.
+        needless: first and last of runs of nodes, counted in the order in which they were made, that lead only to
+            gradients which nothing uses.
+        halves: the same of nodes of products of whose two gradients only one is used.
+        modules: paths of the modules that own the parameters which get such gradients.
+        parameters, bytes: their number of elements and size.
+        is_cleared: whether all gradients are cleared before an optimizer's step; else the parameters, or some of them,
+            are in no optimizer.
+    """
+
+    nodes: int = 0
+    order: int = 0
+    needless: tuple[tuple[int, int], ...] = ()
+    halves: tuple[tuple[int, int], ...] = ()
+    modules: tuple[str, ...] = ()
+    parameters: int = 0
+    bytes: int = 0
+    is_cleared: bool = False
+
+
+class ConstantFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A line of the user's code that calls functions of torch with the same inputs in each step.
+
+    Attributes:
+        calls: names of the functions that it calls in a step, in order.
+        constant: places in `calls` of those with the same inputs.
+    """
+
+    file: str = ""
+    function: str = ""
+    line: int = 0
+    calls: tuple[str, ...] = ()
+    constant: tuple[int, ...] = ()
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -269,8 +408,6 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
         environment: environment variables that affect speed.
         start: nanoseconds since the start of the process, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
         pauses: only the long ones.
-        untrained: paths of called modules whose own parameters get gradients and are in no optimizer, of those models
-            that an optimizer updates.
     """
 
     loaders: tuple[LoaderFacts, ...] = ()
@@ -286,10 +423,16 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     pauses: tuple[PauseFacts, ...] = ()
     padding: tuple[PaddingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
-    untrained: tuple[str, ...] = ()
+    backward: tuple[BackwardFacts, ...] = ()
+    constants: tuple[ConstantFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
     bindings: tuple[BindingFacts, ...] = ()
     values: tuple[ValueFacts, ...] = ()
+    functions: tuple[FunctionFacts, ...] = ()
+    works: tuple[WorkFacts, ...] = ()
+    lists: tuple[ListFacts, ...] = ()
+    made: tuple[MadeFacts, ...] = ()
+    evaluations: EvaluationFacts | None = None
 
 
 def to_json(facts: ProgramFacts) -> str:

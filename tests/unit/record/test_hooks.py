@@ -61,6 +61,13 @@ def test_two_optimizers_that_take_turns_are_one_step(controller: StepController)
     assert controller.current_step() == 4
 
 
+def test_an_optimizer_that_is_made_anew_in_each_step_is_one(controller: StepController) -> None:
+    model = torch.nn.Linear(2, 2)
+    for _ in range(4):
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert controller.current_step() == 4
+
+
 def test_batches_are_steps_until_an_optimizer_steps(controller: StepController) -> None:
     loader = torch.utils.data.DataLoader(list(range(8)), batch_size=2)
     assert [len(batch) for batch in loader] == [2, 2, 2, 2]
@@ -130,3 +137,24 @@ def test_the_programs_own_profiler_goes_first(controller: StepController) -> Non
         assert controller.others.active()
     assert (controller.others.active(), controller.others.seen) == (False, True)
     assert threading.active_count() >= 1
+
+
+def test_the_first_call_of_a_model_in_each_call_of_a_repeated_function_is_a_step(controller: StepController) -> None:
+    class Slow(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: object) -> object:
+            time.sleep(0.002)
+            return x
+
+    def generate() -> None:
+        model = Slow()  # made for each request
+        for _ in range(3):
+            model(torch.ones(1))
+
+    until = time.monotonic() + 20
+    while controller.source is not StepSource.CALL and time.monotonic() < until:
+        generate()
+    before = controller.current_step()
+    generate()
+    generate()
+
+    assert (controller.source, controller.current_step()) == (StepSource.CALL, before + 2)

@@ -14,6 +14,7 @@ import pytest
 
 from stepscope.record.input_functions import Timed, is_timed
 from stepscope.record.input_stages import InputWatch
+from stepscope.trace.naming import is_own
 from stepscope.trace.program_facts import InputStageFacts
 
 torch = pytest.importorskip("torch")
@@ -74,7 +75,7 @@ def watch() -> Iterator[InputWatch]:
 
 
 def counted(watch: InputWatch) -> dict[tuple[str, str], int]:
-    return {(stage.stage, stage.name): stage.calls for stage in watch.stages()}
+    return {(stage.stage, stage.name): stage.calls for stage in watch.stages() if stage.stage != "sampler"}
 
 
 def stage_of(watch: InputWatch, name: str) -> InputStageFacts:
@@ -103,6 +104,32 @@ def test_in_the_process_itself(watch: InputWatch) -> None:
     assert (slow.file, slow.line) == (__file__, brighter.__code__.co_firstlineno)
     assert stage_of(watch, "Darker").line == Darker.__call__.__code__.co_firstlineno
     assert not slow.in_workers
+
+
+class Backwards(data.Sampler):  # type: ignore[misc,name-defined]
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(WAIT_S)
+        yield from range(5, -1, -1)
+
+
+def test_the_sampler_is_a_stage_of_its_own(watch: InputWatch) -> None:
+    loader = data.DataLoader(Pictures(None), batch_size=4, sampler=Backwards(), collate_fn=keep)
+
+    assert list(loader) == [[5.0, 4.0, 3.0, 2.0], [1.0, 0.0]]
+
+    sampler, item = stage_of(watch, "Backwards.__iter__"), stage_of(watch, "Pictures.__getitem__")
+    assert (sampler.stage, sampler.line) == ("sampler", Backwards.__iter__.__code__.co_firstlineno)
+    assert sampler.total_ns >= WAIT_S * 1e9 > item.total_ns
+    assert not sampler.in_workers
+
+
+def test_a_second_iterator_names_the_functions_and_not_what_measures_them(watch: InputWatch) -> None:
+    dataset = Pictures(brighter)
+    first, second = (iter(data.DataLoader(dataset, collate_fn=keep)) for _ in range(2))
+
+    assert (next(first), next(second)) == ([1.0], [1.0])
+    assert {stage.name for stage in watch.stages() if stage.stage == "transform"} == {"brighter"}
+    assert not any(is_own(stage.file) for stage in watch.stages())
 
 
 def test_the_transforms_are_given_back(watch: InputWatch) -> None:

@@ -18,6 +18,7 @@ import pytest
 from stepscope.analysis.attribution import attribute
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers import open_trace
+from stepscope.record import busy_functions
 from stepscope.record import lines as line_watches
 from stepscope.record import lines as module
 from stepscope.record.lines import LineTracker
@@ -216,7 +217,8 @@ def brighten(pixels: list[int]) -> list[int]:
 
 def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the line of its definition, whenever it is called; lines around it are noted as before."""
-    monkeypatch.setattr(line_watches, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(busy_functions, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(busy_functions, "_INTERVAL_S", 3600)
     definition = brighten.__code__.co_firstlineno
 
     def images() -> None:
@@ -236,8 +238,26 @@ def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) ->
     assert definition in [place.line for place in records.locations]
 
 
+def test_a_busy_function_is_sampled() -> None:
+    """The part of a call before the first sample belongs to its line as well."""
+    busy = busy_functions.BusyFunctions(lambda file: file == __file__)
+    frame = sys._getframe()
+    code, first = frame.f_code, frame.f_code.co_firstlineno
+    busy[code] = 1
+    notes: list[object] = [10, code, first]
+
+    busy._note(notes, frame)
+    assert notes == [10, code, frame.f_lineno - 1]
+
+    busy._note(notes, frame)
+    assert notes[4:] == [code, frame.f_lineno - 1]
+
+    busy._note(notes, (lambda: sys._getframe())())  # a function that is noted line by line itself
+    assert len(notes) == 6
+
+
 def test_a_function_that_is_called_very_often_belongs_to_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_watches, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(busy_functions, "_BUSY_NS", 10**12)
 
     def often() -> None:
         for value in range(20_000):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepscope import guard
-from stepscope.record import lines
-from stepscope.record.values import STEPS, ValueLook, fingerprint
+from stepscope.record import constants, lines
+from stepscope.record.values import STEPS, LookFacts, ValueLook, fingerprint
 from stepscope.trace.program_facts import ValueFacts
 from tests.unit.test_guard import fails
 
@@ -32,14 +32,14 @@ def looked(step: Any) -> dict[tuple[str, str], ValueFacts]:
     sys.setprofile(None)
     try:
         look.start()
-        for number in range(STEPS + 1):
+        for number in range(STEPS + constants.STEPS):
             step(number)
             look.border()
         assert look.is_over
         assert sys.getprofile() is None
     finally:
         sys.setprofile(before)
-    return {(each.module or each.function, each.name): each for each in look.facts()}
+    return {(each.module or each.function, each.name): each for each in look.facts().values}
 
 
 def mask(size: int) -> list[list[int]]:
@@ -81,6 +81,65 @@ def test_a_module_that_is_called_twice_with_equal_inputs_is_named_by_its_path() 
     assert found["Net.body", ""].is_constant is False
 
 
+class Words:
+    def __init__(self) -> None:
+        self.known = [str(number) for number in range(100)]
+        self.few = ["a", "b"]
+
+    def find(self, word: str) -> bool:
+        return word in self.known and word not in self.few
+
+
+def test_long_lists_that_functions_reach_are_told_with_their_length() -> None:
+    words, look = Words(), ValueLook()
+    before = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        look.start()
+        words.find("7")
+        look.border()
+    finally:
+        look.stop()
+        sys.setprofile(before)
+
+    line = Words.find.__code__.co_firstlineno
+    assert [(each.name, each.length) for each in look.lists() if each.function == line] == [("self.known", 100)]
+
+
+def test_what_each_step_makes_is_told_with_its_line() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Linear(4, 4)
+
+    kept = Net()
+
+    def step(number: int) -> None:
+        torch.optim.SGD(kept.parameters(), lr=0.1)
+        if number:
+            Net()
+
+    look = ValueLook()
+    before = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        look.start()
+        for number in (1, 1):
+            step(number)
+            look.border()
+    finally:
+        look.stop()
+        sys.setprofile(before)
+
+    first = step.__code__.co_firstlineno
+    made = look.made.facts()
+    assert [(each.kind, each.name, each.line - first, each.calls) for each in made] == [
+        ("optimizer", "SGD", 1, 1),
+        ("module", "Net", 3, 1),
+    ]
+    assert all(each.ns > 0 for each in made)
+
+
 def test_a_look_that_another_profiler_precedes_does_nothing() -> None:
     before = sys.getprofile()
 
@@ -94,7 +153,7 @@ def test_a_look_that_another_profiler_precedes_does_nothing() -> None:
     finally:
         sys.setprofile(before)
     assert look.is_over
-    assert look.facts() == ()
+    assert look.facts() == LookFacts()
 
 
 @fails
@@ -130,22 +189,6 @@ def test_equal_values_have_equal_fingerprints_and_others_do_not() -> None:
     ):
         assert fingerprint(one) == fingerprint(same) != fingerprint(other)
         assert fingerprint(one) is not None
-
-
-def test_modules_whose_parameters_are_in_no_optimizer_are_named() -> None:
-    class Net(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
-
-    net, other = Net(), Net()
-    optimizer = torch.optim.SGD(net.head.parameters(), 0.1)
-
-    assert lines.untrained_modules([net]) == ("Net.body",)
-    assert lines.untrained_modules([other]) == ()  # none of it is trained here
-    net.body.requires_grad_(False)
-    assert lines.untrained_modules([net]) == ()
-    assert optimizer.param_groups
 
 
 class Held:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from stepscope import guard
 from stepscope.analysis.host import CAUSES
-from stepscope.trace.naming import cause_of_name, is_user_file
+from stepscope.record import input_functions
+from stepscope.trace.naming import UserCode, cause_of_name, is_telling_library, is_user_file
 
 NAMES: dict[str, tuple[str, ...]] = {
     "profiler_overhead": (
@@ -212,3 +214,24 @@ def test_the_users_files(file: str) -> None:
 )
 def test_files_of_others(file: str | None) -> None:
     assert not is_user_file(file)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        guard.__file__,
+        input_functions.__file__,
+        "/home/alice/code/stepscope/record/input_functions.py",
+        "C:\\env\\stepscope\\record\\lines.py",
+        "stepscope/remedies/loading/loaders.py",
+    ],
+)
+def test_stepscopes_own_files_are_never_the_users(file: str) -> None:
+    """Nor those of a library that says what is done, however the user's code is set."""
+    assert file not in UserCode(also=("*.py",))
+    assert not is_user_file(file)
+    assert not is_telling_library(file)
+
+
+def test_a_project_of_that_name_is_the_users() -> None:
+    assert is_user_file("/home/alice/stepscope/train.py")

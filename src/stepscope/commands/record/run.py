@@ -40,6 +40,7 @@ _NARROWEST_HELP: Final = 40
 _SIGNS: Final = {
     "optimizer": ", seen by the optimizer",
     "loader": ", seen by the DataLoader because no optimizer stepped",
+    "call": ", seen by a repeated call around the model's because there was neither optimizer nor DataLoader",
     "forward": ", seen by forward calls because there was neither optimizer nor DataLoader",
     "annotation": ", marked by the program",
     "jitted": ", seen by calls of a jitted function",

@@ -16,6 +16,7 @@ from stepscope.analysis.idle import clipped
 from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.lines.visits import Visits
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
 from stepscope.whatif import Change
@@ -84,7 +85,7 @@ class LineCosts:
     def pieces(self) -> pl.DataFrame:
         """The time that counts, by line; columns as in _COSTS."""
         view = self.view
-        placed = self._placed(view.pieces)
+        placed = self.placed(view.pieces)
         if view.device is None:
             return placed
         work = view.work
@@ -107,7 +108,7 @@ class LineCosts:
     @cached_property
     def host(self) -> pl.DataFrame:
         """The main thread's time in the span, by line; columns as in _COSTS."""
-        return self.pieces if self.view.device is None else self._placed(self.view.host_pieces)
+        return self.pieces if self.view.device is None else self.placed(self.view.host_pieces)
 
     @cached_property
     def lines(self) -> list[LineCost]:
@@ -130,12 +131,9 @@ class LineCosts:
     @cached_property
     def runs(self) -> dict[int, float]:
         """How often a step comes to each line, by number; the main thread's recorded lines count."""
-        mine = self.view.begin_in_span(
-            self.view.trace.lines.select(
-                "start_ns", "lane", place=pl.Series(self.view.attribution.line_place, dtype=pl.Int64)
-            ).filter((pl.col("lane") == (-1 if self.view.lane is None else self.view.lane)) & (pl.col("place") >= 0))
-        )
-        counts = mine.group_by("place").len()
+        lines = self.view.trace.lines.with_columns(place=pl.Series(self.view.attribution.line_place, dtype=pl.Int64))
+        mine = self.view.begin_in_span(lines.filter(pl.col("lane") == pl.lit(self.view.lane, pl.Int32)))
+        counts = mine[Visits(mine).rows].filter(pl.col("place") >= 0).group_by("place").len()
         return {place: count / self.view.step_count for place, count in counts.iter_rows()}
 
     def locations(self, numbers: Rows, top: int = 3) -> tuple[Location, ...]:
@@ -174,7 +172,7 @@ class LineCosts:
             result.append(LineShare(place.file, place.line, place.function, share, backward, line.runs, faster))
         return result
 
-    def _placed(self, pieces: pl.DataFrame) -> pl.DataFrame:
+    def placed(self, pieces: pl.DataFrame) -> pl.DataFrame:
         """Pieces of host time by the line of their operator, or else by the line that the thread was at."""
         attribution, activity = self.view.attribution, self.view.activity
         slices = pieces["slice"].to_numpy()
@@ -204,3 +202,19 @@ class LineCosts:
             )
             parts.append(cut)
         return pl.concat([part.cast(_COSTS) for part in parts])  # type: ignore[arg-type]
+
+
+def lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:
+    """The lines of the main thread when these intervals began, weighted by their length."""
+    timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
+    if timeline is None:
+        return ()
+    place = at(view.attribution.line_place, timeline.at(intervals["start_ns"].to_numpy()))
+    ns = intervals["duration_ns"].to_numpy().astype(np.float64)
+    totals, total = np.bincount(place[place >= 0], ns[place >= 0]), max(float(ns.sum()), 1.0)
+    order = np.argsort(-totals, kind="stable")[:3]
+    return tuple(
+        Location(place.file, place.line, place.function, float(ns / total), exact_line=True)
+        for place, ns in ((view.attribution.places[number], totals[number]) for number in order.tolist())
+        if ns > 0
+    )

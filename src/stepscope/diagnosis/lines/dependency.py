@@ -10,6 +10,7 @@ import polars as pl
 from stepscope.analysis.loops import Loop
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.lines.repeats import recomputed_prefixes
+from stepscope.diagnosis.lines.visits import Visits
 from stepscope.diagnosis.view import View
 from stepscope.trace.program_facts import LoopFacts
 
@@ -37,10 +38,17 @@ class Dependencies:
         if not sources:
             chooses = any(base_name(name) in CHOOSING for name in loop.body)
             return ("the chosen position",) if chooses else None
-        return next((source.carried for source in sources if source.carried), ())
+        return next((source.carried for source, _ in sources if source.carried), ())
 
-    def _sources(self, loop: Loop) -> list[LoopFacts]:
-        """Loops of the source whose body was reached as often as the operators repeat, while they ran."""
+    def runs(self, loop: Loop) -> int:
+        """How often the program came to the loop, whose repetitions may belong to several turns of one around it."""
+        return max((runs for _, runs in self._sources(loop)), default=1)
+
+    def _sources(self, loop: Loop) -> list[tuple[LoopFacts, int]]:
+        """Innermost loops of the source whose body was reached as often as the operators repeat, while they ran.
+
+        With each how often it was begun: between two turns of the loop around it its head is reached once more.
+        """
         operators, lane = self._view.trace.operators, self._view.lane
         begin, last = operators["start_ns"][int(loop.operators[0])], int(loop.operators[-1])
         end = operators["start_ns"][last] + operators["duration_ns"][last]
@@ -48,10 +56,15 @@ class Dependencies:
         mine = lines.filter(
             (pl.col("lane") == lane) & (pl.col("start_ns") + pl.col("duration_ns") > begin) & (pl.col("start_ns") < end)
         )
+        mine = mine[Visits(mine).rows]
         counts = {(file, line): count for file, line, count in mine.group_by("file", "line").len().iter_rows()}
-        found = []
+        found = {}
         for (file, line), count in counts.items():
-            if abs(count - loop.repetitions) > max(_AS_OFTEN * loop.repetitions, 1):
+            loops = self._loops.get(file, ())
+            around = [each for each in loops if each.first <= line <= each.last]
+            is_head = any(each.line == line < each.first for each in loops)
+            if not around or is_head or abs(count - loop.repetitions) > max(_AS_OFTEN * loop.repetitions, 1):
                 continue
-            found += [each for each in self._loops.get(file, ()) if each.first <= line <= each.last]
-        return sorted(set(found), key=lambda each: each.last - each.first)
+            innermost = min(around, key=lambda each: each.last - each.first)
+            found[innermost] = max(counts.get((file, innermost.line), 0) - count + 1, 1)
+        return sorted(found.items(), key=lambda each: each[0].last - each[0].first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -9,14 +10,13 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.loops import PARAMETRISED
 from stepscope.analysis.module_paths import BACKWARD_NAME
-from stepscope.analysis.rows import at
-from stepscope.analysis.work import base_name
 from stepscope.diagnosis.view import View, rows_of
 from stepscope.trace.nesting import Rows
+from stepscope.trace.program_facts import BackwardFacts
 
 _MOST: Final = 0.5
+_ACCUMULATING: Final = "AccumulateGrad"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,47 +70,89 @@ def _is_differentiated(view: View, nodes: Rows) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NeedlessBackward:
-    """Backward work whose gradients no optimizer uses, and that leads to nothing that one does.
+    """One backward pass of each step, as far as it computes gradients that nothing uses.
 
     Attributes:
-        modules: paths of the modules whose parameters get these gradients.
-        forward: rows of `operators` that these nodes differentiate.
-        nodes: rows of `operators`, outermost, with the gradients accumulated after them.
+        facts: what the recorder saw of it.
+        nodes: rows of `operators`, outermost: nodes that lead only to such gradients, with what is accumulated after.
+        halves: rows of nodes of products of which one of the two gradients is such a one.
+        forward: rows of `operators` that the nodes, or else the halves, differentiate.
+        calls: outermost calls of modules in which the nodes differentiate all that is differentiated, as in `modules`.
     """
 
-    modules: tuple[str, ...]
-    forward: Rows
+    facts: BackwardFacts
     nodes: Rows
+    halves: Rows
+    forward: Rows
+    calls: pl.DataFrame
 
 
-def needless_backward(view: View) -> NeedlessBackward | None:
-    """Find nodes of what ran, in each step, from the first untrained module to the first operator of a trained one."""
-    attribution = view.attribution
-    untrained = np.flatnonzero([path in set(view.program.untrained) for path in attribution.modules])
-    nodes = _outermost_nodes(view).sort("lane", "start_ns")
-    source = nodes["source"].to_numpy()
-    rows = np.unique(source[source >= 0])
-    if not len(untrained) or not len(rows):
-        return None
-    names = view.trace.operators["name"].gather(rows)
-    has_parameters = np.array([base_name(name) in PARAMETRISED for name in names], np.bool_)
-    module = at(attribution.module, view.slices_of_operators(rows))
-    frozen = np.isin(module, untrained)
-    start = view.trace.operators["start_ns"].to_numpy()[rows]
-    step = np.searchsorted(view.steps["start_ns"].to_numpy(), start, side="right")
-    needless = np.zeros(len(rows), np.bool_)
-    for number in np.unique(step).tolist():
-        mine = step == number
-        begin = start[mine & frozen].min(initial=np.iinfo(np.int64).max)
-        trained = start[mine & has_parameters & ~frozen].min(initial=np.iinfo(np.int64).max)
-        needless |= mine & (start >= begin) & (start < trained)
-    if not needless.any():
-        return None
-    known = pl.Series(source >= 0)
-    mark = pl.when(known).then(pl.Series(np.isin(source, rows[needless])))
-    gone = nodes.with_columns(mark=mark).with_columns(pl.col("mark").forward_fill().over("lane")).filter("mark")
-    modules = tuple(attribution.modules[number] for number in np.unique(module[needless & frozen]).tolist())
-    return NeedlessBackward(modules, rows[needless], rows_of(gone))
+def needless_backward(view: View) -> Iterator[NeedlessBackward]:
+    """Find the nodes of which the recorder saw, in a step before, that nothing uses their gradients.
+
+    The nodes of a pass are compared by their number, and then found by the order in which they were made.
+    """
+    if not view.program.backward:
+        return
+    passes = list(_passes(view))
+    for facts in view.program.backward:
+        found = [nodes for number, order, nodes in passes if (number, order) == (facts.nodes, facts.order)]
+        if not found:
+            continue
+        gone = np.concatenate([_chosen(nodes, facts.needless, accumulating=True) for nodes in found])
+        halves = np.concatenate([_chosen(nodes, facts.halves, accumulating=False) for nodes in found])
+        source = view.backward_source[gone if len(gone) else halves]
+        if len(gone) or len(halves):
+            forward = np.unique(source[source >= 0])
+            yield NeedlessBackward(facts, gone, halves, forward, _calls_without_use(view, gone))
+
+
+def _calls_without_use(view: View, gone: Rows) -> pl.DataFrame:
+    """Outermost calls of modules with operators that these nodes differentiate, and none that other nodes do."""
+    nodes = _outermost_nodes(view).filter(pl.col("source") >= 0)
+    start = view.trace.operators["start_ns"].to_numpy()[nodes["source"].to_numpy()]
+    is_gone = np.isin(nodes["row"].to_numpy(), gone)
+    calls = outermost_calls(view)
+    begin = calls["start_ns"].to_numpy()
+    end = begin + calls["duration_ns"].to_numpy()
+    needless, used = (np.sort(each) for each in (start[is_gone], start[~is_gone]))
+    has_needless = np.searchsorted(needless, end) > np.searchsorted(needless, begin)
+    has_used = np.searchsorted(used, end) > np.searchsorted(used, begin)
+    return calls.filter(pl.Series(has_needless & ~has_used))
+
+
+def _passes(view: View) -> Iterator[tuple[int, int, pl.DataFrame]]:
+    """Backward passes in the span: number of nodes, place among those of its step with as many, and the nodes.
+
+    Nodes have columns row and sequence_number, -1 where gradients are accumulated, in the order in which they ran. A
+    pass ends where the main thread runs an operator that is no node, or where a step does.
+    """
+    is_node = pl.col("name").str.contains(BACKWARD_NAME)
+    top = view.operators.filter(pl.col("parent").is_null()).sort("start_ns")
+    step = np.searchsorted(view.steps["start_ns"].to_numpy(), top["start_ns"].to_numpy(), side="right")
+    other = ~is_node & (pl.col("lane") == pl.lit(view.lane, pl.Int32))
+    number = pl.when(pl.col("name").str.contains(_ACCUMULATING)).then(-1).otherwise(pl.col("sequence_number"))
+    nodes = top.with_columns(step=pl.Series(step, dtype=pl.Int64), part=other.cum_sum()).filter(is_node)
+    nodes = nodes.select("row", "step", "part", number.fill_null(-1).clip(-1).alias("sequence_number"))
+    alike: Counter[tuple[int, int]] = Counter()
+    for (step_number, _), mine in nodes.group_by("step", "part", maintain_order=True):
+        count = mine.filter(pl.col("sequence_number") >= 0)["sequence_number"].n_unique()
+        yield count, alike[int(str(step_number)), count], mine
+        alike[int(str(step_number)), count] += 1
+
+
+def _chosen(nodes: pl.DataFrame, ranges: tuple[tuple[int, int], ...], *, accumulating: bool) -> Rows:
+    """Rows of the nodes in these ranges of places by sequence number, with the accumulation after them if asked."""
+    number = nodes["sequence_number"]
+    is_node = number >= 0
+    place = number.rank("dense").cast(pl.Int64) - (1 if is_node.all() else 2)
+    chosen = pl.Series(np.zeros(nodes.height, np.bool_))
+    for first, last in ranges:
+        chosen |= place.is_between(first, last)
+    if not accumulating:
+        return rows_of(nodes.filter(chosen & is_node))
+    marks = pl.select(mark=pl.when(is_node).then(chosen))["mark"]
+    return rows_of(nodes.filter(marks.forward_fill().fill_null(value=False)))
 
 
 @dataclass(frozen=True, slots=True)

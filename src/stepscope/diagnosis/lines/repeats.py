@@ -1,4 +1,4 @@
-"""The same work again: a prefix that is computed again with each new position, and ever more work in each step."""
+"""A prefix that is computed again with each new position."""
 
 from __future__ import annotations
 
@@ -21,19 +21,22 @@ _FEWEST: Final = 8
 """Calls in a step from which growing inputs are a pattern."""
 _MOST: Final = 0.8
 _GROWTH: Final = 1.5
+_FEWEST_STEPS: Final = 4
+"""Steps of one call each that show the same pattern, if every one adds as much."""
 _SHORT: Final = 0.05
-"""Quantile of the calls' times that counts as the shortest; the very shortest may be a clock error."""
+"""Quantile of the operators' times that counts as the shortest; the very shortest may be a clock error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Calls of one module whose input grows by the same amount from call to call of a step.
+    """Calls of one module whose input grows by the same amount from call to call.
 
     Attributes:
         module: path of the outermost module.
-        calls: columns as in `modules`, in order.
+        calls: columns as in `modules`, in order, and `size` (elements of the inputs of operators with parameters).
         rows: rows of `operators`: the outermost operators of the calls.
-        left: for each of them the part of its time that a call with only the new positions would take, 0 to 1.
+        left: for each of them the part of its time that is needed for the new positions, 0 to 1: as much as their part
+            of the input, and at least as long as the shortest operators take.
     """
 
     module: str
@@ -45,10 +48,11 @@ class Prefix:
 def recomputed_prefixes(view: View) -> Iterator[Prefix]:
     """Find modules that are called for a sequence that grows, each time for the whole sequence.
 
-    The inputs of the operators with parameters count: with a cache they stay as large as the new positions.
+    The inputs of the operators with parameters count: with a cache they stay as large as the new positions. The
+    sequence grows within each step, or in a program that does not train from step to step.
     """
     calls = outermost_calls(view)
-    if calls.height < _FEWEST or view.lane is None:
+    if calls.height < _FEWEST_STEPS or view.lane is None:
         return
     bounds = view.steps["start_ns"].to_numpy()
     step = np.searchsorted(bounds, calls["start_ns"].to_numpy(), side="right")
@@ -56,7 +60,9 @@ def recomputed_prefixes(view: View) -> Iterator[Prefix]:
     for (name,), mine in calls.group_by("name", maintain_order=True):
         growing = [part for _, part in mine.group_by("step", maintain_order=True) if _grows(part["size"].to_numpy())]
         if growing:
-            yield _prefix(view, str(name), pl.concat(growing))
+            yield _prefix(view, str(name), growing)
+        elif not view.trains and _grows_by_steps(mine["size"].to_numpy()):
+            yield _prefix(view, str(name), [mine])
 
 
 def _sizes(view: View, calls: pl.DataFrame) -> Rows:
@@ -86,7 +92,18 @@ def _grows(sizes: Rows) -> bool:
     return usual > 0 and float(np.mean(steps == usual)) >= _MOST
 
 
-def _prefix(view: View, name: str, calls: pl.DataFrame) -> Prefix:
+def _grows_by_steps(sizes: Rows) -> bool:
+    steps = np.diff(sizes)
+    return len(sizes) >= _FEWEST_STEPS and bool(steps[0] > 0 and (steps == steps[0]).all() and sizes[0] > steps[0])
+
+
+def _prefix(view: View, name: str, runs: list[pl.DataFrame]) -> Prefix:
+    """The prefix of these runs of growing calls; the first call of each, and what it adds, is needed."""
+    calls = pl.concat(runs)
+    added = np.concatenate([np.diff(run["size"].to_numpy(), prepend=0) for run in runs])
+    if calls["step"].n_unique() == calls.height:  # the first of them was not recorded
+        added[0] = added[-1]
+    needed = np.clip(added / np.maximum(calls["size"].to_numpy(), 1), 0.0, 1.0)
     begin = calls["start_ns"].to_numpy()
     end = begin + calls["duration_ns"].to_numpy()
     operators = view.operators.filter(pl.col("lane") == view.lane)
@@ -99,7 +116,6 @@ def _prefix(view: View, name: str, calls: pl.DataFrame) -> Prefix:
     work = (
         view.trace.operators["duration_ns"] if view.device is None else view.operator_costs["device_total_ns"]
     ).to_numpy()[rows]
-    taken = np.bincount(call, work, len(begin))
-    shortest = float(np.quantile(taken, _SHORT)) if len(taken) else 0.0
-    left = shortest / np.maximum(taken, 1.0)
-    return Prefix(name, calls, rows, np.minimum(left, 1.0)[call])
+    shortest = float(np.quantile(work, _SHORT)) if len(work) else 0.0
+    left = np.maximum(needed[call], shortest / np.maximum(work, 1))
+    return Prefix(name, calls, rows, np.minimum(left, 1.0))

@@ -1,4 +1,4 @@
-"""Results that are equal in each step, or several times within one, by the values that the recorder looked at."""
+"""Results that are equal in each step, or several times within one, by what the recorder looked at."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.module_paths import BACKWARD_NAME
+from stepscope.analysis.rows import at
+from stepscope.analysis.work import VIEWS, base_name
 from stepscope.diagnosis.lines.costs import LineCosts
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.view import View, rows_of
 from stepscope.trace.nesting import Rows
-from stepscope.trace.program_facts import BindingFacts, ValueFacts
+from stepscope.trace.program_facts import BindingFacts, ConstantFacts, ValueFacts
+from stepscope.trace.window import Times
 
+_OPERATORS: Final = {
+    "float": "to", "double": "to", "half": "to", "bfloat16": "to", "long": "to", "int": "to", "bool": "to",
+    "type": "to", "cuda": "to", "cpu": "to", "setitem": "copy", "invert": "bitwise_not", "true_divide": "div",
+    "concat": "cat", "multiply": "mul", "subtract": "sub", "divide": "div", "absolute": "abs",
+}  # fmt: skip
+"""Operators of functions of torch that have another name."""
 _DIFFERENTIATED: Final = 0.05
 """Share of a line's time in its backward pass above which its result depends on what is trained."""
 
@@ -63,6 +74,7 @@ def equal_calls(view: View) -> Iterator[EqualCalls]:
         if any(path.startswith(f"{other}.") for other in found):
             continue
         calls = view.begin_in_span(view.trace.modules.filter(pl.col("name") == path)).sort("start_ns")
+        calls = calls.filter(pl.Series(~_in_backward(view, calls["start_ns"].to_numpy())))
         if not each.is_constant:
             bounds = view.steps["start_ns"].to_numpy()
             step = np.searchsorted(bounds, calls["start_ns"].to_numpy(), side="right")
@@ -70,6 +82,17 @@ def equal_calls(view: View) -> Iterator[EqualCalls]:
             calls = calls.with_columns(step=pl.Series(step)).filter(order >= each.distinct)
         if calls.height:
             yield EqualCalls(path, calls, each.calls, each.distinct, each.is_constant)
+
+
+def _in_backward(view: View, times: Times) -> npt.NDArray[np.bool_]:
+    """Which of these times are inside nodes of a backward pass: checkpointing calls modules again to save memory."""
+    nodes = view.operators.filter(pl.col("parent").is_null() & pl.col("name").str.contains(BACKWARD_NAME))
+    begin = nodes.sort("start_ns")["start_ns"].to_numpy()
+    end = np.sort((nodes["start_ns"] + nodes["duration_ns"]).to_numpy())
+    result: npt.NDArray[np.bool_] = np.searchsorted(begin, times, side="right") > np.searchsorted(
+        end, times, side="right"
+    )
+    return result
 
 
 def _something_varies(facts: tuple[ValueFacts, ...]) -> bool:
@@ -130,3 +153,89 @@ def _lines_of(costs: LineCosts, file: str, spans: list[tuple[int, int]]) -> Rows
         and line.backward_ns <= _DIFFERENTIATED * line.ns
     ]
     return np.array(mine, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantLines:
+    """Lines of one function that call functions of torch with the same inputs in each step.
+
+    Attributes:
+        numbers: lines, as indices into the attribution's places, all of whose calls are constant.
+        rows: rows of `operators` of the constant calls of other lines.
+        places: all these lines.
+        calls: constant calls in a step.
+    """
+
+    function: str
+    numbers: Rows
+    rows: Rows
+    places: Rows
+    calls: int
+
+
+def constant_lines(view: View, costs: LineCosts) -> Iterator[ConstantLines]:
+    """Find lines whose operators have the same inputs in each step, by function."""
+    facts = {(each.file, each.line): each for each in view.program.constants}
+    if not facts:
+        return
+    places = {line.number: (line.place.file, line.place.line) for line in costs.lines}
+    found = {number: facts[place] for number, place in places.items() if place in facts}
+    called = _called_at(view, np.array(list(found), np.int64))
+    functions: dict[tuple[str, str], list[int]] = {}
+    for number, each in found.items():
+        functions.setdefault((each.file, each.function), []).append(number)
+    for (_, function), numbers in functions.items():
+        whole = [number for number in numbers if len(found[number].constant) == len(found[number].calls)]
+        rows = {each: _constant_rows(found[each], called.get(each, [])) for each in numbers if each not in whole}
+        mixed = [number for number, mine in rows.items() if mine]
+        yield ConstantLines(
+            function,
+            numbers=np.array(whole, np.int64),
+            rows=np.array([row for mine in rows.values() for row in mine], np.int64),
+            places=np.array(whole + mixed, np.int64),
+            calls=sum(len(found[number].constant) for number in whole + mixed),
+        )
+
+
+def _called_at(view: View, numbers: Rows) -> dict[int, list[list[tuple[int, str]]]]:
+    """For each of these lines the operators that it calls: of each step their rows and names without namespace."""
+    operators = view.operators.filter(
+        (pl.col("lane") == pl.lit(view.lane, pl.Int32)) & pl.col("parent").is_null()
+        & ~pl.col("name").str.contains(BACKWARD_NAME)
+    ).sort("start_ns")  # fmt: skip
+    rows = rows_of(operators)
+    place = at(view.attribution.place, view.slices_of_operators(rows))
+    step = np.searchsorted(view.steps["start_ns"].to_numpy(), operators["start_ns"].to_numpy(), side="right")
+    names = [base_name(name) for name in operators["name"]]
+    found: dict[int, dict[int, list[tuple[int, str]]]] = {}
+    for index in np.flatnonzero(np.isin(place, numbers)).tolist():
+        steps = found.setdefault(int(place[index]), {})
+        steps.setdefault(int(step[index]), []).append((int(rows[index]), names[index]))
+    return {number: list(steps.values()) for number, steps in found.items()}
+
+
+def _constant_rows(facts: ConstantFacts, steps: list[list[tuple[int, str]]]) -> list[int]:
+    """Rows of the operators of a line's constant calls; none if one of the other calls is not found by its name."""
+    constant, result = set(facts.constant), []
+    needed = {place for place, call in enumerate(facts.calls) if place not in constant and not _is_free(call)}
+    for operators in steps:
+        current, found = -1, set[int]()
+        for row, name in operators:
+            following = range(current + 1, len(facts.calls))
+            current = next((place for place in following if _is_call(facts.calls[place], name)), current)
+            found.add(current)
+            if current in constant:
+                result.append(row)
+        if not needed <= found:
+            return []
+    return result
+
+
+def _is_call(call: str, operator: str) -> bool:
+    name = call.strip("_")
+    return operator == _OPERATORS.get(name, name) or operator.startswith(f"{name}_")
+
+
+def _is_free(call: str) -> bool:
+    """Whether a call costs nothing, so that nothing is lost if its operator is not found."""
+    return call.strip("_") in VIEWS | {"getitem", "data", "T", "mT"}

@@ -1,8 +1,9 @@
 """# What it finds
 Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that is run
-backward several times, gradients that no optimizer uses, a graph that is never run backward, an evaluation in each
-step, a sequence that is computed from its beginning for each new position, a product or a distance by broadcasting, one
-small operator for each of many tensors, a result that is the same in each step or several times within one.
+backward several times, gradients that no optimizer uses, activations that are computed again although memory is ample,
+a graph that is never run backward, a sequence that is computed from its beginning for each new position, a product or a
+distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, one small operator for each of many
+tensors, a result or the inputs of operators that are the same in each step, or several times within one.
 
 # Why it costs time
 The program does the same work again, or work that nothing uses, or it does in many operators what one does.
@@ -12,20 +13,29 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 
 - A graph is run backward again if one of its nodes runs more than once in a step. All runs but the first are counted.
   Graphs whose backward pass is itself differentiated are left out.
-- Gradients are needless if the recorder saw that the parameters of a module require them and are in no optimizer, while
-  others of the same model are. The backward of everything from the first such module to the first operator with
-  trained parameters is counted.
-- An evaluation is a stretch in which a module that is also called in training mode runs in evaluation mode, in at least
-  half of the steps. The saving assumes that it runs so seldom that it takes 2 % of the time. A module that is only ever
-  called in evaluation mode, such as a teacher, does not count.
+- Gradients are needless if nothing uses them. Before `stepscope run` records, it reads the autograd graph of each
+  backward pass of a step, and notes the steps of optimizers and the calls of `zero_grad` after it. A parameter's
+  gradient is needless if no optimizer that steps has the parameter, or if it is cleared before its optimizer steps.
+  Counted are the nodes that lead only to such gradients, and half the time of products of which one of the two
+  gradients is not used. Nothing is said of a pass of which no gradient is used, of parameters that the program changes
+  itself, and of recordings whose passes have another number of nodes than the one that was read.
+- Activations are computed again if layers run inside nodes of the backward pass, as activation checkpointing does. It
+  is reported if memory is ample: the peak, with the memory that these operators allocate in a step, which is more than
+  the activations need, must stay below 60 % of the device's memory.
 - A graph is unused if a call of a module makes autograd nodes in every step and none of them runs, while other graphs
   are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
   that these calls allocate: without a graph, each operator uses the memory of the one before.
 - A prefix is computed again if a module is called at least 8 times in a step, and the inputs of its operators with
-  parameters grow by the same amount from call to call. With a cache, each call would take as long as the shortest.
+  parameters grow by the same amount from call to call; or if it is called in steps of one call each, of a program that
+  does not train, and grows in each. With a cache, each operator would take as much of its time as the new positions are
+  of its input, but no less than the shortest operators of these calls. The first call of a step is needed.
 - A product by broadcasting is an elementwise product of two tensors that are each repeated along a dimension of the
   other, and whose result is only summed. The same result by a matrix product takes as long as the trace's own matrix
   products need for as many operations.
+- A weight is merged if the product of two matrices, whose common size is at most a quarter of the others, is added to a
+  matrix that multiplies inputs next. A one-hot table (`one_hot`, `scatter_` of a number, a comparison with the classes)
+  of at least 32 classes that a matrix is multiplied by is a lookup. What takes their place, three times if it is also
+  run backward, takes as long as at the best rate of the trace's own products and elementwise operators.
 - One tensor after the other means that a line, and not the optimizer or another library that it calls, runs elementwise
   operators on at least 8 tensors of different shapes in a step. The same elements in one operator take as long as at
   the best rate of the trace's own elementwise operators.
@@ -34,6 +44,10 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   evenly spaced elements. Functions called more than 64 times in a step are looked at that often. The look takes at most
   a second of hashing, keeps nothing but the hashes, and is left out of the step times. A program in which nothing
   changes from step to step repeats one step for a measurement; nothing is said about it.
+- An operator has the same inputs in each step if two further steps before the recording call it at the same place with
+  the same numbers and shapes, and its tensors come from other such calls, or are older and were not changed since, and
+  no random number and no later change is involved. Whole lines of such calls are counted, and of other lines the
+  operators of such calls, found by their names. Nothing is looked at where torch.compile is used.
 
 The finding is shown only if other findings do not explain what it saves: the steps are replayed with their changes, and
 what this one saves beyond them counts.
@@ -52,26 +66,22 @@ PyTorch documentation, "Autograd mechanics" (locally disabling gradient computat
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import polars as pl
 
-from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, one_by_one
-from stepscope.diagnosis.lines.costs import LineCosts
+from stepscope.diagnosis.lines.costs import LineCosts, lines_at
+from stepscope.diagnosis.lines.detours import detours
 from stepscope.diagnosis.lines.graphs import (
-    UnusedGraph,
-    evaluations,
     inside_calls,
-    needless_backward,
-    repeated_backward,
-    unused_graphs,
 )
 from stepscope.diagnosis.lines.repeats import Prefix, recomputed_prefixes
-from stepscope.diagnosis.lines.values import equal_calls, equal_lines
+from stepscope.diagnosis.lines.values import ConstantLines, EqualLines, constant_lines, equal_calls, equal_lines
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
+from stepscope.diagnosis.rules._costly_graphs import graph_findings
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
     called_from_python,
@@ -80,171 +90,14 @@ from stepscope.diagnosis.rules._operators import (
     pauses,
     scaled_with_pauses,
 )
-from stepscope.diagnosis.rules._waits import every_steps
-from stepscope.whatif.changes import scaled_host_time, scaled_stretches, scaled_work_of, together
-
-_OFTEN: Final = 0.5
-"""Share of the steps with an evaluation from which it counts as part of the step."""
-_SELDOM: Final = 0.02
-"""Share of the steps' time that an evaluation may take."""
+from stepscope.whatif.changes import scaled_stretches, scaled_work_of, together
 
 
 def check(view: View, limits: Limits) -> Answers:
-    evaluation = _evaluation(view)
-    graphs = (_again(view), _needless(view), evaluation, *(_unused(view) if evaluation is None else ()))
+    graphs = graph_findings(view)
     for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
         if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
-
-
-def _again(view: View) -> Found | None:
-    repeats = repeated_backward(view)
-    if repeats is None:
-        return None
-    between = [engine_pauses(view, repeats.again)]
-    cost = view.cost_ns(repeats.again) + sum(length_ns(view, each) for each in between)
-    every = max(view.cost_ns(np.union1d(repeats.nodes, repeats.again)), cost)
-    return Found(
-        f"the same graph is run backward {repeats.times} times {view.a_step}: {view.percent(cost)} of the "
-        f"{view.period} goes to the runs after the first",
-        cost,
-        basis="all runs of a node but its first, with the gradients that are accumulated after them",
-        confidence="medium",
-        figures=[
-            view.share_figure("that this takes", cost),
-            Figure("most runs of one node in a step", repeats.times, "count"),
-            view.ns_per_step("time of repeated nodes", cost),
-            view.ns_per_step("time of all nodes", every),
-        ],
-        where=_callers(view, repeats.again),
-        remedy=Remedy(
-            "Add the losses up and run the graph backward once: the gradients of the sum are the sum of the gradients.",
-            "total = torch.stack(losses).sum()\n"
-            "total.backward()                     # instead of: for loss in losses: loss.backward(retain_graph=True)",
-        ),
-        change=scaled_with_pauses(repeats.again, between, 0.0),
-    )
-
-
-def _needless(view: View) -> Found | None:
-    needless = needless_backward(view)
-    if needless is None:
-        return None
-    between = [engine_pauses(view, needless.nodes)]
-    cost = view.cost_ns(needless.nodes) + sum(length_ns(view, each) for each in between)
-    part = _common_path(needless.modules)
-    return Found(
-        f"{view.percent(cost)} of the {view.period} goes to gradients of {part}, which no optimizer updates",
-        cost,
-        basis="the backward of what runs from the first of these modules to the first operator with trained parameters",
-        confidence="medium",
-        figures=[
-            view.share_figure("that this takes", cost),
-            Figure("modules whose gradients nothing uses", len(needless.modules), "count"),
-            view.count_per_step("autograd nodes that are run for them", len(needless.nodes)),
-        ],
-        where=view.at_operators(needless.forward),
-        remedy=Remedy(
-            "Switch these parameters' gradients off: nothing before the first trained part is then differentiated.",
-            "model.backbone.requires_grad_(False)      # once, before the optimizer is made\n"
-            "with torch.no_grad():                     # or in forward, around the frozen part\n"
-            "    features = self.backbone(inputs)",
-        ),
-        change=scaled_with_pauses(needless.nodes, between, 0.0),
-    )
-
-
-def _common_path(modules: tuple[str, ...]) -> str:
-    """The innermost module around all of these, or the number of them where there is none."""
-    common = []
-    for names in zip(*(module.split(".") for module in modules), strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    return ".".join(common) if len(modules) > 1 and len(common) > 1 else f"{len(modules)} modules"
-
-
-def _evaluation(view: View) -> Found | None:
-    stretches = evaluations(view)
-    times = stretches["start_ns"].to_numpy()
-    if stretches.is_empty() or view.complete_steps.height < 2:
-        return None
-    steps = view.steps_with(times)
-    cost = int(stretches["duration_ns"].sum())
-    if view.device is not None:
-        cost = view.cost_ns(view.outermost(inside_calls(view, stretches)))
-    every = every_steps(cost, view.length_ns, _SELDOM)
-    if steps < _OFTEN * view.step_count:
-        return None
-    made = sum(int(graph.calls["made"].sum()) for graph in unused_graphs(view))
-    graph = " Its calls record a graph that nothing runs backward: put them under torch.no_grad()." if made else ""
-    lanes, ends = stretches["lane"].to_numpy(), times + stretches["duration_ns"].to_numpy()
-    return Found(
-        f"{view.percent(cost)} of the {view.period} goes to running {stretches['module'][0]} in evaluation mode, in "
-        f"{steps} of {view.step_count} steps",
-        cost * (1 - 1 / every),
-        basis=f"the time of these stretches, less what remains of it if they run every {every} steps",
-        confidence="medium",
-        figures=[
-            view.share_figure("that this takes", cost),
-            view.count_per_step("calls in evaluation mode", int(stretches["calls"].sum())),
-            Figure("steps that evaluate", steps, "count"),
-            Figure("steps recorded", view.step_count, "count"),
-            Figure("steps between two evaluations that take 2 % of the time", every, "count"),
-            view.count_per_step("autograd nodes made in them", made),
-        ],
-        where=_lines_at(view, stretches),
-        remedy=Remedy(
-            f"If this is an evaluation, do it every {every} steps or once in an epoch.{graph}",
-            f"if step % {every} == 0:\n"
-            "    with torch.no_grad():\n"
-            "        evaluate(model)\n"
-            "# in trainers: eval_steps=..., val_check_interval=..., check_val_every_n_epoch=...",
-        ),
-        change=scaled_stretches(lanes, times, ends, 1 / every),
-    )
-
-
-def _unused(view: View) -> Iterator[Found]:
-    kernel_ns = sum(step.thread_system_ns or 0 for step in view.program.steps)
-    share = kernel_ns / max(sum(step.duration_ns for step in view.program.steps), 1)
-    allocated = view.operator_costs["bytes_allocated"].to_numpy()
-    everything = int(allocated[view.operators["row"].to_numpy()].clip(0).sum())
-    for graph in unused_graphs(view):
-        mine = int(allocated[inside_calls(view, graph.calls)].clip(0).sum())
-        taken = int(graph.calls["duration_ns"].sum())
-        cost = min(share * view.length_ns * mine / max(everything, 1), taken)
-        yield _unused_graph(view, graph, cost, mine)
-
-
-def _unused_graph(view: View, graph: UnusedGraph, cost: float, allocated: int) -> Found:
-    taken = int(graph.calls["duration_ns"].sum())
-    starts = graph.calls["start_ns"].to_numpy()
-    ends = starts + graph.calls["duration_ns"].to_numpy()
-    lanes = graph.calls["lane"].to_numpy()
-    return Found(
-        f"{view.percent(taken)} of the {view.period} goes to calls of {graph.module} that record a graph "
-        "which nothing runs backward",
-        cost,
-        basis="the kernel's time in the steps, by the share of their memory that these calls allocate",
-        confidence="low",
-        weighed_ns=taken,
-        figures=[
-            view.count_per_step("calls", graph.calls.height),
-            view.share_figure("in these calls", taken),
-            view.count_per_step("autograd nodes that are made", int(graph.calls["made"].sum())),
-            Figure("of them run backward", 0, "count"),
-            view.bytes_per_step("bytes allocated in them", allocated),
-        ],
-        where=_lines_at(view, graph.calls),
-        remedy=Remedy(
-            "If only the values are needed, as in an evaluation, compute them without a graph; if nothing uses them, "
-            "leave the call out.",
-            "with torch.no_grad():                # or @torch.no_grad() above the function\n"
-            "    outputs = model(inputs)",
-        ),
-        change=scaled_host_time(lanes, starts, ends, 1 - cost / max(taken, 1)) if view.device is None else None,
-    )
 
 
 def _prefixes(view: View) -> Iterator[Found]:
@@ -257,11 +110,13 @@ def _prefixes(view: View) -> Iterator[Found]:
 
 def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
     sizes = prefix.calls["size"].to_numpy()
+    per_step = prefix.calls.height / view.step_count
+    often = f"{per_step:,.0f} times" if per_step > 1 else "once"
     return Found(
-        f"{prefix.module} computes a growing sequence from its beginning {prefix.calls.height / view.step_count:,.0f} "
-        f"times {view.a_step}: a cache of keys and values, or of the last state, saves {view.percent(saved)}",
+        f"{prefix.module} computes a growing sequence from its beginning {often} {view.a_step}: a cache of keys and "
+        f"values, or of the last state, saves {view.percent(saved)}",
         saved,
-        basis="every call as long as the shortest: only the new positions are computed",
+        basis="each operator by the part of its input that is new, but no less than the shortest operators take",
         confidence="medium",
         figures=[
             view.share_figure("that this takes", saved),
@@ -269,7 +124,7 @@ def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
             Figure("elements of its inputs in a step's first call", int(sizes[0]), "count"),
             Figure("elements of its inputs in the last call", int(sizes[-1]), "count"),
         ],
-        where=_lines_at(view, prefix.calls),
+        where=lines_at(view, prefix.calls),
         remedy=Remedy(
             "Keep the keys and values (or the state) of the positions that are done, and call the model for the new "
             "position alone. Do not batch this loop: each call needs the result of the one before.",
@@ -288,6 +143,7 @@ def _algebra(view: View) -> Iterator[Found]:
         found = _one_by_one(view, work, line)
         if found is not None:
             yield found
+    yield from _detours(view, work, called)
 
 
 def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
@@ -318,6 +174,52 @@ def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
         remedy=Remedy(f"Compute it by {better}.", code),
         change=scaled_with_pauses(rows, [], left / max(cost, 1)),
     )
+
+
+_DETOURS: Final = {
+    "merged": (
+        "merging a low-rank product into a weight, which two thin products",
+        Remedy(
+            "Multiply the inputs by the thin matrices, one after the other, and add the result.",
+            "y = x @ weight + (x @ a) @ b             # instead of x @ (weight + a @ b)",
+        ),
+    ),
+    "one-hot": (
+        "a one-hot table times a matrix, which a lookup",
+        Remedy(
+            "Take the rows by their index.",
+            "rows = torch.nn.functional.embedding(indices, table)   # instead of one_hot(indices, n).float() @ table",
+        ),
+    ),
+}
+
+
+def _detours(view: View, work: WorkLeft, called: Rows) -> Iterator[Found]:
+    for detour in detours(view, called):
+        backward = view.backward_of(detour.rows)
+        rows = np.concatenate([detour.rows, backward])
+        passes, cost = 3 if len(backward) else 1, view.cost_ns(rows)
+        left = passes * (work.product_ns(detour.operations) + work.elementwise_ns(detour.elements))
+        if left >= cost or (detour.operations and not work.product_ns(1)):
+            continue
+        what, remedy = _DETOURS[detour.kind]
+        place = view.attribution.places[detour.place]
+        yield Found(
+            f"{view.percent(cost)} of the {view.period} goes to {what} would replace",
+            cost - left,
+            basis="the operators, forward and backward, less the time of what takes their place at the trace's rates",
+            confidence="medium",
+            figures=[
+                view.share_figure("that this takes", cost),
+                view.ns_per_step("time of these operators", cost),
+                view.ns_per_step("time of what takes their place", left),
+                view.count_per_step("operations of the products that take their place", detour.operations),
+                view.count_per_step("elements that are moved instead", detour.elements),
+            ],
+            where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+            remedy=remedy,
+            change=scaled_with_pauses(rows, [], left / max(cost, 1)),
+        )
 
 
 def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:
@@ -397,62 +299,72 @@ def _equal_calls(view: View) -> Iterator[Found]:
                 Figure("calls in a step", equal.in_step, "count"),
                 Figure("different results among them", equal.distinct, "count"),
             ],
-            where=_lines_at(view, equal.calls),
+            where=lines_at(view, equal.calls),
             remedy=_KEEP if equal.is_constant else _CACHE,
             change=together(scaled_stretches(lanes, starts, ends, 0.0), scaled_with_pauses(backward, [between], 0.0)),
         )
 
 
 def _equal_lines(view: View) -> Iterator[Found]:
-    if not view.program.values:
+    if not view.program.values and not view.program.constants:
         return
     costs = LineCosts(view)
+    known = np.zeros(0, np.int64)
+    for constant in constant_lines(view, costs):
+        known = np.concatenate([known, constant.places])
+        yield _constant_lines(view, costs, constant)
     for equal in equal_lines(view, costs):
-        wanted = set(equal.numbers.tolist())
-        left = 0.0 if equal.is_constant else equal.distinct / equal.calls
-        cost = sum(line.ns for line in costs.lines if line.number in wanted) * (1 - left)
-        if not cost:
-            continue
-        often = (
-            "is the same in each step"
-            if equal.is_constant
-            else (f"has {equal.distinct:,} different values in {equal.calls:,} calls {view.a_step}")
-        )
-        yield Found(
-            f"{equal.what} {often}: {view.percent(cost)} of the {view.period} goes to computing it again",
-            cost,
-            basis="the time of its lines; the values of two steps before the recording were compared",
-            confidence="medium",
-            figures=[
-                view.share_figure("that this takes", cost),
-                Figure("values in a step", equal.calls, "count"),
-                Figure("different ones among them", equal.distinct, "count"),
-            ],
-            where=costs.locations(equal.numbers),
-            remedy=_KEEP if equal.is_constant else _CACHE,
-            change=costs.scaled(equal.numbers, left),
-        )
+        found = _equal_line(view, costs, replace(equal, numbers=np.setdiff1d(equal.numbers, known)))
+        if found is not None:
+            yield found
 
 
-def _callers(view: View, rows: Rows) -> tuple[Location, ...]:
-    """Lines at which the main thread was while these operators ran, on whichever thread."""
-    times = view.trace.operators.select("start_ns", "duration_ns")[rows]
-    return _lines_at(view, times.with_columns(lane=pl.lit(view.lane, pl.Int32)))
+def _equal_line(view: View, costs: LineCosts, equal: EqualLines) -> Found | None:
+    wanted = set(equal.numbers.tolist())
+    left = 0.0 if equal.is_constant else equal.distinct / equal.calls
+    cost = sum(line.ns for line in costs.lines if line.number in wanted) * (1 - left)
+    if not cost:
+        return None
+    often = (
+        "is the same in each step"
+        if equal.is_constant
+        else f"has {equal.distinct:,} different values in {equal.calls:,} calls {view.a_step}"
+    )
+    return Found(
+        f"{equal.what} {often}: {view.percent(cost)} of the {view.period} goes to computing it again",
+        cost,
+        basis="the time of its lines; the values of two steps before the recording were compared",
+        confidence="medium",
+        figures=[
+            view.share_figure("that this takes", cost),
+            Figure("values in a step", equal.calls, "count"),
+            Figure("different ones among them", equal.distinct, "count"),
+        ],
+        where=costs.locations(equal.numbers),
+        remedy=_KEEP if equal.is_constant else _CACHE,
+        change=costs.scaled(equal.numbers, left),
+    )
 
 
-def _lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:
-    """The lines of the main thread when these intervals began, weighted by their length."""
-    timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
-    if timeline is None:
-        return ()
-    place = at(view.attribution.line_place, timeline.at(intervals["start_ns"].to_numpy()))
-    ns = intervals["duration_ns"].to_numpy().astype(np.float64)
-    totals, total = np.bincount(place[place >= 0], ns[place >= 0]), max(float(ns.sum()), 1.0)
-    order = np.argsort(-totals, kind="stable")[:3]
-    return tuple(
-        Location(place.file, place.line, place.function, float(ns / total), exact_line=True)
-        for place, ns in ((view.attribution.places[number], totals[number]) for number in order.tolist())
-        if ns > 0
+def _constant_lines(view: View, costs: LineCosts, constant: ConstantLines) -> Found:
+    whole = set(constant.numbers.tolist())
+    cost = sum(line.ns for line in costs.lines if line.number in whole) + view.cost_ns(constant.rows)
+    inside = f"in {constant.function}()" if constant.function.isidentifier() else "outside of functions"
+    return Found(
+        f"{view.percent(cost)} of the {view.period} goes to operators {inside} that have the same "
+        f"inputs {view.each_step}",
+        cost,
+        basis="lines all of whose operators have the same inputs, and such operators of other lines; the calls of two "
+        "steps before the recording were compared",
+        confidence="medium",
+        figures=[
+            view.share_figure("that this takes", cost),
+            Figure("calls of torch's functions with the same inputs in a step", constant.calls, "count"),
+            Figure("lines that make them", len(constant.places), "count"),
+        ],
+        where=costs.locations(constant.places),
+        remedy=_KEEP,
+        change=together(costs.scaled(constant.numbers, 0.0), scaled_with_pauses(constant.rows, [], 0.0)),
     )
 
 

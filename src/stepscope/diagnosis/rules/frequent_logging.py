@@ -146,6 +146,8 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
     items = items.drop_nulls("place").filter(pl.len().over("place") >= limits["reads"] * view.step_count)
     if items.is_empty():
         return np.zeros(0, np.int64), {}
+    needed = {place for place in items["place"].unique() if _feeds_next(view, place)}
+    items = items.filter(~pl.col("place").is_in(list(needed)))
     lines = dict(zip(items["place"], items["slice"], strict=True))
     source = view.backward_source
     trained = operators["function"].gather(source[source >= 0]).drop_nulls().unique()
@@ -156,6 +158,14 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
     for line, of in whole.join(metrics, on="function", how="inner").select("place", "slice").iter_rows():
         lines.setdefault(line, of)
     return items["slice"].to_numpy(), lines
+
+
+def _feeds_next(view: View, place: str) -> bool:
+    """Whether a line is in a loop whose repetitions need each other's results, as when each token chooses the next."""
+    file, _, line = place.rpartition(":")
+    around = [loop for loop in view.program.loops if loop.file == file and loop.first <= int(line) <= loop.last]
+    innermost = min(around, key=lambda loop: loop.last - loop.first, default=None)
+    return innermost is not None and bool(innermost.carried)
 
 
 def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading_lines: dict[str, int]) -> pl.DataFrame:

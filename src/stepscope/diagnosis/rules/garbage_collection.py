@@ -11,6 +11,9 @@ Idle time of the device (without a device: time of the main thread) while the co
 get each run from Python itself; other recordings show only calls of `gc.collect`, and only if Python frames were
 recorded.
 
+Where the lines that start the collector are in a loop of a function, whose source the recorder read, that loop is the
+cause.
+
 # Known false positives
 A short recording may happen to contain a full collection that runs once in hundreds of steps.
 
@@ -31,6 +34,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.lines.function_work import MOST, FunctionWork
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.trace.program_facts import PauseFacts
 from stepscope.whatif.changes import scaled_cause
@@ -45,6 +49,7 @@ def check(view: View, limits: Limits) -> Answers:
     pauses = [each for each in view.program.pauses if span.start_ns <= each.start_unix_ns - origin_ns < span.end_ns]
     called_ns = sum(pause.duration_ns for pause in pauses if pause.called)
     is_called = called_ns > sum(pause.duration_ns for pause in pauses) / 2 if pauses else True
+    where = _where(pauses) or view.locations(pieces)
     yield Found(
         f"{view.percent(cost)} of the {view.period} goes to "
         + ("gc.collect(), which the program calls" if is_called else "Python's garbage collector"),
@@ -57,8 +62,8 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("longest collection", int(annotated["duration_ns"].to_numpy().max(initial=0)), "ns"),
         ],
         intervals=view.longest(pieces, "collecting garbage"),
-        remedy=_CALLED if is_called else _BY_ITSELF,
-        where=_where(pauses) or view.locations(pieces),
+        remedy=_CALLED if is_called else _of_loop(view, where) or _BY_ITSELF,
+        where=where,
         change=scaled_cause("garbage_collection", 0.0),
     )
 
@@ -77,6 +82,20 @@ def _where(pauses: list[PauseFacts]) -> tuple[Location, ...]:
             places[pause.file, pause.line, pause.function or ""] += pause.duration_ns
     costly = places.most_common(3)
     return tuple(Location(*place, share=ns / total, exact_line=True) for place, ns in costly if ns > 0)
+
+
+def _of_loop(view: View, where: tuple[Location, ...]) -> Remedy | None:
+    """The remedy where most of the collector's runs are at a loop of one function: its objects are the cause."""
+    loops = FunctionWork(view, view.pieces_of("garbage_collection")).loops_at(where)
+    if sum(place.share for place, _ in loops) < MOST:
+        return None
+    function = loops[0][1]
+    return Remedy(
+        f"A loop in {function} makes objects for each element, and every so many new objects start the collector: "
+        f"compute on arrays or tensors instead. Otherwise: {_BY_ITSELF.text[:1].lower()}{_BY_ITSELF.text[1:]}",
+        _BY_ITSELF.code,
+        _BY_ITSELF.apply,
+    )
 
 
 _CALLED: Final = Remedy(

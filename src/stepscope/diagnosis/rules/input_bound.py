@@ -10,7 +10,9 @@ Idle time of the device whose following work was launched late, while the launch
 (`enumerate(DataLoader)#...`, `torch/utils/data/dataloader.py: __next__`), and the idle time after it until the device
 has work again, unless the host synchronises in between. A batch loaded before the device's first work in the recording
 counts like the others. Without a device: time of the main thread inside the loader. If a library function, not one of
-yours, takes most of the time to make a batch and the trace has frames of it, the finding names it.
+yours, takes most of the time to make a batch and the trace has frames of it, the finding names it. If the dataset's own
+functions take at least half of the time and their source draws no random numbers and reads no stream, the finding says
+that their results can be kept.
 
 The saving is what a step would lose of this time with the number of workers that the remedy names. A step cannot be
 shorter than its computation, than the time to make a batch divided by the workers, or than the processor time of both
@@ -41,6 +43,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from stepscope.diagnosis.lines.function_work import MOST, FunctionWork, Work
 from stepscope.diagnosis.loading import (
     KEPT_ITERATOR,
     Costly,
@@ -79,6 +82,14 @@ def check(view: View, limits: Limits) -> Answers:
     costly = costly_function(view, loading) if is_making_slow else None
     library = None if costly is not None or not is_making_slow else costly_function(view, loading, of_users=False)
     figures = _figures(view, loading)
+    kept = _repeated(view, loading) if is_making_slow else None
+    if kept is not None:
+        figures.append(Figure(f"share of it in {kept.function}", kept.share, "share", MOST))
+        remedy = replace(
+            remedy,
+            text=f"{_kept_text(kept)} {remedy.text[:1].lower()}{remedy.text[1:]}",
+            code=f"{_KEPT_CODE}{remedy.code}",
+        )
     if library is not None:  # the library may have a faster function
         figures += [Figure(f"share of it in {_called(library)}", library.share, "share")]
         text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
@@ -105,6 +116,27 @@ def _figures(view: View, loading: Loading) -> list[Figure]:
     if loading.load is not None:
         figures.append(Figure("worker processes that make batches fast enough", loading.load.workers_needed(), "count"))
     return figures
+
+
+def _repeated(view: View, loading: Loading) -> Work | None:
+    """The functions of the dataset, where each sample is computed again in each epoch and its source never changes."""
+    if loading.workers or loading.is_begun_anew:
+        return None
+    stages = [each for each in view.program.input_stages if each.stage in ("item", "transform")]
+    return FunctionWork(view, loading.pieces).repeated({(each.file or "", each.line or 0) for each in stages})
+
+
+def _kept_text(kept: Work) -> str:
+    return (
+        f"{kept.share:.0%} of it goes to {kept.function}, most to the line named first. Its source draws no random "
+        "numbers, so that a sample comes out the same in each epoch: keep it in memory or in a file the first time. "
+        "Workers come second:"
+    )
+
+
+_KEPT_CODE: Final = (
+    "samples = [dataset[index] for index in range(len(dataset))]      # once, before training; or in a file\n"
+)
 
 
 def _called(library: Costly) -> str:

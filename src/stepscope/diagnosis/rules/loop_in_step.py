@@ -19,7 +19,7 @@ need.
 The cost is the thread's time in the operators and between them; with a device, the device's time for what they launched
 plus its idle time before it. The time of the same work in one call is subtracted: matrix products and element-wise
 operators at the best rate in the trace, other operators without the overhead of a call. Slicing and its backward pass
-are no longer needed. All repetitions but one are counted as saved.
+are no longer needed. All repetitions but one are counted as saved, or but one for each turn of a loop around it.
 
 Repetitions that need the result of the one before are not reported: the recorder reads from the source which names a
 loop's body reads before it binds them anew. Where the source is unknown, a body that chooses from its result (`argmax`,
@@ -68,6 +68,8 @@ _SLICING: Final = ("select", "slice", "narrow", "index", "unbind", "chunk", "spl
 _DATA_PARALLEL: Final = r"torch(?:\.|::)distributed\b|c10d::|record_param_comms$"
 """Names that torch's data parallelism gives its own work."""
 _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
+_NOT_IN_CELLS: Final = frozenset({"mean", "sum", "pow", "softmax", "log_softmax", "layer_norm", "embedding"})
+"""Operators that no recurrent layer of the framework has."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -134,12 +136,16 @@ def _frames_around(view: View, slice_: int) -> list[int]:
 
 def _can_be_batched(loop: Loop, dependencies: Dependencies) -> bool:
     """Whether no repetition needs another one's result; a plain recurrence has layers of its own."""
+    carried = dependencies.carried(loop) or ()
     chooses = any(base_name(name) in CHOOSING for name in loop.body)
-    return not dependencies.carried(loop) or (_is_recurrence(loop.body) and not chooses)
+    in_objects = any("." in name.removeprefix("self.") for name in carried)
+    return not carried or (_is_recurrence(loop.body) and not chooses and not in_objects)
 
 
 def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> Answers:
     runs = [loop for loop, _ in same]
+    dependencies = Dependencies(view)
+    left_over = sum(dependencies.runs(loop) for loop in runs)
     forward = np.concatenate([loop.operators for loop in runs])
     backward = view.backward_of(forward)
     rows = np.concatenate([forward, backward])
@@ -149,7 +155,7 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
     if not limits.reached(cost):
         return
     left = min(_left_ns(view, forward, backward), cost)
-    saved = (cost - left) * (repetitions - len(runs)) // repetitions
+    saved = (cost - left) * max(repetitions - left_over, 0) // repetitions
     if not limits.reached(saved):
         return
     basis = "all repetitions but one" + (", forward and backward" if len(backward) else "")
@@ -208,7 +214,8 @@ def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
 
 def _is_recurrence(body: tuple[str, ...]) -> bool:
     names = {base_name(name) for name in body}
-    return not _RECURRENT.isdisjoint(names) and not names.isdisjoint({"linear", "addmm", "mm", "matmul"})
+    products = not names.isdisjoint({"linear", "addmm", "mm", "matmul"})
+    return products and not _RECURRENT.isdisjoint(names) and names.isdisjoint(_NOT_IN_CELLS)
 
 
 def _interval(view: View, loop: Loop) -> Interval:

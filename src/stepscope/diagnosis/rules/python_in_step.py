@@ -9,6 +9,8 @@ nothing to do; without a device, no operator runs meanwhile.
 Stretches in which the main thread ran Python and no operator, each at least as long as the threshold `stretch`: with a
 device only as far as the device was idle. Short stretches, which every operator call has, are ignored, and so are long
 stretches at lines where they are rare: there the operating system took the processor away, or the work happened once.
+If one kind of work takes most of these stretches, the finding names its lines and saves what it takes, less 5 % (rows
+of a table, searches through lists, ever longer slices) or 10 % (loops): `slow-input-function` says how a kind is told.
 
 # Known false positives
 Recording every Python frame (stacks) slows Python several times: record with lines instead. A call into C code that
@@ -25,13 +27,16 @@ from 15 %.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import TABLES
+from stepscope.diagnosis.lines.function_work import FunctionWork, Work, least
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
+from stepscope.diagnosis.rules._work import figures_of, left_of, remedy_of, said_of
 from stepscope.whatif.changes import scaled_host_time, together
 
 _HABIT: Final = 0.25
@@ -56,7 +61,7 @@ def check(view: View, limits: Limits) -> Answers:
     if not limits.reached(cost):
         return
     waits = " while the device waits" if view.device is not None else ""
-    yield Found(
+    found = Found(
         f"{view.percent(cost)} of the {view.period} is Python code between operators{waits}",
         cost,
         basis="idle time of the device in long stretches of Python of the launching thread"
@@ -71,6 +76,28 @@ def check(view: View, limits: Limits) -> Answers:
         remedy=_REMEDY,
         where=view.locations(mine),
         change=_without_stretches(view, mine),
+    )
+    works = FunctionWork(view, mine)
+    work = works.costliest()
+    yield found if work is None else _of_work(view, found, work, works)
+
+
+def _of_work(view: View, found: Found, work: Work, works: FunctionWork) -> Found:
+    """The finding, told by the kind of work that most of this Python code does."""
+    left = left_of(work)
+    remains = f", but for {left:.0%} of it" if left else ""
+    share = Figure("share of this Python code", work.share, "share", least(work))
+    return replace(
+        found,
+        title=f"{said_of(view, work)}: {work.share:.0%} of the Python code between operators, which is "
+        f"{view.percent(found.cost_ns)} of the {view.period}",
+        cost_ns=found.cost_ns * work.share * (1 - left),
+        basis=f"{found.basis}, by the share of them in these lines{remains}",
+        weighed_ns=found.cost_ns,
+        figures=[share, *figures_of(work), *found.figures],
+        remedy=remedy_of(work),
+        where=work.where,
+        change=works.scaled(work, left),
     )
 
 

@@ -1,5 +1,9 @@
 """# What it finds
-One function of the input pipeline that takes most of the time to make a batch, where workers alone would not hide it.
+Lines or one function of the input pipeline that take most of the time to make a batch, and what kind of work they do.
+
+Kinds of work are a value that is computed again for each sample, a Python loop over elements, a search through a list,
+single rows of a table, and ever longer slices. Where there are none, the rule reports a function, or the sampler, whose
+time workers alone would not hide.
 
 # Why it costs time
 Batches arrive no faster than the dataset's `__getitem__`, its transform and the collate function make them. Loading in
@@ -10,17 +14,35 @@ The recorder times the dataset's items, transforms and collate functions in the 
 recordings show them as Python frames inside the main process's data loader. The finding names the innermost of your
 functions that takes at least half of the time to make a batch.
 
-The saving is what the step would lose of its waits for data if the function cost nothing, as when its results are
-cached or prepared before training; making it twice as fast saves about half of that. The rule reports nothing if worker
-processes would remove most of the waits without a change to the function: `input-bound` reports that.
+Where batches are made in the main process and lines were recorded, their time is known line by line; functions that run
+very many quick lines are sampled every 3 ms. The recorder reads in the source what these lines do:
+
+- a value is computed again: the hashes of two steps before the recording are equal in at least half of the calls, or
+  its statement reads nothing that depends on the function's arguments, draws no random number and reads no stream;
+- a loop: a `for`, `while` or comprehension inside the function, not the one that asks for batches;
+- a search: `in` or `.index()` of a name that the source binds to a list, or that was a list of at least 64 entries;
+- rows: `.iloc[...]`, `.loc[...]`, and what uses the row;
+- growing slices: `x[:i]` or `x[i:]` in a loop over `i`.
+
+The kinds are tried in this order but for the loop, which comes last. The first that takes at least 30 % of the time to
+make a batch is named, with the functions of the same file that it calls; a loop must take half. The saving is a replay
+in which these lines take no time (a value that is computed again), 5 % (searches, rows and slices) or 10 % (a loop) of
+what they took. Such a finding is shown also where workers would hide the time.
+
+Of a function, the saving is what the step would lose of its waits for data if the function cost nothing, as when its
+results are cached or prepared before training; making it twice as fast saves about half of that. The rule reports
+nothing if worker processes would remove most of the waits without a change to the function: `input-bound` reports that.
 
 # Known false positives
 Python code runs several times slower while its lines or stacks are recorded, so a function that is a Python loop looks
-slower than it is. The warnings of the trace say how much time the recording took.
+slower than it is. The warnings of the trace say how much time the recording took. A value that is computed again may be
+needed anew where the source changes it in a way that it does not show.
 
 # What to do
-Do the work once instead of in every epoch (cache it, or prepare files beforehand), for a whole batch instead of for
-each item, with NumPy or torch instead of a Python loop, or on the device.
+Do what the finding says about its line: compute the value once, work on whole arrays, look up in a dictionary, index
+arrays instead of a table, carry a running result. Do the work once instead of in every epoch (cache it, or prepare
+files beforehand), for a whole batch instead of for each item, with NumPy or torch instead of a Python loop, or on the
+device.
 
 # Reference
 TensorFlow profiler, "Input pipeline analyzer": input operators ranked by self time; PyTorch performance tuning guide.
@@ -30,6 +52,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from stepscope.diagnosis.lines.function_work import FunctionWork, Work, least
 from stepscope.diagnosis.loading import (
     CARRIES_MOST,
     NEARLY_ALL,
@@ -41,9 +64,15 @@ from stepscope.diagnosis.loading import (
     settings_figures,
 )
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules._work import figures_of, left_of, remedy_of, said_of
 from stepscope.whatif.changes import scaled_cause
 
-_WHAT: Final = {"item": "the dataset's item", "transform": "the transform", "collate": "the collate function"}
+_WHAT: Final = {
+    "item": "the dataset's item",
+    "transform": "the transform",
+    "collate": "the collate function",
+    "sampler": "the sampler",
+}
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -51,9 +80,18 @@ def check(view: View, limits: Limits) -> Answers:
     if not limits.reached(loading.wait_ns):
         return
     costly = costly_function(view, loading)
-    if costly is None or _is_something_else(view, loading):
+    is_sampler = costly is not None and costly.stage == "sampler"
+    works = FunctionWork(view, loading.pieces)
+    work = None if is_sampler or loading.workers or loading.is_begun_anew else works.costliest()
+    if work is not None:
+        yield _of_work(view, loading, work, works)
+    if work is not None or costly is None or (_is_something_else(view, loading) and not is_sampler):
         return
     saving = _saving_ns(view, loading, costly)
+    source = works.in_source(costly.file, costly.line, costly.share) if loading.workers and not is_sampler else None
+    remedy, where = _remedy(costly), places_of(view, loading, costly)
+    if source is not None:
+        remedy, where = remedy_of(source, is_collate=costly.stage == "collate"), (*source.where, *where)
     yield Found(
         f"{_WHAT[costly.stage]} {costly.name} takes {costly.share:.0%} of the time to make a batch, for which the "
         f"{view.period} waits {view.percent(loading.wait_ns)} of its time",
@@ -61,6 +99,7 @@ def check(view: View, limits: Limits) -> Answers:
         basis="what the waits for data would lose if the function cost nothing, its results being cached or prepared "
         "before training; half of it if it were twice as fast",
         confidence="medium",
+        weighed_ns=loading.wait_ns if is_sampler else None,
         figures=[
             Figure("share of the time to make a batch", costly.share, "share", CARRIES_MOST),
             Figure("time of one call", costly.total_ns // max(costly.calls, 1), "ns"),
@@ -68,10 +107,45 @@ def check(view: View, limits: Limits) -> Answers:
             *settings_figures(loading),
         ],
         intervals=view.longest(loading.pieces, "waiting for data"),
-        remedy=_remedy(costly),
-        where=places_of(view, loading, costly),
+        remedy=remedy,
+        where=where,
         change=scaled_cause("input", 1.0 - saving / loading.wait_ns),
     )
+
+
+def _of_work(view: View, loading: Loading, work: Work, works: FunctionWork) -> Found:
+    share = work.share
+    saving = int(loading.wait_ns * share * (1 - left_of(work)))
+    remains = f", but for {left_of(work):.0%} of it" if left_of(work) else ""
+    return Found(
+        f"{said_of(view, work)}: {share:.0%} of the time to make a batch, for which the {view.period} waits "
+        f"{view.percent(loading.wait_ns)} of its time",
+        saving,
+        basis=f"the waits for data, by the share of them in these lines{remains}",
+        confidence="medium",
+        weighed_ns=loading.wait_ns,
+        figures=[
+            Figure("share of the time to make a batch", share, "share", least(work)),
+            *figures_of(work),
+            *settings_figures(loading),
+        ],
+        intervals=view.longest(loading.pieces, "waiting for data"),
+        remedy=remedy_of(work, is_collate=_is_collate(view, work), hides=_HIDES),
+        where=work.where,
+        change=works.scaled(work, left_of(work)),
+    )
+
+
+_HIDES: Final = (
+    " Worker processes (num_workers) come second: they hide this time as long as processors are free, and do not "
+    "remove it."
+)
+
+
+def _is_collate(view: View, work: Work) -> bool:
+    """Whether the function is one that puts batches together."""
+    stages = {(each.file, each.line) for each in view.program.input_stages if each.stage == "collate"}
+    return (work.where[0].file, work.begin) in stages
 
 
 def _is_something_else(view: View, loading: Loading) -> bool:
@@ -86,12 +160,23 @@ def _is_something_else(view: View, loading: Loading) -> bool:
 
 
 def _saving_ns(view: View, loading: Loading, costly: Costly) -> int:
+    if costly.stage == "sampler":
+        return int(loading.wait_ns * costly.share)
     if loading.load is None or not loading.workers:
         return int(loading.wait_ns * costly.share)
     return loading.saved_ns(view, loading.workers, costly.share * loading.load.batch_ns)
 
 
 def _remedy(costly: Costly) -> Remedy:
+    if costly.stage == "sampler":
+        return Remedy(
+            f"{costly.name} runs in the main process, however many workers there are: sort and shuffle once in an "
+            "epoch, or sort once and shuffle whole batches, and hand out indices from the result.",
+            "def __iter__(self):\n"
+            "    order = sorted(range(len(self.lengths)), key=self.lengths.__getitem__)   # better once, in __init__\n"
+            "    batches = [order[i : i + self.size] for i in range(0, len(order), self.size)]\n"
+            "    yield from random.sample(batches, len(batches))",
+        )
     if costly.stage == "collate":
         return Remedy(
             f"Let {costly.name} build the whole batch at once instead of element by element; what does not depend on "

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from stepscope.diagnosis.rules.garbage_collection import RULE as rule
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import PauseFacts, ProgramFacts
+from stepscope.trace.program_facts import FunctionFacts, PauseFacts, ProgramFacts, WorkFacts
 from tests.unit.diagnosis.rules.cases import (
     US,
     Cases,
@@ -98,3 +102,15 @@ def test_a_device_waits_for_the_call_in_the_stack() -> None:
 def test_the_threshold_decides() -> None:
     assert len(asked(rule, collecting(duration=20)).findings) == 1
     assert asked(rule, collecting(), share=0.21).findings == ()
+
+
+def test_a_loop_that_makes_the_objects_is_the_cause() -> None:
+    step = FunctionFacts(file="train.py", name="step", line=20, last=40)
+    loop = WorkFacts(file="train.py", function=20, kind="loop", first=30, last=32)
+    trace = collecting(called=False)
+    program = msgspec.structs.replace(trace.metadata.program, functions=(step,), works=(loop,))
+
+    found = the_finding(rule, replace(trace, metadata=replace(trace.metadata, program=program)))
+
+    assert "A loop in step makes objects" in found.remedy.text
+    assert "A loop" not in the_finding(rule, collecting(called=False)).remedy.text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location
 from stepscope.diagnosis.rules.input_bound import RULE as rule
-from stepscope.trace import Trace
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import FunctionFacts
 from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
@@ -255,3 +257,24 @@ def test_an_iterator_for_each_batch_is_to_be_kept_and_gets_no_workers() -> None:
     assert finding.saving_ns_per_step < 120 * MS
     kept = the_finding(rule, loading(120, facts(item_ms=5, batches_of_an_epoch=50, iterators=1, busy_ms=60)).trace())
     assert "next(batches)" not in kept.remedy.code
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_samples_that_come_out_the_same_can_be_kept(draws: bool) -> None:
+    item = FunctionFacts(file="data.py", name="Images.__getitem__", line=10, last=19, changes_by_itself=draws)
+    program = msgspec.structs.replace(facts(processors=8, item_ms=80, collate_ms=10), functions=(item,))
+    recording = Recording(metadata=Metadata(program=program))
+    for number in range(4):
+        begin = number * 150 * MS
+        recording.step(begin, 150 * MS, number)
+        recording.annotation(begin, 90 * MS, LOADING)
+        recording.line(begin, 90 * MS, "data.py(12): __getitem__")
+        recording.line(begin + 90 * MS, 60 * MS, "train.py(7): main")
+        recording.operator(begin + 90 * MS, 60 * MS, "aten::mm")
+
+    found = the_finding(rule, recording.trace())
+
+    assert ("each epoch: keep it" in found.remedy.text) is not draws
+    assert ("dataset[index]" in found.remedy.code) is not draws
+    assert "num_workers=" in found.remedy.code
+    assert places_of(found)[0] == ("data.py", 12, "__getitem__")

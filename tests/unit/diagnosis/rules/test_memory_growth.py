@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.rules.memory_growth import RULE as rule
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.program_facts import MadeFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -52,7 +53,22 @@ def cache_of_limited_size() -> Trace:
     return recording.trace()
 
 
+def keeping(blocks: int, size: int, memory_bytes: int, by: str = "aten::mm") -> Trace:
+    """Steps of 1000 ns that use 1 MiB each for a while, and each keep so many blocks."""
+    recording = Recording(Metadata(program=ProgramFacts(process={"memory_bytes": memory_bytes})))
+    for step in range(6):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.operator(begin + 10, 100, by)
+        recording.block(begin + 20, begin + 900, MIB, device="cpu")
+        for number in range(blocks):
+            recording.block(begin + 30 + number, None, size, device="cpu")
+    return recording.trace()
+
+
 FIRES: Cases = {
+    "graphs, however large the memory is": lambda: keeping(16, 1024, 80 * 2**30),
+    "many numbers of a small memory": lambda: keeping(16, 512, 2**30),
     "each step leaves something": leaking,
     "each batch is kept": lambda: leaking(by="aten::randn"),
     "just enough steps": lambda: leaking((8192,) * 5),
@@ -60,6 +76,8 @@ FIRES: Cases = {
 }
 SILENT: Cases = {
     "empty": empty_trace,
+    "numbers, of which a device gives 512 bytes each": lambda: keeping(16, 512, 80 * 2**30),
+    "batches that would never fill the memory": lambda: keeping(1, 8192, 80 * 2**30, by="aten::randn"),
     "nothing is wrong": busy_device,
     "given back in the next step": lambda: leaking(given_back=True),
     "a number in each step": lambda: leaking((4,) * 6),
@@ -121,3 +139,10 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, leaking(), steps=5).findings == ()
     assert len(asked(rule, leaking((4,) * 6), bytes=1, share=0).findings) == 1
     assert len(asked(rule, leaking((8192,) * 4), steps=2).findings) == 1
+
+
+def test_modules_that_are_made_in_each_step_are_kept_by_the_recording() -> None:
+    trace = leaking()
+    program = ProgramFacts(made=(MadeFacts(kind="module", name="Net", calls=1),))
+
+    assert not asked(rule, replace(trace, metadata=replace(trace.metadata, program=program))).findings

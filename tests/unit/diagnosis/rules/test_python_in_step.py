@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.rules.python_in_step import RULE as rule
 from stepscope.trace import Trace
+from stepscope.trace.program_facts import FunctionFacts, ProgramFacts, WorkFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -100,3 +105,17 @@ def test_it_takes_the_place_of_launch_bound() -> None:
     rules = [finding.rule for finding in diagnose(on_a_device(), rules=["launch-bound", rule.id]).findings]
 
     assert rules == [rule.id]
+
+
+def test_the_kind_of_work_is_named_where_most_of_it_is_one() -> None:
+    report = FunctionFacts(file="train.py", name="report", line=18, last=22)
+    slices = WorkFacts(file="train.py", function=18, kind="growing", name="losses", first=21, last=21)
+    trace = formatting()
+    program = ProgramFacts(functions=(report,), works=(slices,))
+
+    found = the_finding(rule, replace(trace, metadata=replace(trace.metadata, program=program)))
+
+    assert found.title.startswith("report reads a slice of losses that grows with its loop")
+    assert places_of(found) == [("train.py", 21, "report")]
+    assert found.saving_ns_per_step == pytest.approx(0.95 * 15 * MS, rel=1e-6)
+    assert (found.confidence, found.saving_from) == ("medium", "replayed")

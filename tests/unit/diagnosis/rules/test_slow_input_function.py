@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+import pytest
+
 from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.rules.slow_input_function import RULE as rule
-from stepscope.trace import Trace
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import (
+    FunctionFacts,
+    InputStageFacts,
+    ListFacts,
+    ProgramFacts,
+    ValueFacts,
+    WorkFacts,
+)
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.diagnosis.rules.loaders import ALONE, MS, facts, loading
+from tests.unit.recording import Recording
 
 
 def slow_collate(processors: int = 2) -> Trace:
@@ -89,3 +103,166 @@ def test_it_takes_the_place_of_the_general_finding() -> None:
 def test_the_threshold_decides() -> None:
     assert asked(rule, slow_collate(), share=0.62).findings
     assert asked(rule, slow_collate(), share=0.63).findings == ()
+
+
+def read_in_source(*works: WorkFacts, functions: tuple[FunctionFacts, ...] = (), **more: Any) -> ProgramFacts:
+    """A data set in data.py whose `__getitem__` ends at line 19, and calls `clean` of line 40."""
+    known = (
+        FunctionFacts(file="data.py", name="Images.__getitem__", line=10, last=19, calls=("clean",)),
+        FunctionFacts(file="data.py", name="clean", line=40, last=45),
+        FunctionFacts(file="train.py", name="main", line=1, last=20),
+        *functions,
+    )
+    facts_ = facts(processors=8, item_ms=180, batches_of_an_epoch=20)
+    return msgspec.structs.replace(facts_, functions=known, works=works, **more)
+
+
+def by_lines(program: ProgramFacts, *lines: tuple[int, int], function: str = "__getitem__") -> Trace:
+    """Steps of 200 ms, 180 of them for a batch, so many milliseconds a line; those from 100 on are of tables.py."""
+    recording = Recording(metadata=Metadata(program=program))
+    for number in range(4):
+        begin = number * 200 * MS
+        recording.step(begin, 200 * MS, number)
+        recording.annotation(begin, 180 * MS, ALONE)
+        recording.line(begin, 1 * MS, "train.py(7): main")
+        at = begin + 1 * MS
+        for line, ms in lines:
+            recording.line(at, ms * MS, f"data.py({line}): {function}" if line < 100 else f"tables.py({line}): build")
+            at += ms * MS
+        recording.line(at, begin + 200 * MS - at, "train.py(8): main")
+        recording.operator(begin + 180 * MS, 20 * MS, "aten::mm")
+    return recording.trace()
+
+
+def work(
+    kind: str, first: int, last: int, name: str = "", function: int = 10, calls: tuple[str, ...] = ()
+) -> WorkFacts:
+    return WorkFacts(file="data.py", function=function, kind=kind, name=name, first=first, last=last, calls=calls)
+
+
+LINES = ((12, 9), (13, 90), (15, 72))
+"""13 takes half of a batch's 180 ms, 15 takes 40 %, 12 takes 5 %."""
+WORKS = {
+    "a constant": (work("constant", 13, 13, "mean"), "mean", 0.5, 90),
+    "a table's row": (work("row", 13, 13, "self.frame"), "self.frame", 0.5, 85.5),
+    "a list": (work("lookup", 13, 13, "self.words"), "self.words", 0.5, 85.5),
+    "slices": (work("growing", 13, 13, "x"), "x", 0.5, 85.5),
+    "a loop": (work("loop", 12, 15), "", 0.95, 153.9),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_the_line_in_the_function_and_the_kind_of_its_work(name: str) -> None:
+    """Although workers would hide it: eight processors are there."""
+    fact, called, share, saved_ms = WORKS[name]
+
+    finding = the_finding(rule, by_lines(read_in_source(fact), *LINES))
+
+    assert places_of(finding)[0] == ("data.py", 13, "__getitem__")
+    assert ("share of the time to make a batch", pytest.approx(share), "share") in [
+        each[:3] for each in figures_of(finding)
+    ]
+    assert finding.saving_ns_per_step == pytest.approx(saved_ms * MS)
+    assert (finding.saving_from, finding.confidence) == ("replayed", "medium")
+    assert called in finding.remedy.text
+    assert "num_workers" in finding.remedy.text
+
+
+def test_what_a_constant_calls_belongs_to_it() -> None:
+    program = read_in_source(work("constant", 12, 12, "table", calls=("clean",)))
+
+    finding = the_finding(rule, by_lines(program, (12, 9), (42, 90), (15, 72)))
+
+    assert places_of(finding)[:2] == [("data.py", 12, "__getitem__"), ("data.py", 42, "clean")]
+    assert finding.saving_ns_per_step == 99 * MS
+
+
+def test_a_value_whose_hashes_differ_is_no_constant() -> None:
+    values = (ValueFacts(file="data.py", function="__getitem__", line=10, last=19, name="x", calls=8, distinct=8),)
+    program = read_in_source(work("constant", 13, 13, "x"), values=values)
+
+    assert asked(rule, by_lines(program, *LINES)).findings == ()
+
+
+def test_in_workers_the_source_alone_tells_the_kind_of_work() -> None:
+    program = facts(workers=2, processors=2, item_ms=200, transform_ms=160, busy_ms=60)
+    blur = FunctionFacts(file="data.py", name="Blur.__call__", line=20, last=29)
+    loop = WorkFacts(file="data.py", function=20, kind="loop", first=22, last=25)
+    program = msgspec.structs.replace(program, functions=(blur,), works=(loop,))
+
+    finding = the_finding(rule, loading(70, program, workers=True).trace())
+
+    assert places_of(finding) == [("data.py", 22, "__call__"), ("data.py", 20, "__call__")]
+    assert "whole arrays" in finding.remedy.text
+    assert finding.saving_ns_per_step == 70 * MS
+
+
+def test_functions_of_other_files_belong_to_what_calls_them() -> None:
+    program = read_in_source(
+        work("constant", 12, 12, "table", calls=(".build",)),
+        functions=(FunctionFacts(file="tables.py", name="build", line=101, last=109),),
+    )
+    finding = the_finding(rule, by_lines(program, (12, 9), (103, 81)))
+
+    assert places_of(finding)[:2] == [("data.py", 12, "__getitem__"), ("tables.py", 103, "build")]
+
+
+def test_a_function_noted_as_a_whole_is_spread_over_its_sampled_lines() -> None:
+    program = read_in_source(work("lookup", 13, 13, "self.words"))
+
+    finding = the_finding(rule, by_lines(program, (10, 90), (13, 60), (15, 20)))
+
+    assert ("share of the time to make a batch", pytest.approx(127.5 / 180), "share", 0.3) in figures_of(finding)
+    assert finding.saving_ns_per_step == pytest.approx(0.95 * 127.5 * MS, rel=1e-6)
+
+
+def test_equal_values_are_the_first_evidence() -> None:
+    values = (
+        ValueFacts(file="data.py", function="clean", line=40, last=45, calls=8, distinct=1, is_constant=True),
+        ValueFacts(file="data.py", function="other", line=50, last=55, calls=8, distinct=8),
+    )
+    program = read_in_source(work("loop", 42, 43, function=40), values=values)
+
+    finding = the_finding(rule, by_lines(program, (12, 9), (42, 90), (15, 72)))
+
+    assert finding.title.startswith("clean() has one value in 8 calls a step")
+    assert finding.saving_ns_per_step == 90 * MS
+
+
+def test_a_list_that_the_recorder_saw_is_told_with_its_length() -> None:
+    lists = (ListFacts(file="data.py", function=10, name="words", length=3_000),)
+    program = read_in_source(work("maybe_lookup", 13, 13, "words"), lists=lists)
+
+    finding = the_finding(rule, by_lines(program, *LINES))
+
+    assert ("entries of the list", 3_000, "count", None) in figures_of(finding)
+
+
+def test_the_sampler_is_told_by_its_own_name_and_never_hidden_by_workers() -> None:
+    sampler = InputStageFacts(
+        stage="sampler", name="ByLength.__iter__", file="data.py", line=60, calls=4, total_ns=4 * 150 * MS
+    )
+    program = facts(processors=8, item_ms=30)
+    stages = (*program.input_stages, sampler)
+    functions = (FunctionFacts(file="data.py", name="ByLength.__iter__", line=60, last=70, changes_by_itself=True),)
+    program = msgspec.structs.replace(program, input_stages=stages, functions=functions)
+
+    finding = the_finding(rule, by_lines(program, (62, 150), (12, 29), function="__iter__"))
+
+    assert finding.title.startswith("the sampler ByLength.__iter__ takes 83% of the time to make a batch")
+    assert places_of(finding)[0] == ("data.py", 62, "__iter__")
+    assert finding.saving_ns_per_step == pytest.approx(150 * MS)
+
+
+OTHERS: Cases = {
+    "work of a part that takes little": lambda: by_lines(read_in_source(work("lookup", 12, 12, "x")), *LINES),
+    "what may be no list": lambda: by_lines(read_in_source(work("maybe_lookup", 13, 13, "x")), *LINES),
+    "the loop over batches": lambda: by_lines(
+        read_in_source(WorkFacts(file="train.py", function=1, kind="loop", first=5, last=20)), *LINES
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_else_workers_are_the_remedy(name: str) -> None:
+    assert asked(rule, OTHERS[name]()).findings == ()

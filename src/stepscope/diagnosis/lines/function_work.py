@@ -1,0 +1,339 @@
+"""What kind of work functions do whose time is known line by line, by what the recorder read in their source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.rows import at
+from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.lines.costs import LineCosts
+from stepscope.diagnosis.lines.values import equal_lines
+from stepscope.diagnosis.view import SMALLEST_PLACE, View
+from stepscope.trace.program_facts import FunctionFacts, WorkFacts
+from stepscope.whatif import Change
+from stepscope.whatif.changes import together
+
+Kind: TypeAlias = Literal["equal", "constant", "growing", "row", "lookup", "loop", "again"]
+"""What a work does, the most telling first: "equal" has equal results by their hashes, "again" gives the same for the
+same sample, the others are of WorkFacts.
+"""
+_KINDS: Final[tuple[Kind, ...]] = ("equal", "constant", "growing", "row", "lookup", "loop")
+NAMED: Final = 0.3
+"""Share of the functions' time from which a kind of work is named."""
+MOST: Final = 0.5
+"""The same for a loop, of which less may be said, and for what could be kept."""
+_OFTEN: Final = 0.5
+"""Largest share of different results among a function's calls at which they count as equal."""
+_SHOWN: Final = 3
+_Line: TypeAlias = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One kind of work in functions.
+
+    Attributes:
+        share: of the time that was looked at, 0 to 1.
+        name: of what is bound, searched or read; "" if it has none.
+        function: in which the costliest of its lines is, as the source names it.
+        begin: line where that function begins.
+        where: its lines, costliest first; `share` of a place is that of the time looked at.
+        length: entries of the list that is searched; 0 if unknown or none.
+        calls, distinct: values in a step, and different ones among them; 0 unless it is "equal".
+        runs: how often a step comes to the costliest line; None if unknown.
+        lines: file and number of all its lines.
+    """
+
+    kind: Kind
+    share: float
+    name: str
+    function: str
+    begin: int
+    where: tuple[Location, ...]
+    length: int = 0
+    calls: int = 0
+    distinct: int = 0
+    runs: float | None = None
+    lines: frozenset[_Line] = frozenset()
+
+
+class FunctionWork:
+    """The works of the functions that some pieces of the main thread's time were spent in.
+
+    Args:
+        pieces: columns as in `View.pieces`.
+    """
+
+    def __init__(self, view: View, pieces: pl.DataFrame) -> None:
+        self._view = view
+        self._pieces = pieces
+        self._costs = LineCosts(view)
+        self._whole: dict[_Line, FunctionFacts] = {}
+        self._functions: dict[str, list[FunctionFacts]] = {}
+        for each in view.program.functions:
+            self._functions.setdefault(each.file, []).append(each)
+
+    @cached_property
+    def lines(self) -> dict[_Line, float]:
+        """Nanoseconds of each line; a function that was only noted as a whole is spread over its sampled lines."""
+        table = self._costs.placed(self._pieces).filter(pl.col("place") >= 0)
+        sums = table.group_by("place").agg(pl.col("duration_ns").sum()).sort("place")
+        places, found = self._view.attribution.places, dict[_Line, float]()
+        for number, ns in sums.iter_rows():
+            line = places[number].file, places[number].line
+            found[line] = found.get(line, 0.0) + ns
+        for line in list(found):
+            function = self.function_at(line)
+            if function is not None and line[1] == function.line and _spread(found, line, function):
+                self._whole[line] = function
+        return found
+
+    def scaled(self, work: Work, left: float) -> Change:
+        """The change that leaves this share of a work's time."""
+        factors = dict.fromkeys(work.lines, left)
+        for whole, function in self._whole.items():
+            inner = [line for line in self.lines if _is_in(line, whole[0], function)]
+            mine = sum(self.lines[line] for line in inner if line in work.lines)
+            factors[whole] = 1 - (1 - left) * mine / max(sum(self.lines[line] for line in inner), 1)
+        places = enumerate(self._view.attribution.places)
+        known = [(number, factors[key]) for number, place in places if (key := (place.file, place.line)) in factors]
+        same = [np.array([number for number, each in known if each == factor]) for factor in set(factors.values())]
+        return together(*map(self._costs.scaled, same, set(factors.values())))
+
+    def function_at(self, line: _Line) -> FunctionFacts | None:
+        """The innermost function of the source around a line."""
+        around = [each for each in self._functions.get(line[0], ()) if each.line <= line[1] <= each.last]
+        return max(around, key=lambda each: each.line, default=None)
+
+    @cached_property
+    def _borders(self) -> set[_Line]:
+        """Lines at which steps begin and batches are asked for: what is around them belongs to no one batch."""
+        view = self._view
+        timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
+        if timeline is None:
+            return set()
+        marks = view.trace.annotations.filter(pl.col("name").str.contains("DataLoader"))["start_ns"]
+        times = np.concatenate([view.steps["start_ns"].to_numpy(), marks.to_numpy()])
+        numbers = np.unique(at(view.attribution.line_place, timeline.at(times)))
+        places = view.attribution.places
+        return {(places[each].file, places[each].line) for each in numbers.tolist() if each >= 0}
+
+    def costliest(self) -> Work | None:
+        """The most telling kind of work that takes at least NAMED (a loop MOST) of the time; None if there is none."""
+        return next((work for work in self._by_kind(self._total) if work.share >= least(work)), None)
+
+    def places(self) -> tuple[Location, ...]:
+        """The lines that take most of the time, costliest first."""
+        order = sorted(self.lines, key=lambda line: (-self.lines[line], line))[:_SHOWN]
+        total = max(self._total, 1.0)
+        shares = ((line, self.lines[line] / total) for line in order)
+        return tuple(self._location(line, share) for line, share in shares if share >= SMALLEST_PLACE)
+
+    def loops_at(self, where: Iterable[Location]) -> list[tuple[Location, str]]:
+        """Those of these places that are in loops of functions, with the functions' names."""
+        loops = [each for each in self._works() if each.kind == "loop" and self._counts(each)]
+        found = []
+        for place in where:
+            function = self.function_at((place.file, place.line))
+            if function and any(each.file == place.file and each.first <= place.line <= each.last for each in loops):
+                found.append((place, function.name))
+        return found
+
+    def in_source(self, file: str, line: int, share: float) -> Work | None:
+        """The kind of work of a function whose lines' time is unknown, such as one that runs in workers.
+
+        Args:
+            share: of the time that the function takes, 0 to 1.
+        """
+        function = next((each for each in self._functions.get(file, ()) if each.line == line), None)
+        if function is None:
+            return None
+        called = self._called(WorkFacts(file=file, function=line, calls=function.calls))
+        begins = {(each.file, each.line): each for each in (function, *called)}
+        for kind in _KINDS[2:]:
+            for work in self._works():
+                if _kind_of(work) == kind and self._counts(work) and (inner := begins.get((work.file, work.function))):
+                    place = self._location((work.file, work.first), share)
+                    return Work(kind, share, work.name, inner.name, inner.line, (place,), self._length(work))
+        return None
+
+    def repeated(self, begins: set[_Line]) -> Work | None:
+        """The functions that begin at these lines and those that they call, if no result changes by itself.
+
+        As far as the source tells; None if they may, or take less than MOST of the time.
+        """
+        functions = [each for each in self._view.program.functions if (each.file, each.line) in begins]
+        if len(functions) < len(begins):  # one of a library, such as a transform
+            return None
+        spans = [
+            span for each in functions
+            for span in (each, *self._called(WorkFacts(file=each.file, function=each.line, calls=each.calls)))
+        ]  # fmt: skip
+        if not spans or any(span.changes_by_itself for span in spans):
+            return None
+        lines = {line for line in self.lines if any(_is_in(line, span.file, span) for span in spans)}
+        work = self._work("again", lines, None, self._total)
+        return work if work is not None and work.share >= MOST else None
+
+    @property
+    def _total(self) -> float:
+        return float(self._pieces["duration_ns"].sum())
+
+    def _by_kind(self, total: float) -> Iterator[Work]:
+        yield from self._equal(total)
+        for kind in _KINDS[1:]:
+            mine = [each for each in self._works() if _kind_of(each) == kind and self._counts(each)]
+            lines_of = [self._lines_of(each) for each in mine]
+            costs = [sum(self.lines[line] for line in lines) for lines in lines_of]
+            cause = mine[costs.index(max(costs))] if mine else None
+            work = self._work(kind, set[_Line]().union(*lines_of), cause, total)
+            if work is not None:
+                yield work
+
+    def _works(self) -> tuple[WorkFacts, ...]:
+        return self._view.program.works
+
+    def _counts(self, work: WorkFacts) -> bool:
+        """Whether a part of a function is repeated within the time looked at, and is what it may be."""
+        borders = [line for file, line in self._borders if file == work.file]
+        if work.kind == "constant":
+            function = self.function_at((work.file, work.first))
+            inside = function is not None and any(function.line <= line <= function.last for line in borders)
+            return function is not None and not inside and not self._differs(work)
+        if work.kind == "maybe_lookup":
+            return self._length(work) > 0
+        return work.kind != "loop" or not any(work.first <= line <= work.last for line in borders)
+
+    def _differs(self, work: WorkFacts) -> bool:
+        """Whether the hashes of what a statement binds differ from call to call."""
+        return any(
+            not each.is_constant and each.distinct > _OFTEN * each.calls
+            for each in self._view.program.values
+            if (each.file, each.line, each.name) == (work.file, work.function, work.name)
+        )
+
+    def _length(self, work: WorkFacts) -> int:
+        """Entries of the list that a lookup searches."""
+        mine = (each.length for each in self._view.program.lists if each.file == work.file and each.name == work.name)
+        return max(mine, default=0)
+
+    def _lines_of(self, work: WorkFacts) -> set[_Line]:
+        """The lines of a part of a function, and those of the functions that it calls, that took time."""
+        spans = [
+            (work.file, work.first, work.last),
+            *((each.file, each.line, each.last) for each in self._called(work)),
+        ]
+        return {
+            line
+            for line in self.lines
+            if any(line[0] == file and first <= line[1] <= last for file, first, last in spans)
+        }
+
+    def _called(self, work: WorkFacts) -> Iterable[FunctionFacts]:
+        """The functions of the program that a part of a function calls, also through others."""
+        found: dict[_Line, FunctionFacts] = {}
+        waiting = [(work.file, name) for name in work.calls]
+        while waiting:
+            function = self._named(*waiting.pop())
+            if function is None or (place := (function.file, function.line)) in found:
+                continue
+            if place != (work.file, work.function):
+                found[place] = function
+                waiting += [(function.file, name) for name in function.calls]
+        return found.values()
+
+    def _named(self, file: str, name: str) -> FunctionFacts | None:
+        """The function that a name in a file stands for: one of that file, or else the only one of that name."""
+        own = self._by_name.get(name, []) if name[:1] != "." else self._by_end.get(name[1:], [])
+        here = [each for each in own if each.file == file]
+        candidates = here or own
+        return candidates[0] if len(candidates) == 1 else None
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[FunctionFacts]]:
+        found: dict[str, list[FunctionFacts]] = {}
+        for each in self._view.program.functions:
+            found.setdefault(each.name, []).append(each)
+        return found
+
+    @cached_property
+    def _by_end(self) -> dict[str, list[FunctionFacts]]:
+        found: dict[str, list[FunctionFacts]] = {}
+        for each in self._view.program.functions:
+            found.setdefault(each.name.rpartition(".")[2], []).append(each)
+        return found
+
+    def _equal(self, total: float) -> Iterator[Work]:
+        for equal in equal_lines(self._view, self._costs):
+            if not equal.is_constant and equal.distinct > _OFTEN * equal.calls:
+                continue
+            places = [self._view.attribution.places[number] for number in equal.numbers.tolist()]
+            lines = {(place.file, place.line) for place in places} & self.lines.keys()
+            work = self._work("equal", lines, None, total)
+            if work is not None:
+                yield replace(work, name=equal.what, calls=equal.calls, distinct=equal.distinct)
+
+    def _work(self, kind: Kind, lines: set[_Line], cause: WorkFacts | None, total: float) -> Work | None:
+        """A kind of work in these lines; most of it is that of the cause, if there is one."""
+        costs = {line: self.lines[line] for line in lines}
+        if not costs or total <= 0:
+            return None
+        order = sorted(costs, key=lambda line: (-costs[line], line))
+        function = self.function_at(order[0] if cause is None else (cause.file, cause.first))
+        where = [self._location(line, costs[line] / total) for line in order[:_SHOWN]]
+        if cause is not None and function != self.function_at(order[0]):  # the statement calls what takes long
+            where = [self._location((cause.file, cause.first), sum(costs.values()) / total), *where[: _SHOWN - 1]]
+        return Work(
+            kind,
+            min(sum(costs.values()) / total, 1.0),
+            cause.name if cause is not None else "",
+            function.name if function is not None else "",
+            function.line if function is not None else 0,
+            tuple(where),
+            length=self._length(cause) if cause is not None else 0,
+            runs=self._runs.get(order[0]),
+            lines=frozenset(lines),
+        )
+
+    @cached_property
+    def _runs(self) -> dict[_Line, float]:
+        """How often a step comes to each line; functions that were sampled are left out."""
+        places = self._view.attribution.places
+        found = {(places[number].file, places[number].line): runs for number, runs in self._costs.runs.items()}
+        sampled = {function for line in found if (function := self.function_at(line)) and line[1] == function.line}
+        return {line: runs for line, runs in found.items() if self.function_at(line) not in sampled}
+
+    def _location(self, line: _Line, share: float) -> Location:
+        function = self.function_at(line)
+        name = function.name.rpartition(".")[2] if function is not None else ""
+        return Location(line[0], line[1], name, min(share, 1.0), exact_line=True)
+
+
+def least(work: Work) -> float:
+    """Share of the functions' time from which a work of this kind is named."""
+    return MOST if work.kind in ("loop", "again") else NAMED
+
+
+def _kind_of(work: WorkFacts) -> str:
+    return "lookup" if work.kind == "maybe_lookup" else work.kind
+
+
+def _is_in(line: _Line, file: str, function: FunctionFacts) -> bool:
+    return line[0] == file and function.line < line[1] <= function.last
+
+
+def _spread(found: dict[_Line, float], whole: _Line, function: FunctionFacts) -> bool:
+    """Give the time of a function that was noted as a whole to its lines, by the time that they have, if any has."""
+    inner = [line for line in found if _is_in(line, whole[0], function)]
+    sampled = sum(found[line] for line in inner)
+    if sampled > 0:
+        factor = 1 + found.pop(whole) / sampled
+        for line in inner:
+            found[line] *= factor
+    return sampled > 0

@@ -1,0 +1,95 @@
+"""Functions that run so many quick lines that noting each would dominate the run time, such as a loop over pixels."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from stepscope import guard
+
+STRIDE: Final = 3
+Notes = list[Any]
+"""Flat list of time, code and line, which costs the garbage collector nothing."""
+
+REVIEW_EVERY: Final = 2048
+_BUSY_NS: Final = REVIEW_EVERY * 2_000
+"""Lines that are faster than every 2 us take several times as long when each is recorded."""
+_BUSY_SHARE: Final = 0.25
+_INTERVAL_S: Final = 0.003
+_SWITCH_S: Final = 0.0002
+"""How soon the sampled thread lets the sampler run; if it did so only where it waits, these lines alone were seen."""
+
+
+class BusyFunctions(dict[CodeType, int]):
+    """Functions that are no longer recorded line by line.
+
+    A function found busy is from then on recorded at its call, by the line of its definition, and a thread samples the
+    line that it has reached. If it is found again, because it is called so often, it is not recorded at all, and its
+    time belongs to the calling line.
+
+    Args:
+        is_users: whether a file is the user's.
+    """
+
+    def __init__(self, is_users: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._is_users = is_users
+        self._notes: dict[int, Notes] = {}
+        self._over = threading.Event()
+        self._sampler: threading.Thread | None = None
+
+    def follow(self, notes: Notes) -> None:
+        """Sample this thread's busy functions into its notes."""
+        self._notes[threading.get_ident()] = notes
+
+    def review(self, notes: Notes) -> list[CodeType]:
+        """Return the functions that are busy in a thread's latest notes."""
+        recent = notes[-REVIEW_EVERY * STRIDE :]
+        if recent[-STRIDE] - recent[0] > _BUSY_NS:
+            return []
+        counts = Counter(code for code in recent[1::STRIDE] if code is not None)
+        found = [code for code, count in counts.items() if count >= _BUSY_SHARE * REVIEW_EVERY]
+        for code in found:
+            self[code] = self.get(code, 0) + 1
+        if found and self._sampler is None and not self._over.is_set():
+            self._sampler = threading.Thread(target=self._sample, name="stepscope lines", daemon=True)
+            self._sampler.start()
+        return found
+
+    def stop(self) -> None:
+        """End the sampling."""
+        self._over.set()
+
+    @guard.entry(in_background=True)
+    def _sample(self) -> None:
+        sys.settrace(None)
+        usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(usual_s, _SWITCH_S))
+        try:
+            while not self._over.wait(_INTERVAL_S):
+                frames = sys._current_frames()
+                for thread, notes in list(self._notes.items()):
+                    self._note(notes, frames.get(thread))
+                del frames
+        finally:
+            sys.setswitchinterval(usual_s)
+
+    def _note(self, notes: Notes, frame: FrameType | None) -> None:
+        """Note the line of a busy function; the part of its call that was not sampled yet belongs to it as well."""
+        while frame is not None and not (self.get(frame.f_code) == 1 or self._is_noted(frame.f_code)):
+            frame = frame.f_back
+        if frame is None or frame.f_code not in self or not notes:
+            return
+        code, last = frame.f_code, len(notes) - STRIDE
+        if notes[last + 1] is code and notes[last + 2] == code.co_firstlineno:
+            notes[last + 2] = frame.f_lineno
+        else:
+            notes.extend((time.time_ns(), code, frame.f_lineno))
+
+    def _is_noted(self, code: CodeType) -> bool:
+        return code not in self and self._is_users(code.co_filename)

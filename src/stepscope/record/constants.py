@@ -1,0 +1,294 @@
+"""Look at tensor operators of two steps: which of them have the same inputs in each step.
+
+While a look lasts, torch reports each call of its functions on the thread that runs the steps. A call is constant if
+its numbers are those of the step before, and its tensors were made by constant calls, or are older and unchanged.
+Values are not read, so a device is not waited for.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType
+from typing import Any, Final
+
+from stepscope import guard
+from stepscope.record.lines import is_users
+from stepscope.trace.program_facts import ConstantFacts
+
+STEPS: Final = 2
+_MOST_CALLS: Final = 256
+"""Calls of a line in a step; a line with more runs a library."""
+_DEEPEST: Final = 40
+"""Frames between a call and the line of the user's code that it belongs to."""
+_MOST_ITEMS: Final = 10_000
+_MOST_FACTS: Final = 200
+_RANDOM: Final = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "exponential", "poisson", "empty")
+"""Parts of names of functions whose result is another one each time, or is filled in unseen."""
+_NOT_IN_PLACE: Final = ("__invert__", "__index__", "__int__")
+_UNSEEN: Final = frozenset({"grad", "set_", "resize_"})
+_PLAIN: Final = (bool, int, float, complex, str, type(None), slice, type(Ellipsis))
+
+_Line = tuple[CodeType, int]
+
+
+@dataclass
+class _Call:
+    """One call of a line: its name, its arguments but for the contents of tensors, and whether it is constant."""
+
+    name: str
+    arguments: object
+    is_constant: bool = False
+    is_pure: bool = False
+
+
+@dataclass
+class _Step:
+    """What one step called, by line, and the tensors that it took from before, with their versions."""
+
+    lines: defaultdict[_Line, list[_Call]] = field(default_factory=lambda: defaultdict(list))
+    sources: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A tensor that a call of this step made."""
+
+    tensor: weakref.ref[Any]
+    is_constant: bool
+    is_pure: bool
+
+
+class ConstantLook:
+    """Watches functions of torch from `start` on; `border` marks the end of a step, and the look ends after STEPS."""
+
+    def __init__(self) -> None:
+        self.is_over = True
+        self._steps: list[_Step] = []
+        self._known: dict[int, _Known] = {}
+        self._made: defaultdict[int, list[_Call]] = defaultdict(list)
+        self._written: set[int] = set()
+        self._varies = False
+        self._mode: Any = None
+
+    def start(self) -> None:
+        """Begin with the step that begins now, unless something else watches functions, or compiles them."""
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        if torch._C._len_torch_function_stack() or _has_compiled():
+            return
+        look = self
+
+        class Watching(TorchFunctionMode):
+            def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = function(*args, **(kwargs or {}))
+                if not look.is_over:
+                    look.called(function, args, kwargs or {}, result)
+                return result
+
+        self._mode = Watching()
+        self._mode.__enter__()
+        self.is_over = False
+        self._steps.append(_Step())
+
+    def border(self) -> None:
+        if self.is_over:
+            self.take_off()
+        elif len(self._steps) < STEPS:
+            self._forget()
+            self._steps.append(_Step())
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the look."""
+        self.is_over = True
+        self._forget()
+        self.take_off()
+
+    def take_off(self) -> None:
+        """Remove the watch, if nothing that the program has put on it since is still there."""
+        if self._mode is not None:
+            overrides: Any = sys.modules["torch.overrides"]
+            if overrides._get_current_function_mode() is self._mode:
+                self._mode.__exit__(None, None, None)
+                self._mode = None
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._made.clear()
+
+    def called(self, function: Any, positional: Any, named: Any, result: Any) -> None:
+        """Note a call of one of torch's functions; one that cannot be understood is skipped."""
+        with guard.attempt():
+            name = _name(function)
+            written = _written(name, positional, named)
+            made = [] if written is not None else list(_tensors(result))
+            line = _line(sys._getframe(2)) if made or written is not None else None
+            if line is not None:
+                inputs = [
+                    each for each in (*_tensors(positional), *_tensors(list(named.values()))) if each is not written
+                ]
+                call = self._judged(line, _Call(name, _arguments(positional, named)), inputs)
+                if written is not None:
+                    self._write(written, call)
+                self._make(made, inputs, call)
+
+    def _judged(self, line: _Line, call: _Call, inputs: list[Any]) -> _Call:
+        """Note the call, and whether it is constant."""
+        states = [self._state(each) for each in inputs]
+        is_as_before = self._is_as_before(line, call)
+        is_known = call.name not in _UNSEEN and not any(each in call.name for each in _RANDOM)
+        self._varies |= call.name.startswith("rand")
+        call.is_constant = is_as_before and is_known and all(constant for constant, _ in states)
+        call.is_pure = call.is_constant and all(pure for _, pure in states)
+        return call
+
+    def _make(self, made: list[Any], inputs: list[Any], call: _Call) -> None:
+        """Note the tensors that a call made; memory that they do not share with its inputs is new."""
+        shared = {_storage(each) for each in inputs}
+        for each in made:
+            storage = _storage(each)
+            if storage not in shared:
+                self._written.discard(storage)
+                self._made[storage].clear()
+            self._known[id(each)] = _Known(weakref.ref(each), call.is_constant, call.is_pure)
+            self._made[storage].append(call)
+
+    def _is_as_before(self, line: _Line, call: _Call) -> bool:
+        """Note the call of a line; whether the line's call at this place of the step before had the same arguments."""
+        mine = self._steps[-1].lines[line]
+        mine.append(call)
+        if len(self._steps) < STEPS or len(mine) > _MOST_CALLS:
+            return False
+        before = self._steps[-2].lines.get(line, [])
+        if len(before) < len(mine):
+            return False
+        other = before[len(mine) - 1]
+        return call.arguments is not None and (other.name, other.arguments) == (call.name, call.arguments)
+
+    def _state(self, tensor: Any) -> tuple[bool, bool]:
+        """Whether a tensor is the same in each step, and whether only from calls without older tensors."""
+        if self._written and _storage(tensor) in self._written:
+            return False, False
+        known = self._known.get(id(tensor))
+        if known is not None and known.tensor() is tensor:
+            return known.is_constant, known.is_pure
+        version = 0 if tensor.is_inference() else tensor._version
+        sources = self._steps[-1].sources
+        if id(tensor) not in sources:
+            sources[id(tensor)] = weakref.ref(tensor), version
+        if len(self._steps) < STEPS:
+            return False, False
+        before = self._steps[-2].sources.get(id(tensor))
+        is_same = before is not None and before[0]() is tensor and before[1] == version
+        self._varies |= not is_same and not tensor.requires_grad
+        return is_same and not _is_trained(tensor), False
+
+    def _write(self, tensor: Any, call: _Call) -> None:
+        """Note what a call wrote into a tensor; what differs from step to step undoes the calls that made it."""
+        known = self._known.get(id(tensor))
+        if not call.is_constant or known is None or known.tensor() is not tensor:
+            self._written.add(_storage(tensor))
+            for each in self._made[_storage(tensor)]:
+                each.is_constant = False
+        elif known.is_constant:
+            self._known[id(tensor)] = _Known(known.tensor, True, known.is_pure and call.is_pure)
+        call.is_constant &= known is not None and known.is_constant
+
+    def facts(self) -> tuple[ConstantFacts, ...]:
+        """The lines with constant calls; empty if the look did not see STEPS complete steps.
+
+        Without anything that varies the program repeats one step, and only what needs no older tensor counts.
+        """
+        if len(self._steps) < STEPS or not self.is_over:
+            return ()
+        found = []
+        for (code, line), calls in self._steps[-1].lines.items():
+            mine = [place for place, each in enumerate(calls) if each.is_constant and (each.is_pure or self._varies)]
+            if mine and len(calls) <= _MOST_CALLS:
+                names = tuple(each.name for each in calls)
+                file, function = code.co_filename, code.co_name
+                facts = ConstantFacts(file=file, function=function, line=line, calls=names, constant=tuple(mine))
+                found.append(facts)
+        return tuple(found)[:_MOST_FACTS]
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled anything, which would be compiled anew if it were watched."""
+    kept = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", None)
+    return bool(kept is not None and kept())
+
+
+def _name(function: Any) -> str:
+    """A function's name; that of the attribute for one that reads it."""
+    name = getattr(function, "__name__", "")
+    return str(getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name)
+
+
+def _written(name: str, positional: Any, named: Any) -> Any:
+    """The tensor that a call changes in place; None if there is none."""
+    if "out" in named:
+        return named["out"] if hasattr(named["out"], "data_ptr") else None
+    is_special = name == "__setitem__" or (
+        name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
+    )
+    is_in_place = is_special or (name.endswith("_") and not name.endswith("__"))
+    return positional[0] if is_in_place and positional and hasattr(positional[0], "data_ptr") else None
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
+    if hasattr(value, "data_ptr"):
+        yield value
+    elif type(value) in (list, tuple) and depth < 3:
+        for each in value[:_MOST_ITEMS]:
+            yield from _tensors(each, depth + 1)
+
+
+def _arguments(positional: Any, named: Any) -> object:
+    """What can be compared of the arguments; None if something in them cannot."""
+    found = [_comparable(each) for each in (*positional, *(one for pair in sorted(named.items()) for one in pair))]
+    return None if any(each is None for each in found) else tuple(found)
+
+
+def _comparable(value: Any) -> object:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), str(value.dtype)
+    if isinstance(value, _PLAIN) or type(value) in (torch.dtype, torch.device, torch.layout, torch.memory_format):
+        return type(value).__name__, repr(value)
+    if isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
+        found = tuple(_comparable(each) for each in value)
+        return None if None in found else found
+    if callable(value):
+        return repr(value)
+    return None
+
+
+def _storage(tensor: Any) -> int:
+    """The number of the memory that a tensor and its views share; of the tensor itself if it has none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+def _is_trained(tensor: Any) -> bool:
+    import torch
+
+    return bool(tensor.requires_grad and torch.is_grad_enabled())
+
+
+def _line(frame: FrameType | None) -> _Line | None:
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return None
+        if is_users(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lineno
+        frame = frame.f_back
+    return None

@@ -1,0 +1,137 @@
+"""A look at functions of torch whose inputs are the same in each step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepscope.record import lines
+from stepscope.record.constants import STEPS, ConstantLook
+
+torch = pytest.importorskip("torch")
+buffer = torch.ones(16)
+
+
+@pytest.fixture(autouse=True)
+def users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This file is the user's, and no other."""
+    monkeypatch.setattr(lines, "_is_user", defaultdict(bool, {__file__: True}))
+
+
+def looked(step: Callable[[int], object]) -> dict[str, list[str]]:
+    """The constant calls that a look at steps finds, by function."""
+    look = ConstantLook()
+    look.start()
+    for number in range(STEPS):
+        step(number)
+        look.border()
+    assert look.is_over
+    assert not torch._C._len_torch_function_stack()
+    found = defaultdict(list)
+    for each in look.facts():
+        found[each.function] += [each.calls[place] for place in each.constant]
+    return dict(found)
+
+
+def positions(length: int) -> Any:
+    table = torch.zeros(length, 4)
+    angle = torch.arange(length)[:, None] * torch.tensor([1.0, 0.5])
+    table[:, 0::2] = torch.sin(angle)
+    return table
+
+
+def with_batch(batch: Any) -> Any:
+    return batch + torch.arange(16) * 2
+
+
+def written_later(batch: Any) -> Any:
+    result = torch.zeros(16)
+    result[:] = batch
+    return result
+
+
+def of_a_buffer(batch: Any) -> Any:
+    return buffer.cumsum(0) * batch
+
+
+def counted(number: int) -> Any:
+    return torch.arange(16) + number
+
+
+def noise() -> Any:
+    return torch.zeros(16).normal_() + torch.rand(16)
+
+
+def test_what_comes_only_from_numbers_is_constant() -> None:
+    found = looked(lambda _: positions(8))
+    assert found == {"positions": ["zeros", "arange", "__getitem__", "tensor", "mul", "sin", "__setitem__"]}
+
+
+def test_what_depends_on_the_batch_is_not() -> None:
+    assert looked(lambda number: with_batch(torch.full((16,), number))) == {"with_batch": ["arange", "mul"]}
+
+
+def test_numbers_and_shapes_are_compared() -> None:
+    assert looked(lambda number: positions(8 + number)) == {"positions": ["tensor"]}
+    assert looked(counted) == {"counted": ["arange"]}
+
+
+def test_what_is_written_into_belongs_to_the_result() -> None:
+    assert looked(lambda number: written_later(torch.full((16,), number))) == {}
+    assert looked(lambda _: noise()) == {}
+
+
+def test_a_kept_tensor_is_constant_as_long_as_nothing_changes_it() -> None:
+    batches = [torch.full((16,), number) for number in range(STEPS)]
+    assert looked(lambda number: of_a_buffer(batches[number])) == {"of_a_buffer": ["cumsum"]}
+    assert looked(lambda number: of_a_buffer(batches[0])) == {}  # one step again and again
+
+    def changing(number: int) -> None:
+        of_a_buffer(batches[number])
+        buffer.data.add_(1)
+
+    assert looked(changing) == {}
+
+
+def test_a_trained_weight_is_not_constant_but_one_without_a_graph_is() -> None:
+    weight = torch.nn.Parameter(torch.ones(16))
+    batches = [torch.full((16,), number) for number in range(STEPS)]
+
+    def merged(number: int) -> Any:
+        return (weight * 2) * batches[number]
+
+    assert looked(merged) == {}
+    with torch.no_grad():
+        assert looked(merged) == {"merged": ["mul"]}
+
+
+def test_a_program_that_watches_functions_is_left_alone() -> None:
+    look = ConstantLook()
+    with torch.device("cpu"):
+        look.start()
+        assert look.is_over
+
+
+def test_a_watch_under_another_one_is_removed_when_that_is_gone() -> None:
+    look = ConstantLook()
+    look.start()
+    with torch.device("cpu"):
+        for _ in range(STEPS):
+            look.border()
+        assert look.is_over
+        assert torch._C._len_torch_function_stack() == 2
+    look.border()
+    assert not torch._C._len_torch_function_stack()
+
+
+def test_errors_of_the_program_pass() -> None:
+    look = ConstantLook()
+    look.start()
+    try:
+        with pytest.raises(RuntimeError):
+            torch.ones(2) + torch.ones(3)
+    finally:
+        look.stop()

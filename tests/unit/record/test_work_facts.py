@@ -1,0 +1,80 @@
+"""What functions do, as their source tells."""
+
+from __future__ import annotations
+
+from textwrap import dedent, indent
+
+import pytest
+
+from stepscope.record.work_facts import work_of_source
+
+PER_SAMPLE = """
+class Texts(Dataset):
+    def __init__(self):
+        self.words = sorted(read())
+        self.table = make()
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+{body}
+"""
+FIRST = 12
+"""Line of the body."""
+KINDS = {
+    "a table": ("table = build(self.words)\nreturn table[index]", [("constant", "table", 0)]),
+    "of the whole set": ("mean = self.table.mean(0)\nreturn self.table[index] - mean", [("constant", "mean", 0)]),
+    "filled in a loop": (
+        "t = {}\nfor w in self.words:\n    t[w] = len(t)\nreturn t[index]",
+        [("constant", "t", 0), ("constant", "t", 2), ("loop", "", 1)],
+    ),
+    "filled by the sample": ("t = {}\nfor w in index:\n    t[w] = 1\nreturn t", [("loop", "", 1)]),
+    "drawn": ("noise = np.random.normal(size=9)\nreturn noise", []),
+    "of an attribute that changes": ("x = f(self.epoch)\nreturn x", []),
+    "through a variable": ("n = index + 1\nx = f(n)\nreturn x", []),
+    "under a condition": ("if index > 3:\n    x = f(1)\nelse:\n    x = f(2)\nreturn x", []),
+    "an iterator": ("x = next(self.table)\nreturn x", []),
+    "a lookup": ("i = self.words.index(index)\nreturn i", [("lookup", "self.words", 0)]),
+    "a test": ("if index in self.words:\n    return 1", [("lookup", "self.words", 0)]),
+    "perhaps a list": ("return index in self.table", [("maybe_lookup", "self.table", 0)]),
+    "a row": ("row = self.table.iloc[index]\nreturn f(row)", [("row", "self.table", 0), ("row", "self.table", 1)]),
+    "a growing slice": (
+        "return [sum(index[:t]) for t in range(9)]",
+        [("growing", "index", 0), ("loop", "", 0)],
+    ),
+    "a window": ("return [sum(index[t:t + 3]) for t in range(9)]", [("loop", "", 0)]),
+    "a stream": ("for x in f(index):\n    yield x", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_kinds_of_work(name: str) -> None:
+    body, expected = KINDS[name]
+    text = PER_SAMPLE.format(body=indent(body, " " * 8))
+
+    functions, works = work_of_source(text, "data.py")
+
+    getitem = next(each for each in functions if each.name == "Texts.__getitem__")
+    mine = [each for each in works if each.function == getitem.line]
+    found = [(each.kind, each.name, each.first - FIRST) for each in mine if each.name or each.kind == "loop"]
+    assert sorted(set(found)) == sorted(expected)
+
+
+def test_functions_say_what_they_call_and_whether_they_draw_numbers() -> None:
+    text = dedent("""\
+        def clean(text):
+            return text.lower()
+        class Texts:
+            def encode(self, text):
+                return [ord(letter) for letter in clean(text)]
+            def cut(self, text):
+                return text[random.randrange(9):]
+        """)
+
+    clean, encode, cut = work_of_source(text, "data.py")[0]
+
+    assert (clean.name, clean.line, clean.last) == ("clean", 1, 2)
+    assert "clean" in encode.calls
+    assert [each.changes_by_itself for each in (clean, encode, cut)] == [False, False, True]
