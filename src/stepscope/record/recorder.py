@@ -26,7 +26,7 @@ from stepscope.record.evaluations import evaluation_watch
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
-from stepscope.record.source_facts import source_facts
+from stepscope.record.source_facts import source_facts, with_readers
 from stepscope.record.values import LookFacts, value_look
 from stepscope.record.work_facts import work_facts
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
@@ -331,7 +331,7 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
         evaluations=guard.attempted(evaluation_watch().facts),
         functions=functions,
         works=works,
-        lists=look.lists(),
+        lists=guard.attempted(lambda: with_readers(look.lists())) or (),
         made=look.made.facts(),
     )
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from stepscope.trace.program_facts import BindingFacts, LoopFacts
+import msgspec
+
+from stepscope.trace.program_facts import BindingFacts, ListFacts, LoopFacts
 
 _Facts = TypeVar("_Facts")
 _MOST_FILES: Final = 50
@@ -34,6 +36,7 @@ _COLLECTING: Final = frozenset(
 """Functions of a variable and a new value whose order hardly matters: the variable only collects."""
 _ADDING: Final = frozenset({"append", "extend", "add", "insert", "update", "appendleft"})
 
+_SIMPLE: Final = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 Loop = ast.For | ast.While | ast.AsyncFor
 
@@ -80,6 +83,32 @@ def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
                     file=file, function=begin, name=name, first=statement.lineno, last=last, is_change=is_change
                 ))  # fmt: skip
     return found
+
+
+def with_readers(lists: tuple[ListFacts, ...]) -> tuple[ListFacts, ...]:
+    """Add to lists that grow the statements that read them for more than to add to them."""
+    trees = dict(of_sources({each.file for each in lists if each.growth > 0}, _tree))
+    return tuple(
+        msgspec.structs.replace(each, read=tuple(_readers(trees[each.file], each.function, each.name)))
+        if each.growth > 0 and each.file in trees
+        else each
+        for each in lists
+    )
+
+
+def _tree(text: str, file: str) -> tuple[str, ast.Module]:
+    return file, ast.parse(text)
+
+
+def _readers(tree: ast.Module, function: int, name: str) -> Iterator[tuple[int, int]]:
+    found = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and function_begin(node) == function]
+    for statement in ast.walk(found[0] if found else tree):
+        if isinstance(statement, ast.For) and name in _names(statement.iter):
+            yield statement.lineno, statement.end_lineno or statement.lineno
+        elif isinstance(statement, _SIMPLE):
+            uses = uses_of(statement)
+            if name in uses.reads - uses.collects:
+                yield statement.lineno, statement.end_lineno or statement.lineno
 
 
 def function_begin(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -278,12 +278,16 @@ class ListFacts(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         function: line where the function begins.
+        growth: how many entries longer it was than a step before.
+        read: first and last lines of statements of the function that read it, if it grows.
     """
 
     file: str = ""
     function: int = 0
     name: str = ""
     length: int = 0
+    growth: int = 0
+    read: tuple[tuple[int, int], ...] = ()
 
 
 class MadeFacts(msgspec.Struct, kw_only=True, frozen=True):

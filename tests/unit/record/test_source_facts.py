@@ -7,7 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from stepscope.record.source_facts import bindings_of_source, loops_of_source, source_facts
+from stepscope.record.source_facts import bindings_of_source, loops_of_source, source_facts, with_readers
+from stepscope.trace.program_facts import ListFacts
 
 CARRYING = {
     "decoding": ("for i in range(n):\n    tokens = torch.cat([tokens, model(tokens)], 1)", ("tokens",)),
@@ -75,3 +76,21 @@ def test_bindings_name_their_function_and_what_only_changes_a_name() -> None:
     found = [(each.function, each.name, each.first, each.last, each.is_change) for each in bindings_of_source(text, "")]
 
     assert found == [(0, "kept", 8, 8, False), (1, "table", 3, 4, False), (1, "table", 5, 5, True)]
+
+
+def test_statements_that_read_a_growing_list_for_more_than_to_add_to_it(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    text = """\
+        def add(self, x):
+            self.items.append(x)
+            self.items += [x]
+            for each in self.items:
+                total = each
+            mean = sum(
+                self.items)
+    """
+    file.write_text(dedent(text))
+    grown = ListFacts(file=str(file), function=1, name="self.items", length=9, growth=2)
+    same = ListFacts(file=str(file), function=1, name="self.items", length=9)
+
+    assert [each.read for each in with_readers((grown, same))] == [((4, 5), (6, 7)), ()]

@@ -202,3 +202,19 @@ class LineCosts:
             )
             parts.append(cut)
         return pl.concat([part.cast(_COSTS) for part in parts])  # type: ignore[arg-type]
+
+
+def lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:
+    """The lines of the main thread when these intervals began, weighted by their length."""
+    timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
+    if timeline is None:
+        return ()
+    place = at(view.attribution.line_place, timeline.at(intervals["start_ns"].to_numpy()))
+    ns = intervals["duration_ns"].to_numpy().astype(np.float64)
+    totals, total = np.bincount(place[place >= 0], ns[place >= 0]), max(float(ns.sum()), 1.0)
+    order = np.argsort(-totals, kind="stable")[:3]
+    return tuple(
+        Location(place.file, place.line, place.function, float(ns / total), exact_line=True)
+        for place, ns in ((view.attribution.places[number], totals[number]) for number in order.tolist())
+        if ns > 0
+    )

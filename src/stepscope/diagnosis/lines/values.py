@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.module_paths import BACKWARD_NAME
@@ -16,6 +17,7 @@ from stepscope.diagnosis.lines.costs import LineCosts
 from stepscope.diagnosis.view import View, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import BindingFacts, ConstantFacts, ValueFacts
+from stepscope.trace.window import Times
 
 _OPERATORS: Final = {
     "float": "to", "double": "to", "half": "to", "bfloat16": "to", "long": "to", "int": "to", "bool": "to",
@@ -72,6 +74,7 @@ def equal_calls(view: View) -> Iterator[EqualCalls]:
         if any(path.startswith(f"{other}.") for other in found):
             continue
         calls = view.begin_in_span(view.trace.modules.filter(pl.col("name") == path)).sort("start_ns")
+        calls = calls.filter(pl.Series(~_in_backward(view, calls["start_ns"].to_numpy())))
         if not each.is_constant:
             bounds = view.steps["start_ns"].to_numpy()
             step = np.searchsorted(bounds, calls["start_ns"].to_numpy(), side="right")
@@ -79,6 +82,17 @@ def equal_calls(view: View) -> Iterator[EqualCalls]:
             calls = calls.with_columns(step=pl.Series(step)).filter(order >= each.distinct)
         if calls.height:
             yield EqualCalls(path, calls, each.calls, each.distinct, each.is_constant)
+
+
+def _in_backward(view: View, times: Times) -> npt.NDArray[np.bool_]:
+    """Which of these times are inside nodes of a backward pass: checkpointing calls modules again to save memory."""
+    nodes = view.operators.filter(pl.col("parent").is_null() & pl.col("name").str.contains(BACKWARD_NAME))
+    begin = nodes.sort("start_ns")["start_ns"].to_numpy()
+    end = np.sort((nodes["start_ns"] + nodes["duration_ns"]).to_numpy())
+    result: npt.NDArray[np.bool_] = np.searchsorted(begin, times, side="right") > np.searchsorted(
+        end, times, side="right"
+    )
+    return result
 
 
 def _something_varies(facts: tuple[ValueFacts, ...]) -> bool:

@@ -1,8 +1,9 @@
 """# What it finds
 Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that is run
-backward several times, gradients that no optimizer uses, a graph that is never run backward, a sequence that is
-computed from its beginning for each new position, a product or a distance by broadcasting, one small operator for each
-of many tensors, a result that is the same in each step or several times within one.
+backward several times, gradients that no optimizer uses, activations that are computed again although memory is ample,
+a graph that is never run backward, a sequence that is computed from its beginning for each new position, a product or a
+distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, one small operator for each of many
+tensors, a result or the inputs of operators that are the same in each step, or several times within one.
 
 # Why it costs time
 The program does the same work again, or work that nothing uses, or it does in many operators what one does.
@@ -18,6 +19,9 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   Counted are the nodes that lead only to such gradients, and half the time of products of which one of the two
   gradients is not used. Nothing is said of a pass of which no gradient is used, of parameters that the program changes
   itself, and of recordings whose passes have another number of nodes than the one that was read.
+- Activations are computed again if layers run inside nodes of the backward pass, as activation checkpointing does. It
+  is reported if memory is ample: the peak, with the memory that these operators allocate in a step, which is more than
+  the activations need, must stay below 60 % of the device's memory.
 - A graph is unused if a call of a module makes autograd nodes in every step and none of them runs, while other graphs
   are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
   that these calls allocate: without a graph, each operator uses the memory of the one before.
@@ -28,6 +32,10 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 - A product by broadcasting is an elementwise product of two tensors that are each repeated along a dimension of the
   other, and whose result is only summed. The same result by a matrix product takes as long as the trace's own matrix
   products need for as many operations.
+- A weight is merged if the product of two matrices, whose common size is at most a quarter of the others, is added to a
+  matrix that multiplies inputs next. A one-hot table (`one_hot`, `scatter_` of a number, a comparison with the classes)
+  of at least 32 classes that a matrix is multiplied by is a lookup. What takes their place, three times if it is also
+  run backward, takes as long as at the best rate of the trace's own products and elementwise operators.
 - One tensor after the other means that a line, and not the optimizer or another library that it calls, runs elementwise
   operators on at least 8 tensors of different shapes in a step. The same elements in one operator take as long as at
   the best rate of the trace's own elementwise operators.
@@ -62,22 +70,18 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import polars as pl
 
-from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, one_by_one
-from stepscope.diagnosis.lines.costs import LineCosts
+from stepscope.diagnosis.lines.costs import LineCosts, lines_at
+from stepscope.diagnosis.lines.detours import detours
 from stepscope.diagnosis.lines.graphs import (
-    UnusedGraph,
     inside_calls,
-    needless_backward,
-    repeated_backward,
-    unused_graphs,
 )
 from stepscope.diagnosis.lines.repeats import Prefix, recomputed_prefixes
 from stepscope.diagnosis.lines.values import ConstantLines, EqualLines, constant_lines, equal_calls, equal_lines
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
+from stepscope.diagnosis.rules._costly_graphs import graph_findings
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
     called_from_python,
@@ -86,140 +90,14 @@ from stepscope.diagnosis.rules._operators import (
     pauses,
     scaled_with_pauses,
 )
-from stepscope.whatif.changes import scaled_host_time, scaled_stretches, scaled_work_of, together
+from stepscope.whatif.changes import scaled_stretches, scaled_work_of, together
 
 
 def check(view: View, limits: Limits) -> Answers:
-    graphs = (_again(view), *_needless(view), *_unused(view))
+    graphs = graph_findings(view)
     for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
         if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
-
-
-def _again(view: View) -> Found | None:
-    repeats = repeated_backward(view)
-    if repeats is None:
-        return None
-    between = [engine_pauses(view, repeats.again)]
-    cost = view.cost_ns(repeats.again) + sum(length_ns(view, each) for each in between)
-    every = max(view.cost_ns(np.union1d(repeats.nodes, repeats.again)), cost)
-    return Found(
-        f"the same graph is run backward {repeats.times} times {view.a_step}: {view.percent(cost)} of the "
-        f"{view.period} goes to the runs after the first",
-        cost,
-        basis="all runs of a node but its first, with the gradients that are accumulated after them",
-        confidence="medium",
-        figures=[
-            view.share_figure("that this takes", cost),
-            Figure("most runs of one node in a step", repeats.times, "count"),
-            view.ns_per_step("time of repeated nodes", cost),
-            view.ns_per_step("time of all nodes", every),
-        ],
-        where=_callers(view, repeats.again),
-        remedy=Remedy(
-            "Add the losses up and run the graph backward once: the gradients of the sum are the sum of the gradients.",
-            "total = torch.stack(losses).sum()\n"
-            "total.backward()                     # instead of: for loss in losses: loss.backward(retain_graph=True)",
-        ),
-        change=scaled_with_pauses(repeats.again, between, 0.0),
-    )
-
-
-def _needless(view: View) -> Iterator[Found]:
-    for needless in needless_backward(view):
-        facts = needless.facts
-        between = [engine_pauses(view, needless.nodes)]
-        cost = view.cost_ns(needless.nodes) + sum(length_ns(view, each) for each in between)
-        cost += view.cost_ns(needless.halves) // 2
-        part = _common_path(facts.modules) if facts.modules else f"{facts.parameters:,} parameters"
-        why = "which are cleared before an optimizer uses them" if facts.is_cleared else "which no optimizer updates"
-        yield Found(
-            f"{view.percent(cost)} of the {view.period} goes to gradients of {part}, {why}",
-            cost,
-            basis="the nodes that lead only to these gradients, and half of the products that also lead to others",
-            confidence="medium",
-            figures=[
-                view.share_figure("that this takes", cost),
-                Figure("modules whose gradients nothing uses", len(facts.modules), "count"),
-                Figure("parameters in them", facts.parameters, "count"),
-                Figure("bytes of these gradients", facts.bytes, "bytes"),
-                view.count_per_step("autograd nodes that are run for them", len(needless.nodes)),
-                view.count_per_step("products of which half is for them", len(needless.halves)),
-            ],
-            where=lines_at(view, needless.calls) or view.at_operators(needless.forward),
-            remedy=_DETACH if facts.is_cleared else _FREEZE,
-            change=together(
-                scaled_with_pauses(needless.nodes, between, 0.0), scaled_with_pauses(needless.halves, [], 0.5)
-            ),
-        )
-
-
-_DETACH: Final = Remedy(
-    "Detach what this part hands on, or compute it without a graph, where its gradients are not wanted.",
-    "judged = critic(made.detach())            # instead of critic(made), in the loss that trains the critic\n"
-    "with torch.no_grad():                     # or where nothing else differentiates it\n"
-    "    made = generator(noise)",
-)
-_FREEZE: Final = Remedy(
-    "Switch these parameters' gradients off, or compute what only needs their values without a graph.",
-    "model.backbone.requires_grad_(False)      # once, before the optimizer is made\n"
-    "with torch.no_grad():                     # or around a part that is not trained, such as a teacher\n"
-    "    features = self.backbone(inputs)      # or features.detach()",
-)
-
-
-def _common_path(modules: tuple[str, ...]) -> str:
-    """The innermost module around all of these, or the number of them where there is none."""
-    common = []
-    for names in zip(*(module.split(".") for module in modules), strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    if len(modules) > 1 and len(common) == 1:
-        return f"{len(modules)} modules of {common[0]}"
-    return ".".join(common) if common else f"{len(modules)} modules"
-
-
-def _unused(view: View) -> Iterator[Found]:
-    kernel_ns = sum(step.thread_system_ns or 0 for step in view.program.steps)
-    share = kernel_ns / max(sum(step.duration_ns for step in view.program.steps), 1)
-    allocated = view.operator_costs["bytes_allocated"].to_numpy()
-    everything = int(allocated[view.operators["row"].to_numpy()].clip(0).sum())
-    for graph in unused_graphs(view):
-        mine = int(allocated[inside_calls(view, graph.calls)].clip(0).sum())
-        taken = int(graph.calls["duration_ns"].sum())
-        cost = min(share * view.length_ns * mine / max(everything, 1), taken)
-        yield _unused_graph(view, graph, cost, mine)
-
-
-def _unused_graph(view: View, graph: UnusedGraph, cost: float, allocated: int) -> Found:
-    taken = int(graph.calls["duration_ns"].sum())
-    starts = graph.calls["start_ns"].to_numpy()
-    ends = starts + graph.calls["duration_ns"].to_numpy()
-    lanes = graph.calls["lane"].to_numpy()
-    return Found(
-        f"{view.percent(taken)} of the {view.period} goes to calls of {graph.module} that record a graph "
-        "which nothing runs backward",
-        cost,
-        basis="the kernel's time in the steps, by the share of their memory that these calls allocate",
-        confidence="low",
-        weighed_ns=taken,
-        figures=[
-            view.count_per_step("calls", graph.calls.height),
-            view.share_figure("in these calls", taken),
-            view.count_per_step("autograd nodes that are made", int(graph.calls["made"].sum())),
-            Figure("of them run backward", 0, "count"),
-            view.bytes_per_step("bytes allocated in them", allocated),
-        ],
-        where=lines_at(view, graph.calls),
-        remedy=Remedy(
-            "If only the values are needed, as in an evaluation, compute them without a graph; if nothing uses them, "
-            "leave the call out.",
-            "with torch.no_grad():                # or @torch.no_grad() above the function\n"
-            "    outputs = model(inputs)",
-        ),
-        change=scaled_host_time(lanes, starts, ends, 1 - cost / max(taken, 1)) if view.device is None else None,
-    )
 
 
 def _prefixes(view: View) -> Iterator[Found]:
@@ -265,6 +143,7 @@ def _algebra(view: View) -> Iterator[Found]:
         found = _one_by_one(view, work, line)
         if found is not None:
             yield found
+    yield from _detours(view, work, called)
 
 
 def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
@@ -295,6 +174,52 @@ def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
         remedy=Remedy(f"Compute it by {better}.", code),
         change=scaled_with_pauses(rows, [], left / max(cost, 1)),
     )
+
+
+_DETOURS: Final = {
+    "merged": (
+        "merging a low-rank product into a weight, which two thin products",
+        Remedy(
+            "Multiply the inputs by the thin matrices, one after the other, and add the result.",
+            "y = x @ weight + (x @ a) @ b             # instead of x @ (weight + a @ b)",
+        ),
+    ),
+    "one-hot": (
+        "a one-hot table times a matrix, which a lookup",
+        Remedy(
+            "Take the rows by their index.",
+            "rows = torch.nn.functional.embedding(indices, table)   # instead of one_hot(indices, n).float() @ table",
+        ),
+    ),
+}
+
+
+def _detours(view: View, work: WorkLeft, called: Rows) -> Iterator[Found]:
+    for detour in detours(view, called):
+        backward = view.backward_of(detour.rows)
+        rows = np.concatenate([detour.rows, backward])
+        passes, cost = 3 if len(backward) else 1, view.cost_ns(rows)
+        left = passes * (work.product_ns(detour.operations) + work.elementwise_ns(detour.elements))
+        if left >= cost or (detour.operations and not work.product_ns(1)):
+            continue
+        what, remedy = _DETOURS[detour.kind]
+        place = view.attribution.places[detour.place]
+        yield Found(
+            f"{view.percent(cost)} of the {view.period} goes to {what} would replace",
+            cost - left,
+            basis="the operators, forward and backward, less the time of what takes their place at the trace's rates",
+            confidence="medium",
+            figures=[
+                view.share_figure("that this takes", cost),
+                view.ns_per_step("time of these operators", cost),
+                view.ns_per_step("time of what takes their place", left),
+                view.count_per_step("operations of the products that take their place", detour.operations),
+                view.count_per_step("elements that are moved instead", detour.elements),
+            ],
+            where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+            remedy=remedy,
+            change=scaled_with_pauses(rows, [], left / max(cost, 1)),
+        )
 
 
 def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:
@@ -440,28 +365,6 @@ def _constant_lines(view: View, costs: LineCosts, constant: ConstantLines) -> Fo
         where=costs.locations(constant.places),
         remedy=_KEEP,
         change=together(costs.scaled(constant.numbers, 0.0), scaled_with_pauses(constant.rows, [], 0.0)),
-    )
-
-
-def _callers(view: View, rows: Rows) -> tuple[Location, ...]:
-    """Lines at which the main thread was while these operators ran, on whichever thread."""
-    times = view.trace.operators.select("start_ns", "duration_ns")[rows]
-    return lines_at(view, times.with_columns(lane=pl.lit(view.lane, pl.Int32)))
-
-
-def lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:
-    """The lines of the main thread when these intervals began, weighted by their length."""
-    timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
-    if timeline is None:
-        return ()
-    place = at(view.attribution.line_place, timeline.at(intervals["start_ns"].to_numpy()))
-    ns = intervals["duration_ns"].to_numpy().astype(np.float64)
-    totals, total = np.bincount(place[place >= 0], ns[place >= 0]), max(float(ns.sum()), 1.0)
-    order = np.argsort(-totals, kind="stable")[:3]
-    return tuple(
-        Location(place.file, place.line, place.function, float(ns / total), exact_line=True)
-        for place, ns in ((view.attribution.places[number], totals[number]) for number in order.tolist())
-        if ns > 0
     )
 
 

@@ -37,11 +37,11 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.lines.costs import lines_at
 from stepscope.diagnosis.lines.graphs import evaluations, outermost_calls, unused_graphs
 from stepscope.diagnosis.lines.visits import Visits
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._waits import every_steps
-from stepscope.diagnosis.rules.costly_line import lines_at
 from stepscope.whatif.changes import scaled_stretches
 
 _OFTEN: Final = 0.5

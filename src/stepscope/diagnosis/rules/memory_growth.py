@@ -9,13 +9,16 @@ of a forward pass is held, so is everything its backward pass would need.
 # How it is measured
 Blocks that were allocated in a step and were still held at the end of the recording, at least two steps later. It is a
 leak if every such step left something behind and memory at the end of the steps rises too. The device's remaining
-memory (the machine's for the CPU), divided by the growth, gives how long the run can continue. Nothing is said of a
-program that makes modules in each step: to name their calls, `stepscope run` keeps them until the recording ends.
+memory (the machine's for the CPU), divided by the growth, gives how long the run can continue. Results of the forward
+pass in blocks of more than 512 bytes are always told, as graphs come with them; other growth only if 100,000 steps
+would fill a tenth of the memory. Nothing is said of a program that makes modules in each step: to name their calls,
+`stepscope run` keeps them until the recording ends.
 
 # Known false positives
 Results that are collected on purpose, such as predictions over a whole data set, or a buffer that is still being
 filled. Blocks in reference cycles are held until Python collects garbage; if no recorded step did so, they look like a
-leak. A loss that is kept after its backward pass holds one number and no activations, which is too little to report.
+leak. A loss that is kept after its backward pass holds one number and no activations, which is too little to
+report.
 
 # What to do
 Keep numbers, not tensors: `loss.item()` or `loss.detach()`; compute what needs no gradient under `torch.no_grad()`.
@@ -42,6 +45,12 @@ _SEVERITIES: Final[tuple[tuple[int, Severity], ...]] = (
     (7 * 24 * _HOUR_NS, "low"),
 )
 """Time until memory is full -> severity of the leak; a slower leak is a note."""
+_HORIZON: Final = 100_000
+"""Steps of a long run."""
+_NOTICED: Final = 0.1
+"""Share of the memory that a long run must lose, unless graphs are kept."""
+_OF_A_NUMBER: Final = 512
+"""Largest block of a single number: devices give no smaller ones."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -58,6 +67,8 @@ def _weighed(view: View, limits: Limits, memory: DeviceMemory, growth: MemoryGro
     leak = growth.leak_bytes
     part = leak / max(memory.peak_bytes, 1)
     if len(growth.kept_bytes) < max(steps, 1) or leak < max(least, 1) or part < share:
+        return
+    if not _keeps_graphs(growth.accumulated, least) and leak * _HORIZON < _NOTICED * (memory.capacity_bytes or 0):
         return
     ends_ns = None
     if memory.capacity_bytes is not None:
@@ -89,6 +100,13 @@ def _weighed(view: View, limits: Limits, memory: DeviceMemory, growth: MemoryGro
         where=memory_locations(growth.accumulated.with_columns(bytes=pl.col("bytes_per_step"))),
         ends_run_in_ns=None if severity == "note" else ends_ns,
     )
+
+
+def _keeps_graphs(accumulated: pl.DataFrame, least: float) -> bool:
+    """Whether results of the forward pass are kept in blocks larger than those of single numbers."""
+    size = pl.col("bytes_per_step") / pl.col("blocks_per_step")
+    kept = accumulated.filter((pl.col("category") == "activation") & (size > _OF_A_NUMBER))
+    return int(kept["bytes_per_step"].sum()) >= max(least, 1)
 
 
 def _remedy(accumulated: pl.DataFrame) -> Remedy:

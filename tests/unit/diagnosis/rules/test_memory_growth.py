@@ -53,7 +53,22 @@ def cache_of_limited_size() -> Trace:
     return recording.trace()
 
 
+def keeping(blocks: int, size: int, memory_bytes: int, by: str = "aten::mm") -> Trace:
+    """Steps of 1000 ns that use 1 MiB each for a while, and each keep so many blocks."""
+    recording = Recording(Metadata(program=ProgramFacts(process={"memory_bytes": memory_bytes})))
+    for step in range(6):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.operator(begin + 10, 100, by)
+        recording.block(begin + 20, begin + 900, MIB, device="cpu")
+        for number in range(blocks):
+            recording.block(begin + 30 + number, None, size, device="cpu")
+    return recording.trace()
+
+
 FIRES: Cases = {
+    "graphs, however large the memory is": lambda: keeping(16, 1024, 80 * 2**30),
+    "many numbers of a small memory": lambda: keeping(16, 512, 2**30),
     "each step leaves something": leaking,
     "each batch is kept": lambda: leaking(by="aten::randn"),
     "just enough steps": lambda: leaking((8192,) * 5),
@@ -61,6 +76,8 @@ FIRES: Cases = {
 }
 SILENT: Cases = {
     "empty": empty_trace,
+    "numbers, of which a device gives 512 bytes each": lambda: keeping(16, 512, 80 * 2**30),
+    "batches that would never fill the memory": lambda: keeping(1, 8192, 80 * 2**30, by="aten::randn"),
     "nothing is wrong": busy_device,
     "given back in the next step": lambda: leaking(given_back=True),
     "a number in each step": lambda: leaking((4,) * 6),
