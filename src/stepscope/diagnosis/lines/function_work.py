@@ -271,7 +271,7 @@ class FunctionWork:
 
     def _equal(self, total: float) -> Iterator[Work]:
         for equal in equal_lines(self._view, self._costs):
-            if not equal.is_constant and equal.distinct > _OFTEN * equal.calls:
+            if equal.calls > 1 and equal.distinct > _OFTEN * equal.calls:  # steps that repeat the same samples
                 continue
             places = [self._view.attribution.places[number] for number in equal.numbers.tolist()]
             lines = {(place.file, place.line) for place in places} & self.lines.keys()

@@ -2,8 +2,8 @@
 Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that is run
 backward several times, gradients that no optimizer uses, activations that are computed again although memory is ample,
 a graph that is never run backward, a sequence that is computed from its beginning for each new position, a product or a
-distance by broadcasting, one small operator for each of many tensors, a result or the inputs of operators that are the
-same in each step, or several times within one.
+distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, one small operator for each of many
+tensors, a result or the inputs of operators that are the same in each step, or several times within one.
 
 # Why it costs time
 The program does the same work again, or work that nothing uses, or it does in many operators what one does.
@@ -32,6 +32,10 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 - A product by broadcasting is an elementwise product of two tensors that are each repeated along a dimension of the
   other, and whose result is only summed. The same result by a matrix product takes as long as the trace's own matrix
   products need for as many operations.
+- A weight is merged if the product of two matrices, whose common size is at most a quarter of the others, is added to a
+  matrix that multiplies inputs next. A one-hot table (`one_hot`, `scatter_` of a number, a comparison with the classes)
+  of at least 32 classes that a matrix is multiplied by is a lookup. What takes their place, three times if it is also
+  run backward, takes as long as at the best rate of the trace's own products and elementwise operators.
 - One tensor after the other means that a line, and not the optimizer or another library that it calls, runs elementwise
   operators on at least 8 tensors of different shapes in a step. The same elements in one operator take as long as at
   the best rate of the trace's own elementwise operators.
@@ -70,12 +74,13 @@ import numpy as np
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, one_by_one
 from stepscope.diagnosis.lines.costs import LineCosts, lines_at
+from stepscope.diagnosis.lines.detours import detours
 from stepscope.diagnosis.lines.graphs import (
     inside_calls,
 )
 from stepscope.diagnosis.lines.repeats import Prefix, recomputed_prefixes
 from stepscope.diagnosis.lines.values import ConstantLines, EqualLines, constant_lines, equal_calls, equal_lines
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.diagnosis.rules._costly_graphs import graph_findings
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
@@ -138,6 +143,7 @@ def _algebra(view: View) -> Iterator[Found]:
         found = _one_by_one(view, work, line)
         if found is not None:
             yield found
+    yield from _detours(view, work, called)
 
 
 def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
@@ -168,6 +174,52 @@ def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
         remedy=Remedy(f"Compute it by {better}.", code),
         change=scaled_with_pauses(rows, [], left / max(cost, 1)),
     )
+
+
+_DETOURS: Final = {
+    "merged": (
+        "merging a low-rank product into a weight, which two thin products",
+        Remedy(
+            "Multiply the inputs by the thin matrices, one after the other, and add the result.",
+            "y = x @ weight + (x @ a) @ b             # instead of x @ (weight + a @ b)",
+        ),
+    ),
+    "one-hot": (
+        "a one-hot table times a matrix, which a lookup",
+        Remedy(
+            "Take the rows by their index.",
+            "rows = torch.nn.functional.embedding(indices, table)   # instead of one_hot(indices, n).float() @ table",
+        ),
+    ),
+}
+
+
+def _detours(view: View, work: WorkLeft, called: Rows) -> Iterator[Found]:
+    for detour in detours(view, called):
+        backward = view.backward_of(detour.rows)
+        rows = np.concatenate([detour.rows, backward])
+        passes, cost = 3 if len(backward) else 1, view.cost_ns(rows)
+        left = passes * (work.product_ns(detour.operations) + work.elementwise_ns(detour.elements))
+        if left >= cost or (detour.operations and not work.product_ns(1)):
+            continue
+        what, remedy = _DETOURS[detour.kind]
+        place = view.attribution.places[detour.place]
+        yield Found(
+            f"{view.percent(cost)} of the {view.period} goes to {what} would replace",
+            cost - left,
+            basis="the operators, forward and backward, less the time of what takes their place at the trace's rates",
+            confidence="medium",
+            figures=[
+                view.share_figure("that this takes", cost),
+                view.ns_per_step("time of these operators", cost),
+                view.ns_per_step("time of what takes their place", left),
+                view.count_per_step("operations of the products that take their place", detour.operations),
+                view.count_per_step("elements that are moved instead", detour.elements),
+            ],
+            where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+            remedy=remedy,
+            change=scaled_with_pauses(rows, [], left / max(cost, 1)),
+        )
 
 
 def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:

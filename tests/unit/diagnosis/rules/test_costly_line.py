@@ -442,3 +442,63 @@ def test_checkpointing_is_told_where_the_memory_would_do() -> None:
 def test_what_checkpointing_calls_again_is_not_a_result_to_keep() -> None:
     facts = ValueFacts(module="Net.block", calls=2, distinct=1)
     assert not asked(rule, checkpointing(facts, ValueFacts(module="Net"), memory=3 * 2**20)).findings
+
+
+def merging(*, thin: int = 4, then: str = "[[8, 64], [64, 64]]") -> Trace:
+    """In 1000 ns a thin product (200), its scaling (50), the sum with the weight (100), and a product with it (100)."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "model.py(7): forward")
+    factors, weights = f"[[64, {thin}], [{thin}, 64]]", "[[64, 64], [64, 64]]"
+    calls = (("matmul", 200, factors), ("mul", 50, "[[64, 64], []]"), ("add", 100, weights), ("matmul", 100, then))
+    now = 0
+    for name, duration, shapes in calls:
+        recording.operator(now, duration, f"aten::{name}", input_shapes=shapes)
+        now += duration
+    return recording.trace()
+
+
+def looking_up(*makers: tuple[str, str], table: str = "[[4, 16, 100], [100, 8]]") -> Trace:
+    """In 1000 ns operators of 100 ns each that make a table, and a product with it; then a few small sums."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "model.py(9): embed")
+    for number, (name, shapes) in enumerate((*makers, ("aten::matmul", table))):
+        recording.operator(100 * number, 100, name, input_shapes=shapes)
+    for number in range(4):
+        recording.operator(800 + 20 * number, 10, "aten::add", input_shapes="[[2000], [2000]]")
+    return recording.trace()
+
+
+ONE_HOT = ("aten::one_hot", "[[4, 16], []]"), ("aten::to", "[[4, 16, 100], []]")
+COMPARED = ("aten::eq", "[[4, 16, 1], [100]]"), ("aten::to", "[[4, 16, 100], []]")
+SCATTERED = ("aten::zeros", "[[]]"), ("aten::scatter_", "[[64, 100], [], [64, 1], []]")
+FIRES["a merged weight"] = merging
+FIRES["a one-hot table"] = lambda: looking_up(*ONE_HOT)
+FIRES["a table of comparisons"] = lambda: looking_up(*COMPARED)
+FIRES["a scattered table"] = lambda: looking_up(*SCATTERED, table="[[64, 100], [100, 8]]")
+SILENT["a product of large matrices"] = lambda: merging(thin=32)
+SILENT["a merged weight that nothing multiplies"] = lambda: merging(then="[[8, 32], [32, 64]]")
+SILENT["a merged weight for many rows"] = lambda: merging(then="[[4000, 64], [64, 64]]")
+SILENT["a one-hot table of few classes"] = lambda: looking_up(*ONE_HOT, table="[[4, 16, 8], [8, 8]]")
+SILENT["another table"] = lambda: looking_up(*ONE_HOT, table="[[4, 32, 100], [100, 8]]")
+SILENT["a scatter of values"] = lambda: looking_up(
+    ("aten::scatter_", "[[64, 100], [], [64, 1], [64, 1]]"), table="[[64, 100], [100, 8]]"
+)
+
+
+def test_a_merged_weight_costs_what_two_thin_products_do_not_need() -> None:
+    finding = the_finding(rule, merging())
+
+    figures = {each.name: each.value for each in finding.evidence.figures}
+    assert figures["operations of the products that take their place per step"] == 2 * 8 * 4 * (64 + 64)
+    assert 0.2 < finding.saving_share < 0.35  # of the 350 ns
+    assert places_of(finding) == [("model.py", 7, "forward")]
+
+
+def test_a_lookup_moves_the_rows_that_it_takes() -> None:
+    finding = the_finding(rule, looking_up(*ONE_HOT))
+
+    figures = {each.name: each.value for each in finding.evidence.figures}
+    assert figures["elements that are moved instead per step"] == (2 * 64 + 100) * 8
+    assert 250 < finding.saving_ns_per_step < 300

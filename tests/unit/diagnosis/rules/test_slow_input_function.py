@@ -229,6 +229,16 @@ def test_equal_values_are_the_first_evidence() -> None:
     assert finding.saving_ns_per_step == 90 * MS
 
 
+def test_steps_that_repeat_the_same_samples_compute_nothing_again() -> None:
+    """Where each sample of a step has another value, as in a recording of one batch that is loaded again and again."""
+    values = (
+        ValueFacts(file="data.py", function="clean", line=40, last=45, calls=8, distinct=8, is_constant=True),
+        ValueFacts(file="data.py", function="other", line=50, last=55, calls=8, distinct=8),
+    )
+
+    assert asked(rule, by_lines(read_in_source(values=values), (12, 9), (42, 162))).findings == ()
+
+
 def test_a_list_that_the_recorder_saw_is_told_with_its_length() -> None:
     lists = (ListFacts(file="data.py", function=10, name="words", length=3_000),)
     program = read_in_source(work("maybe_lookup", 13, 13, "words"), lists=lists)
