@@ -58,7 +58,7 @@ class Dependencies:
         )
         mine = mine[Visits(mine).rows]
         counts = {(file, line): count for file, line, count in mine.group_by("file", "line").len().iter_rows()}
-        found = {}
+        found: dict[LoopFacts, int] = {}
         for (file, line), count in counts.items():
             loops = self._loops.get(file, ())
             around = [each for each in loops if each.first <= line <= each.last]
@@ -66,5 +66,6 @@ class Dependencies:
             if not around or is_head or abs(count - loop.repetitions) > max(_AS_OFTEN * loop.repetitions, 1):
                 continue
             innermost = min(around, key=lambda each: each.last - each.first)
-            found[innermost] = max(counts.get((file, innermost.line), 0) - count + 1, 1)
+            runs = max(counts.get((file, innermost.line), 0) - count + 1, 1)
+            found[innermost] = min(runs, found.get(innermost, runs))  # the edges may cut a line's first or last visit
         return sorted(found.items(), key=lambda each: each[0].last - each[0].first)

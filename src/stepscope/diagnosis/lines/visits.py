@@ -68,12 +68,14 @@ class Visits:
         row = int(np.searchsorted(self._starts, time_ns, side="right")) - 1
         return self._visit_of_row[row] if row >= 0 else -1
 
+    def holds(self, visit: int, times: Times) -> bool:
+        """Whether one of these times, which are in order, is in a visit."""
+        first = int(np.searchsorted(times, self.starts[visit]))
+        return first < len(times) and bool(times[first] < self.ends[visit])
+
     def outermost(self, visit: int, without: Times) -> int:
-        """The outermost visit around this one in which nothing of `without`, which is in order, begins."""
-        while (parent := int(self.parents[visit])) >= 0:
-            first = int(np.searchsorted(without, self.starts[parent]))
-            if first < len(without) and without[first] < self.ends[parent]:
-                break
+        """The outermost visit around this one, or itself, that holds none of these times, which are in order."""
+        while (parent := int(self.parents[visit])) >= 0 and not self.holds(parent, without):
             visit = parent
         return visit
 

@@ -7,7 +7,8 @@ steps it takes longer than the training between two evaluations, and its result 
 
 # How it is measured
 An evaluation is a stretch in which a module that is also called in training mode runs in evaluation mode, with the
-whole of the line of the user's code that runs it: the outermost one in which it is not called in training mode. A
+whole of the line of the user's code that runs it: the outermost one in which it is not called in training mode. Where a
+trainer runs it, it begins when the training before it ended: the call, its backward pass and the optimizer's step. A
 module that is only ever called in evaluation mode, such as a teacher, does not count. `stepscope run` notes from the
 first step on in which steps modules are switched to evaluation mode. The median number of steps between two of them is
 how often the program evaluates; without that, an evaluation in at least half of the recorded steps. If the recorded
@@ -36,12 +37,14 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.costs import lines_at
 from stepscope.diagnosis.lines.graphs import evaluations, outermost_calls, unused_graphs
 from stepscope.diagnosis.lines.visits import Visits
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._waits import every_steps
+from stepscope.trace.window import Times
 from stepscope.whatif.changes import scaled_stretches
 
 _OFTEN: Final = 0.5
@@ -122,25 +125,37 @@ def _before_recording(view: View) -> _Evaluation | None:
 
 
 def _with_their_lines(view: View, stretches: pl.DataFrame) -> tuple[pl.DataFrame, Iterable[Location]]:
-    """The stretches with the whole of the lines that run them, and the line of the longest."""
-    lines = view.trace.lines.filter(pl.col("lane") == pl.lit(view.lane, pl.Int32))
-    visits = Visits(lines)
-    calls = outermost_calls(view)
+    """The stretches with the whole of the lines that run them, or from the end of the training before them; the line
+    of the longest.
+    """
+    visits = Visits(view.trace.lines.filter(pl.col("lane") == pl.lit(view.lane, pl.Int32)))
     evaluated = pl.col("name").is_in(stretches["module"].unique().implode())
-    training = calls.filter(evaluated & ~pl.col("evaluates").fill_null(False))["start_ns"].to_numpy()
+    training = outermost_calls(view).filter(evaluated & ~pl.col("evaluates").fill_null(False))
+    calls, trained = training["start_ns"].to_numpy(), _ends_of_training(view, training)
     places: dict[int, tuple[str, int, str]] = {}
     starts: list[int] = []
     ends: list[int] = []
     for begin, duration in stretches.select("start_ns", "duration_ns").iter_rows():
         start, end, visit = begin, begin + duration, visits.at(begin)
-        if visit >= 0:
-            visit = visits.outermost(visit, training)
+        if visit >= 0 and not visits.holds(visit, calls):
+            visit = visits.outermost(visit, calls)
             start, end = min(start, int(visits.starts[visit])), max(end, int(visits.ends[visit]))
             places[end - start] = visits.place(visit)
+        elif (before := int(np.searchsorted(trained, begin, side="right"))) > 0:
+            start = int(trained[before - 1])
         starts.append(max(start, ends[-1] if ends else start))
         ends.append(max(end, starts[-1]))
     whole = stretches.with_columns(start_ns=pl.Series(starts), duration_ns=pl.Series(np.subtract(ends, starts)))
     return whole, [Location(*places[length], 1.0, exact_line=True) for length in sorted(places)[-1:]]
+
+
+def _ends_of_training(view: View, calls: pl.DataFrame) -> Times:
+    """When calls in training mode, backward passes and steps of optimizers ended, in order."""
+    nodes = view.operators.filter(pl.col("name").str.contains(BACKWARD_NAME) & pl.col("parent").is_null())
+    steps = view.trace.annotations.filter(pl.col("name").str.starts_with("Optimizer.step#"))
+    times = pl.concat([each.select(pl.col("start_ns") + pl.col("duration_ns")) for each in (calls, nodes, steps)])
+    ends: Times = np.sort(times["start_ns"].to_numpy())
+    return ends
 
 
 def _found(view: View, found: _Evaluation, every: int, cost: float) -> Found:

@@ -70,6 +70,25 @@ def test_an_evaluation_is_the_whole_line_that_runs_it() -> None:
     assert finding.saving_from == "replayed"
 
 
+def test_a_trainers_evaluation_lasts_from_the_end_of_the_training_before_to_its_last_call() -> None:
+    """Steps of 1000 ns inside one line of the program, with an evaluation in each, from 100 ns after the training on."""
+    recording = Recording()
+    recording.line(0, 4000, "train.py(15): main")
+    for step in range(4):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.module(begin + 100, 400, "Net", evaluates=False)
+        recording.operator(begin + 110, 100, "aten::mm")
+        for call in (0, 200):
+            recording.module(begin + 600 + call, 100, "Net", evaluates=True)
+            recording.operator(begin + 610 + call, 50, "aten::mm")
+    finding = the_finding(rule, recording.trace())
+
+    figures = {each.name: each.value for each in finding.evidence.figures}
+    assert (figures["time of one evaluation"], figures["time of a step without one"]) == (400, 600)
+    assert places_of(finding) == [("train.py", 15, "main")]
+
+
 def test_without_a_recorded_evaluation_the_steps_before_the_recording_tell_its_share() -> None:
     finding = the_finding(rule, training(facts=EVERY_FIVE))
 
