@@ -319,12 +319,13 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
     files += [stage.file for stage in facts.input_stages if stage.file is not None]
     loops, bindings = guard.attempted(lambda: source_facts(files)) or ((), ())
     functions, works = guard.attempted(lambda: work_facts(files)) or ((), ())
-    wanted = {(each.file, each.line, each.name) for each in seen.values}
+    wanted = {(each.file, each.line, each.name) for each in (*seen.values, *seen.kept_graphs)}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
     return msgspec.structs.replace(
         facts,
         backward=seen.backward,
         constants=seen.constants,
+        kept_graphs=seen.kept_graphs,
         loops=loops,
         bindings=kept,
         values=seen.values,

@@ -23,9 +23,10 @@ import xxhash
 from stepscope import guard
 from stepscope.record.constants import ConstantLook
 from stepscope.record.gradients import GradientLook
+from stepscope.record.kept_graphs import KeptGraphs
 from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
 from stepscope.record.made import MadeInSteps
-from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, ListFacts, ValueFacts
+from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, KeptGraphFacts, ListFacts, ValueFacts
 
 STEPS: Final = 2
 """Complete steps that are compared."""
@@ -124,6 +125,7 @@ class LookFacts:
     values: tuple[ValueFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()
+    kept_graphs: tuple[KeptGraphFacts, ...] = ()
 
 
 class ValueLook:
@@ -145,6 +147,7 @@ class ValueLook:
         self._lists: dict[tuple[CodeType, str], list[int]] = {}  # length at the first call in each step
         self.made = MadeInSteps()
         self._constants = ConstantLook()
+        self._graphs = KeptGraphs()
 
     def start(self) -> None:
         """Begin with the step that begins now, unless the program is profiled in another way."""
@@ -163,12 +166,11 @@ class ValueLook:
                 self.stop()
             return
         sys.setprofile(None)
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            if is_users(frame.f_code.co_filename):
-                self._look(frame, None)
-                _let_go(frame)
-            frame = frame.f_back
+        frames = [frame for frame in _callers(sys._getframe(1)) if is_users(frame.f_code.co_filename)]
+        self._graphs.look(frames)
+        for frame in frames:
+            self._look(frame, None)
+            _let_go(frame)
         self._counts.clear()
         self.made.border()
         self._step += 1
@@ -268,7 +270,7 @@ class ValueLook:
         backward = guard.attempted(lambda: self._gradients.facts(roots)) or ()
         self._modules.clear()
         self._roots.clear()
-        return LookFacts(values, backward, guard.attempted(self._constants.facts) or ())
+        return LookFacts(values, backward, self._constants.facts(), self._graphs.facts())
 
     def _values(self, names: Mapping[int, str]) -> tuple[ValueFacts, ...]:
         found = []
@@ -292,6 +294,12 @@ def _long_lists(frame: FrameType) -> Iterator[tuple[str, int]]:
     for name, value in [*frame.f_locals.items(), *found][: 4 * _MOST_NAMES]:
         if type(value) in (list, tuple) and len(value) >= _LONG:
             yield name, len(value)
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def _let_go(frame: FrameType) -> None:
