@@ -25,6 +25,7 @@ from stepscope.record.counters import WarmUp
 from stepscope.record.evaluations import evaluation_watch
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
+from stepscope.record.metrics import metric_facts
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.source_facts import source_facts, with_readers
 from stepscope.record.values import LookFacts, value_look
@@ -329,6 +330,7 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
         bindings=kept,
         values=seen.values,
         evaluations=guard.attempted(evaluation_watch().facts),
+        metrics=guard.attempted(lambda: metric_facts(files)) or (),
         functions=functions,
         works=works,
         lists=guard.attempted(lambda: with_readers(look.lists())) or (),
