@@ -148,6 +148,8 @@ class Diagnosis:
         by_device: show each device's window from its first to its last work, as other profilers do, not the steps.
         is_warm_up: most of the recording happens once, so nothing is promised.
         lines: costly lines that no finding explains, costliest first.
+        unrecorded_ns: a step of the same run that was not recorded (their median), if it is shorter than the recorded
+            ones; else 0. Savings are shares of such a step.
     """
 
     metadata: Metadata
@@ -183,6 +185,7 @@ class Diagnosis:
     by_device: bool = False
     is_warm_up: bool = False
     lines: tuple[LineShare, ...] = ()
+    unrecorded_ns: int = 0
 
     @property
     def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:
@@ -190,6 +193,11 @@ class Diagnosis:
         if self.by_device or not self.in_steps:
             return self.devices, self.idle, self.device_uses
         return self.in_steps, self.idle_in_steps, self.uses_in_steps
+
+    @property
+    def promised_step_ns(self) -> int:
+        """The step that savings are shares of: one that was not recorded, if its time is known."""
+        return self.unrecorded_ns or self.step_ns
 
     @property
     def once_ns(self) -> int:
@@ -350,7 +358,14 @@ def _diagnosis(
         uses_in_steps=device_uses(trace, window=view.windows, activity=view.activity),
         host_use=host_use(main_thread),
         engine_uses=engine_uses(trace),
+        unrecorded_ns=_unrecorded_ns(view),
     )
+
+
+def _unrecorded_ns(view: View) -> int:
+    unrecorded = view.trace.metadata.unrecorded
+    is_shorter = unrecorded is not None and view.recorded_events is not None and unrecorded.step_ns < view.step_ns
+    return unrecorded.step_ns if unrecorded is not None and is_shorter else 0
 
 
 def _in_steps(view: View, names: Mapping[str, str | None]) -> tuple[StepTime, ...]:

@@ -289,7 +289,9 @@ def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
 
 
 def _operator_ns(view: View, operators: int) -> float:
-    """Recording overhead per operator, at most OPERATOR_NS; 0 if unknown."""
+    """Recording overhead per operator, as measured on the run's other steps or at most OPERATOR_NS; 0 if unknown."""
+    if view.recorded_events is not None and view.device is None:
+        return view.recorded_events.operator_ns
     warm_up = whole(view, "warm_up_ns")
     if not operators or not warm_up or view.device is not None:
         return 0.0

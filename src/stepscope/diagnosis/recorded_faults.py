@@ -9,6 +9,7 @@ and take twice as long, mostly where large tensors are created and soon freed, a
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ import polars as pl
 
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
-from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.whatif import Change, Experiment, Graph
 
 FAULT_NS: Final = 2_000
@@ -27,17 +28,22 @@ LEAST_OF_A_STEP: Final = 0.1
 """If less than this share of a recorded step's time passed before the recording, no step ran before it."""
 
 
-def without_recorded_faults(experiment: Experiment) -> Change | None:
+def without_recorded_faults(experiment: Experiment, slower_ns: float = 0.0) -> Change | None:
     """Remove the page faults that only the recording caused; None if they are unknown or zero.
 
     The operating system's counts, in recorded steps and in those before, give the number of pages and the time for
     each. The addresses of the allocations show where they were mapped: in operators that took memory no allocation
     had used before. Applies only without a device, which would hide the host's time.
+
+    Args:
+        slower_ns: how much longer than others a recorded step works on a processor for reasons other than its
+            operators, which faults are taken to explain first.
     """
     trace = experiment.trace
     if experiment.device is not None or trace.metadata.program is None:
         return None
-    pages, page_ns = _recorded_only(trace.metadata.program, set(experiment.steps["index"].to_list()))
+    steps = facts_of_steps(experiment)
+    pages, page_ns = _recorded_only(trace.metadata.program, steps, slower_ns)
     if pages <= 0 or page_ns <= 0:
         return None
     rows, fresh = _fresh_pages(trace)
@@ -47,8 +53,12 @@ def without_recorded_faults(experiment: Experiment) -> Change | None:
     if not len(rows):
         return None
     fresh *= min(pages * experiment.step_count / fresh.sum(), 1.0)
+    page_ns *= waiting_factor(steps)
     durations = trace.operators["duration_ns"].to_numpy()[rows]
-    factors = 1 - np.minimum(fresh * page_ns / np.maximum(durations, 1), 1.0)
+    # By name: a thread that waits for a processor does so in a few operators at length.
+    _, name = np.unique(trace.operators["name"].gather(rows).to_physical().to_numpy(), return_inverse=True)
+    cost, total = (np.bincount(name.ravel(), each) for each in (fresh * page_ns, durations))
+    factors = (1 - np.minimum(cost / np.maximum(total, 1), 1.0))[name.ravel()]
     lanes = trace.operators["lane"].to_numpy()[rows].astype(np.int32)
 
     def apply(_: Experiment, graph: Graph) -> Graph:
@@ -73,15 +83,31 @@ def faults_before(program: ProgramFacts, step_ns: float) -> float | None:
     return faults / max(round(steps), 1) if steps >= LEAST_OF_A_STEP else None
 
 
+def facts_of_steps(experiment: Experiment) -> list[StepFacts]:
+    """The operating system's counts of the steps that savings refer to."""
+    program, indexes = experiment.trace.metadata.program, set(experiment.steps["index"].to_list())
+    steps = program.steps if program is not None else ()
+    return [step for step in steps if step.index in indexes and step.duration_ns > 0]
+
+
+def waiting_factor(steps: Sequence[StepFacts]) -> float:
+    """How many times as long as on a processor a thread's work takes, because it waits for one; 1 or more.
+
+    Work of every kind waits alike.
+    """
+    waiting = sum(step.thread_waiting_ns or 0 for step in steps)
+    worked = sum(step.thread_processor_ns or 0 for step in steps)
+    return 1 + waiting / worked if worked > 0 else 1.0
+
+
 def whole_figure(program: ProgramFacts, name: str) -> int | None:
     """An integer among the process's figures; None if it is missing."""
     value = program.process.get(name)
     return value if type(value) is int else None
 
 
-def _recorded_only(program: ProgramFacts, indexes: set[int]) -> tuple[float, float]:
+def _recorded_only(program: ProgramFacts, steps: Sequence[StepFacts], slower_ns: float) -> tuple[float, float]:
     """Pages per step that only recorded steps map, and nanoseconds per page; both 0 if unknown."""
-    steps = [step for step in program.steps if step.index in indexes and step.duration_ns > 0]
     faults = [step.minor_faults for step in steps if step.minor_faults is not None]
     system = [step.thread_system_ns for step in steps if step.thread_system_ns is not None]
     if not steps or len(faults) < len(steps) or len(system) < len(steps) or not sum(faults):
@@ -89,7 +115,8 @@ def _recorded_only(program: ProgramFacts, indexes: set[int]) -> tuple[float, flo
     before = faults_before(program, sum(step.duration_ns for step in steps) / len(steps))
     if before is None:
         return 0.0, 0.0
-    return sum(faults) / len(steps) - before, min(sum(system) / sum(faults), FAULT_NS)
+    each_step, page_ns = sum(faults) / len(steps), min(sum(system) / sum(faults), FAULT_NS)
+    return max(each_step - before, min(slower_ns / max(page_ns, 1.0), each_step)), page_ns
 
 
 def _fresh_pages(trace: Trace) -> tuple[Rows, npt.NDArray[np.float64]]:

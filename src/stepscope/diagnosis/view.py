@@ -21,6 +21,7 @@ from stepscope.analysis.rows import at, inside, outermost
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
+from stepscope.diagnosis.recorded_events import RecordedEvents, recorded_events, slower_beyond_operators_ns
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
 from stepscope.trace import Trace
 from stepscope.trace.model import XLA_FORMATS
@@ -87,12 +88,27 @@ class View(StepView):
     def _typical(self) -> tuple[Graph, float]:
         """The graph for replays, without what happens once or only while recording, and its step in nanoseconds."""
         experiment = self.experiment
-        changes = [without_recorded_faults(experiment), without_cause("once") if self.once_ns else None]
+        events = self.recorded_events
+        changes = [
+            self._recorded_faults,
+            events.change if events is not None else None,
+            without_cause("once") if self.once_ns else None,
+        ]
         known = [change for change in changes if change is not None]
         if not known:
             return experiment.graph, experiment.measured_ns / experiment.step_count
         graph = together(*known)(experiment, experiment.graph)
         return graph, experiment.run(graph).step_ns
+
+    @cached_property
+    def _recorded_faults(self) -> Change | None:
+        return without_recorded_faults(self.experiment, slower_beyond_operators_ns(self.experiment))
+
+    @cached_property
+    def recorded_events(self) -> RecordedEvents | None:
+        """What recording each event cost; None if unknown or nothing."""
+        experiment, faults = self.experiment, self._recorded_faults
+        return recorded_events(experiment, faults(experiment, experiment.graph) if faults else experiment.graph)
 
     def saved_ns(self, change: Change) -> int:
         """Time a step loses with this change, by a replay; at most the step.

@@ -11,6 +11,7 @@ from typing import Final
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
 from stepscope.readers.budget import Budget
+from stepscope.readers.run_steps import with_unrecorded_steps
 from stepscope.readers.source import ByteSource, Found, Progress, Reader, is_regular_file, text_of
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
@@ -209,7 +210,7 @@ def open_trace(
     """
     if str(path) != "-" and os.path.isdir(path) and is_store(Path(path)):
         return open_store(Path(path))
-    return _of_its_host(_opened(path, window, steps, cache, progress), path)
+    return with_unrecorded_steps(_of_its_host(_opened(path, window, steps, cache, progress), path), path)
 
 
 def _opened(

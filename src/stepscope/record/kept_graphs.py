@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Final
 
 from stepscope import guard
@@ -35,15 +35,15 @@ class KeptGraphs:
         self._before: dict[_Variable, _Graph] = {}
         self._found: dict[_Variable, int] = {}
 
-    def look(self, frames: list[FrameType]) -> None:
-        """Compare the variables of these frames with those at the end of the step before."""
+    def look(self, running: list[tuple[CodeType, dict[str, Any]]]) -> None:
+        """Compare the local variables of running functions with those at the end of the step before."""
         graphs: dict[_Variable, _Graph] = {}
-        for frame in frames:
-            for name, value in itertools.islice(_variables(frame), _MOST_NAMES):
+        for code, names in running:
+            for name, value in itertools.islice(_variables(names), _MOST_NAMES):
                 with guard.attempt():  # a variable may be anything
                     graph = _graph(value)
                     if graph is not None:
-                        graphs[frame.f_code, name] = graph
+                        graphs[code, name] = graph
         for key, graph in graphs.items():
             before = self._before.get(key)
             if before is not None and graph.nodes > before.nodes and graph.first <= before.last < graph.last:
@@ -63,9 +63,8 @@ class KeptGraphs:
         )
 
 
-def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
+def _variables(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Variables of a function, and attributes of the object that it belongs to."""
-    names = dict(frame.f_locals)
     yield from names.items()
     for name, value in getattr(names.get("self"), "__dict__", {}).items():
         yield f"self.{name}", value

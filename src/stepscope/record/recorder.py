@@ -25,6 +25,7 @@ from stepscope.record.counters import WarmUp
 from stepscope.record.evaluations import evaluation_watch
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
+from stepscope.record.metrics import metric_facts
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.source_facts import source_facts, with_readers
 from stepscope.record.values import LookFacts, value_look
@@ -309,7 +310,7 @@ class Recorder(ProfilerRecording):
 def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:
     """Add what the recorded lines' source says, and what the look before them saw: equal values, needless gradients.
 
-    Of the bindings only those of names with hashed values are kept.
+    Of the bindings only those of names with hashed values, or that keep graphs, are kept.
     """
     if facts is None or lines is None:
         return facts
@@ -319,7 +320,8 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
     files += [stage.file for stage in facts.input_stages if stage.file is not None]
     loops, bindings = guard.attempted(lambda: source_facts(files)) or ((), ())
     functions, works = guard.attempted(lambda: work_facts(files)) or ((), ())
-    wanted = {(each.file, each.line, each.name) for each in (*seen.values, *seen.kept_graphs)}
+    wanted = {(each.file, each.line, each.name) for each in seen.values}
+    wanted |= {(each.file, each.line, each.name) for each in seen.kept_graphs}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
     return msgspec.structs.replace(
         facts,
@@ -330,6 +332,7 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
         bindings=kept,
         values=seen.values,
         evaluations=guard.attempted(evaluation_watch().facts),
+        metrics=guard.attempted(lambda: metric_facts(files)) or (),
         functions=functions,
         works=works,
         lists=guard.attempted(lambda: with_readers(look.lists())) or (),

@@ -163,6 +163,15 @@ class RunFolder:
         return (self.path / _SEEN / what).exists()
 
 
+def recording_of(trace: Path) -> dict[str, Any]:
+    """Return the report of the process that recorded a trace of a run; empty if the trace is of no run."""
+    rank = Path(os.path.abspath(trace)).parent
+    if not _RANK.fullmatch(rank.name) or not is_run_folder(rank.parent):
+        return {}
+    reports = (of_recording(readable(path)) for path in sorted(rank.glob("recording-*.json")))
+    return next((each for each in reports if each.get("trace") == trace.name), {})
+
+
 def xplane_name(trace: Path) -> Path:
     """Return the name of an XLA profile for the name of a torch trace."""
     return trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + ".xplane.pb")

@@ -23,24 +23,30 @@ class Stretch:
     Attributes:
         durations_ns: of each step, excluding stepscope's own work before it.
         recorded: whether the profiler ran.
+        processor_ns: time that the steps' thread ran on a processor in each step, which other programs do not lengthen;
+            empty if unknown.
     """
 
     first_step: int
     recorded: bool
     durations_ns: list[int] = field(default_factory=list)
+    processor_ns: list[int] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {"first_step": self.first_step, "recorded": self.recorded, "ns": self.durations_ns}
+        times = {"ns": self.durations_ns, "processor_ns": self.processor_ns}
+        return {"first_step": self.first_step, "recorded": self.recorded, **times}
 
     @classmethod
     def from_json(cls, content: object) -> Stretch | None:
         """Read the form written by `to_json`; None for anything else."""
         if not isinstance(content, Mapping):
             return None
-        first, durations = content.get("first_step"), content.get("ns")
+        first, durations, processor = (content.get(name) for name in ("first_step", "ns", "processor_ns"))
         if type(first) is not int or not are_durations(durations):
             return None
-        return cls(first, bool(content.get("recorded")), durations)
+        if not are_durations(processor) or len(processor) != len(durations):
+            processor = []
+        return cls(first, bool(content.get("recorded")), durations, processor)
 
 
 def are_durations(content: object) -> TypeGuard[list[int]]:
@@ -51,10 +57,12 @@ def are_durations(content: object) -> TypeGuard[list[int]]:
 class StepTimes:
     """Times the steps of one thread, between calls of `begins` and `ended`."""
 
-    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self, clock_ns: Callable[[], int] = time.perf_counter_ns, processor_ns: Callable[[], int] = time.thread_time_ns
+    ) -> None:
         self.stretches: list[Stretch] = []
-        self._clock_ns = clock_ns
-        self._begun_ns: int | None = None
+        self._clocks = (clock_ns, processor_ns)
+        self._begun_ns: tuple[int, int] | None = None
         self._now: Stretch | None = None
         self._count = 0
 
@@ -66,17 +74,23 @@ class StepTimes:
         now = self._now
         if now is None or now.recorded != recorded or now.first_step + len(now.durations_ns) != step:
             self._now = Stretch(step, recorded)
-        self._begun_ns = self._clock_ns()
+        self._begun_ns = self._now_ns()
 
     def ended(self) -> None:
         begun_ns, now = self._begun_ns, self._now
         if begun_ns is None or now is None:
             return
-        now.durations_ns.append(self._clock_ns() - begun_ns)
+        ended_ns = self._now_ns()
+        now.durations_ns.append(ended_ns[0] - begun_ns[0])
+        now.processor_ns.append(ended_ns[1] - begun_ns[1])
         self._begun_ns = None
         self._count += 1
         if len(now.durations_ns) == 1:
             self.stretches.append(now)
+
+    def _now_ns(self) -> tuple[int, int]:
+        wall_ns, processor_ns = self._clocks
+        return wall_ns(), processor_ns()
 
     def clear(self) -> None:
         """Drop all times, for example when a better step source is found."""

@@ -166,11 +166,14 @@ class ValueLook:
                 self.stop()
             return
         sys.setprofile(None)
-        frames = [frame for frame in _callers(sys._getframe(1)) if is_users(frame.f_code.co_filename)]
-        self._graphs.look(frames)
-        for frame in frames:
-            self._look(frame, None)
-            _let_go(frame)
+        running = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if is_users(frame.f_code.co_filename):
+                running.append((frame.f_code, locals_of(frame)))
+                self._look(frame, None, running[-1][1])
+            frame = frame.f_back
+        self._graphs.look(running)
         self._counts.clear()
         self.made.border()
         self._step += 1
@@ -207,7 +210,7 @@ class ValueLook:
         elif code is self._module_call:
             self._module_returned(frame, value)
         elif is_users(code.co_filename) and not code.co_flags & _RESUMABLE and code.co_name != "<module>":
-            self._look(frame, value)
+            self._look(frame, value, frame.f_locals)
 
     def _module_returned(self, frame: FrameType, value: Any) -> None:
         caller = frame.f_back
@@ -223,17 +226,17 @@ class ValueLook:
             self._modules[id(module)] = module
             self._add(self._calls[id(module)], value)
 
-    def _look(self, frame: FrameType, value: Any) -> None:
+    def _look(self, frame: FrameType, value: Any, variables: Mapping[str, Any]) -> None:
         code = frame.f_code
         self._counts[code] += 1
         if self._counts[code] == 1:
-            for name, length in dict(_long_lists(frame)).items():
+            for name, length in dict(_long_lists(frame, variables)).items():
                 if not self._step or (code, name) in self._lists:
                     self._lists.setdefault((code, name), []).append(length)
         if self._counts[code] > _MOST_CALLS:
             return
         self._add(self._seen[code, ""], value)
-        for name, local in list(frame.f_locals.items())[:_MOST_NAMES]:
+        for name, local in list(variables.items())[:_MOST_NAMES]:
             self._add(self._seen[code, name], local)
 
     def _add(self, seen: _Seen, value: Any) -> None:
@@ -283,32 +286,35 @@ class ValueLook:
         return tuple(each for each in found if each is not None)[:_MOST_FACTS]
 
 
-def _long_lists(frame: FrameType) -> Iterator[tuple[str, int]]:
+def _long_lists(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Lists that a function's code names: variables, globals, and attributes of self that no property computes."""
     code = frame.f_code
     names = frame.f_globals
     found = [(name, names[name]) for name in code.co_names if name in names]
     with guard.attempt():  # an object without attributes
-        own = object.__getattribute__(frame.f_locals.get("self"), "__dict__")
+        own = object.__getattribute__(variables.get("self"), "__dict__")
         found += [(f"self.{name}", own[name]) for name in code.co_names if name in own]
-    for name, value in [*frame.f_locals.items(), *found][: 4 * _MOST_NAMES]:
+    for name, value in [*variables.items(), *found][: 4 * _MOST_NAMES]:
         if type(value) in (list, tuple) and len(value) >= _LONG:
             yield name, len(value)
 
 
-def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def locals_of(frame: FrameType) -> dict[str, Any]:
+    """Return a frame's local variables; the frame, which goes on, keeps no second reference to them.
 
-
-def _let_go(frame: FrameType) -> None:
-    """Release what a function's frame, which goes on, keeps of its local variables for those who asked for them.
-
-    Up to Python 3.12 the frame holds a copy, and with it the tensors of this step, until somebody asks again.
+    Up to Python 3.12 the frame holds what it was asked for, and with it the tensors of this step, until somebody asks
+    again. It is emptied, unless the program itself holds it as the result of `locals()`. Not for the frame whose event
+    a profile or trace function handles: what is missing there afterwards is deleted.
     """
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
-        frame.f_locals.clear()
+    held = frame.f_locals
+    found = dict(held)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(held) <= _OURS:
+        held.clear()
+    return found
+
+
+_OURS: Final = 3
+"""References to a frame's variables that nobody else holds: the frame's, ours, and the counting function's."""
 
 
 def _last_line(code: CodeType) -> int:

@@ -219,9 +219,12 @@ class _Inside:
     def loops(self) -> Iterator[_Work]:
         """Loops that hand nothing out meanwhile, the outer ones first."""
         for node in ast.walk(self.function):
-            hands_out = any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node))
-            if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not hands_out:
+            if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _hands_out(node):
                 yield "loop", node, ""
+
+
+def _hands_out(node: ast.AST) -> bool:
+    return any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node))
 
 
 def _table_of(node: ast.AST) -> str:

@@ -185,7 +185,8 @@ def _tiles(diagnosis: Diagnosis) -> list[dict[str, str]]:
     best = max(diagnosis.findings, key=lambda finding: finding.saving_ns_per_step, default=None)
     if best is not None and best.saving_ns_per_step > 0:
         note = f"{share(best.saving_share)} of {whole(diagnosis)}: {best.rule}"
-        tiles.append(_tile("Largest saving", duration(best.saving_ns_per_step), note))
+        saving_ns = round(best.saving_share * diagnosis.promised_step_ns)
+        tiles.append(_tile("Largest saving", duration(saving_ns), note))
     return tiles
 
 
@@ -403,6 +404,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         steps={
             "source": diagnosis.step_source,
             "step_ns": diagnosis.step_ns,
+            "unrecorded_ns": diagnosis.unrecorded_ns or None,
             "count": diagnosis.step_count,
             "typical_ns": diagnosis.typical_step_ns,
             "mean_ns": diagnosis.mean_step_ns,

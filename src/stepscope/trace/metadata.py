@@ -43,6 +43,22 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class UnrecordedSteps:
+    """Steps of the same run that no profiler slowed down, beside those that one recorded; medians.
+
+    Attributes:
+        count: number of unrecorded steps.
+        step_ns, recorded_step_ns: wall time of an unrecorded and of a recorded step.
+        processor_ns: time that the steps' thread ran on a processor in an unrecorded step; None if unknown.
+    """
+
+    count: int
+    step_ns: int
+    recorded_step_ns: int
+    processor_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Metadata:
     """A trace's description of itself.
 
@@ -57,6 +73,7 @@ class Metadata:
         window: the part that was read, if only a part was requested.
         program: settings of the program, if stepscope recorded it.
         evidence: counts from other files of the run, if given; never stored in the cache.
+        unrecorded: the run's other steps, if the trace lies in the run's folder; never stored in the cache.
     """
 
     path: str = ""
@@ -73,3 +90,4 @@ class Metadata:
     window: Window | None = None
     program: ProgramFacts | None = None
     evidence: RunCounts | None = None
+    unrecorded: UnrecordedSteps | None = None

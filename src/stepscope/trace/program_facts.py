@@ -290,6 +290,20 @@ class ListFacts(msgspec.Struct, kw_only=True, frozen=True):
     read: tuple[tuple[int, int], ...] = ()
 
 
+class MetricFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A statement of the user's source that computes with values copied from tensors, and makes no tensor of them.
+
+    Attributes:
+        function: name of the function; "<module>" outside of functions.
+        first, last: its lines, or those of a function that is called with such values.
+    """
+
+    file: str = ""
+    function: str = ""
+    first: int = 0
+    last: int = 0
+
+
 class MadeFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Objects that a line of the user's code makes in each step.
 
@@ -450,6 +464,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     lists: tuple[ListFacts, ...] = ()
     made: tuple[MadeFacts, ...] = ()
     evaluations: EvaluationFacts | None = None
+    metrics: tuple[MetricFacts, ...] = ()
 
 
 def to_json(facts: ProgramFacts) -> str:

@@ -338,6 +338,34 @@ def test_what_a_loop_was_served_is_let_go_of(load: Load, applying: Applying) -> 
     assert [reference() for reference in kept] == [None, None, None]
 
 
+def test_a_look_at_a_running_loop_keeps_no_variable_of_its_function_alive(load: Load, applying: Applying) -> None:
+    module = load(
+        """
+        import weakref
+        import torch
+        import torch.nn.functional as F
+
+        def train(steps):
+            alive = []
+            for step in range(steps):
+                logits, targets = torch.randn(3, 6, 5, requires_grad=True), torch.randint(5, (3, 6))
+                hidden = torch.ones(2)
+                reference, variables = weakref.ref(hidden), locals() if step == 2 else {}
+                loss = 0
+                for t in range(6):
+                    loss = loss + F.cross_entropy(logits[:, t], targets[:, t])
+                del hidden
+                alive.append((reference() is not None, "logits" in variables))
+            return alive
+        """
+    )
+
+    # In the last step the program itself asked for its variables, and keeps them.
+    assert module.train(3) == [(False, False), (False, False), (True, True)]
+    applying.end()
+    assert said(applying, "batched-loss")
+
+
 def test_probabilities_as_targets_are_refused(load: Load, applying: Applying) -> None:
     module = load(LOSS)
     logits = batch()[0]

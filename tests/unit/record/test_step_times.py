@@ -18,9 +18,9 @@ class Clock:
 
 
 def timed(*steps: tuple[int, int, bool | None]) -> list[dict[str, object]]:
-    """What is kept of steps of (number, nanoseconds, recorded), each 5 ns after the one before."""
+    """What is kept of steps of (number, nanoseconds, recorded), each 5 ns after the one before; half of it worked."""
     clock = Clock()
-    times = StepTimes(clock)
+    times = StepTimes(clock, lambda: clock.ns // 2)
     for number, length_ns, recorded in steps:
         times.begins(number, recorded)
         clock.ns += length_ns
@@ -37,14 +37,16 @@ def test_nothing_was_timed() -> None:
 
 
 def test_what_happens_between_steps_is_no_part_of_them() -> None:
-    assert timed((1, 10, False), (2, 20, False)) == [{"first_step": 1, "recorded": False, "ns": [10, 20]}]
+    assert timed((1, 10, False), (2, 20, False)) == [
+        {"first_step": 1, "recorded": False, "ns": [10, 20], "processor_ns": [5, 10]}
+    ]
 
 
 def test_recorded_steps_stand_apart_and_those_that_say_nothing_are_left_out() -> None:
     assert timed((1, 10, False), (2, 99, None), (3, 30, True), (4, 31, True), (5, 11, False)) == [
-        {"first_step": 1, "recorded": False, "ns": [10]},
-        {"first_step": 3, "recorded": True, "ns": [30, 31]},
-        {"first_step": 5, "recorded": False, "ns": [11]},
+        {"first_step": 1, "recorded": False, "ns": [10], "processor_ns": [5]},
+        {"first_step": 3, "recorded": True, "ns": [30, 31], "processor_ns": [15, 15]},
+        {"first_step": 5, "recorded": False, "ns": [11], "processor_ns": [5]},
     ]
 
 
@@ -70,5 +72,7 @@ def test_what_is_no_stretch_is_none(content: object) -> None:
 
 
 def test_a_stretch_comes_back_from_the_run_folder() -> None:
-    stretch = Stretch(7, True, [1, 2, 3])
+    stretch = Stretch(7, True, [1, 2, 3], [1, 1, 2])
     assert Stretch.from_json(stretch.to_json()) == stretch
+    for unfit in ([1, 1], None, [1, 1, -2]):  # an older or damaged folder
+        assert Stretch.from_json({**stretch.to_json(), "processor_ns": unfit}) == Stretch(7, True, [1, 2, 3])

@@ -29,6 +29,7 @@ EMPTY_REPORT = {
     "steps": {
         "source": "none",
         "step_ns": 0,
+        "unrecorded_ns": None,
         "count": 1,
         "typical_ns": 0,
         "mean_ns": 0,
@@ -84,6 +85,7 @@ FULL_REPORT = {
     "steps": {
         "source": "annotation",
         "step_ns": 120_300_000,
+        "unrecorded_ns": None,
         "count": 10,
         "typical_ns": 100_000_000,
         "mean_ns": 180_000_000,

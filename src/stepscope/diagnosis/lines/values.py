@@ -140,7 +140,8 @@ def _variables(costs: LineCosts, values: list[ValueFacts], bindings: list[Bindin
     if names:
         what = f"the variable {names[0]}" if len(names) == 1 else f"each of the variables {', '.join(names)}"
         calls = max(each.calls for each in values if each.name in names)
-        yield EqualLines(what, _lines_of(costs, values[0].file, spans), calls, 1, is_constant=True)
+        distinct = max(each.distinct for each in values if each.name in names)
+        yield EqualLines(what, _lines_of(costs, values[0].file, spans), calls, distinct, is_constant=True)
 
 
 def _lines_of(costs: LineCosts, file: str, spans: list[tuple[int, int]]) -> Rows:

@@ -49,7 +49,7 @@ from stepscope.analysis.host import TABLES
 from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, loops
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
-from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.finding import Interval, Location
 from stepscope.diagnosis.lines.dependency import CHOOSING, Dependencies
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._operators import (
@@ -172,6 +172,8 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
     is_long = len(runs[0].body) > SHORT_BODY
     body = f"{len(runs[0].body)} operators" if is_long else ", ".join(dict.fromkeys(runs[0].body))
     begins = np.concatenate([loop.operators[:: len(loop.body)] for loop in runs]) if is_long else forward
+    # A long body is spread over called functions; its place is the call, or the first of them.
+    where = view.at_operators(begins)
     yield Found(
         f"{body} {'run' if len(runs[0].body) > 1 else 'runs'} {often}: a loop that one batched call replaces",
         saved,
@@ -189,9 +191,8 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
             view.bytes_per_step("bytes allocated", allocated),
         ],
         intervals=(_interval(view, largest),),
-        remedy=_remedy(runs[0].body, same[0][1]),
-        # A long body is spread over called functions; its place is the call, or the first of them.
-        where=view.at_operators(begins),
+        remedy=_of_growing(view, where) or _remedy(runs[0].body, same[0][1]),
+        where=where,
         change=scaled_with_pauses(rows, between, 1 - saved / cost),
     )
 
@@ -224,6 +225,22 @@ def _interval(view: View, loop: Loop) -> Interval:
     last = int(loop.operators[-1])
     end = operators["start_ns"][last] + operators["duration_ns"][last]
     return Interval(begin, end - begin, f"{loop.repetitions} repetitions")
+
+
+def _of_growing(view: View, where: tuple[Location, ...]) -> Remedy | None:
+    """The remedy for a loop that reads ever longer slices at its costliest line, by its source; None for others."""
+    slices = (each for each in view.program.works if each.kind == "growing")
+    mine = [
+        each for each in slices if where and each.file == where[0].file and each.first <= where[0].line <= each.last
+    ]
+    if not mine:
+        return None
+    return Remedy(
+        f"Each repetition reads a longer slice of {mine[0].name or 'a tensor'}: one cumulative operator gives all "
+        "results.",
+        "sums = torch.cumsum(values, 0)              # instead of values[: i + 1].sum() for each i\n"
+        "# likewise torch.cummax, torch.cumprod, torch.logcumsumexp; from the end with values.flip(0)",
+    )
 
 
 def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:

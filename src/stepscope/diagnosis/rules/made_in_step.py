@@ -88,13 +88,24 @@ def _makings(view: View) -> Iterator[_Making]:
         yield _Making(place, tuple(dict.fromkeys(at.values())), visits.starts[rows], visits.ends[rows])
 
 
+def _places(view: View, making: _Making, whole: int) -> tuple[Location, ...]:
+    """The line, and in it up to two constructors with their parts of its time, at least 1 %."""
+    inner = [made for made in making.made[:2] if (made.file, made.line) != making.place[:2]]
+    parts = [made.calls * made.ns * view.step_count / max(whole, 1) for made in inner]
+    return (
+        Location(*making.place, 1.0, exact_line=True),
+        *(Location(made.file, made.line, made.function, min(max(part, 0.01), 1.0), exact_line=True)
+          for made, part in zip(inner, parts, strict=True)),
+    )  # fmt: skip
+
+
 def _found(view: View, making: _Making) -> Found:
     first = max(making.made, key=lambda made: made.calls * made.ns)
     whole = int((making.ends - making.starts).sum())
     is_filled = first.kind in _FILLED
     constructors = sum(made.calls * made.ns for made in making.made) * view.step_count
     cost = whole if is_filled else min(whole, constructors)
-    file, line, function = making.place
+    function = making.place[2]
     maker = "the program" if function == "<module>" else function
     article = "an" if first.kind == "optimizer" else "a"
     per_step = len(making.starts) / view.step_count
@@ -113,11 +124,7 @@ def _found(view: View, making: _Making) -> Found:
             Figure("kinds of objects made there", len(making.made), "count"),
             Figure("time of its constructor before the recording", first.ns, "ns"),
         ],
-        where=(
-            Location(file, line, function, 1.0, exact_line=True),
-            *(Location(each.file, each.line, each.function, 0.0, exact_line=True) for each in making.made[:2]
-              if (each.file, each.line) != (file, line)),
-        ),
+        where=_places(view, making, whole),
         remedy=Remedy(
             f"Make it once, before the loop over steps or when the service starts, and keep it. {why}.",
             f"kept = {first.name}(...)            # once, before the loop\nkept                      # in the step",

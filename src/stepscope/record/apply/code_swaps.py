@@ -23,6 +23,7 @@ from stepscope import guard
 from stepscope.guard import attempt, entry
 from stepscope.record.apply.flags import Flag
 from stepscope.record.apply.patching import PACKAGE, Applying, in_a_line, is_users_file
+from stepscope.record.values import locals_of
 from stepscope.remedies.rewrites import Criterion, Edit, Positions, Rewrite, rewrites_of, rewritten
 from stepscope.remedies.rewrites.source_text import Place, SourceText
 
@@ -295,8 +296,8 @@ class ServedPositions:
     def loss(self, frame: FrameType) -> Any:
         """Return the loss for the call in this frame; None if the call must compute it itself."""
         around = function_frame(frame)
-        place = frame.f_locals[self._positions.variable] - self._positions.start
-        local = around.f_locals
+        local = locals_of(around)
+        place = (local if frame is around else locals_of(frame))[self._positions.variable] - self._positions.start
         tensors = [eval(each, around.f_globals, local) for each in self._expected]
         of = tuple((id(each), getattr(each, "_version", 0)) for each in tensors)
         if place == 0:
@@ -490,8 +491,9 @@ class _Batching:
 def _is_right(rewrite: Rewrite, frame: FrameType) -> bool:
     with guard.attempt():
         # The user's own expressions: names, attributes of them and items by a literal.
-        values = [eval(each.expression, frame.f_globals, frame.f_locals) for each in rewrite.expected]
+        local = locals_of(frame)
+        values = [eval(each.expression, frame.f_globals, local) for each in rewrite.expected]
         criterion = rewrite.criterion
-        called = None if criterion is None else eval(criterion.expression, frame.f_globals, frame.f_locals)
+        called = None if criterion is None else eval(criterion.expression, frame.f_globals, local)
         return is_right(rewrite, values, called)
     return False

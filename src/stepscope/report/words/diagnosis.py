@@ -110,7 +110,8 @@ def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
     if finding.saving_ns_per_step <= 0:
         return ""
     of = "per step" if diagnosis.step_source != "none" else "recorded"
-    saving, step = duration(finding.saving_ns_per_step), duration(diagnosis.step_ns)
+    step_ns = diagnosis.promised_step_ns
+    saving, step = duration(round(finding.saving_share * step_ns)), duration(step_ns)
     return f"{saving} of {step} {of} ({share(finding.saving_share)})"
 
 
@@ -355,9 +356,10 @@ def _step_sentence(diagnosis: Diagnosis) -> str:
     steps = "1 step" if diagnosis.step_count == 1 else f"mean of {count(diagnosis.step_count)}"
     if diagnosis.typical_step_ns != diagnosis.step_ns:
         steps = f"median of {count(diagnosis.step_count)}, mean {duration(diagnosis.step_ns)}"
-    return (
-        f"a step takes {duration(diagnosis.typical_step_ns)} ({steps}, {_STEP_SOURCES.get(diagnosis.step_source, '')})"
-    )
+    times = f"{duration(diagnosis.typical_step_ns)}"
+    if diagnosis.unrecorded_ns:
+        times = f"{duration(diagnosis.unrecorded_ns)}, and {times} while recorded"
+    return f"a step takes {times} ({steps}, {_STEP_SOURCES.get(diagnosis.step_source, '')})"
 
 
 def _device_name(diagnosis: Diagnosis, device: DeviceSummary) -> str:

@@ -52,7 +52,7 @@ SILENT: Cases = {
     "a busy device": busy_device,
     "no evaluation": training,
     "an evaluation whose period is unknown": lambda: training(2),
-    "a short evaluation": lambda: training(2, facts=EVERY_FIVE, as_long_as=150),
+    "a short evaluation": lambda: training(2, facts=EVERY_FIVE, as_long_as=100),
     "a teacher, which is never trained": lambda: training(0, 1, 2, 3, 4, name="Teacher"),
     "one evaluation before the recording": lambda: training(facts=EvaluationFacts(seen=15, steps=1, every=15.0)),
 }

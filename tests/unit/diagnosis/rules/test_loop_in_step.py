@@ -9,7 +9,7 @@ import pytest
 from stepscope.diagnosis.rules.loop_in_step import RULE as rule
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import ModelFacts, ProgramFacts
+from stepscope.trace.program_facts import ModelFacts, ProgramFacts, WorkFacts
 from tests.simulator.programs import launch_bound_training, two_devices
 from tests.unit.diagnosis.rules.cases import (
     US,
@@ -223,6 +223,27 @@ def test_the_backward_calls_count() -> None:
 )
 def test_the_remedy_follows_from_the_body(body: tuple[str, ...], remedy: str) -> None:
     assert remedy in the_finding(rule, looping(40, *body)).remedy.code
+
+
+def test_ever_longer_slices_want_a_cumulative_operator() -> None:
+    recording = Recording(
+        Metadata(
+            program=ProgramFacts(
+                works=(WorkFacts(file="model.py", function=2, kind="growing", name="score", first=5, last=5),)
+            )
+        )
+    )
+    recording.step(0, 1000, 1)
+    recording.line(0, 1000, "model.py(5): forward")
+    for number in range(40):
+        recording.operator(20 * number, 8, "aten::slice")
+        recording.operator(20 * number + 10, 8, "aten::sum")
+
+    finding = the_finding(rule, recording.trace())
+
+    assert places_of(finding) == [("model.py", 5, "forward")]
+    assert "longer slice of score" in finding.remedy.text
+    assert "cumsum" in finding.remedy.code
 
 
 def test_a_model_that_is_called_again_and_again() -> None:
