@@ -48,16 +48,13 @@ def said_of(path: Path) -> Said:
 
 
 def said_in(report: Mapping[str, Any]) -> Said:
-    """What a JSON report says; of ranks, the findings of all, the largest saving first."""
+    """What a JSON report says; of ranks, the findings of all, the longest saved time first."""
     if "ranks" not in report:
         return _of_one(report)
     ranks = [_of_one(rank) for rank in report["ranks"]]
-    across = [_finding(each) for each in report["across_ranks"]]
-    findings = sorted(
-        [*across, *(each for rank in ranks for each in rank.findings)], key=lambda each: -(each.saving or 0)
-    )
+    said = [*report["across_ranks"], *(each for rank in report["ranks"] for each in rank["findings"])]
     return Said(
-        findings,
+        [_finding(each) for each in sorted(said, key=lambda each: -each["saving_ns_per_step"])],
         busy=[share for rank in ranks for share in rank.busy],
         notes=[note for rank in ranks for note in rank.notes],
     )

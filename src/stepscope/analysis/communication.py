@@ -211,13 +211,14 @@ def _bytes(shapes: str | None, types: str | None) -> int:
     return count * (2 if half else _DEFAULT_BYTES)
 
 
-MATCHED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+MATCHED_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "step": pl.Int64,
     "kind": pl.String,
     "bytes": pl.Int64,
     "last": pl.Int64,  # index of the rank that arrived last, in the given order of ranks
     "late_ns": pl.Int64,  # its delay after the last but one
     "waiting_ns": pl.Int64,  # wait of the rank that arrived first
+    "waits_ns": pl.List(pl.Int64),  # wait of each rank
     "transfer_ns": pl.Int64,  # from the last arrival to the end
 }
 
@@ -262,6 +263,7 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
         "last": np.argmax(arrivals, axis=0),
         "late_ns": order[-1] - order[-2],
         "waiting_ns": np.minimum(order[-1] - order[0], np.max(ends - arrivals, axis=0)),
+        "waits_ns": (order[-1] - arrivals).T.tolist(),
         "transfer_ns": np.maximum(np.median(ends, axis=0).astype(np.int64) - order[-1], 0),
     }
     return pl.DataFrame(columns, schema=dict(MATCHED_SCHEMA))

@@ -80,6 +80,11 @@ class Loading:
         made, batches = (self.loader.iterators, self.loader.batches) if self.loader is not None else (None, None)
         return bool(made and self.calls and batches != 1 and made >= _BEGUN * self.calls)
 
+    def samples_per_step(self, view: View) -> float:
+        """Samples that a step's batches have; at least 1."""
+        size = self.loader.batch_size if self.loader is not None else None
+        return max(self.calls / view.step_count * (size or 1), 1.0)
+
     def saved_ns(self, view: View, workers: int, cheaper_ns: float = 0.0) -> int:
         """Time the span would lose with this number of workers, or with batches cheaper by `cheaper_ns` a step.
 

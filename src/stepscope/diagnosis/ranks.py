@@ -19,7 +19,7 @@ from stepscope.analysis.communication import (
     matched_collectives,
 )
 from stepscope.analysis.host import CAUSES
-from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.diagnosis import EXPLAINED, Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
@@ -97,9 +97,44 @@ def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
     if matched.is_empty():
         return ()
     steps = max(matched["step"].n_unique(), 1)
-    found = [_late(records, matched, steps), _slow(records, matched, steps)]
-    findings = [finding for finding in found if finding is not None]
+    apart = [finding for finding in (_late(records, matched, steps), _apart(records, matched, steps)) if finding]
+    most = max(apart, key=lambda finding: finding.saving_ns_per_step, default=None)  # both are of the same waits
+    findings = [finding for finding in (most, _slow(records, matched, steps)) if finding is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
+
+
+def without_waits(diagnoses: Sequence[Diagnosis], records: Sequence[RankRecord | None]) -> list[Diagnosis]:
+    """Drop findings of one rank about its communication if most of what they save is waiting for later ranks.
+
+    Args:
+        records: of the diagnosed ranks, None where there is none.
+    """
+    known = [record for record in records if record is not None]
+    matched = matched_collectives([record.collectives for record in known])
+    if matched.is_empty() or _some_missing(known):
+        return list(diagnoses)
+    waits = dict(zip((record.name for record in known), _waits_ns(matched), strict=True))
+    asks = exposed_communication.RULE.id
+
+    def stays(finding: Finding, record: RankRecord | None) -> bool:
+        waited = 0 if record is None else waits[record.name]
+        return finding.rule != asks or waited < EXPLAINED * finding.saving_ns_per_step
+
+    return [
+        replace(diagnosis, findings=tuple(each for each in diagnosis.findings if stays(each, record)))
+        for diagnosis, record in zip(diagnoses, records, strict=True)
+    ]
+
+
+def _waits_ns(matched: pl.DataFrame) -> list[int]:
+    """Each rank's waiting for later ones, per step."""
+    waits = np.array(matched["waits_ns"].to_list(), np.int64)
+    return [int(ns) for ns in waits.sum(axis=0) // max(matched["step"].n_unique(), 1)]
+
+
+def _some_missing(records: Sequence[RankRecord]) -> bool:
+    """Whether the job has more ranks than these, one of which may be the last."""
+    return max((record.ranks for record in records), default=0) > len(records)
 
 
 def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -123,8 +158,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
     exposed = max(record.exposed_ns for record in others)
     saved = min(late // steps, exposed, step_ns)
     limit, times = (late_rank.RULE.thresholds[name].value for name in ("share", "times"))
-    missing = max(record.ranks for record in records) > len(records)  # a missing rank may be the last one
-    if missing or saved <= 0 or saved / step_ns < limit or late < times * total:
+    if _some_missing(records) or saved <= 0 or saved / step_ns < limit or late < times * total:
         return None
     slow = records[last]
     cause, more = _own_cause(slow, others)
@@ -153,6 +187,43 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
             f"stepscope diagnose TRACE_OF_{slow.name.upper().replace(' ', '_')}",
         ),
         slow.places.get(cause, ()) if cause else (),
+    )
+
+
+def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
+    """What ranks wait for each other, where it is not one rank alone that comes late."""
+    waits = _waits_ns(matched)
+    step_ns = max(record.step_ns for record in records)
+    exposed = sum(record.exposed_ns for record in records) // len(records)
+    saved = min(sum(waits) // len(waits), exposed, step_ns)
+    limit = late_rank.RULE.thresholds["share"].value
+    if _some_missing(records) or saved <= 0 or saved / step_ns < limit:
+        return None
+    last, first = int(np.argmin(waits)), int(np.argmax(waits))
+    share = saved / step_ns
+    return Finding(
+        late_rank.RULE.id,
+        f"ranks wait {saved / 1e6:,.1f} ms a step for later ones in the mean: {records[last].name} comes last, and "
+        f"{records[first].name} waits {waits[first] / 1e6:,.1f} ms",
+        severity(share),
+        saved,
+        share,
+        "mean wait of the ranks for the last one in each collective, as far as they only communicate: what a step "
+        "would save if the same work were spread evenly",
+        "low",
+        Evidence(
+            (
+                Figure("share of the step that ranks wait for later ones", share, "share", limit),
+                Figure("mean wait per step", saved, "ns"),
+                Figure("longest wait of a rank per step", waits[first], "ns"),
+                Figure("wait of the last rank per step", waits[last], "ns"),
+                Figure("collectives that were compared per step", matched.height / steps, "count"),
+            )
+        ),
+        Remedy(
+            f"Spread the work evenly over the ranks, and look into what holds {records[last].name} up.",
+            f"stepscope diagnose TRACE_OF_{records[last].name.upper().replace(' ', '_')}",
+        ),
     )
 
 

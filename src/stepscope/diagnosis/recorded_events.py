@@ -100,12 +100,6 @@ def _slower_ns(experiment: Experiment) -> float:
     return (sum(recorded_ns) / len(steps) - unrecorded.processor_ns) * waiting_factor(steps)
 
 
-def slower_beyond_operators_ns(experiment: Experiment) -> float:
-    """How much longer a recorded step works on a processor than others, without the usual cost of its operators."""
-    operators = float(_pieces(experiment).cost_ns.sum()) / experiment.step_count
-    return _slower_ns(experiment) / waiting_factor(facts_of_steps(experiment)) - operators
-
-
 def _pieces(experiment: Experiment) -> _Pieces:
     """The steps' pieces on their thread: an operator costs as much before each of its borders as after it."""
     trace, lane, span = experiment.trace, experiment.lane, experiment.span

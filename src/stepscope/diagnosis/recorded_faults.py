@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.trace import Trace
+from stepscope.trace import Metadata, Trace
 from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.whatif import Change, Experiment, Graph
@@ -28,22 +28,18 @@ LEAST_OF_A_STEP: Final = 0.1
 """If less than this share of a recorded step's time passed before the recording, no step ran before it."""
 
 
-def without_recorded_faults(experiment: Experiment, slower_ns: float = 0.0) -> Change | None:
+def without_recorded_faults(experiment: Experiment) -> Change | None:
     """Remove the page faults that only the recording caused; None if they are unknown or zero.
 
     The operating system's counts, in recorded steps and in those before, give the number of pages and the time for
     each. The addresses of the allocations show where they were mapped: in operators that took memory no allocation
     had used before. Applies only without a device, which would hide the host's time.
-
-    Args:
-        slower_ns: how much longer than others a recorded step works on a processor for reasons other than its
-            operators, which faults are taken to explain first.
     """
     trace = experiment.trace
     if experiment.device is not None or trace.metadata.program is None:
         return None
     steps = facts_of_steps(experiment)
-    pages, page_ns = _recorded_only(trace.metadata.program, steps, slower_ns)
+    pages, page_ns = _recorded_only(trace.metadata, steps)
     if pages <= 0 or page_ns <= 0:
         return None
     rows, fresh = _fresh_pages(trace)
@@ -67,15 +63,18 @@ def without_recorded_faults(experiment: Experiment, slower_ns: float = 0.0) -> C
     return apply
 
 
-def faults_before(program: ProgramFacts, step_ns: float) -> float | None:
-    """Pages mapped in a step that was not recorded; None if no step ran before the recording.
+def faults_before(metadata: Metadata, step_ns: float) -> float | None:
+    """Pages mapped in a step that was not recorded; None if no such step was counted.
 
-    Recorded steps may take several times as long, so the warm-up may hold a whole step although it is shorter than a
-    recorded one.
+    They are those of the run's other steps, or else those of the warm-up before the recording. Recorded steps may take
+    several times as long, so the warm-up may hold a whole step although it is shorter than a recorded one.
 
     Args:
         step_ns: duration of a recorded step.
     """
+    if metadata.unrecorded is not None and metadata.unrecorded.faults is not None:
+        return metadata.unrecorded.faults
+    program = metadata.program or ProgramFacts()
     faults, length_ns = (whole_figure(program, name) for name in ("warm_up_faults", "warm_up_ns"))
     if faults is None or length_ns is None:
         return None
@@ -106,17 +105,16 @@ def whole_figure(program: ProgramFacts, name: str) -> int | None:
     return value if type(value) is int else None
 
 
-def _recorded_only(program: ProgramFacts, steps: Sequence[StepFacts], slower_ns: float) -> tuple[float, float]:
+def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts]) -> tuple[float, float]:
     """Pages per step that only recorded steps map, and nanoseconds per page; both 0 if unknown."""
     faults = [step.minor_faults for step in steps if step.minor_faults is not None]
     system = [step.thread_system_ns for step in steps if step.thread_system_ns is not None]
     if not steps or len(faults) < len(steps) or len(system) < len(steps) or not sum(faults):
         return 0.0, 0.0
-    before = faults_before(program, sum(step.duration_ns for step in steps) / len(steps))
+    before = faults_before(metadata, sum(step.duration_ns for step in steps) / len(steps))
     if before is None:
         return 0.0, 0.0
-    each_step, page_ns = sum(faults) / len(steps), min(sum(system) / sum(faults), FAULT_NS)
-    return max(each_step - before, min(slower_ns / max(page_ns, 1.0), each_step)), page_ns
+    return sum(faults) / len(steps) - before, min(sum(system) / sum(faults), FAULT_NS)
 
 
 def _fresh_pages(trace: Trace) -> tuple[Rows, npt.NDArray[np.float64]]:

@@ -21,7 +21,7 @@ from stepscope.analysis.rows import at, inside, outermost
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
-from stepscope.diagnosis.recorded_events import RecordedEvents, recorded_events, slower_beyond_operators_ns
+from stepscope.diagnosis.recorded_events import RecordedEvents, recorded_events
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
 from stepscope.trace import Trace
 from stepscope.trace.model import XLA_FORMATS
@@ -102,7 +102,7 @@ class View(StepView):
 
     @cached_property
     def _recorded_faults(self) -> Change | None:
-        return without_recorded_faults(self.experiment, slower_beyond_operators_ns(self.experiment))
+        return without_recorded_faults(self.experiment)
 
     @cached_property
     def recorded_events(self) -> RecordedEvents | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -29,15 +30,19 @@ def unrecorded_steps(stretches: object) -> UnrecordedSteps | None:
     recorded_ns = [ns for part in parts if part.recorded for ns in part.durations_ns]
     others = [part for part in parts if not part.recorded]
     others_ns = [ns for part in others for ns in part.durations_ns]
-    processor_ns = [ns for part in others for ns in part.processor_ns]
     if min(len(recorded_ns), len(others_ns)) < _FEWEST:
         return None
-    known = len(processor_ns) == len(others_ns)
+
+    def typical(counts: Iterable[Sequence[int]]) -> int | None:
+        known = [each for part in counts for each in part]
+        return round(median(known)) if len(known) == len(others_ns) else None
+
     return UnrecordedSteps(
         len(others_ns),
         round(median(others_ns)),
         round(median(recorded_ns)),
-        round(median(processor_ns)) if known else None,
+        typical(part.processor_ns for part in others),
+        typical(part.faults for part in others),
     )
 
 

@@ -72,6 +72,7 @@ class ConstantLook:
         self._made: defaultdict[int, list[_Call]] = defaultdict(list)
         self._written: set[int] = set()
         self._varies = False
+        self._found: tuple[ConstantFacts, ...] = ()
         self._mode: Any = None
 
     def start(self) -> None:
@@ -85,7 +86,11 @@ class ConstantLook:
 
         class Watching(TorchFunctionMode):
             def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                result = function(*args, **(kwargs or {}))
+                try:
+                    result = function(*args, **(kwargs or {}))
+                except BaseException as error:
+                    guard.hide(error)
+                    raise
                 if not look.is_over:
                     look.called(function, args, kwargs or {}, result)
                 return result
@@ -102,11 +107,13 @@ class ConstantLook:
             self._forget()
             self._steps.append(_Step())
         else:
+            self._found = guard.attempted(self._constant_lines) or ()
             self.stop()
 
     def stop(self) -> None:
         """End the look."""
         self.is_over = True
+        self._steps.clear()
         self._forget()
         self.take_off()
 
@@ -201,12 +208,14 @@ class ConstantLook:
         call.is_constant &= known is not None and known.is_constant
 
     def facts(self) -> tuple[ConstantFacts, ...]:
-        """The lines with constant calls; empty if the look did not see STEPS complete steps.
+        """The lines with constant calls; empty if the look did not see STEPS steps."""
+        return self._found
+
+    def _constant_lines(self) -> tuple[ConstantFacts, ...]:
+        """The lines with constant calls.
 
         Without anything that varies the program repeats one step, and only what needs no older tensor counts.
         """
-        if len(self._steps) < STEPS or not self.is_over:
-            return ()
         found = []
         for (code, line), calls in self._steps[-1].lines.items():
             mine = [place for place, each in enumerate(calls) if each.is_constant and (each.is_pure or self._varies)]

@@ -173,6 +173,11 @@ class WarmUp:
         return {"warm_up_ns": time.perf_counter_ns() - self._begun_ns, "warm_up_faults": faults - self._faults}
 
 
+def faults_of_process() -> int | None:
+    """Return how many pages have been mapped for this process so far; None if the machine does not count them."""
+    return _usage().faults
+
+
 class PauseWatch:
     """Records the runs of Python's garbage collector from `start` to `stop`, in the process that started it only.
 

@@ -310,7 +310,7 @@ class Recorder(ProfilerRecording):
 def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:
     """Add what the recorded lines' source says, and what the look before them saw: equal values, needless gradients.
 
-    Of the bindings only those of names with hashed values are kept.
+    Of the bindings only those of names with hashed values, or that keep graphs, are kept.
     """
     if facts is None or lines is None:
         return facts
@@ -321,11 +321,13 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
     loops, bindings = guard.attempted(lambda: source_facts(files)) or ((), ())
     functions, works = guard.attempted(lambda: work_facts(files)) or ((), ())
     wanted = {(each.file, each.line, each.name) for each in seen.values}
+    wanted |= {(each.file, each.line, each.name) for each in seen.kept_graphs}
     kept = tuple(each for each in bindings if (each.file, each.function, each.name) in wanted)
     return msgspec.structs.replace(
         facts,
         backward=seen.backward,
         constants=seen.constants,
+        kept_graphs=seen.kept_graphs,
         loops=loops,
         bindings=kept,
         values=seen.values,

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
+from stepscope.record.counters import faults_of_process
+
 TIMED_STEPS: Final = 50
 """Number of steps timed after the recording, before stepscope detaches."""
 TIMED_S: Final = 30.0
@@ -25,15 +27,17 @@ class Stretch:
         recorded: whether the profiler ran.
         processor_ns: time that the steps' thread ran on a processor in each step, which other programs do not lengthen;
             empty if unknown.
+        faults: pages that were mapped for the process in each step; empty if unknown.
     """
 
     first_step: int
     recorded: bool
     durations_ns: list[int] = field(default_factory=list)
     processor_ns: list[int] = field(default_factory=list)
+    faults: list[int] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        times = {"ns": self.durations_ns, "processor_ns": self.processor_ns}
+        times = {"ns": self.durations_ns, "processor_ns": self.processor_ns, "faults": self.faults}
         return {"first_step": self.first_step, "recorded": self.recorded, **times}
 
     @classmethod
@@ -41,12 +45,14 @@ class Stretch:
         """Read the form written by `to_json`; None for anything else."""
         if not isinstance(content, Mapping):
             return None
-        first, durations, processor = (content.get(name) for name in ("first_step", "ns", "processor_ns"))
+        first, durations = content.get("first_step"), content.get("ns")
         if type(first) is not int or not are_durations(durations):
             return None
-        if not are_durations(processor) or len(processor) != len(durations):
-            processor = []
-        return cls(first, bool(content.get("recorded")), durations, processor)
+        processor, faults = (
+            each if are_durations(each := content.get(name)) and len(each) == len(durations) else []
+            for name in ("processor_ns", "faults")
+        )
+        return cls(first, bool(content.get("recorded")), durations, processor, faults)
 
 
 def are_durations(content: object) -> TypeGuard[list[int]]:
@@ -58,44 +64,49 @@ class StepTimes:
     """Times the steps of one thread, between calls of `begins` and `ended`."""
 
     def __init__(
-        self, clock_ns: Callable[[], int] = time.perf_counter_ns, processor_ns: Callable[[], int] = time.thread_time_ns
+        self,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        processor_ns: Callable[[], int] = time.thread_time_ns,
+        faults: Callable[[], int | None] = faults_of_process,
     ) -> None:
         self.stretches: list[Stretch] = []
-        self._clocks = (clock_ns, processor_ns)
-        self._begun_ns: tuple[int, int] | None = None
+        self._clocks = (clock_ns, processor_ns, faults)
+        self._begun: tuple[int, int, int | None] | None = None
         self._now: Stretch | None = None
         self._count = 0
 
     def begins(self, step: int, recorded: bool | None) -> None:
         """Begin a step; `recorded` None excludes it from the times."""
         if recorded is None or self._count >= _MOST_STEPS:
-            self._begun_ns = self._now = None
+            self._begun = self._now = None
             return
         now = self._now
         if now is None or now.recorded != recorded or now.first_step + len(now.durations_ns) != step:
             self._now = Stretch(step, recorded)
-        self._begun_ns = self._now_ns()
+        self._begun = self._read()
 
     def ended(self) -> None:
-        begun_ns, now = self._begun_ns, self._now
-        if begun_ns is None or now is None:
+        begun, now = self._begun, self._now
+        if begun is None or now is None:
             return
-        ended_ns = self._now_ns()
-        now.durations_ns.append(ended_ns[0] - begun_ns[0])
-        now.processor_ns.append(ended_ns[1] - begun_ns[1])
-        self._begun_ns = None
+        wall_ns, processor_ns, faults = self._read()
+        now.durations_ns.append(wall_ns - begun[0])
+        now.processor_ns.append(processor_ns - begun[1])
+        if faults is not None and begun[2] is not None:
+            now.faults.append(faults - begun[2])
+        self._begun = None
         self._count += 1
         if len(now.durations_ns) == 1:
             self.stretches.append(now)
 
-    def _now_ns(self) -> tuple[int, int]:
-        wall_ns, processor_ns = self._clocks
-        return wall_ns(), processor_ns()
+    def _read(self) -> tuple[int, int, int | None]:
+        wall_ns, processor_ns, faults = self._clocks
+        return wall_ns(), processor_ns(), faults()
 
     def clear(self) -> None:
         """Drop all times, for example when a better step source is found."""
         self.stretches.clear()
-        self._begun_ns, self._now, self._count = None, None, 0
+        self._begun, self._now, self._count = None, None, 0
 
     def to_json(self) -> list[dict[str, Any]]:
         return [stretch.to_json() for stretch in self.stretches]

@@ -23,9 +23,10 @@ import xxhash
 from stepscope import guard
 from stepscope.record.constants import ConstantLook
 from stepscope.record.gradients import GradientLook
+from stepscope.record.kept_graphs import KeptGraphs
 from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
 from stepscope.record.made import MadeInSteps
-from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, ListFacts, ValueFacts
+from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, KeptGraphFacts, ListFacts, ValueFacts
 
 STEPS: Final = 2
 """Complete steps that are compared."""
@@ -124,6 +125,7 @@ class LookFacts:
     values: tuple[ValueFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()
+    kept_graphs: tuple[KeptGraphFacts, ...] = ()
 
 
 class ValueLook:
@@ -145,6 +147,7 @@ class ValueLook:
         self._lists: dict[tuple[CodeType, str], list[int]] = {}  # length at the first call in each step
         self.made = MadeInSteps()
         self._constants = ConstantLook()
+        self._graphs = KeptGraphs()
 
     def start(self) -> None:
         """Begin with the step that begins now, unless the program is profiled in another way."""
@@ -163,11 +166,14 @@ class ValueLook:
                 self.stop()
             return
         sys.setprofile(None)
+        running = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if is_users(frame.f_code.co_filename):
-                self._look(frame, None, locals_of(frame))
+                running.append((frame.f_code, locals_of(frame)))
+                self._look(frame, None, running[-1][1])
             frame = frame.f_back
+        self._graphs.look(running)
         self._counts.clear()
         self.made.border()
         self._step += 1
@@ -267,7 +273,7 @@ class ValueLook:
         backward = guard.attempted(lambda: self._gradients.facts(roots)) or ()
         self._modules.clear()
         self._roots.clear()
-        return LookFacts(values, backward, guard.attempted(self._constants.facts) or ())
+        return LookFacts(values, backward, self._constants.facts(), self._graphs.facts())
 
     def _values(self, names: Mapping[int, str]) -> tuple[ValueFacts, ...]:
         found = []

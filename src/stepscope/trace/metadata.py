@@ -50,12 +50,14 @@ class UnrecordedSteps:
         count: number of unrecorded steps.
         step_ns, recorded_step_ns: wall time of an unrecorded and of a recorded step.
         processor_ns: time that the steps' thread ran on a processor in an unrecorded step; None if unknown.
+        faults: pages that were mapped for the process in an unrecorded step; None if unknown.
     """
 
     count: int
     step_ns: int
     recorded_step_ns: int
     processor_ns: int | None = None
+    faults: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,6 +393,22 @@ class BackwardFacts(msgspec.Struct, kw_only=True, frozen=True):
     is_cleared: bool = False
 
 
+class KeptGraphFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A variable that keeps the autograd graphs of steps that have ended.
+
+    Attributes:
+        file, function, line: the function, and where it begins; 0 outside of functions.
+        name: of the variable.
+        nodes: autograd nodes that a step adds.
+    """
+
+    file: str = ""
+    function: str = ""
+    line: int = 0
+    name: str = ""
+    nodes: int = 0
+
+
 class ConstantFacts(msgspec.Struct, kw_only=True, frozen=True):
     """A line of the user's code that calls functions of torch with the same inputs in each step.
 
@@ -439,6 +455,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     steps: tuple[StepFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()
+    kept_graphs: tuple[KeptGraphFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
     bindings: tuple[BindingFacts, ...] = ()
     values: tuple[ValueFacts, ...] = ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from stepscope.analysis.communication import RankCollectives, collectives, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
-from stepscope.diagnosis.ranks import diagnose_ranks, without_answered
+from stepscope.diagnosis.ranks import diagnose_ranks, rank_record, without_answered, without_waits
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
 
@@ -64,6 +66,27 @@ def test_clocks_are_put_right_by_the_ends() -> None:
 
 def test_ranks_that_come_together_wait_for_nobody() -> None:
     assert diagnose_ranks([rank(0, 100), rank(1, 110)]) == ()
+
+
+def test_where_several_ranks_come_late_all_waits_count() -> None:
+    ranks = [rank(0, 100, world=3), rank(1, 480, world=3), rank(2, 500, world=3)]
+    [finding] = diagnose_ranks(ranks)
+
+    # The last comes 20 ns after the one before; the ranks wait 400, 20 and 0 ns.
+    assert (finding.rule, finding.saving_ns_per_step, finding.saving_share) == ("late-rank", 140, 0.14)
+    assert [figure.value for figure in finding.evidence.figures] == [0.14, 140, 400, 0, 1]
+    assert ("rank 2 comes last" in finding.title, "rank 0 waits" in finding.title) == (True, True)
+    assert diagnose_ranks([rank(number, 500, world=3) for number in range(3)]) == ()
+
+
+def test_communication_of_a_rank_that_waits_is_not_said_of_it_again() -> None:
+    ranks = [rank(0, 100), rank(1, 500)]
+    [about] = diagnose_ranks(ranks)
+    said = replace(about, rule="exposed-communication", saving_ns_per_step=600)
+    diagnoses, records = [replace(diagnose(each), findings=(said,)) for each in ranks], list(map(rank_record, ranks))
+
+    assert [each.findings for each in without_waits(diagnoses, records)] == [(), (said,)]  # rank 0 waits for 400 ns
+    assert without_waits(diagnoses, [None, None]) == diagnoses
 
 
 def test_a_rank_that_is_not_here_may_be_the_last() -> None:

@@ -124,6 +124,9 @@ def test_the_times_come_from_the_folder_of_the_run(tmp_path: Path, monkeypatch: 
 
     found = with_unrecorded_steps(program, trace)
     assert found.metadata.unrecorded == UnrecordedSteps(3, 5, 11)
+    counted = [{"first_step": 9, "recorded": False, "ns": [4, 5, 9], "processor_ns": [3, 3, 4], "faults": [7, 0, 8]}]
+    counted.append({"first_step": 5, "recorded": True, "ns": [10, 11, 15]})
+    assert unrecorded_steps(counted) == UnrecordedSteps(3, 5, 11, 3, 7)
     for other in (trace.with_name("trace-2.json.gz"), tmp_path / "rank0" / trace.name):
         assert with_unrecorded_steps(program, other) is program
     assert with_unrecorded_steps(replace(program, metadata=Metadata()), trace).metadata.unrecorded is None

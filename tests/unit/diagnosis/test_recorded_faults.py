@@ -10,6 +10,7 @@ import pytest
 from stepscope.diagnosis.recorded_faults import faults_before, fresh_bytes, without_recorded_faults
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
+from stepscope.trace.metadata import UnrecordedSteps
 from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_operators
@@ -95,9 +96,11 @@ def test_memory_that_is_used_again_maps_no_page() -> None:
 def test_faults_before_the_recording_are_those_of_a_step() -> None:
     program = ProgramFacts(process={"warm_up_ns": 2100, "warm_up_faults": 50})
 
-    assert faults_before(program, 1000) == 25
-    assert faults_before(program, 1e6) is None
-    assert faults_before(ProgramFacts(), 1000) is None
+    assert faults_before(Metadata(program=program), 1000) == 25
+    assert faults_before(Metadata(program=program), 1e6) is None
+    assert faults_before(Metadata(), 1000) is None
+    others = UnrecordedSteps(20, 900, 1000, 900, 7)
+    assert faults_before(Metadata(program=program, unrecorded=others), 1000) == 7  # counted in many steps
 
 
 def test_bytes_that_no_block_had_before() -> None:

@@ -193,12 +193,13 @@ def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tup
 
 
 def _without_answered(reports: list[TraceReport]) -> list[TraceReport]:
-    """Drop questions that are open on one rank but answered by the ranks together."""
+    """Drop what is said of one rank but the ranks together answer, or know better."""
     if len(reports) < 2:
         return reports
-    from stepscope.diagnosis.ranks import without_answered
+    from stepscope.diagnosis.ranks import without_answered, without_waits
 
     diagnoses = without_answered([report.diagnosis for report in reports])
+    diagnoses = without_waits(diagnoses, [report.rank for report in reports])
     return [replace(report, diagnosis=diagnosis) for report, diagnosis in zip(reports, diagnoses, strict=True)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.attribution import SourcePlace
 from stepscope.analysis.rows import at
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.costs import LineCosts
@@ -30,6 +32,9 @@ MOST: Final = 0.5
 """The same for a loop, of which less may be said, and for what could be kept."""
 _OFTEN: Final = 0.5
 """Largest share of different results among a function's calls at which they count as equal."""
+_FEWEST: Final = 8
+"""Repetitions of a loop for one sample from which it goes through elements."""
+_INNER: Final = re.compile("<(?:list|set|dict)comp>|<genexpr>")
 _SHOWN: Final = 3
 _Line: TypeAlias = tuple[str, int]
 
@@ -68,11 +73,13 @@ class FunctionWork:
 
     Args:
         pieces: columns as in `View.pieces`.
+        samples: how often a step calls a function that works on one sample.
     """
 
-    def __init__(self, view: View, pieces: pl.DataFrame) -> None:
+    def __init__(self, view: View, pieces: pl.DataFrame, samples: float = 1.0) -> None:
         self._view = view
         self._pieces = pieces
+        self._samples = samples
         self._costs = LineCosts(view)
         self._whole: dict[_Line, FunctionFacts] = {}
         self._functions: dict[str, list[FunctionFacts]] = {}
@@ -82,17 +89,35 @@ class FunctionWork:
     @cached_property
     def lines(self) -> dict[_Line, float]:
         """Nanoseconds of each line; a function that was only noted as a whole is spread over its sampled lines."""
-        table = self._costs.placed(self._pieces).filter(pl.col("place") >= 0)
-        sums = table.group_by("place").agg(pl.col("duration_ns").sum()).sort("place")
-        places, found = self._view.attribution.places, dict[_Line, float]()
-        for number, ns in sums.iter_rows():
-            line = places[number].file, places[number].line
-            found[line] = found.get(line, 0.0) + ns
+        found = dict[_Line, float]()
+        for place, ns, _ in self._costs_of_places:
+            found[place.file, place.line] = found.get((place.file, place.line), 0.0) + ns
         for line in list(found):
             function = self.function_at(line)
             if function is not None and line[1] == function.line and _spread(found, line, function):
                 self._whole[line] = function
         return found
+
+    @cached_property
+    def _costs_of_places(self) -> list[tuple[SourcePlace, int, int]]:
+        """Each place with its nanoseconds, and those of them outside of operators."""
+        ns, outside = pl.col("duration_ns"), ~pl.col("in_operator")
+        table = self._costs.placed(self._pieces).filter(pl.col("place") >= 0).group_by("place")
+        sums = table.agg(ns.sum().alias("ns"), ns.filter(outside).sum().alias("outside")).sort("place")
+        places = self._view.attribution.places
+        return [(places[number], whole, outside) for number, whole, outside in sums.iter_rows()]
+
+    def _is_repeated(self, loop: WorkFacts) -> bool:
+        """Whether a loop has many repetitions for a sample, or, on one line, takes most of the line's time."""
+        if loop.first < loop.last:
+            runs = [
+                self._runs[line] for line in self._runs if line[0] == loop.file and loop.first <= line[1] <= loop.last
+            ]
+            return not runs or max(runs) >= _FEWEST * self._samples
+        mine = [each for each in self._costs_of_places if (each[0].file, each[0].line) == (loop.file, loop.first)]
+        inner = [whole for place, whole, _ in mine if _INNER.fullmatch(place.function)]
+        alone = sum(inner) if inner else sum(outside for _, _, outside in mine)
+        return alone >= MOST * sum(whole for _, whole, _ in mine)
 
     def scaled(self, work: Work, left: float) -> Change:
         """The change that leaves this share of a work's time."""
@@ -208,7 +233,8 @@ class FunctionWork:
             return function is not None and not inside and not self._differs(work)
         if work.kind == "maybe_lookup":
             return self._length(work) > 0
-        return work.kind != "loop" or not any(work.first <= line <= work.last for line in borders)
+        around = any(work.first <= line <= work.last for line in borders)
+        return work.kind != "loop" or (not around and self._is_repeated(work))
 
     def _differs(self, work: WorkFacts) -> bool:
         """Whether the hashes of what a statement binds differ from call to call."""

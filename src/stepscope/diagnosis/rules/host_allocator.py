@@ -44,7 +44,7 @@ def check(view: View, limits: Limits) -> Answers:
     if not many or 2 * len(many) < len(counts.steps):
         return
     recorded = sum(step.minor_faults or 0 for step in many) / len(many)
-    unrecorded = faults_before(view.program, counts.length_ns / len(counts.steps))
+    unrecorded = faults_before(view.trace.metadata, counts.length_ns / len(counts.steps))
     faults = recorded if unrecorded is None else min(recorded, unrecorded)
     system = int(sum(step.thread_system_ns or 0 for step in many) * faults / recorded)
     explained = min(system, int(faults * len(many) * limits["fault_ns"]))

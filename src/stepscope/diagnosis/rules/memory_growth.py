@@ -11,8 +11,10 @@ Blocks that were allocated in a step and were still held at the end of the recor
 leak if every such step left something behind and memory at the end of the steps rises too. The device's remaining
 memory (the machine's for the CPU), divided by the growth, gives how long the run can continue. Results of the forward
 pass in blocks of more than 512 bytes are always told, as graphs come with them; other growth only if 100,000 steps
-would fill a tenth of the memory. Nothing is said of a program that makes modules in each step: to name their calls,
-`stepscope run` keeps them until the recording ends.
+would fill a tenth of the memory. Before it records, `stepscope run` also follows the autograd graphs of the variables
+of running functions: a graph that grows by a step's nodes and reaches back into the step before is kept. Nothing is
+said of a program that makes modules in each step: to name their calls, `stepscope run` keeps them until the recording
+ends.
 
 # Known false positives
 Results that are collected on purpose, such as predictions over a whole data set, or a buffer that is still being
@@ -34,9 +36,10 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.memory import DeviceMemory, MemoryGrowth, memory_growth
-from stepscope.diagnosis.finding import Severity
+from stepscope.diagnosis.finding import Location, Severity
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._memory import memory_locations, size_in_words, time_in_words
+from stepscope.trace.program_facts import KeptGraphFacts
 
 _HOUR_NS: Final = 3_600 * 10**9
 _SEVERITIES: Final[tuple[tuple[int, Severity], ...]] = (
@@ -53,13 +56,26 @@ _OF_A_NUMBER: Final = 512
 """Largest block of a single number: devices give no smaller ones."""
 
 
+_KEEP_NUMBERS: Final = Remedy(
+    "Results of the forward pass made on this line are still held steps later. Look for what keeps the tensor "
+    "that comes of it, such as a list, a running sum or a logger, and keep its number instead.",
+    "history.append(loss.item())      # or loss.detach(); not loss, which holds its whole graph\n"
+    "with torch.no_grad():            # around what needs no gradient, such as an evaluation\n"
+    "    loss = criterion(model(inputs), targets)",
+)
+
+
 def check(view: View, limits: Limits) -> Answers:
     if any(made.kind == "module" for made in view.program.made):
         return
+    found = []
     for memory in view.memories:
         growth = memory_growth(memory)
         if growth is not None:
-            yield from _weighed(view, limits, memory, growth)
+            found += list(_weighed(view, limits, memory, growth))
+    yield from found
+    if not found:
+        yield from (_kept_graph(view, kept) for kept in view.program.kept_graphs)
 
 
 def _weighed(view: View, limits: Limits, memory: DeviceMemory, growth: MemoryGrowth) -> Answers:
@@ -102,6 +118,32 @@ def _weighed(view: View, limits: Limits, memory: DeviceMemory, growth: MemoryGro
     )
 
 
+def _kept_graph(view: View, kept: KeptGraphFacts) -> Found:
+    """A graph of which nothing was seen in the memory: after its backward pass it holds nodes, but no activations."""
+    return Found(
+        f"the variable {kept.name} keeps the autograd graph of every step: {kept.nodes:,} nodes more each time",
+        0,
+        basis="costs no time until the memory is full, and then ends the run",
+        confidence="high",
+        severity="note",
+        figures=[Figure("autograd nodes that each step adds", kept.nodes, "count", 1)],
+        remedy=_KEEP_NUMBERS,
+        where=_changed_at(view, kept),
+    )
+
+
+def _changed_at(view: View, kept: KeptGraphFacts) -> tuple[Location, ...]:
+    """The lines that ran and bind or change a variable."""
+    mine = [each for each in view.program.bindings
+            if (each.file, each.function, each.name) == (kept.file, kept.line, kept.name)]  # fmt: skip
+    places = [
+        place
+        for place in view.attribution.places
+        if place.file == kept.file and any(each.first <= place.line <= each.last for each in mine)
+    ]
+    return tuple(Location(each.file, each.line, each.function, 1.0, exact_line=True) for each in places[:1])
+
+
 def _keeps_graphs(accumulated: pl.DataFrame, least: float) -> bool:
     """Whether results of the forward pass are kept in blocks larger than those of single numbers."""
     size = pl.col("bytes_per_step") / pl.col("blocks_per_step")
@@ -112,13 +154,7 @@ def _keeps_graphs(accumulated: pl.DataFrame, least: float) -> bool:
 def _remedy(accumulated: pl.DataFrame) -> Remedy:
     kept = accumulated["category"][0] if accumulated.height else ""
     if kept == "activation":
-        return Remedy(
-            "Results of the forward pass made on this line are still held steps later. Look for what keeps the tensor "
-            "that comes of it, such as a list, a running sum or a logger, and keep its number instead.",
-            "history.append(loss.item())      # or loss.detach(); not loss, which holds its whole graph\n"
-            "with torch.no_grad():            # around what needs no gradient, such as an evaluation\n"
-            "    loss = criterion(model(inputs), targets)",
-        )
+        return _KEEP_NUMBERS
     if kept == "input":
         return Remedy(
             "Batches made on this line are still held steps later. Look for a list or cache that keeps them.",

@@ -19,7 +19,8 @@ very many quick lines are sampled every 3 ms. The recorder reads in the source w
 
 - a value is computed again: the hashes of two steps before the recording are equal in at least half of the calls, or
   its statement reads nothing that depends on the function's arguments, draws no random number and reads no stream;
-- a loop: a `for`, `while` or comprehension inside the function, not the one that asks for batches;
+- a loop: a `for`, `while` or comprehension inside the function, not the one that asks for batches, whose lines run at
+  least 8 times for each sample;
 - a search: `in` or `.index()` of a name that the source binds to a list, or that was a list of at least 64 entries;
 - rows: `.iloc[...]`, `.loc[...]`, and what uses the row;
 - growing slices: `x[:i]` or `x[i:]` in a loop over `i`.
@@ -81,7 +82,7 @@ def check(view: View, limits: Limits) -> Answers:
         return
     costly = costly_function(view, loading)
     is_sampler = costly is not None and costly.stage == "sampler"
-    works = FunctionWork(view, loading.pieces)
+    works = FunctionWork(view, loading.pieces, loading.samples_per_step(view))
     work = None if is_sampler or loading.workers or loading.is_begun_anew else works.costliest()
     if work is not None:
         yield _of_work(view, loading, work, works)

@@ -10,6 +10,7 @@ import pytest
 
 from stepscope.diagnosis.rules.host_allocator import RULE as rule
 from stepscope.trace import Trace
+from stepscope.trace.metadata import UnrecordedSteps
 from stepscope.trace.program_facts import StepFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, the_finding
 from tests.unit.diagnosis.rules.host_steps import counted
@@ -32,7 +33,16 @@ def memory_taken_in_once() -> Trace:
     return dataclasses.replace(trace, metadata=dataclasses.replace(trace.metadata, program=program))
 
 
-FIRES: Cases = {"glibc": mapping, "not known": lambda: mapping(None)}
+def other_steps(faults: int) -> Trace:
+    """The run's other steps have so many page faults each."""
+    trace = mapping()
+    return dataclasses.replace(
+        trace,
+        metadata=dataclasses.replace(trace.metadata, unrecorded=UnrecordedSteps(20, 900, 1000, faults=faults)),
+    )
+
+
+FIRES: Cases = {"glibc": mapping, "other steps too": lambda: other_steps(2500), "not known": lambda: mapping(None)}
 SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
@@ -44,6 +54,7 @@ SILENT: Cases = {
     "no step before": lambda: mapping(warm_up=(99, 3)),
     "nothing counted before": lambda: mapping(warm_up=None),
     "little time": lambda: mapping(thread_system_ns=49),
+    "few pages in the run's other steps": lambda: other_steps(1999),
     "memory taken in once": memory_taken_in_once,
     "nothing counted": lambda: mapping(thread_system_ns=None),
 }

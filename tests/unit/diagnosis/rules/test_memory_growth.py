@@ -11,7 +11,7 @@ from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.rules.memory_growth import RULE as rule
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import MadeFacts, ProgramFacts
+from stepscope.trace.program_facts import BindingFacts, KeptGraphFacts, MadeFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -146,3 +146,30 @@ def test_modules_that_are_made_in_each_step_are_kept_by_the_recording() -> None:
     program = ProgramFacts(made=(MadeFacts(kind="module", name="Net", calls=1),))
 
     assert not asked(rule, replace(trace, metadata=replace(trace.metadata, program=program))).findings
+
+
+def summing(*kept: KeptGraphFacts) -> Trace:
+    """Steps of 1000 ns that keep 4 bytes each, which line 8 adds to a sum."""
+    bindings = tuple(BindingFacts(file="train.py", name="total", first=line, last=line) for line in (3, 8))
+    recording = Recording(Metadata(program=ProgramFacts(kept_graphs=kept, bindings=bindings)))
+    for step in range(6):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 1000, "train.py(8): <module>")
+        recording.operator(begin + 10, 100, "aten::add")
+        recording.block(begin + 20, None, 4, device="cpu")
+    return recording.trace()
+
+
+SUM = KeptGraphFacts(file="train.py", function="<module>", name="total", nodes=40)
+FIRES["a sum of losses with their graphs"] = lambda: summing(SUM)
+SILENT["a sum of numbers"] = summing
+
+
+def test_a_graph_without_activations_is_told_by_its_variable() -> None:
+    finding = the_finding(rule, summing(SUM))
+
+    assert (finding.severity, finding.saving_ns_per_step) == ("note", 0)
+    assert places_of(finding) == [("train.py", 8, "<module>")]
+    assert figures_of(finding) == [("autograd nodes that each step adds", 40, "count", 1)]
+    assert "total" in finding.title
