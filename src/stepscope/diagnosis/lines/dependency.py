@@ -47,7 +47,8 @@ class Dependencies:
     def _sources(self, loop: Loop) -> list[tuple[LoopFacts, int]]:
         """Innermost loops of the source whose body was reached as often as the operators repeat, while they ran.
 
-        With each how often it was begun: between two turns of the loop around it its head is reached once more.
+        With each how often it was begun: from its first repetition to the last, its head is reached before each but the
+        first, and once more at the end of each turn of a loop around it but the last.
         """
         operators, lane = self._view.trace.operators, self._view.lane
         begin, last = operators["start_ns"][int(loop.operators[0])], int(loop.operators[-1])
@@ -66,6 +67,6 @@ class Dependencies:
             if not around or is_head or abs(count - loop.repetitions) > max(_AS_OFTEN * loop.repetitions, 1):
                 continue
             innermost = min(around, key=lambda each: each.last - each.first)
-            runs = max(counts.get((file, innermost.line), 0) - count + 1, 1)
-            found[innermost] = min(runs, found.get(innermost, runs))  # the edges may cut a line's first or last visit
+            heads = counts.get((file, innermost.line), 0)
+            found[innermost] = max(heads - loop.repetitions + 2, 1)
         return sorted(found.items(), key=lambda each: each[0].last - each[0].first)

@@ -71,7 +71,7 @@ def test_an_evaluation_is_the_whole_line_that_runs_it() -> None:
 
 
 def test_a_trainers_evaluation_lasts_from_the_end_of_the_training_before_to_its_last_call() -> None:
-    """Steps of 1000 ns inside one line of the program, with an evaluation in each, from 100 ns after the training on."""
+    """Steps of 1000 ns inside one line of the program, with an evaluation in each, 100 ns after the training."""
     recording = Recording()
     recording.line(0, 4000, "train.py(15): main")
     for step in range(4):
