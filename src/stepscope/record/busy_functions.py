@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import sys
 import threading
 import time
@@ -41,7 +42,7 @@ class BusyFunctions(dict[CodeType, int]):
         self._is_users = is_users
         self._notes: dict[int, Notes] = {}
         self._over = threading.Event()
-        self._sampler: threading.Thread | None = None
+        self._is_sampling = False
 
     def follow(self, notes: Notes) -> None:
         """Sample this thread's busy functions into its notes."""
@@ -56,9 +57,9 @@ class BusyFunctions(dict[CodeType, int]):
         found = [code for code, count in counts.items() if count >= _BUSY_SHARE * REVIEW_EVERY]
         for code in found:
             self[code] = self.get(code, 0) + 1
-        if found and self._sampler is None and not self._over.is_set():
-            self._sampler = threading.Thread(target=self._sample, name="stepscope lines", daemon=True)
-            self._sampler.start()
+        if found and not self._is_sampling and not self._over.is_set():
+            self._is_sampling = True
+            _thread.start_new_thread(self._sample, ())  # hidden from the program's list of threads
         return found
 
     def stop(self) -> None:
@@ -67,9 +68,9 @@ class BusyFunctions(dict[CodeType, int]):
 
     @guard.entry(in_background=True)
     def _sample(self) -> None:
-        sys.settrace(None)
         usual_s = sys.getswitchinterval()
         sys.setswitchinterval(min(usual_s, _SWITCH_S))
+        ours_s = sys.getswitchinterval()
         try:
             while not self._over.wait(_INTERVAL_S):
                 frames = sys._current_frames()
@@ -77,7 +78,8 @@ class BusyFunctions(dict[CodeType, int]):
                     self._note(notes, frames.get(thread))
                 del frames
         finally:
-            sys.setswitchinterval(usual_s)
+            if sys.getswitchinterval() == ours_s:  # the program has not chosen another one meanwhile
+                sys.setswitchinterval(usual_s)
 
     def _note(self, notes: Notes, frame: FrameType | None) -> None:
         """Note the line of a busy function; the part of its call that was not sampled yet belongs to it as well."""

@@ -125,7 +125,7 @@ def _kept_graph(view: View, kept: KeptGraphFacts) -> Found:
         0,
         basis="costs no time until the memory is full, and then ends the run",
         confidence="high",
-        severity="low",
+        severity="note",
         figures=[Figure("autograd nodes that each step adds", kept.nodes, "count", 1)],
         remedy=_KEEP_NUMBERS,
         where=_changed_at(view, kept),

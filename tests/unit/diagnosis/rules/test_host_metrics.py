@@ -17,7 +17,7 @@ COUNTING = (
 )
 
 
-def counting(*metrics: MetricFacts, in_steps: int = 4, trains: bool = True) -> Trace:
+def counting(*metrics: MetricFacts, in_steps: int = 4, trains: bool = True, loads: bool = False) -> Trace:
     """Four steps of 1000 ns; in some of them line 11 copies a tensor for 100 ns, and lines 31 and 32 take 300 ns."""
     recording = Recording(Metadata(program=ProgramFacts(metrics=metrics)))
     for step in range(4):
@@ -27,6 +27,8 @@ def counting(*metrics: MetricFacts, in_steps: int = 4, trains: bool = True) -> T
         recording.operator(begin + 10, 100, "aten::mm")
         recording.operator(begin + 200, 100, NODE if trains else "aten::mul")
         if step < in_steps:
+            if loads:
+                recording.annotation(begin + 600, 400, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
             recording.line(begin + 600, 100, "train.py(11): train")
             recording.operator(begin + 610, 80, "aten::copy_")
             recording.line(begin + 700, 200, "train.py(31): confusion")
@@ -40,6 +42,7 @@ SILENT: Cases = {
     "a busy device": busy_device,
     "other Python": counting,
     "in one of four steps": lambda: counting(*COUNTING, in_steps=1),
+    "lines that make batches": lambda: counting(*COUNTING, loads=True),
     "a program that does not train": lambda: counting(*COUNTING, trains=False),
 }
 

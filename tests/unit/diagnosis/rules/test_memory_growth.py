@@ -169,7 +169,7 @@ SILENT["a sum of numbers"] = summing
 def test_a_graph_without_activations_is_told_by_its_variable() -> None:
     finding = the_finding(rule, summing(SUM))
 
-    assert (finding.severity, finding.saving_ns_per_step) == ("low", 0)
+    assert (finding.severity, finding.saving_ns_per_step) == ("note", 0)
     assert places_of(finding) == [("train.py", 8, "<module>")]
     assert figures_of(finding) == [("autograd nodes that each step adds", 40, "count", 1)]
     assert "total" in finding.title
