@@ -107,6 +107,8 @@ class View(StepView):
     @cached_property
     def recorded_events(self) -> RecordedEvents | None:
         """What recording each event cost; None if unknown or nothing."""
+        if self.trace.metadata.unrecorded is None:
+            return None
         experiment, faults = self.experiment, self._recorded_faults
         return recorded_events(experiment, faults(experiment, experiment.graph) if faults else experiment.graph)
 
