@@ -60,6 +60,7 @@ def test_a_recording_keeps_them(tmp_path: Path) -> None:
     assert {(stage.stage, stage.name, stage.calls, stage.in_workers) for stage in program.input_stages} == {
         ("item", "Numbers.__getitem__", 16, False),
         ("collate", "default_collate", 4, False),
+        ("sampler", "SequentialSampler.__iter__", 4, False),
     }
     mine = [one for one in program.optimizers if (one.name, one.tensors) == ("AdamW", 2)]
     assert [(one.foreach, one.fused, one.implementation, one.device) for one in mine] == [
