@@ -145,7 +145,7 @@ def _of_causes(rows: Sequence[Mapping[str, Any]], unit: str) -> Iterator[float]:
 
 
 def _of_steps(steps: Mapping[str, Any], unit: str) -> Iterator[float]:
-    yield from (value for name, value in steps.items() if unit == "ns" and name.endswith("_ns"))
+    yield from (value for name, value in steps.items() if unit == "ns" and name.endswith("_ns") and value is not None)
     yield from (value for name, value in steps.items() if unit == "count" and isinstance(value, int))
     yield len(steps["list"]) if unit == "count" else 0
 

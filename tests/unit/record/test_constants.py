@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record import lines
+from stepscope.record import constants, lines
 from stepscope.record.constants import STEPS, ConstantLook
 
 torch = pytest.importorskip("torch")
@@ -18,7 +18,8 @@ buffer = torch.ones(16)
 
 @pytest.fixture(autouse=True)
 def users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This file is the user's, and no other."""
+    """This file is the user's, and no other; whatever other tests have compiled is not the program's."""
+    monkeypatch.setattr(constants, "_has_compiled", lambda: False)
     monkeypatch.setattr(lines, "_is_user", defaultdict(bool, {__file__: True}))
 
 
