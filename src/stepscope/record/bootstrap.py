@@ -337,10 +337,10 @@ class FirstRecording:
         past_s, count = now - self._begun_s, self._counted + 1
         if self._source < StepSource.OPTIMIZER and past_s < OPTIMIZER_PATIENCE_S and self._has_optimizer(count):
             return False
-        if self._source is StepSource.FORWARD and past_s < CALL_PATIENCE_S and count < MOST_FORWARD_CALLS:
-            return False
         if self._options.warmup is not None:
             return count >= self._options.warmup
+        if self._source is StepSource.FORWARD and past_s < CALL_PATIENCE_S and count < MOST_FORWARD_CALLS:
+            return False
         if rank_and_world_size()[1] > 1:  # every rank records the same steps
             return count >= MOST_WARMUP_STEPS
         if count >= MOST_WARMUP_STEPS or (count > 2 and past_s >= LONG_WARMUP_S):
