@@ -10,9 +10,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 from stepscope import guard
@@ -22,6 +22,8 @@ from stepscope.trace.program_facts import ConstantFacts
 STEPS: Final = 2
 _MOST_CALLS: Final = 256
 """Calls of a line in a step; a line with more runs a library."""
+_MOST_NOTED: Final = 50_000
+"""Calls in all, each of which takes some 20 us more; a look at more ends without a result."""
 _DEEPEST: Final = 40
 """Frames between a call and the line of the user's code that it belongs to."""
 _MOST_ITEMS: Final = 10_000
@@ -30,7 +32,8 @@ _RANDOM: Final = ("rand", "dropout", "bernoulli", "multinomial", "normal", "unif
 """Parts of names of functions whose result is another one each time, or is filled in unseen."""
 _NOT_IN_PLACE: Final = ("__invert__", "__index__", "__int__")
 _UNSEEN: Final = frozenset({"grad", "set_", "resize_"})
-_PLAIN: Final = (bool, int, float, complex, str, type(None), slice, type(Ellipsis))
+_PLAIN: Final = (bool, int, float, complex, str, type(None), type(Ellipsis))
+_CALLABLE: Final = (FunctionType, BuiltinFunctionType)
 
 _Line = tuple[CodeType, int]
 
@@ -72,15 +75,17 @@ class ConstantLook:
         self._made: defaultdict[int, list[_Call]] = defaultdict(list)
         self._written: set[int] = set()
         self._varies = False
+        self._noted = 0
         self._found: tuple[ConstantFacts, ...] = ()
         self._mode: Any = None
+        self._restore: list[Callable[[], None]] = []
 
     def start(self) -> None:
         """Begin with the step that begins now, unless something else watches functions, or compiles them."""
         import torch
         from torch.overrides import TorchFunctionMode
 
-        if torch._C._len_torch_function_stack() or _has_compiled():
+        if torch._C._len_torch_function_stack() or _compiles() or sys.gettrace() is not None:
             return
         look = self
 
@@ -91,14 +96,35 @@ class ConstantLook:
                 except BaseException as error:
                     guard.hide(error)
                     raise
-                if not look.is_over:
-                    look.called(function, args, kwargs or {}, result)
+                if not look.is_over and not torch._C._get_tracing_state():
+                    with torch._C.DisableTorchFunction():  # reading a tensor is no call of its class's
+                        look.called(function, args, kwargs or {}, result)
                 return result
 
+        overrides: Any = sys.modules["torch.overrides"]
+        asked = guard.replaced(overrides.has_torch_function, self._has_function, "record.constants.ConstantLook")
+        compiling = guard.around(torch.compile, before=self.compiles)
+        self._restore = [guard.put(overrides, "has_torch_function", asked), guard.put(torch, "compile", compiling)]
         self._mode = Watching()
         self._mode.__enter__()
         self.is_over = False
         self._steps.append(_Step())
+
+    def _has_function(self, original: Any, relevant: Any) -> bool:
+        """What `original` answers without the watch: modules of torch choose quicker functions, of other results."""
+        overrides: Any = sys.modules["torch.overrides"]
+        if overrides._get_current_function_mode() is not self._mode:
+            return bool(original(relevant))
+        overrides._pop_mode()
+        try:
+            return bool(original(relevant))
+        finally:
+            overrides._push_mode(self._mode)
+
+    @guard.entry
+    def compiles(self, *_: object, **__: object) -> None:
+        """End the look, since something will be compiled, and would be compiled with the watch."""
+        self.stop()
 
     def border(self) -> None:
         if self.is_over:
@@ -118,12 +144,16 @@ class ConstantLook:
         self.take_off()
 
     def take_off(self) -> None:
-        """Remove the watch, if nothing that the program has put on it since is still there."""
-        if self._mode is not None:
-            overrides: Any = sys.modules["torch.overrides"]
-            if overrides._get_current_function_mode() is self._mode:
-                self._mode.__exit__(None, None, None)
-                self._mode = None
+        """Remove the watch from this thread, also from below what the program has put on it since."""
+        overrides: Any = sys.modules.get("torch.overrides")
+        modes = overrides._get_current_function_mode_stack() if self._mode is not None else []
+        if self._mode in modes:
+            above = [overrides._pop_mode() for _ in modes[modes.index(self._mode) :]]
+            for each in above[-2::-1]:
+                overrides._push_mode(each)
+            self._mode = None
+        while self._restore:
+            self._restore.pop()()
 
     def _forget(self) -> None:
         self._known.clear()
@@ -131,6 +161,11 @@ class ConstantLook:
 
     def called(self, function: Any, positional: Any, named: Any, result: Any) -> None:
         """Note a call of one of torch's functions; one that cannot be understood is skipped."""
+        self._noted += 1
+        if self._noted > _MOST_NOTED:
+            self.is_over = True
+            self._steps.clear()
+            return
         with guard.attempt():
             name = _name(function)
             written = _written(name, positional, named)
@@ -227,10 +262,11 @@ class ConstantLook:
         return tuple(found)[:_MOST_FACTS]
 
 
-def _has_compiled() -> bool:
-    """Whether torch.compile has compiled anything, which would be compiled anew if it were watched."""
+def _compiles() -> bool:
+    """Whether torch.compile has been called for anything, which would be compiled anew if it were watched."""
     kept = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", None)
-    return bool(kept is not None and kept())
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return bool(kept is not None and kept()) or any(callable(each) for each in list(backends.values()))
 
 
 def _name(function: Any) -> str:
@@ -242,20 +278,25 @@ def _name(function: Any) -> str:
 def _written(name: str, positional: Any, named: Any) -> Any:
     """The tensor that a call changes in place; None if there is none."""
     if "out" in named:
-        return named["out"] if hasattr(named["out"], "data_ptr") else None
+        return named["out"] if _is_tensor(named["out"]) else None
     is_special = name == "__setitem__" or (
         name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
     )
     is_in_place = is_special or (name.endswith("_") and not name.endswith("__"))
-    return positional[0] if is_in_place and positional and hasattr(positional[0], "data_ptr") else None
+    return positional[0] if is_in_place and positional and _is_tensor(positional[0]) else None
 
 
 def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
-    if hasattr(value, "data_ptr"):
+    if _is_tensor(value):
         yield value
     elif type(value) in (list, tuple) and depth < 3:
         for each in value[:_MOST_ITEMS]:
             yield from _tensors(each, depth + 1)
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a tensor by its class; the program's objects are asked nothing."""
+    return issubclass(type(value), sys.modules["torch"].Tensor)
 
 
 def _arguments(positional: Any, named: Any) -> object:
@@ -267,15 +308,16 @@ def _arguments(positional: Any, named: Any) -> object:
 def _comparable(value: Any) -> object:
     import torch
 
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if _is_tensor(value):
         return tuple(value.shape), str(value.dtype)
-    if isinstance(value, _PLAIN) or type(value) in (torch.dtype, torch.device, torch.layout, torch.memory_format):
-        return type(value).__name__, repr(value)
-    if isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
+    if kind in (*_PLAIN, *_CALLABLE, torch.dtype, torch.device, torch.layout, torch.memory_format):
+        return kind.__name__, repr(value)
+    if kind is slice:
+        return _comparable((value.start, value.stop, value.step))
+    if kind in (list, tuple, torch.Size) and len(value) <= _MOST_ITEMS:
         found = tuple(_comparable(each) for each in value)
         return None if None in found else found
-    if callable(value):
-        return repr(value)
     return None
 
 

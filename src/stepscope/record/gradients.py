@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from stepscope import guard
+from stepscope.record.kept_graphs import is_plain
 from stepscope.record.lines import names_in_roots
 from stepscope.trace.program_facts import BackwardFacts
 
@@ -94,7 +95,8 @@ class GradientLook:
         self._time += 1
         tensors, inputs = frame.f_locals["tensors"], frame.f_locals.get("inputs")
         if self._depth == 1 and self._is_first and inputs is None and len(self._passes) < _MOST_PASSES:
-            roots = [tensors] if hasattr(tensors, "grad_fn") else list(tensors)
+            roots = tensors if type(tensors) in (list, tuple) else [tensors]  # an iterator is not consumed
+            roots = [each for each in roots if is_plain(each)]
             with guard.attempt():  # the graph may have nodes of any kind
                 self._read([root.grad_fn for root in roots if root.grad_fn is not None])
 
@@ -105,7 +107,7 @@ class GradientLook:
         self._time += 1
         owner: Any = frame.f_locals.get("self")
         with guard.attempt():
-            for each in _updated(owner) if hasattr(owner, "param_groups") else owner.parameters():
+            for each in _cleared(owner):
                 self._uses.setdefault(id(each), _Use()).cleared.append(self._time)
 
     def _step(self, frame: FrameType) -> None:
@@ -244,6 +246,12 @@ def _ranges(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 def _updated(optimizer: Any) -> Iterable[Any]:
     return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _cleared(owner: Any) -> Iterable[Any]:
+    """The parameters of an optimizer or module, which is not asked for an attribute that it may compute."""
+    is_module = issubclass(type(owner), sys.modules["torch"].nn.Module)
+    return owner.parameters() if is_module else _updated(owner)
 
 
 def _held_by_optimizers() -> set[int]:

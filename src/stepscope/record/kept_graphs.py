@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,7 +67,10 @@ class KeptGraphs:
 def _variables(names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Variables of a function, and attributes of the object that it belongs to."""
     yield from names.items()
-    for name, value in getattr(names.get("self"), "__dict__", {}).items():
+    own: dict[str, Any] = {}
+    with guard.attempt():  # an object without attributes
+        own = dict(object.__getattribute__(names.get("self"), "__dict__"))
+    for name, value in own.items():
         yield f"self.{name}", value
 
 
@@ -94,4 +98,10 @@ def _items(value: Any) -> Iterator[Any]:
 
 def _node(value: Any) -> Any:
     """The node that made a tensor; None for a leaf and for anything else."""
-    return getattr(value, "grad_fn", None) if hasattr(type(value), "grad_fn") else None
+    return value.grad_fn if is_plain(value) else None
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a tensor of torch's own, whose attributes run nothing of the program's."""
+    kind = type(value)
+    return kind is sys.modules["torch"].Tensor or kind is sys.modules["torch"].nn.Parameter

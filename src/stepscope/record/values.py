@@ -8,9 +8,11 @@ Large ones are sampled. Nothing of the values is kept but the hashes.
 from __future__ import annotations
 
 import marshal
+import os
 import sys
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,6 +43,7 @@ _FEWEST: Final = 8
 """Values of fewer elements cost nothing to compute."""
 _MOST_ITEMS: Final = 100_000
 _FEW_PARTS: Final = 8
+_DEEPEST: Final = 4
 _LONGEST_S: Final = 1.0
 """Time after which nothing more is hashed."""
 _LONG: Final = 64
@@ -51,15 +54,15 @@ _Key = tuple[CodeType, str]
 """A function, and the name of one of its variables; "" for its result."""
 
 
-def fingerprint(value: Any) -> int | None:
+def fingerprint(value: Any, depth: int = 0) -> int | None:
     """Return a hash of a value's content; None for anything small, or of another kind."""
     kind = type(value)
     if kind.__module__.startswith("torch") and kind.__name__ in ("Tensor", "Parameter"):
         return _of_tensor(value)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return _of_array(value) if value.size >= _FEWEST and value.dtype.kind in "biufc" else None
-    if kind in (list, tuple, dict):
-        return _of_items(value)
+    if kind in (list, tuple, dict) and depth < _DEEPEST:
+        return _of_items(value, depth)
     return None
 
 
@@ -70,8 +73,8 @@ def _digest(*parts: bytes) -> int:
 def _of_tensor(tensor: Any) -> int | None:
     import torch
 
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return None  # the program watches operators, and would see ours
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack() or torch._C._get_tracing_state():
+        return None  # the program watches or traces operators, and would see ours
     if tensor.numel() < _FEWEST or tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return None
     if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -94,21 +97,32 @@ def _slices(shape: Iterable[int], size: int) -> tuple[slice, ...]:
     return tuple(slice(None, None, max(length // most, 1)) for length in sizes)
 
 
-def _of_items(value: Any) -> int | None:
+def _of_items(value: Any, depth: int) -> int | None:
     parts = list(value.values()) if isinstance(value, dict) else list(value[:_FEW_PARTS])
     if not parts or len(value) > _MOST_ITEMS:
         return None
     if type(parts[0]) in (int, float, bool, str, list, tuple):
-        if not isinstance(value, dict) and (len(value) >= _FEWEST or type(parts[0]) in (list, tuple)):
-            wide = len(parts[0]) if type(parts[0]) in (list, tuple) else 1
-            if len(value) * wide <= _MOST_ITEMS:
-                with guard.attempt():  # unmarshallable objects among the items
-                    return _digest(marshal.dumps(value, 2))
+        is_long = not isinstance(value, dict) and (len(value) >= _FEWEST or type(parts[0]) in (list, tuple))
+        if is_long and _is_small(value):
+            with guard.attempt():  # unmarshallable objects among the items
+                return _digest(marshal.dumps(value, 2))
         return None
     if len(value) > _FEW_PARTS:
         return None
-    found = [fingerprint(part) for part in parts]
+    found = [fingerprint(part, depth + 1) for part in parts]
     return None if None in found else _digest(repr(found).encode())
+
+
+def _is_small(value: Any) -> bool:
+    """Whether lists in lists have few items and characters in all."""
+    waiting, left = [value], _MOST_ITEMS
+    while waiting and left >= 0:
+        each = waiting.pop()
+        if type(each) in (list, tuple, str, bytes, bytearray):
+            left -= len(each)
+        if type(each) in (list, tuple) and left >= 0:
+            waiting += [one for one in each if type(one) not in (int, float, bool)]
+    return left >= 0
 
 
 @dataclass
@@ -138,8 +152,8 @@ class ValueLook:
         self._step = 0
         self._seen: defaultdict[_Key, _Seen] = defaultdict(_Seen)
         self._calls: defaultdict[int, _Seen] = defaultdict(_Seen)
-        self._modules: dict[int, Any] = {}
-        self._roots: dict[int, Any] = {}
+        self._modules: dict[int, weakref.ref[Any]] = {}
+        self._roots: dict[int, weakref.ref[Any]] = {}
         self._counts: defaultdict[CodeType, int] = defaultdict(int)
         self._module_call: CodeType | None = None
         self._taken_off: object = None
@@ -164,6 +178,9 @@ class ValueLook:
             self._constants.border()
             if self._constants.is_over:
                 self.stop()
+            return
+        if sys.getprofile() != self._event:  # the program profiles itself, or its steps run on another thread
+            self.stop()
             return
         sys.setprofile(None)
         running = []
@@ -192,11 +209,17 @@ class ValueLook:
             self.is_over = True
             guard.off(self._taken_off)
             self._constants.stop()
-            if sys.getprofile() == self._event:
-                sys.setprofile(None)
+            self._take_off()
+
+    def _take_off(self) -> None:
+        if sys.getprofile() == self._event:
+            sys.setprofile(None)
 
     @guard.inline("record.values.ValueLook")
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
+        if self.is_over:  # another thread has ended the look, or the program has put back what it found
+            self._take_off()
+            return
         code = frame.f_code
         if event == "call":
             self.made.called(frame)
@@ -210,7 +233,7 @@ class ValueLook:
         elif code is self._module_call:
             self._module_returned(frame, value)
         elif is_users(code.co_filename) and not code.co_flags & _RESUMABLE and code.co_name != "<module>":
-            self._look(frame, value, frame.f_locals)
+            self._look(frame, value, {} if _asks_for_locals(code) else frame.f_locals)
 
     def _module_returned(self, frame: FrameType, value: Any) -> None:
         caller = frame.f_back
@@ -221,9 +244,12 @@ class ValueLook:
         while around is not None and around.f_code is not self._module_call:
             around = around.f_back
         if around is None:
-            self._roots[id(module)] = module
+            self._roots[id(module)] = weakref.ref(module)
         if caller is not None and is_users(caller.f_code.co_filename):
-            self._modules[id(module)] = module
+            known = self._modules.get(id(module))
+            if known is not None and known() is not module:  # it is gone, and this one has its place
+                self._calls.pop(id(module), None)
+            self._modules[id(module)] = weakref.ref(module)
             self._add(self._calls[id(module)], value)
 
     def _look(self, frame: FrameType, value: Any, variables: Mapping[str, Any]) -> None:
@@ -268,7 +294,7 @@ class ValueLook:
         """What was seen of the complete steps; empty if the look did not see STEPS of them."""
         if self._step < STEPS:
             return LookFacts()
-        roots = list(self._roots.values())
+        roots = [root for root in (each() for each in self._roots.values()) if root is not None]
         values = () if self._spent_s > _LONGEST_S else self._values(names_in_roots(roots))
         backward = guard.attempted(lambda: self._gradients.facts(roots)) or ()
         self._modules.clear()
@@ -282,7 +308,7 @@ class ValueLook:
             place = {"file": code.co_filename, "function": code.co_name, "name": name, "last": _last_line(code)}
             found.append(_facts(seen, line=0 if whole else code.co_firstlineno, **place))
         for number, seen in self._calls.items():
-            found.append(_facts(seen, module=names.get(id(self._modules[number]), "")))
+            found.append(_facts(seen, module=names.get(number, "") if self._modules[number]() is not None else ""))
         return tuple(each for each in found if each is not None)[:_MOST_FACTS]
 
 
@@ -303,9 +329,12 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     """Return a frame's local variables; the frame, which goes on, keeps no second reference to them.
 
     Up to Python 3.12 the frame holds what it was asked for, and with it the tensors of this step, until somebody asks
-    again. It is emptied, unless the program itself holds it as the result of `locals()`. Not for the frame whose event
-    a profile or trace function handles: what is missing there afterwards is deleted.
+    again. It is emptied, unless somebody else holds it. Not for the frame whose event a profile or trace function
+    handles: what is missing there afterwards is deleted. Nothing is read of a function that may hold the result of
+    `locals()`, which reading would change.
     """
+    if _asks_for_locals(frame.f_code):
+        return {}
     held = frame.f_locals
     found = dict(held)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(held) <= _OURS:
@@ -313,6 +342,11 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     return found
 
 
+def _asks_for_locals(code: CodeType) -> bool:
+    return sys.version_info < (3, 13) and bool(code.co_flags & CO_OPTIMIZED) and not _LOCALS.isdisjoint(code.co_names)
+
+
+_LOCALS: Final = frozenset({"locals", "vars"})
 _OURS: Final = 3
 """References to a frame's variables that nobody else holds: the frame's, ours, and the counting function's."""
 
@@ -335,8 +369,18 @@ def _facts(seen: _Seen, **place: Any) -> ValueFacts | None:
 
 
 _look = ValueLook()
+_stops_in_children = False
 
 
 def value_look() -> ValueLook:
-    """Return the look of this process."""
+    """Return the look of this process, which does not go on in processes that are forked meanwhile."""
+    global _stops_in_children
+    if not _stops_in_children and hasattr(os, "register_at_fork"):
+        _stops_in_children = True
+        os.register_at_fork(after_in_child=_stop_in_child)
     return _look
+
+
+@guard.entry
+def _stop_in_child() -> None:
+    _look.stop()

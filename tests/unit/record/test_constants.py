@@ -139,3 +139,38 @@ def test_errors_of_the_program_pass() -> None:
             assert not any(str(each.path).endswith("record/constants.py") for each in raised.traceback)
     finally:
         look.stop()
+
+
+def test_modules_choose_the_same_functions_as_without_the_look() -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    inputs = torch.ones(2, 6, 16)
+    padding = torch.tensor([[False] * 4 + [True] * 2] * 2)
+    encoder = torch.nn.TransformerEncoder(layer, 1)
+    results = []
+    with torch.no_grad():
+        looked(lambda _: results.append(encoder(inputs, src_key_padding_mask=padding)))
+        assert all(each.equal(encoder(inputs, src_key_padding_mask=padding)) for each in results)
+
+
+def test_a_mode_that_the_program_has_put_above_stays_when_the_look_ends() -> None:
+    from torch.overrides import TorchFunctionMode
+
+    class Own(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    look = ConstantLook()
+    look.start()
+    with Own():
+        look.stop()
+        assert torch._C._len_torch_function_stack() == 1
+
+
+def test_the_look_ends_when_something_is_compiled() -> None:
+    look = ConstantLook()
+    original = torch.compile
+    look.start()
+    look.compiles()
+    assert look.is_over
+    assert not torch._C._len_torch_function_stack()
+    assert torch.compile is original

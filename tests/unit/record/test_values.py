@@ -217,3 +217,60 @@ def test_a_program_that_watches_operators_does_not_see_ours() -> None:
         assert fingerprint(torch.ones(64, 64)) is None
     assert counter.get_total_flops() == 0
     assert fingerprint(torch.ones(64, 64)) is not None
+
+
+def test_an_iterator_of_losses_is_not_consumed() -> None:
+    weight = torch.nn.Parameter(torch.ones(8))
+    looked(lambda _: torch.autograd.backward(each for each in [(weight * 2).sum()]))
+    assert weight.grad is not None
+
+
+def test_a_dictionary_of_locals_that_the_program_holds_stays_as_it_is() -> None:
+    def settings(rate: float) -> dict[str, Any]:
+        found = locals()
+        _ = rate * 2
+        return found
+
+    found = []
+    looked(lambda _: found.append(list(settings(0.1))))
+    assert set(map(tuple, found)) == {("rate",)}
+
+
+def test_a_profile_function_that_the_program_sets_meanwhile_stays() -> None:
+    def own(*_: object) -> None: ...
+
+    look = ValueLook()
+    before = sys.getprofile()
+    sys.setprofile(None)
+    try:
+        look.start()
+        sys.setprofile(own)
+        look.border()
+        assert (sys.getprofile(), look.is_over) == (own, True)
+    finally:
+        sys.setprofile(before)
+
+
+def test_nothing_is_read_while_operators_are_traced() -> None:
+    def shifted(value: Any) -> Any:
+        result = value + 1
+        return result * 2
+
+    looked(lambda _: torch.jit.trace(shifted, (torch.ones(8, 16),), check_trace=False))
+
+
+def test_a_module_that_the_program_deletes_is_gone() -> None:
+    made = []
+
+    def step(_: int) -> None:
+        module = torch.nn.Linear(8, 8)
+        module(torch.ones(2, 8))
+        made.append(weakref.ref(module))
+
+    looked(step)
+    assert [each() for each in made] == [None] * len(made)
+
+
+def test_long_texts_in_a_list_are_not_copied() -> None:
+    assert fingerprint(["x" * 20_000] * 100) is None
+    assert fingerprint([[1], list(range(1_000_000))]) is None
