@@ -43,6 +43,7 @@ ELSEWHERE = {
     "machine.energy_counters.SampledPower._run": "tests/unit/test_guard.py",
     "machine.quiet._SeedWhenImported._imported": "tests/unit/test_guard.py",
     "record.busy_functions.BusyFunctions._sample": "tests/unit/test_guard.py",
+    "record.constants.ConstantLook.compiles": "tests/unit/record/test_constants.py",
     "record.hooks.XlaHooks._seen": "tests/e2e/test_jax.py",
     "record.hooks._Calls._begins": "tests/e2e/test_jax.py",
     "record.hooks._jitted": "tests/e2e/test_jax.py",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stepscope import guard
 from stepscope.record import constants, lines
 from stepscope.record.constants import STEPS, ConstantLook
 
@@ -19,7 +20,7 @@ buffer = torch.ones(16)
 @pytest.fixture(autouse=True)
 def users(monkeypatch: pytest.MonkeyPatch) -> None:
     """This file is the user's, and no other; whatever other tests have compiled is not the program's."""
-    monkeypatch.setattr(constants, "_has_compiled", lambda: False)
+    monkeypatch.setattr(constants, "_compiles", lambda: False)
     monkeypatch.setattr(lines, "_is_user", defaultdict(bool, {__file__: True}))
 
 
@@ -117,15 +118,14 @@ def test_a_program_that_watches_functions_is_left_alone() -> None:
         assert look.is_over
 
 
-def test_a_watch_under_another_one_is_removed_when_that_is_gone() -> None:
+def test_a_watch_under_another_one_is_removed_and_that_one_stays() -> None:
     look = ConstantLook()
     look.start()
     with torch.device("cpu"):
         for _ in range(STEPS):
             look.border()
         assert look.is_over
-        assert torch._C._len_torch_function_stack() == 2
-    look.border()
+        assert torch._C._len_torch_function_stack() == 1
     assert not torch._C._len_torch_function_stack()
 
 
@@ -170,7 +170,25 @@ def test_the_look_ends_when_something_is_compiled() -> None:
     look = ConstantLook()
     original = torch.compile
     look.start()
-    look.compiles()
+    compiled = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
     assert look.is_over
     assert not torch._C._len_torch_function_stack()
     assert torch.compile is original
+    assert torch.equal(compiled(buffer), buffer * 2)
+
+
+@pytest.mark.fails
+def test_what_is_compiled_is_compiled_if_the_look_cannot_end() -> None:
+    def probe(entered: str) -> None:
+        if entered == "record.constants.ConstantLook.compiles":
+            raise RuntimeError("planted")
+
+    look = ConstantLook()
+    look.start()
+    guard.probe = probe
+    compiled = torch.compile(lambda x: x * 3, backend="eager")
+    guard.probe = None
+    look.take_off()
+
+    assert guard.has_failed()
+    assert torch.equal(compiled(buffer), buffer * 3)

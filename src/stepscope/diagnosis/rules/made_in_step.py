@@ -10,7 +10,8 @@ loses its moments, a function is traced and compiled. The result is the same in 
 Before `stepscope run` records, it looks at two steps and notes which lines of the user's code call the constructors of
 such classes (or `torch.compile`) in both. What counts is the time that the constructor took, at most that of its line.
 For models, optimizers and compiled functions it is the time of the outermost line around it in which no module is
-called and no step begins: that line makes them, with all that is loaded into them, and does not use them.
+called and no step begins: that line makes them, with all that is loaded into them, and does not use them. Where the
+constructors take less than a tenth of it, the line does something else as well, and only they count.
 
 # Known false positives
 An object that differs from step to step on purpose, such as a model for each of many users.
@@ -49,6 +50,8 @@ _TRAINED: Final = "A module that is made again has new parameters, which no opti
 _SERVED: Final = "A module that is made again fills and reads its parameters again"
 _FILLED: Final = frozenset({"module", "optimizer", "compiled function"})
 """Kinds whose making mostly goes on in other lines than that of the constructor."""
+_OF_THE_LINE: Final = 0.1
+"""Share of a line's time that its constructors take if the rest of it loads into what they make, without using it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,8 @@ def _places(view: View, making: _Making, whole: int) -> tuple[Location, ...]:
 def _found(view: View, making: _Making) -> Found:
     first = max(making.made, key=lambda made: made.calls * made.ns)
     whole = int((making.ends - making.starts).sum())
-    is_filled = first.kind in _FILLED
     constructors = sum(made.calls * made.ns for made in making.made) * view.step_count
+    is_filled = first.kind in _FILLED and constructors >= _OF_THE_LINE * whole
     cost = whole if is_filled else min(whole, constructors)
     function = making.place[2]
     maker = "the program" if function == "<module>" else function

@@ -48,6 +48,9 @@ SILENT: Cases = {
     "nothing": empty_trace,
     "a busy device": busy_device,
     "a model that was made before": serving,
+    "a small module that a library makes in a line which does more": lambda: serving(
+        MadeFacts(kind="module", name="Loss", file="serve.py", line=10, function="load", calls=1, ns=12)
+    ),
     "something that costs nothing": lambda: serving(MadeFacts(kind="pool", name="Pool", file="serve.py", line=10,
                                                               function="load", calls=1, ns=2)),
 }  # fmt: skip
