@@ -187,7 +187,7 @@ class ValueLook:
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if is_users(frame.f_code.co_filename):
-                running.append((frame.f_code, locals_of(frame)))
+                running.append((frame.f_code, {} if _asks_for_locals(frame.f_code) else locals_of(frame)))
                 self._look(frame, None, running[-1][1])
             frame = frame.f_back
         self._graphs.look(running)
@@ -330,11 +330,8 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
     Up to Python 3.12 the frame holds what it was asked for, and with it the tensors of this step, until somebody asks
     again. It is emptied, unless somebody else holds it. Not for the frame whose event a profile or trace function
-    handles: what is missing there afterwards is deleted. Nothing is read of a function that may hold the result of
-    `locals()`, which reading would change.
+    handles: what is missing there afterwards is deleted.
     """
-    if _asks_for_locals(frame.f_code):
-        return {}
     held = frame.f_locals
     found = dict(held)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(held) <= _OURS:
@@ -343,6 +340,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
 
 
 def _asks_for_locals(code: CodeType) -> bool:
+    """Whether a function may hold the result of `locals()`, which reading its variables would change."""
     return sys.version_info < (3, 13) and bool(code.co_flags & CO_OPTIMIZED) and not _LOCALS.isdisjoint(code.co_names)
 
 
