@@ -279,9 +279,7 @@ def _written(name: str, positional: Any, named: Any) -> Any:
     """The tensor that a call changes in place; None if there is none."""
     if "out" in named:
         return named["out"] if _is_tensor(named["out"]) else None
-    is_special = name == "__setitem__" or (
-        name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
-    )
+    is_special = name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
     is_in_place = is_special or (name.endswith("_") and not name.endswith("__"))
     return positional[0] if is_in_place and positional and _is_tensor(positional[0]) else None
 

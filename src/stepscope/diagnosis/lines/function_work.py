@@ -150,7 +150,7 @@ class FunctionWork:
         return {(places[each].file, places[each].line) for each in numbers.tolist() if each >= 0}
 
     def costliest(self) -> Work | None:
-        """The most telling kind of work that takes at least NAMED (a loop MOST) of the time; None if there is none."""
+        """The most telling kind of work among those that take at least NAMED (a loop: MOST) of the time, or None."""
         return next((work for work in self._by_kind(self._total) if work.share >= least(work)), None)
 
     def places(self) -> tuple[Location, ...]:
@@ -276,23 +276,18 @@ class FunctionWork:
 
     def _named(self, file: str, name: str) -> FunctionFacts | None:
         """The function that a name in a file stands for: one of that file, or else the only one of that name."""
-        own = self._by_name.get(name, []) if name[:1] != "." else self._by_end.get(name[1:], [])
+        own = self._by_name.get(name, [])
         here = [each for each in own if each.file == file]
         candidates = here or own
         return candidates[0] if len(candidates) == 1 else None
 
     @cached_property
     def _by_name(self) -> dict[str, list[FunctionFacts]]:
+        """Functions by their qualified name, and by a dot and its last part."""
         found: dict[str, list[FunctionFacts]] = {}
         for each in self._view.program.functions:
-            found.setdefault(each.name, []).append(each)
-        return found
-
-    @cached_property
-    def _by_end(self) -> dict[str, list[FunctionFacts]]:
-        found: dict[str, list[FunctionFacts]] = {}
-        for each in self._view.program.functions:
-            found.setdefault(each.name.rpartition(".")[2], []).append(each)
+            for name in (each.name, "." + each.name.rpartition(".")[2]):
+                found.setdefault(name, []).append(each)
         return found
 
     def _equal(self, total: float) -> Iterator[Work]:

@@ -25,7 +25,7 @@ def said_of(view: View, work: Work) -> str:
         often = f"has {different} in {work.calls:,} calls" if work.calls > 1 else "is the same"
         return f"{name} {often} {view.a_step}, and is computed each time"
     if work.kind == "constant":
-        return f"{work.function} computes {name} in each call, of which nothing depends on what it is called with"
+        return f"{work.function} computes {name} in each call, although it does not depend on the arguments"
     if work.kind == "growing":
         return f"{work.function} reads a slice of {name} that grows with its loop, from one end in each repetition"
     if work.kind == "row":
