@@ -8,7 +8,7 @@ from collections import Counter
 from types import FrameType
 from typing import Any, Final
 
-from stepscope.record.lines import is_users
+from stepscope.record.lines import line_of
 from stepscope.trace.program_facts import MadeFacts
 
 _KINDS: Final = (
@@ -54,11 +54,9 @@ class MadeInSteps:
                 self._count(kind, type(made).__name__, caller, ns)
 
     def _count(self, kind: str, name: str, caller: FrameType | None, ns: int) -> None:
-        while caller is not None and not is_users(caller.f_code.co_filename):
-            caller = caller.f_back
-        if caller is not None:
-            code = caller.f_code
-            place = kind, name, code.co_filename, caller.f_lineno, code.co_name
+        code, line = line_of(caller)
+        if code is not None and line is not None:
+            place = kind, name, code.co_filename, line, code.co_name
             self._steps[-1][place] += 1
             self._ns[place] += ns
 
