@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,13 @@ def _files_in(folders: list[Path]) -> set[tuple[str, int]]:
     """Every file below the folders, with the time of its last change."""
     files = [path for folder in folders for path in folder.rglob("*") if not path.is_dir()]
     return {(str(path), path.lstat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_stands_already_is_not_collected() -> None:
+    """Keep what was imported and collected from the collector: going through it takes longer than most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,7 @@ class Cycle:
 def collector() -> Iterator[None]:
     """The collector as other tests want it, whatever happens here."""
     enabled = gc.isenabled()
+    gc.unfreeze()
     yield
     (gc.enable if enabled else gc.disable)()
     gc.unfreeze()
