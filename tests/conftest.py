@@ -62,12 +62,15 @@ def _folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         for name, folder in _FOLDERS.items():
             (home / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
             patch.setenv(name, str(home / folder))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [_WITHOUT_COMPILER, os.environ.get("PYTHONPATH")])))
         yield
     changed = sorted({path for path, _ in before ^ _files_in(users)})
     if changed:
         pytest.fail(f"tests wrote into the user's own folders, or stepscope ran meanwhile: {', '.join(changed[:10])}")
 
 
+_WITHOUT_COMPILER: Final = str(Path(__file__).with_name("without_compiler"))
+"""Where programs that tests start find a `sitecustomize`, which see."""
 _FOLDERS: Final = {
     "HOME": ".",
     "USERPROFILE": ".",
