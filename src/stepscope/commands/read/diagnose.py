@@ -20,7 +20,13 @@ from stepscope.commands.shared.options import (
     add_user_code_options,
     user_code_from,
 )
-from stepscope.commands.shared.reading import readable_traces, redactor_of, side_files, with_evidence
+from stepscope.commands.shared.reading import (
+    garbage_rarely_collected,
+    readable_traces,
+    redactor_of,
+    side_files,
+    with_evidence,
+)
 from stepscope.commands.shared.values import file_to_write
 from stepscope.commands.shared.values import row_count as whole_number
 from stepscope.errors import UsageError
@@ -103,6 +109,7 @@ def prepare_parser(parser: CommandParser) -> None:
     add_reading_options(parser, or_device=True)
 
 
+@garbage_rarely_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose every trace, write the reports, and return the exit code under --fail-on."""
     targets = [each for each in (arguments.json, arguments.markdown, arguments.html, arguments.diff) if each == "-"]
