@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
-from stepscope.machine.checks import devices, memory, processor, settings
+from stepscope.machine.checks import devices, host, settings
 from stepscope.machine.observed import Machine, Observation, Runtime
 
 __all__ = ["CHECKS", "Machine", "Observation", "Runtime", "inspect_environment", "observations_json"]
@@ -14,21 +14,21 @@ __all__ = ["CHECKS", "Machine", "Observation", "Runtime", "inspect_environment",
 Check: TypeAlias = Callable[[Machine], Observation | list[Observation]]
 
 CHECKS: Final[tuple[Check, ...]] = (
-    processor.threads,
-    processor.cpu_quota,
-    processor.other_load,
-    processor.governor,
-    processor.turbo,
-    processor.thermal_throttling,
+    host.threads,
+    host.cpu_quota,
+    host.other_load,
+    host.governor,
+    host.turbo,
+    host.thermal_throttling,
     devices.device_state,
     devices.numa_affinity,
     devices.numa_balancing,
-    memory.shared_memory,
-    memory.memory_limit,
-    memory.memory_pressure,
-    memory.swap,
-    memory.huge_pages,
-    memory.allocator,
+    host.shared_memory,
+    host.memory_limit,
+    host.memory_pressure,
+    host.swap,
+    host.huge_pages,
+    host.allocator,
     settings.debug_settings,
     settings.program_settings,
     settings.garbage_collector,

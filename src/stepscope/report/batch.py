@@ -10,9 +10,8 @@ import polars as pl
 
 from stepscope.analysis.batch_size import GAIN, BatchModel, Line, Measurement
 from stepscope.predict.data_parallel_settings import Reason, SettingsFromTrace
-from stepscope.report.document import Block, Code, Document, Section, Table, Text, section_if, texts
+from stepscope.report.document import Block, Code, Document, Section, Table, Text, fields, section_if, texts
 from stepscope.report.format import count, duration, share, size
-from stepscope.report.json import fields
 
 _BATCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "batch_size": pl.Int64,

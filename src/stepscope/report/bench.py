@@ -10,16 +10,13 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.compare.bench import Bench, BenchRun
-from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.bench import Bench, BenchCommand, BenchRun
 from stepscope.compare.comparison import Comparison
 from stepscope.compare.statistics import NAME as WARM_UP_RULE
 from stepscope.compare.statistics import SampleComparison
 from stepscope.report.comparison import comparison_document, comparison_json
-from stepscope.report.document import Document, Facts, Items, Section, Table, Verbatim
-from stepscope.report.format import duration, share
-from stepscope.report.json import fields, stamped
-from stepscope.report.words.common import change_words, interval_words, share_of
+from stepscope.report.document import Document, Facts, Items, Section, Table, Verbatim, fields, stamped
+from stepscope.report.format import change_words, duration, interval_words, share, share_of
 from stepscope.report.words.comparison import detectable_sentences, verdict_sentence
 
 _FEWEST_RUNS: Final = 3

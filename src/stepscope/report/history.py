@@ -19,13 +19,13 @@ from stepscope.report.document import (
     Table,
     Text,
     Verbatim,
+    fields,
     section_if,
+    stamped,
     texts,
 )
-from stepscope.report.format import count, duration, share
+from stepscope.report.format import change_words, count, duration, interval_words, share, share_of
 from stepscope.report.html.charts import history_view
-from stepscope.report.json import fields, stamped
-from stepscope.report.words.common import change_words, interval_words, share_of
 from stepscope.report.words.comparison import verdict_sentence
 
 _SOURCE_WORDS: Final = {

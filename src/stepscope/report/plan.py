@@ -8,11 +8,20 @@ from typing import Any
 import polars as pl
 
 from stepscope.predict.cost.plan import Machine, Plan
-from stepscope.report.document import Block, Document, Drawing, Items, Section, Table, section_if, texts
-from stepscope.report.format import duration, share
+from stepscope.report.document import (
+    Block,
+    Document,
+    Drawing,
+    Items,
+    Section,
+    Table,
+    fields,
+    section_if,
+    stamped,
+    texts,
+)
+from stepscope.report.format import duration, file_name, share
 from stepscope.report.html.charts import plan_view
-from stepscope.report.json import fields, stamped
-from stepscope.report.words.common import file_name
 from stepscope.report.words.plan import (
     asked_sentence,
     basis_sentences,

@@ -8,13 +8,11 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.predict.links import Link
+from stepscope.predict.limits import Link
 from stepscope.predict.prediction import PredictedSteps, StepPrediction
 from stepscope.predict.scaling import ScaledStep
-from stepscope.report.document import Block, Document, Items, Section, Table, section_if, texts
-from stepscope.report.format import count, duration, share, size
-from stepscope.report.json import fields, stamped
-from stepscope.report.words.common import file_name, warning_sentence
+from stepscope.report.document import Block, Document, Items, Section, Table, fields, section_if, stamped, texts
+from stepscope.report.format import count, duration, file_name, share, size, warning_sentence
 
 _MOST_WARNINGS: Final = 5
 _EXACT: Final = 0.0005

@@ -8,10 +8,9 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from stepscope.report.document import Block, Document, Drawing, Items, Section, Table, Text, texts
+from stepscope.report.document import Block, Document, Drawing, Items, Section, Table, Text, fields, stamped, texts
 from stepscope.report.format import clock, share
 from stepscope.report.html.charts import sweep_view
-from stepscope.report.json import fields, stamped
 from stepscope.report.words.sweep import (
     basis_sentences,
     best_sentences,
@@ -26,7 +25,7 @@ from stepscope.report.words.sweep import (
     value_words,
 )
 from stepscope.tune.sweep.parameters import Parameter
-from stepscope.tune.sweep.results import Effect, SweepResults, SweepTrial
+from stepscope.tune.sweep.run import Effect, SweepResults, SweepTrial
 
 MOST_ROWS: Final = 1000
 """Trials in a page's table."""

@@ -12,8 +12,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Protocol
 
-from stepscope.compare.bench import Bench, BenchFailure, BenchRun, BenchSettings, measure_round, stop_of
-from stepscope.compare.bench_programs import BenchCommand, end_leftovers, last_lines
+from stepscope.compare.bench import (
+    Bench,
+    BenchCommand,
+    BenchFailure,
+    BenchRun,
+    BenchSettings,
+    end_leftovers,
+    last_lines,
+    measure_round,
+    stop_of,
+)
 from stepscope.errors import UsageError
 from stepscope.record.apply import applied_outcomes, environment_of
 from stepscope.record.apply.flags import Outcome as AppliedOutcome

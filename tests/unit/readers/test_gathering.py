@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from stepscope.readers import spill
+from stepscope.readers import assembly
 from stepscope.readers.event_names import frame_name, host_slice_table
 from stepscope.readers.gathering import EXPLANATIONS, Gathering, warnings
 from stepscope.trace.metadata import Metadata
@@ -75,7 +75,7 @@ def test_rows_are_sorted_nested_and_linked(tmp_path: Path) -> None:
 
 
 def test_many_rows_are_set_aside_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill, "MEMORY_BYTES", 10)
+    monkeypatch.setattr(assembly, "MEMORY_BYTES", 10)
     aside, at_once = tmp_path / "aside", tmp_path / "at_once"
     aside.mkdir()
     at_once.mkdir()

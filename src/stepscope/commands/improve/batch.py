@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser
 from stepscope.commands.shared.options import (
+    Command,
+    CommandParser,
     add_batch_model_options,
     add_output_option,
     add_reading_options,
     add_report_options,
+    whole_list,
 )
 from stepscope.commands.shared.reading import open_from, place_of, trace_paths
-from stepscope.commands.shared.values import whole_list
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
 
 if TYPE_CHECKING:

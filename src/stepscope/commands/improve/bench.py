@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser
 from stepscope.commands.shared.options import (
+    Command,
+    CommandParser,
     add_report_options,
     add_slower_option,
     add_trial_options,
     exit_code_if_slower,
+    whole,
 )
 from stepscope.commands.shared.output import say
 from stepscope.commands.shared.programs import INTERRUPTED, applications
-from stepscope.commands.shared.values import whole
 from stepscope.errors import TraceError, UsageError
 from stepscope.files import private_folder
 from stepscope.machine.signals import ENDING, handled, interrupt
@@ -28,8 +29,7 @@ from stepscope.report.format import duration, printable
 
 if TYPE_CHECKING:
     from stepscope.compare import Comparison
-    from stepscope.compare.bench import Bench, BenchFailure, BenchRun
-    from stepscope.compare.bench_programs import BenchCommand
+    from stepscope.compare.bench import Bench, BenchCommand, BenchFailure, BenchRun
 
 _LABELS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ROWS: Final = 5
@@ -100,8 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _new_bench(arguments: argparse.Namespace) -> Bench:
-    from stepscope.compare.bench import Bench, BenchSettings
-    from stepscope.compare.bench_programs import BenchCommand
+    from stepscope.compare.bench import Bench, BenchCommand, BenchSettings
 
     texts: Sequence[str] = arguments.commands
     if len(texts) < 2:
@@ -196,7 +195,7 @@ def _write(arguments: argparse.Namespace, bench: Bench, comparisons: Sequence[Co
 
 
 def _show_failure(failure: BenchFailure) -> None:
-    from stepscope.compare.bench_programs import last_lines
+    from stepscope.compare.bench import last_lines
 
     for line in last_lines(failure.log) if failure.log is not None else ():
         print(f"  {printable(line)}", file=sys.stderr)

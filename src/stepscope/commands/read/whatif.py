@@ -7,21 +7,25 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.read.rules import rule_named
+from stepscope.commands.read.diagnose import rule_named
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser, suggestion
 from stepscope.commands.shared.options import (
+    NANOSECONDS,
     RANKS,
+    Command,
+    CommandParser,
     add_reading_options,
     add_redact_option,
     add_report_options,
     add_top_option,
     add_trace,
     add_user_code_options,
+    number,
+    suggestion,
     user_code_from,
+    whole,
 )
 from stepscope.commands.shared.reading import open_from, redacted, trace_paths
-from stepscope.commands.shared.values import NANOSECONDS, number, whole
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from stepscope.report.words.plan import (
     price_words,
 )
 from stepscope.report.words.sweep import is_number, number_words, value_words
-from stepscope.tune.sweep.results import SweepResults, SweepTrial
+from stepscope.tune.sweep.run import SweepResults, SweepTrial
 
 _ROOM: Final = 0.06
 """Share of the plot's width and height left free beyond the outermost points."""

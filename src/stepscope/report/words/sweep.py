@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stepscope.report.format import clock
 from stepscope.tune.sweep.parameters import Parameter
-from stepscope.tune.sweep.results import BEST_SHARE, FEWEST_FOR_IMPORTANCE, Effect, SweepResults
+from stepscope.tune.sweep.run import BEST_SHARE, FEWEST_FOR_IMPORTANCE, Effect, SweepResults
 
 _MOST_REASONS: Final = 3
 _LONGEST_VALUE: Final = 40
