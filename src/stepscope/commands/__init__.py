@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from stepscope.commands import machine
-from stepscope.commands.improve import batch, bench, search
+from stepscope.commands.improve import bench, search
 from stepscope.commands.plan import devices, predict
 from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
 from stepscope.commands.record import attach, run, runs
@@ -55,8 +55,8 @@ COMMANDS: Final[tuple[Command, ...]] = (
     costs.LINES,
     costs.MODULES,
     costs.MEMORY,
-    batch.BATCH_SIZE,
-    batch.DATA_PARALLEL,
+    bench.BATCH_SIZE,
+    bench.DATA_PARALLEL,
     export.QUERY,
     export.EXPORT,
     runs.TELEMETRY,
@@ -178,7 +178,7 @@ def _environment_behind(error: BaseException) -> str | None:
 
 def _damage_behind(error: BaseException) -> str | None:
     """The damaged store that caused the error, in one sentence; checked only if stores were opened."""
-    store = sys.modules.get("stepscope.trace.store")
+    store = sys.modules.get("stepscope.trace.model")
     found = store.damage_behind(error) if store is not None else None
     return None if found is None else str(found)
 

@@ -304,7 +304,7 @@ def _hits() -> list[Hits]:
             counts[name].append(found)
     metrics = os.environ.get("PT_HPU_METRICS_FILE")
     if metrics and Path(metrics).is_file():
-        from stepscope.readers.side_files.framework_logs import read_gaudi_metrics
+        from stepscope.readers.side_files import read_gaudi_metrics
 
         evidence = read_gaudi_metrics(metrics)
         if evidence.cached or evidence.missed:

@@ -16,8 +16,8 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from stepscope.errors import UsageError
-from stepscope.machine.checks.settings import memory_bytes
 from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks, figures_of, find_device
+from stepscope.machine.environment import memory_bytes
 from stepscope.machine.observed import Machine
 
 COPIES: Final = ("copy on the device", "copy to the device", "copy from the device")

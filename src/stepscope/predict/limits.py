@@ -41,8 +41,8 @@ from stepscope.analysis.idle import idle_time
 from stepscope.analysis.memory import DeviceMemory, alive_table, device_memories
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
-from stepscope.predict.step_replay import ReplayedStep
 from stepscope.predict.trace_operations import Labels
+from stepscope.predict.work_times import ReplayedStep
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.telemetry import Telemetry

@@ -15,8 +15,8 @@ import polars as pl
 from stepscope.errors import NoStepMarksError, UsageError
 from stepscope.readers import event_names
 from stepscope.readers.source import current
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.nesting import innermost_at, parents
-from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.tables import SCHEMAS, conform, rows_frame
 from stepscope.trace.window import StepRange, Window
 

@@ -18,9 +18,7 @@ from stepscope.record.run_folder import recording_of
 from stepscope.record.step_times import Stretch
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.metadata import UnrecordedSteps
-from stepscope.trace.model import Trace
-from stepscope.trace.store import is_store, open_store
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter, Trace, is_store, open_store
 from stepscope.trace.window import StepRange, Window
 
 _TAR_AT: Final = 257

@@ -27,7 +27,7 @@ from isal import igzip_lib
 
 from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError, UsageError
 from stepscope.trace.metadata import Metadata, TraceWarning
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 VARIABLE: Final = "STEPSCOPE_LIMITS"

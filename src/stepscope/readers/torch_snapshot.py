@@ -23,7 +23,7 @@ import polars as pl
 from stepscope.errors import NotATraceError, UsageError
 from stepscope.readers.source import Budget, ByteSource, Found, Reader, current, text_of
 from stepscope.trace.metadata import Device, Metadata, TraceWarning
-from stepscope.trace.store_writing import PART_ROWS, StoreWriter
+from stepscope.trace.model import PART_ROWS, StoreWriter
 from stepscope.trace.tables import conform, rows_frame
 from stepscope.trace.window import StepRange, Window
 

@@ -31,7 +31,7 @@ from stepscope.report.document import (
 )
 from stepscope.report.energy import energy
 from stepscope.report.format import change_words, count, duration, file_name, interval_words, share, share_of
-from stepscope.report.html.picture import View, cause_view, picture_view
+from stepscope.report.html.page import View, cause_view, picture_view
 from stepscope.report.redaction import Redactor
 from stepscope.report.words.comparison import (
     advice,

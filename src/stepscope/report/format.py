@@ -6,9 +6,10 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from stepscope.trace import TraceWarning
+if TYPE_CHECKING:
+    from stepscope.trace import TraceWarning
 
 _DURATIONS: Final = ((1_000_000_000, "s", 2), (1_000_000, "ms", 1), (1_000, "us", 1), (1, "ns", 0))
 

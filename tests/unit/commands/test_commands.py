@@ -450,7 +450,7 @@ class TestExport:
         self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         module = module_with(timeline=lambda trace, idle, path: iter([b"{", b"}"]))
-        monkeypatch.setitem(sys.modules, "stepscope.report.exports.timeline", module)
+        monkeypatch.setitem(sys.modules, "stepscope.report.exports.chrome", module)
         assert main(["export", trace, str(tmp_path / "out.json")]) == 0
         assert (tmp_path / "out.json").read_bytes() == b"{}"
         assert main(["export", trace, "-"]) == 0
@@ -463,7 +463,7 @@ class TestExport:
             yield b"{"
             raise UsageError("no more")
 
-        monkeypatch.setitem(sys.modules, "stepscope.report.exports.timeline", module_with(timeline=timeline))
+        monkeypatch.setitem(sys.modules, "stepscope.report.exports.chrome", module_with(timeline=timeline))
         assert main(["export", trace, str(tmp_path / "out.json")]) == 2
         assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 

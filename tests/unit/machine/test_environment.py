@@ -37,17 +37,21 @@ from stepscope.machine.checks.host import (
     turbo,
     usable_cores,
 )
-from stepscope.machine.checks.settings import (
+from stepscope.machine.environment import (
+    CHECKS,
     SETTINGS,
     SLOW_VERSIONS,
+    Machine,
+    Observation,
+    Runtime,
     debug_settings,
     garbage_collector,
+    inspect_environment,
     power_supply,
     program_settings,
     release,
     versions,
 )
-from stepscope.machine.environment import CHECKS, Machine, Observation, Runtime, inspect_environment
 from stepscope.machine.observed import cpu_list, cpu_list_text
 from tests.unit.machines import CPU, allowed, control_group, device, machine, server
 

@@ -12,9 +12,7 @@ from stepscope.readers import assembly
 from stepscope.readers.event_names import frame_name, host_slice_table
 from stepscope.readers.gathering import EXPLANATIONS, Gathering, warnings
 from stepscope.trace.metadata import Metadata
-from stepscope.trace.model import Trace
-from stepscope.trace.store import open_unsealed
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter, Trace, open_unsealed
 from stepscope.trace.window import StepRange, Window
 
 

@@ -224,8 +224,7 @@ def _search_remedies(
     arguments: argparse.Namespace, words: list[str], folder: Path, study: TuneStudy, space: Space
 ) -> TuneResult:
     from stepscope.report.tune import gain_words
-    from stepscope.tune.measure import BenchMeasure
-    from stepscope.tune.plan import Plan
+    from stepscope.tune.plan import BenchMeasure, Plan
     from stepscope.tune.search import Search
     from stepscope.tune.trials import Proposal, Trial
 
@@ -442,7 +441,7 @@ def _beginning(sweep: Sweep, folder: Path, before: int) -> str:
 
 def _say_ended(sweep: Sweep, end: TrialEnd) -> None:
     from stepscope.report.format import clock
-    from stepscope.report.words.sweep import number_words, values_words
+    from stepscope.report.sweep import number_words, values_words
 
     name = sweep.metric.name
     what = {

@@ -108,7 +108,7 @@ def _over(value: float | None, unit: float) -> float | None:
 
 def _show(arguments: argparse.Namespace) -> None:
     from stepscope.machine.devices import named_device
-    from stepscope.report.devices import device_document
+    from stepscope.report.predict import device_document
 
     row = named_device(arguments.name)
     if arguments.format not in (None, "table") or arguments.output != "-":
@@ -274,7 +274,7 @@ def _day(text: str) -> date:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    from stepscope.report.devices import price_table
+    from stepscope.report.predict import price_table
 
     prices = of_providers(price_store().known(), arguments.providers)
     write_table(price_table(prices, date.today()), arguments, "prices")

@@ -105,7 +105,7 @@ def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
         case "timeline":
             from stepscope.analysis.idle import idle_time
             from stepscope.analysis.step_view import StepView
-            from stepscope.report.exports.timeline import timeline
+            from stepscope.report.exports.chrome import timeline
             from stepscope.whatif import Experiment
             from stepscope.whatif.critical_path import critical_path
 

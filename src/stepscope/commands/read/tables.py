@@ -283,7 +283,7 @@ def _kernels(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame,
 def _with_counters(table: pl.DataFrame, trace: Trace, arguments: argparse.Namespace) -> pl.DataFrame:
     """Add Nsight Compute's measurements to the table, and say how many matched a kernel."""
     from stepscope.analysis.kernels import join_counters, with_counters
-    from stepscope.readers.side_files.ncu import read_ncu
+    from stepscope.readers.side_files import read_ncu
 
     joined = join_counters(trace, read_ncu(arguments.ncu))
     found = f"{count(joined.matched)} of {count(trace.device_work.height)} works have counters of {arguments.ncu}"

@@ -169,7 +169,7 @@ def _changes(arguments: argparse.Namespace, view: View) -> list[NamedChange]:
 
 
 def _named_changes(arguments: argparse.Namespace, view: View) -> Iterator[tuple[str, Change]]:
-    from stepscope.whatif import changes, scenarios
+    from stepscope.whatif import answer, changes
 
     for name in arguments.remove:
         yield f"--remove {name}", _without(name, view)
@@ -180,13 +180,13 @@ def _named_changes(arguments: argparse.Namespace, view: View) -> Iterator[tuple[
         unit = next(unit for unit in ("s", "ms", "us", "ns") if ns % NANOSECONDS[unit] == 0 and (ns or unit == "ns"))
         yield f"--launch-overhead {ns // NANOSECONDS[unit]}{unit}", changes.launch_overhead(ns)
     if arguments.graphs:
-        yield "--graphs", scenarios.graphs()
+        yield "--graphs", answer.graphs()
     if arguments.overlap:
-        yield f"--overlap {arguments.overlap}", scenarios.overlap_communication()
+        yield f"--overlap {arguments.overlap}", answer.overlap_communication()
     if arguments.bucket_size is not None:
-        yield f"--bucket-size {arguments.bucket_size:g}", scenarios.bucket_size(arguments.bucket_size)
+        yield f"--bucket-size {arguments.bucket_size:g}", answer.bucket_size(arguments.bucket_size)
     if arguments.loader_workers is not None:
-        yield f"--loader-workers {arguments.loader_workers}", scenarios.loader_workers(arguments.loader_workers)
+        yield f"--loader-workers {arguments.loader_workers}", answer.loader_workers(arguments.loader_workers)
     if arguments.sync_every is not None:
         yield f"--sync-every {arguments.sync_every}", changes.synchronise_every(arguments.sync_every)
 

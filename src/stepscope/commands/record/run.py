@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stepscope.commands.improve.batch import batch_sizes, measurements_of_run, write_model
+from stepscope.commands.improve.bench import batch_sizes, measurements_of_run, write_model
 from stepscope.commands.read import diagnose
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (

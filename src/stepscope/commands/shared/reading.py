@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.record.run_folder import RunFolder
     from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
-    from stepscope.trace.run_counts import RunCounts
+    from stepscope.trace.metadata import RunCounts
     from stepscope.trace.window import StepRange, Window
 
 LARGEST_BYTES: Final = 2**20
@@ -460,7 +460,7 @@ def with_evidence(traces: Iterable[Trace], files: list[SideFile], *, several: bo
 
 
 def _with(trace: Trace, parts: list[RunCounts]) -> Trace:
-    from stepscope.trace.run_counts import joined
+    from stepscope.trace.metadata import joined
 
     evidence = joined(parts)
     sources = tuple(encodable(path) for path in evidence.sources)

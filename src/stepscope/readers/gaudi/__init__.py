@@ -17,7 +17,7 @@ from stepscope.readers.gaudi.columns import HARDWARE, GaudiColumns
 from stepscope.readers.kineto.events import EventStream
 from stepscope.readers.source import ByteSource, Found, Reader
 from stepscope.trace.metadata import Device
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.tables import rows_frame
 from stepscope.trace.window import StepRange, Window
 

@@ -17,8 +17,8 @@ from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
 from stepscope.readers.source import ByteSource, Found, Reader, text_of
 from stepscope.trace.metadata import Device, Metadata
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.program_facts import KEY, from_header
-from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 _WANTED: Final = frozenset(

@@ -25,7 +25,7 @@ from stepscope.readers.nsight_systems.database import MAGIC, Database, Strings
 from stepscope.readers.nsight_systems.places import MOST_LANES, Places, Selection, TableReader
 from stepscope.readers.source import ByteSource, Found, Reader
 from stepscope.trace.metadata import Metadata, TraceWarning
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 _NUMBERED: Final = re.compile(

@@ -20,7 +20,7 @@ from stepscope.readers.perfetto.events import Events
 from stepscope.readers.perfetto.sequences import Clocks, Sequence, Tracks
 from stepscope.readers.source import ByteSource, Found, Reader, current, is_json
 from stepscope.trace.metadata import Metadata
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 if TYPE_CHECKING:

@@ -25,11 +25,11 @@ from stepscope.remedies.rewrites.context import (
     Expected,
     Positions,
     Rewrite,
+    SourceText,
     rewritten,
     unified_diff,
     without_overlaps,
 )
-from stepscope.remedies.rewrites.source_text import SourceText
 
 __all__ = [
     "REWRITES",

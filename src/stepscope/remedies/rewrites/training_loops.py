@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from stepscope.remedies.rewrites.context import Context, Edit, Rewrite, bindings
-from stepscope.remedies.rewrites.source_text import (
+from stepscope.remedies.rewrites.context import (
+    Context,
+    Edit,
     Place,
+    Rewrite,
     assigned,
+    bindings,
     dotted,
     is_pure,
     is_unplaced,

@@ -35,8 +35,7 @@ from stepscope.record.launch import command_of, environment_of
 from stepscope.record.manifest import RunManifest, without_secrets
 from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.run_process import RunOptions
-from stepscope.tune.sweep.command import nested
-from stepscope.tune.sweep.file import Metric, Sweep
+from stepscope.tune.sweep.file import Metric, Sweep, nested
 
 LOG: Final = "output.log"
 PARAMETERS: Final = "parameters.json"
