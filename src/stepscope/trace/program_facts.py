@@ -13,8 +13,7 @@ import msgspec
 import xxhash
 
 from stepscope.errors import UnreadableTraceError
-from stepscope.files import whole_file
-from stepscope.trace.conversion import converted
+from stepscope.files import converted, whole_file
 
 KEY: Final = "stepscope"
 """Name of the entry in the header of a Chrome-trace file."""
