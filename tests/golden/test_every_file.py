@@ -16,7 +16,7 @@ from stepscope.analysis.device_time import device_time
 from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.errors import TraceError
 from stepscope.readers import open_trace
-from stepscope.report.json import json_bytes
+from stepscope.report.document import json_bytes
 from tests.golden.opened import opened
 from tests.unit.rendered import json_report, text_report
 

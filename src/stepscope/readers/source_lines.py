@@ -17,9 +17,9 @@ import polars as pl
 
 from stepscope.errors import UnreadableTraceError
 from stepscope.trace.metadata import Metadata, TraceWarning
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ThreadLines, lines_path, read_lines
-from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.tables import conform, empty
 from stepscope.trace.window import Window
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope import guard
-from stepscope.machine.process import process_figures, torch_settings
+from stepscope.machine.environment import process_figures, torch_settings
 from stepscope.record.annotations import CheckpointCalls
 from stepscope.record.counters import PauseWatch, StepCounters
 from stepscope.record.input_stages import InputWatch, input_watch

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepscope.remedies.allocators import allocator_environment as allocator_environment
     from stepscope.remedies.allocators import find_allocator as find_allocator
     from stepscope.remedies.allocators import loaded_allocator as loaded_allocator
-    from stepscope.remedies.deferred_numbers import DeferredNumber as DeferredNumber
+    from stepscope.remedies.deferred_scalars import DeferredNumber as DeferredNumber
     from stepscope.remedies.deferred_scalars import DeferredScalars as DeferredScalars
     from stepscope.remedies.deferred_scalars import every as every
     from stepscope.remedies.fused_attention.kernels import attention as attention
@@ -59,8 +59,7 @@ if TYPE_CHECKING:
 
 _PUBLIC: Final = {
     "allocators": "allocator_environment find_allocator loaded_allocator",
-    "deferred_numbers": "DeferredNumber",
-    "deferred_scalars": "DeferredScalars every",
+    "deferred_scalars": "DeferredNumber DeferredScalars every",
     "fused_attention.kernels": "attention recompute_attention recompute_attention_enabled set_recompute_attention",
     "graphs.capture": "CapturedStep capture_step mark_step",
     "host_settings": "ThreadCounts collect_garbage_at_steps set_thread_counts thread_counts",

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
 from stepscope.predict.cost.plan import Machine, Plan
-from stepscope.report.document import Block, Document, Drawing, Items, Section, Table, section_if, texts
-from stepscope.report.format import duration, share
-from stepscope.report.html.charts import plan_view
-from stepscope.report.json import fields, stamped
-from stepscope.report.words.common import file_name
+from stepscope.report.document import (
+    Block,
+    Document,
+    Drawing,
+    Items,
+    Section,
+    Table,
+    fields,
+    section_if,
+    stamped,
+    texts,
+)
+from stepscope.report.format import duration, file_name, share
+from stepscope.report.html.page import View
 from stepscope.report.words.plan import (
     asked_sentence,
+    asked_time,
     basis_sentences,
     cost_band,
     devices_words,
@@ -22,6 +33,8 @@ from stepscope.report.words.plan import (
     head_sentence,
     hours_band,
     left_out_sentences,
+    machine_name,
+    money,
     price_sentences,
     price_words,
     range_words,
@@ -165,4 +178,116 @@ def _machine(machine: Machine, plan: Plan) -> dict[str, Any]:
         "estimated_kwh": machine.kwh,
         "estimated_kg_co2": machine.kilograms,
         "notes": [*prediction.notes, *(scaled.notes if scaled is not None else ())],
+    }
+
+
+_ROOM: Final = 0.06
+"""Share of the plot's width and height left free beyond the outermost points."""
+_NAME_WIDTH: Final = 20.0
+_NAME_HEIGHT: Final = 5.0
+"""Percent of the plot's height that a name takes."""
+_STEPS: Final = (1, 2, 5)
+_MANY: Final = 150
+"""Beyond this many points, all are drawn smaller."""
+_MOST_TICKS: Final = 9
+
+
+class _Scale:
+    """A logarithmic axis from below the least value to above the largest."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        low, high = math.log10(min(values)), math.log10(max(values))
+        room = max((high - low) * _ROOM, 0.1)
+        self.low, self.high = low - room, high + room
+
+    def at(self, value: float) -> float:
+        """Percent of the way from the axis's beginning to its end."""
+        return min(max(100 * (math.log10(value) - self.low) / (self.high - self.low), 0.0), 100.0)
+
+    def ticks(self, marks: Sequence[tuple[float, str]]) -> list[View]:
+        """The marks within the axis, at most _MOST_TICKS of them."""
+        inside = [mark for mark in marks if self.low <= math.log10(mark[0]) <= self.high]
+        each = -(-len(inside) // _MOST_TICKS)
+        return [{"at": self.at(value), "text": text} for value, text in inside[:: max(each, 1)]]
+
+
+def _time_marks() -> list[tuple[float, str]]:
+    marks = [(step * 10.0**power / 3600, f"{step * 10.0**power:g} s") for power in range(-6, 2) for step in _STEPS]
+    marks += [(minutes / 60, f"{minutes} min") for minutes in (1, 2, 5, 10, 20, 30)]
+    marks += [(float(hours), f"{hours} h") for hours in (1, 2, 5, 10)]
+    days = [step * 10**power for power in range(13) for step in _STEPS]
+    return [*marks, *((24.0 * each, "1 day" if each == 1 else f"{each:,} days") for each in days)]
+
+
+def _money_marks() -> list[tuple[float, str]]:
+    return [(step * 10.0**power, money(step * 10.0**power)) for power in range(-9, 16) for step in _STEPS]
+
+
+def plan_view(plan: Plan) -> View:
+    """Plot every machine by time and cost."""
+    request = plan.request
+    hours = [each.hours for each in plan.machines] + [request.deadline_h] * (request.deadline_h is not None)
+    costs = [each.usd for each in plan.machines] + [request.budget_usd] * (request.budget_usd is not None)
+    across, up = _Scale([value for value in hours if value]), _Scale([value for value in costs if value])
+    front = sorted(plan.front, key=lambda each: each.hours)
+    corners = list(_staircase([(across.at(each.hours), 100 - up.at(each.usd)) for each in front]))
+    return {
+        "many": len(plan.machines) > _MANY,
+        "across": across.ticks(_time_marks()),
+        "up": up.ticks(_money_marks()),
+        "front": " ".join(f"{x:.3f},{y:.3f}" for x, y in corners),
+        "dots": _named(
+            [_dot(each, plan, across, up) for each in sorted(plan.machines, key=lambda each: each.on_front)]
+        ),
+        "deadline": None
+        if request.deadline_h is None
+        else {"at": across.at(request.deadline_h), "text": f"deadline {asked_time(request.deadline_h)}"},
+        "budget": None
+        if request.budget_usd is None
+        else {"at": up.at(request.budget_usd), "text": f"budget {money(request.budget_usd)}"},
+    }
+
+
+def _named(dots: list[View]) -> list[View]:
+    """Drop the names of dots off the Pareto front and of those without room for one; modifies `dots`."""
+    placed: list[tuple[float, float]] = []
+    for dot in reversed(dots):
+        place = (dot["left"], dot["bottom"])
+        crowded = any(abs(place[0] - x) < _NAME_WIDTH and abs(place[1] - y) < _NAME_HEIGHT for x, y in placed)
+        if not dot["front"] or crowded:
+            dot["name"] = ""
+            continue
+        placed.append(place)
+    return dots
+
+
+def _staircase(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """The Pareto front as a staircase: from each point to the next, first across and then down."""
+    for number, (x, y) in enumerate(points):
+        if number:
+            yield x, points[number - 1][1]
+        yield x, y
+
+
+def _dot(machine: Machine, plan: Plan, across: _Scale, up: _Scale) -> View:
+    left, right = across.at(machine.hours_low), across.at(machine.hours_high)
+    low, high = up.at(machine.usd_low), up.at(machine.usd_high)
+    lines = [
+        machine_name(machine),
+        hours_band(machine),
+        cost_band(machine),
+        f"{price_words(machine, plan)} since it was seen",
+    ]
+    lines += [f"limit: {machine.limit}"] if machine.limit else []
+    return {
+        "left": across.at(machine.hours),
+        "bottom": up.at(machine.usd),
+        "reach_left": left,
+        "reach_width": right - left,
+        "reach_bottom": low,
+        "reach_height": high - low,
+        "front": machine.on_front,
+        "meets": plan.meets(machine),
+        "name": f"{machine.price.provider} {devices_words(machine)}",
+        "about": "\n".join(lines),
     }

@@ -540,17 +540,17 @@ def test_the_cache_tells_traces_with_other_lines_apart(tmp_path: Path) -> None:
 
 
 def test_a_store_of_before_there_were_lines_can_be_read(tmp_path: Path) -> None:
-    from stepscope.trace import store_writing
+    from stepscope.trace import model
 
     trace = joined(tmp_path, None, forward("aten::mm", 7, 5))
     folder = tmp_path / "store"
     folder.mkdir()
-    writer = store_writing.StoreWriter(folder)
+    writer = model.StoreWriter(folder)
     for table in ("lanes", "operators"):
         rows = trace.table(table)
         writer.write_part(table, rows.drop([name for name in rows.columns if name.startswith("source_")]))
     writer.finish(trace.metadata, ())
-    store_writing.seal(folder)
+    model.seal(folder)
 
     old = open_trace(folder)
 

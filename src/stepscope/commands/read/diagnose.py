@@ -1,4 +1,4 @@
-"""`stepscope diagnose`: why the steps are slow, where in the code, what to change and what it saves."""
+"""`stepscope diagnose`: why the steps are slow; `rules` and `explain`: what it looks for, and what a finding means."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.read.rules import rule_named
+from stepscope.commands.read.tables import add_table_options, write_table
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser, suggestion
 from stepscope.commands.shared.options import (
+    Command,
+    CommandParser,
     add_evidence_options,
     add_reading_options,
     add_user_code_options,
+    file_to_write,
+    suggestion,
     user_code_from,
 )
+from stepscope.commands.shared.options import row_count as whole_number
 from stepscope.commands.shared.reading import readable_traces, redactor_of, side_files, with_evidence
-from stepscope.commands.shared.values import file_to_write
-from stepscope.commands.shared.values import row_count as whole_number
 from stepscope.errors import UsageError
 from stepscope.report.format import printable, share
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.ranks import RankRecord
+    from stepscope.diagnosis.rule import Rule
     from stepscope.report.trace_report import TraceReport
     from stepscope.trace import Trace
 
@@ -112,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("a diff is made of your own files, which --redact leaves out: ask for one of them")
     for name in arguments.rule or []:
         rule_named(name)
-    from stepscope.commands.shared.sources import UserSources
+    from stepscope.commands.shared.reading import UserSources
     from stepscope.diagnosis.diffs import Diffs
 
     by_device = arguments.window == DEVICE_WINDOW
@@ -257,3 +260,64 @@ def _judged(limit: float | None, findings: Sequence[Finding]) -> int:
 
 
 COMMAND: Final = Command(NAME, HELP, prepare_parser, run, _EXAMPLES)
+
+
+def rule_named(name: str) -> Rule:
+    """The rule with this id.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from stepscope.diagnosis.rules import RULES
+
+    rules = {rule.id: rule for rule in RULES}
+    if name not in rules:
+        raise UsageError(f"there is no rule {name!r}{suggestion(name, rules)} (stepscope rules lists them)")
+    return rules[name]
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    import polars as pl
+
+    from stepscope.diagnosis.rules import RULES
+
+    rows = [(rule.id, rule.title) for rule in RULES]
+    frame = pl.DataFrame(rows, schema={"rule": pl.String, "title": pl.String}, orient="row")
+    write_table(frame, arguments, "rules", rows=0)
+    return 0
+
+
+def _prepare_explain(parser: CommandParser) -> None:
+    parser.add_argument("rule", metavar="RULE", help="a rule, as findings and `stepscope rules` name them")
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from stepscope.diagnosis.pages import rule_page
+
+    output.print_text(rule_page(rule_named(arguments.rule)))
+    return 0
+
+
+RULES: Final = Command(
+    "rules",
+    "A list of everything stepscope looks for.",
+    add_table_options,
+    _list,
+    """\
+examples:
+  stepscope rules
+  stepscope explain input-bound                              what one of them means
+  stepscope diagnose trace.json --rule input-bound           only that one
+""",
+)
+EXPLAIN: Final = Command(
+    "explain",
+    "What a finding means, how it is measured, when it is wrong and what to do.",
+    _prepare_explain,
+    _explain,
+    """\
+examples:
+  stepscope rules                                            which ones there are
+  stepscope explain input-bound
+""",
+)

@@ -63,7 +63,7 @@ def write_reports(
         is_printed: whether the terminal gets the document.
     """
     from stepscope.report.html.page import html_of
-    from stepscope.report.markdown import markdown_of
+    from stepscope.report.text import markdown_of
 
     made = functools.cache(document)
     forms: dict[str, Report] = {
@@ -103,7 +103,7 @@ def print_document(document: Document, *, top: int = 0) -> None:
 def _encoded(report: dict[str, Any] | bytes) -> bytes:
     if isinstance(report, bytes):
         return report
-    from stepscope.report.json import json_bytes
+    from stepscope.report.document import json_bytes
 
     return json_bytes(report)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers.spill import StringPool
+from stepscope.readers.assembly import StringPool
 
 MAGIC: Final = b"SQLite format 3\0"
 ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)

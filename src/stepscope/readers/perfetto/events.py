@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.readers import event_names
+from stepscope.readers.assembly import Spill
 from stepscope.readers.gathering import Gathering, fitting
 from stepscope.readers.kineto.arguments import (
     ANNOTATION_CATEGORIES,
@@ -26,7 +27,6 @@ from stepscope.readers.kineto.arguments import (
     device_work_kind,
 )
 from stepscope.readers.perfetto.sequences import Sequence, Tracks, plain
-from stepscope.readers.spill import Spill
 from stepscope.trace.tables import SCHEMAS, VOCABULARY
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from stepscope.readers.rocprof.records import (
 )
 from stepscope.readers.source import ByteSource, Found, Reader, text_of
 from stepscope.trace.metadata import Device, Metadata
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 _GPU: Final = 2

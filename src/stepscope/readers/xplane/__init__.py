@@ -17,7 +17,7 @@ from stepscope.readers.xplane.device import DeviceReader, described, device_of
 from stepscope.readers.xplane.host import HostFacts, HostReader, paired
 from stepscope.readers.xplane.plane import Plane, Programs, event_names, read_plane
 from stepscope.trace.metadata import Device, Metadata
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 EXPLANATIONS: Final = {

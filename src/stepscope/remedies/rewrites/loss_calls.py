@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stepscope.remedies.rewrites.context import Context, Criterion, assigned_value, bindings
-from stepscope.remedies.rewrites.source_text import (
+from stepscope.remedies.rewrites.context import (
+    Context,
+    Criterion,
     Place,
     Scope,
     assigned,
+    assigned_value,
+    bindings,
     dotted,
     is_pure,
     is_same,

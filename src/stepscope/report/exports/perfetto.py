@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.readers.perfetto.events import ANNOTATIONS, MEMORY_NAME, category
-from stepscope.report.exports.json_text import identifier, parts
+from stepscope.report.exports.chrome import identifier, parts
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, parents
 from stepscope.trace.protobuf_fields import double, fixed64, message, text, varint, whole

@@ -17,11 +17,11 @@ import polars as pl
 
 from stepscope import __version__
 from stepscope.diagnosis.diagnosis import Diagnosis
-from stepscope.report.exports.json_text import parts
+from stepscope.report.exports.chrome import parts
 from stepscope.report.format import printable
 from stepscope.trace import Trace
 from stepscope.trace.csv_text import csv_text
-from stepscope.trace.store_writing import disk_errors
+from stepscope.trace.model import disk_errors
 from stepscope.trace.tables import SCHEMAS
 
 FORMATS: Final = ("csv", "parquet")

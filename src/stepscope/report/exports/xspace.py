@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import polars as pl
 
 from stepscope.readers.event_names import host_slice_table
-from stepscope.report.exports.json_text import by_value, identifier
+from stepscope.report.exports.chrome import by_value, identifier
 from stepscope.trace import Trace
 from stepscope.trace.metadata import Device
 from stepscope.trace.protobuf_fields import beginning, double, message, text, whole

@@ -7,8 +7,7 @@ from typing import Final
 
 from stepscope.predict.cost.plan import Machine, Plan, Refused
 from stepscope.predict.cost.prices import OLD_DAYS
-from stepscope.report.format import count, dollars, duration, share, size
-from stepscope.report.words.common import file_name, warning_sentence
+from stepscope.report.format import count, dollars, duration, file_name, share, size, warning_sentence
 
 _EXACT: Final = 0.005
 """A band narrower than this share of its middle is not shown."""

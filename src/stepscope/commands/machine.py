@@ -1,26 +1,126 @@
-"""`stepscope cache compile`: show the caches of compilers, and keep them below a limit."""
+"""This machine: `stepscope environment`, what makes timings slow or noisy; `stepscope cache`, traces and compilers."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.options import add_report_options
+from stepscope.commands.shared.options import Command, CommandParser, add_report_options, number, suggestion
 from stepscope.commands.shared.output import counted
-from stepscope.commands.shared.values import number
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.format import count, printable, share, size
 
 if TYPE_CHECKING:
+    from stepscope.machine.environment import Machine, Observation, Runtime
     from stepscope.record.run_folder import RunFolder
     from stepscope.remedies.compile_caches import CompileCache, Entry, Eviction
     from stepscope.report.document import Block
+    from stepscope.trace.cache import TraceCache
+
+
+def _prepare_cache_parser(parser: CommandParser) -> None:
+    parser.late = "what"
+    parser.add_argument(
+        "action", nargs="?", choices=("list", "clear", "limit", "compile"), default="list", help="default: list"
+    )
+    parser.add_argument(
+        "what", metavar="SIZE|VERB", nargs="?", help="with limit: the new limit; with compile: show, prune or watch"
+    )
+    add_options(parser)
+
+
+def _run_cache(arguments: argparse.Namespace) -> int:
+    from stepscope.trace.cache import TraceCache
+
+    if arguments.action == "compile":
+        verb = arguments.what or "show"
+        if verb not in VERBS:
+            guess = suggestion(verb, VERBS)
+            raise UsageError(f"stepscope cache compile knows {', '.join(VERBS)}, not {verb!r}{guess}")
+        return run(arguments, verb)
+    if any(value is not None for value in (arguments.limit, arguments.folder, arguments.json)):
+        raise UsageError("--limit, --folder and --json go with stepscope cache compile")
+    if arguments.what is not None and arguments.action != "limit":
+        raise UsageError(f"stepscope cache {arguments.action} takes no {arguments.what!r}")
+    cache = TraceCache()
+    match arguments.action:
+        case "clear":
+            _clear(cache)
+        case "limit":
+            if arguments.what is not None:
+                cache.set_limit(parsed_size(arguments.what))
+            output.print_text(f"The cache keeps at most {size(cache.limit())}.\n")
+        case _:
+            _list(cache)
+    return 0
+
+
+def parsed_size(text: str) -> int:
+    """Parse a size such as "2GiB", "500 MB" or "0" into bytes.
+
+    Raises:
+        UsageError: the text is no size.
+    """
+    from stepscope.remedies.compile_caches import bytes_of
+
+    found = bytes_of(text)
+    if found is None:
+        raise UsageError(f"{text!r} is no size: write a number with MB, GB, MiB or GiB, such as 2GiB")
+    return found
+
+
+def _clear(cache: TraceCache) -> None:
+    removed = cache.clear()
+    freed = size(sum(entry.bytes for entry in removed))
+    output.print_text(f"Removed {output.counted(len(removed), 'trace')}, {freed}.\n")
+    kept = len(cache.entries())
+    if kept:
+        output.print_text(f"{count(kept)} in use by another process {'stays' if kept == 1 else 'stay'}.\n")
+
+
+def _list(cache: TraceCache) -> None:
+    import polars as pl
+
+    entries = cache.entries()
+    taken = sum(entry.bytes for entry in entries)
+    output.print_text(f"{cache.root}: {size(taken)} of at most {size(cache.limit())}\n")
+    if entries:
+        rows = [(entry.bytes, _date(entry.last_used_unix), entry.format, entry.path) for entry in entries]
+        output.print_table(pl.DataFrame(rows, schema=("bytes", "last_used", "format", "trace"), orient="row"))
+
+
+def _date(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
+
+
+CACHE: Final = Command(
+    "cache",
+    "List, clear or limit the traces that are kept for opening them again, and compilers' caches.",
+    _prepare_cache_parser,
+    _run_cache,
+    """\
+The cache lies in the user's cache folder, or where STEPSCOPE_CACHE_DIR says. The least recently used traces go first.
+
+examples:
+  stepscope cache                                            what is kept, and where
+  stepscope cache clear                                      remove it all
+  stepscope cache limit                                      how much is kept at most
+  stepscope cache limit 2GiB                                 keep at most that much; 0 keeps nothing
+  stepscope cache compile                                    caches of torch.compile, Triton, XLA, Gaudi: size, age
+  stepscope cache compile prune --limit 10GiB                remove what was used longest ago
+  stepscope cache compile watch --limit 10GiB                the same after each write, until Ctrl-C
+""",
+)
+
 
 VERBS: Final = ("show", "prune", "watch")
 _NAMES: Final = {"inductor": "torch.compile", "triton": "Triton", "xla": "XLA", "hpu": "Gaudi recipes"}
@@ -204,7 +304,7 @@ def _hits() -> list[Hits]:
             counts[name].append(found)
     metrics = os.environ.get("PT_HPU_METRICS_FILE")
     if metrics and Path(metrics).is_file():
-        from stepscope.readers.side_files.framework_logs import read_gaudi_metrics
+        from stepscope.readers.side_files import read_gaudi_metrics
 
         evidence = read_gaudi_metrics(metrics)
         if evidence.cached or evidence.missed:
@@ -232,8 +332,7 @@ def _age(seconds: float) -> str:
 
 
 def _cache(text: str) -> CompileCache:
-    from stepscope.remedies.compile_caches import CompileCache
-    from stepscope.remedies.compile_caches.entries import KINDS
+    from stepscope.remedies.compile_caches import KINDS, CompileCache
 
     kind, equals, folder = text.partition("=")
     if not equals or kind not in KINDS:
@@ -244,9 +343,106 @@ def _cache(text: str) -> CompileCache:
 
 
 def _size(text: str) -> int:
-    from stepscope.remedies.compile_caches.entries import size_in_bytes
+    from stepscope.remedies.compile_caches import size_in_bytes
 
     try:
         return size_in_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+_LABEL: Final = 10
+
+
+def _prepare_environment_parser(parser: CommandParser) -> None:
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    parser.add_argument("--pid", metavar="PID", type=int, help="look from this running process instead of a new one")
+
+
+def _run_environment(arguments: argparse.Namespace) -> int:
+    from stepscope import __version__
+    from stepscope.machine.environment import inspect_environment, observations_json
+
+    observations = inspect_environment(_machine(arguments.pid))
+    if arguments.format == "json":
+        from stepscope.report.document import json_bytes
+
+        report = {"schema": 1, "stepscope": __version__, "observations": observations_json(observations)}
+        output.write_output("-", json_bytes(report))
+    else:
+        output.print_text("\n".join(text_lines(observations, output.width())) + "\n")
+    return 0
+
+
+def text_lines(observations: Sequence[Observation], width: int) -> Iterator[str]:
+    """The report for a terminal: what to change first, then what is fine and what is unknown."""
+    by_verdict = {
+        verdict: [observation for observation in observations if observation.verdict == verdict]
+        for verdict in ("problem", "note", "fine", "unknown")
+    }
+    problems, notes = len(by_verdict["problem"]), len(by_verdict["note"])
+    yield (
+        f"{_things(problems)} timings slow or noisy here; {notes} more worth knowing, "
+        f"{len(by_verdict['fine'])} fine, {len(by_verdict['unknown'])} unknown."
+    )
+    for position, observation in enumerate([*by_verdict["problem"], *by_verdict["note"]], start=1):
+        yield ""
+        mark = "" if observation.verdict == "problem" else " (worth knowing)"
+        yield from _wrapped(f"{position}. {observation.title}{mark}", "   ", width)
+        for label, text in (("read", observation.read), ("why", observation.why), ("change", observation.change)):
+            if text:
+                yield from _wrapped(f"   {label:<6} {text}", " " * _LABEL, width)
+    for heading, verdict in (("Fine", "fine"), ("Unknown, because it cannot be read", "unknown")):
+        if by_verdict[verdict]:
+            yield from ("", heading)
+        for observation in by_verdict[verdict]:
+            read = f" ({observation.read})" if observation.read else ""
+            yield from _wrapped(f"  - {observation.title}{read}", "    ", width)
+
+
+def _machine(process: int | None) -> Machine:
+    from stepscope.machine.environment import Machine
+
+    if process is None:
+        return Machine(runtime=_runtime())
+    if not Path(f"/proc/{process}").is_dir():
+        raise UsageError(f"there is no process {process} whose /proc/{process} can be read")
+    return Machine.of_process(process)
+
+
+def _runtime() -> Runtime:
+    """The runtime settings of a new Python process with the user's PyTorch."""
+    from stepscope.machine.environment import Runtime
+
+    try:
+        import torch
+    except ImportError as error:
+        return Runtime.of_this_process(torch_why_not=f"PyTorch cannot be imported here: {error}")
+    # A program may enable anomaly mode itself, so its state in this process is no evidence.
+    return replace(Runtime.of_this_process(torch=torch), anomaly_mode=None)
+
+
+def _things(problems: int) -> str:
+    return {0: "Nothing found makes", 1: "1 thing makes"}.get(problems, f"{problems} things make")
+
+
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        printable(text), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+ENVIRONMENT: Final = Command(
+    "environment",
+    "What makes timings slow or noisy on this machine, and what to do about it.",
+    _prepare_environment_parser,
+    _run_environment,
+    """\
+Nothing is changed. What cannot be read is said to be unknown.
+
+examples:
+  stepscope environment                                      this machine, as a new process sees it
+  stepscope environment --pid 4711                           as a running process sees it: its cores, variables, swap
+  stepscope environment --format json                        for programs
+""",
+)

@@ -1,4 +1,4 @@
-"""`stepscope tune`: find by trial what makes a program faster, and prove it by fresh measurements."""
+"""Searches by trial: `stepscope tune` for what makes a program faster, `stepscope sweep` for hyperparameters."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ import argparse
 import functools
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser
-from stepscope.commands.shared.options import TRIAL_STEPS, add_report_options, add_trial_options
-from stepscope.commands.shared.output import say
+from stepscope.commands.shared.options import (
+    TRIAL_STEPS,
+    Command,
+    CommandParser,
+    add_redact_option,
+    add_report_options,
+    add_top_option,
+    add_trial_options,
+    relative_share,
+    whole,
+)
+from stepscope.commands.shared.output import counted, say
 from stepscope.commands.shared.programs import INTERRUPTED
-from stepscope.commands.shared.values import relative_share, whole
+from stepscope.commands.shared.reading import local_names
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
 from stepscope.machine.signals import ENDING, handled, interrupt
@@ -23,6 +33,8 @@ from stepscope.report.format import duration
 if TYPE_CHECKING:
     from stepscope.compare.bench import Bench, BenchRun, BenchSettings
     from stepscope.tune.search import TuneResult, TuneStudy
+    from stepscope.tune.sweep.file import Sweep
+    from stepscope.tune.sweep.run import Stop, SweepResults, TrialEnd
     from stepscope.tune.trials import Knob, Space
 
 RESULT: Final = "result"
@@ -39,7 +51,7 @@ _OPTIONS: Final[dict[str, object]] = {
 """Options with a value that must be repeated to continue a search, and their defaults."""
 
 
-def _prepare_parser(parser: CommandParser) -> None:
+def _prepare_tune_parser(parser: CommandParser) -> None:
     parser.usage = "stepscope tune [options] PROGRAM [ARGUMENT ...]"
     parser.program = "program"
     parser.of_program = "--knob"
@@ -88,7 +100,7 @@ def _prepare_parser(parser: CommandParser) -> None:
     )
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_tune(arguments: argparse.Namespace) -> int:
     """Search, prove and print; return 130 after Ctrl-C."""
     from stepscope.record.launch import command_of
     from stepscope.tune.search import TuneStudy
@@ -103,7 +115,7 @@ def _run(arguments: argparse.Namespace) -> int:
     chosen_space(Space(tuple(knobs)), only, skip)  # refuse unknown names before the program runs
     words = command_of(arguments.program)
     import_optuna()
-    folder = _folder(arguments, words)
+    folder = _tune_folder(arguments, words)
     study = TuneStudy(open_study(arguments.storage or folder / "study.db", folder.name))
     study.check_program(_program(arguments, words))
     with handled(interrupt, *ENDING):
@@ -111,14 +123,14 @@ def _run(arguments: argparse.Namespace) -> int:
             space = _space(arguments, words, folder, study, knobs)
         except KeyboardInterrupt:
             return _interrupted(arguments, folder)
-        result = _search(arguments, words, folder, study, space)
-        _write(arguments, folder, result)
+        result = _search_remedies(arguments, words, folder, study, space)
+        _write_tune(arguments, folder, result)
     if result.stop == "budget":
         say(f"the budget ended first; to go on: {_command_to_go_on(arguments, folder)}")
     return _interrupted(arguments, folder) if result.stop == "interrupted" else 0
 
 
-def _folder(arguments: argparse.Namespace, words: list[str]) -> Path:
+def _tune_folder(arguments: argparse.Namespace, words: list[str]) -> Path:
     from stepscope.record.manifest import RunManifest
     from stepscope.record.run_folder import check_name, data_folder, new_folder
 
@@ -165,7 +177,7 @@ def _settings(arguments: argparse.Namespace) -> BenchSettings:
 
 def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study: TuneStudy, knobs: list[Knob]) -> Space:
     """The search space, stored in the study by the first process."""
-    from stepscope.commands.shared.sources import UserSources
+    from stepscope.commands.shared.reading import UserSources
     from stepscope.readers import open_trace
     from stepscope.trace.cache import TraceCache
     from stepscope.tune.space import Baseline, baseline_of, chosen_space, search_space, surroundings_of
@@ -208,12 +220,11 @@ def _lock() -> Path:
     return data_folder() / "tunes" / f".measuring-{platform.node()}.lock"
 
 
-def _search(
+def _search_remedies(
     arguments: argparse.Namespace, words: list[str], folder: Path, study: TuneStudy, space: Space
 ) -> TuneResult:
     from stepscope.report.tune import gain_words
-    from stepscope.tune.measure import BenchMeasure
-    from stepscope.tune.plan import Plan
+    from stepscope.tune.plan import BenchMeasure, Plan
     from stepscope.tune.search import Search
     from stepscope.tune.trials import Proposal, Trial
 
@@ -239,10 +250,9 @@ def _search(
     return Search(study, space, measure, _lock(), arguments.budget, begins, tell, waiting).run()
 
 
-def _write(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> None:
-    from stepscope.report.json import json_bytes
-    from stepscope.report.markdown import markdown_of
-    from stepscope.report.text import text_of
+def _write_tune(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> None:
+    from stepscope.report.document import json_bytes
+    from stepscope.report.text import markdown_of, text_of
     from stepscope.report.tune import tune_document, tune_json
 
     data = json_bytes(tune_json(result, arguments.program))
@@ -275,11 +285,11 @@ def _command_to_go_on(arguments: argparse.Namespace, folder: Path) -> str:
     )
 
 
-COMMAND: Final = Command(
+TUNE: Final = Command(
     "tune",
     "Try remedies on a program, combine those that make it faster, and prove by how much, with equal losses.",
-    _prepare_parser,
-    _run,
+    _prepare_tune_parser,
+    _run_tune,
     """\
 Everything from PROGRAM on is the program's; it is started again and again, and ended after its steps. A search that
 was stopped goes on with the --study that it names, and the same program; several processes may share a study.
@@ -293,4 +303,195 @@ examples:
   stepscope tune --study mine --storage postgresql://host/db train.py    from several machines
 
 Exit codes: 0 done, also where nothing helps; 2 the program fails as it is; 130 interrupted.""",
+)
+
+
+FOLDER: Final = "stepscope-sweeps"
+_DATABASE: Final = "study.sqlite"
+_TOP: Final = 10
+
+
+def _prepare_sweep_parser(parser: CommandParser) -> None:
+    parser.usage = "stepscope sweep [options] FILE\n       stepscope sweep show [options] FOLDER"
+    parser.late = "study"
+    parser.add_argument("file", metavar="FILE", help="the sweep file, or show")
+    parser.add_argument("study", metavar="FOLDER", nargs="?", help="with show: a sweep's folder, or its name")
+    search = parser.add_argument_group("the search; each goes before what the file says")
+    search.add_argument("--trials", metavar="N", type=whole(1), help="at most so many trials, those before among them")
+    search.add_argument("--method", choices=("grid", "random", "tpe", "bayes", "hyperband"), help="how to search")
+    search.add_argument("--metric", metavar="NAME", help="what is minimised, or maximised with --goal")
+    search.add_argument("--goal", choices=("minimize", "maximize"), help="of the metric (minimize)")
+    search.add_argument("--budget", metavar="TIME", help="begin no further trial after it: 90s, 20m, 2h")
+    search.add_argument("--seed", metavar="N", type=whole(0), help="for the same search again")
+    how = parser.add_argument_group("how it runs")
+    how.add_argument("--jobs", metavar="N", type=whole(1), help="trials at the same time (1)")
+    how.add_argument("--name", metavar="NAME", help="of the study (default: the file's name key, or its own name)")
+    how.add_argument("--folder", metavar="DIR", help=f"the sweep's folder (default: {FOLDER}/NAME)")
+    how.add_argument(
+        "--storage",
+        metavar="URL",
+        help="the database of the study, which other machines reach too, such as postgresql://host/db (default: an "
+        "SQLite file in the folder)",
+    )
+    reports = parser.add_argument_group("reports (- writes to standard output)")
+    add_report_options(reports, json="for programs", html="one page with a plot of all trials")
+    add_top_option(reports, f"trials, 0 for all ({_TOP})", _TOP)
+    add_redact_option(reports)
+
+
+def _run_sweep(arguments: argparse.Namespace) -> int:
+    if arguments.file == "show" and not Path("show").is_file():
+        return _show(arguments)
+    if arguments.study is not None:
+        raise UsageError(f"{arguments.study!r} is one argument too many (see stepscope sweep --help)")
+    return _search_parameters(arguments)
+
+
+def _search_parameters(arguments: argparse.Namespace) -> int:
+    from stepscope.tune.sweep.file import read_sweep
+    from stepscope.tune.sweep.run import SweepRun, results_of
+    from stepscope.tune.sweep.study import SweepStudy
+
+    sweep = read_sweep(Path(arguments.file), _changes(arguments))
+    for sentence in sweep.warnings:
+        say(f"{arguments.file}: {sentence}")
+    folder = _sweep_folder(arguments, sweep)
+    study = SweepStudy(sweep, arguments.storage or folder / _DATABASE, folder)
+    if study.earlier_command:
+        say(f"the command was another before, {study.earlier_command}: earlier trials are of that one")
+    say(_beginning(sweep, folder, len(results_of(sweep, study.study).trials)))
+    runner = SweepRun(study, folder, partial(_say_ended, sweep), say)
+    stop = runner.run()
+    results = results_of(sweep, study.study)
+    say(_how_it_ended(stop, sweep, results, len(runner.ended)))
+    _write_sweep(arguments, results, folder)
+    if stop == "interrupted":
+        return INTERRUPTED
+    return 0 if results.of_state("complete") else 2
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from stepscope.tune.sweep.run import read_results
+
+    given = [
+        name
+        for name in ("trials", "method", "metric", "goal", "budget", "seed", "jobs")
+        if getattr(arguments, name) is not None
+    ]
+    if given:
+        raise UsageError(f"stepscope sweep show only reports: it takes no --{given[0]}")
+    folder = _shown_folder(arguments)
+    place = arguments.storage or (folder if folder.is_file() else folder / _DATABASE)
+    if not arguments.storage and not Path(place).is_file():
+        raise UsageError(
+            f"{arguments.study or place} is no folder of a sweep: it has no {_DATABASE}; where the study is in "
+            "another database, name that with --storage"
+        )
+    results = read_results(place, arguments.name)
+    _write_sweep(arguments, results, folder.parent if folder.is_file() else folder)
+    return 0
+
+
+def _shown_folder(arguments: argparse.Namespace) -> Path:
+    if arguments.study is None:
+        if arguments.folder or arguments.storage:
+            return Path(arguments.folder or ".")
+        raise UsageError(f"say which sweep to show: stepscope sweep show {FOLDER}/NAME")
+    folder = Path(arguments.study)
+    return folder if folder.exists() else Path(FOLDER, arguments.study)
+
+
+def _changes(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("trials", "method", "goal", "budget", "seed", "jobs", "name", "metric")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def _sweep_folder(arguments: argparse.Namespace, sweep: Sweep) -> Path:
+    folder = Path(arguments.folder) if arguments.folder else Path(FOLDER, sweep.name)
+    try:
+        private_folder(folder)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
+    return folder.absolute()
+
+
+def _write_sweep(arguments: argparse.Namespace, results: SweepResults, folder: Path) -> None:
+    from stepscope.report.sweep import sweep_document, sweep_json
+
+    shown = _redacted(results, folder) if arguments.redact else results
+    output.write_reports(arguments, lambda: sweep_document(shown), top=arguments.top, json=lambda: sweep_json(shown))
+
+
+def _redacted(results: SweepResults, folder: Path) -> SweepResults:
+    """The results without paths, host and user names; parameter names stay, since values are looked up by them."""
+    from stepscope.report.redaction import Redactor
+
+    own = [each.name for each in results.sweep.parameters]
+    names = [name for name in local_names() if not any(name in each for each in own)]
+    return Redactor(names, [str(folder)]).redact(results)
+
+
+def _beginning(sweep: Sweep, folder: Path, before: int) -> str:
+    goal = "maximising" if sweep.metric.is_maximized else "minimising"
+    many = "" if sweep.trials is None else f", {counted(sweep.trials, 'trial')}"
+    jobs = f", {sweep.jobs} at a time" if sweep.jobs > 1 else ""
+    done = f", {before} of them there already" if before else ""
+    return f"{goal} {sweep.metric.name} by {sweep.method}{many}{done}{jobs}; logs in {folder}"
+
+
+def _say_ended(sweep: Sweep, end: TrialEnd) -> None:
+    from stepscope.report.format import clock
+    from stepscope.report.sweep import number_words, values_words
+
+    name = sweep.metric.name
+    what = {
+        "complete": f"{name} {number_words(end.value)}",
+        "pruned": f"pruned at iteration {end.iterations}, {name} {number_words(end.value)}",
+        "failed": f"failed: {end.reason}",
+        "interrupted": "interrupted; it is repeated next time",
+    }[end.state]
+    values = values_words({each.name: end.values[each.name] for each in sweep.searched})
+    say(f"trial {end.number}: {what}, in {clock(end.seconds)}; {values}")
+
+
+def _how_it_ended(stop: Stop, sweep: Sweep, results: SweepResults, here: int) -> str:
+    again = "the same command again goes on"
+    match stop:
+        case "budget":
+            return f"the budget is used up after {counted(here, 'trial')}; {again}"
+        case "target":
+            return f"the target {sweep.metric.target:g} of {sweep.metric.name} is reached"
+        case "interrupted":
+            return f"interrupted; {again}"
+        case "failing":
+            return f"the first {here} trials all failed, so no more were begun; {again}"
+    if not here and results.trials:
+        return f"all {len(results.trials)} trials are there already; --trials asks for more"
+    return f"{counted(here, 'trial')} here, {len(results.trials)} in the study"
+
+
+SWEEP: Final = Command(
+    "sweep",
+    "Search a command's hyperparameters for the best value of a metric that it logs or prints.",
+    _prepare_sweep_parser,
+    _run_sweep,
+    """\
+A sweep file names the command, the metric and the parameters; W&B's sweep files are read as they are. What belongs to
+the sweep goes into ./stepscope-sweeps/NAME. The same command again goes on where it was stopped, and several processes
+may run it at the same time.
+
+    command: python train.py --lr {lr} --width {width}
+    metric: val_loss                          # or {name: accuracy, goal: maximize}
+    parameters:
+      lr: {min: 1e-5, max: 1e-1, log: true}
+      width: [64, 128, 256]
+
+examples:
+  stepscope sweep sweep.yaml                               30 trials, one after the other, by TPE
+  stepscope sweep sweep.yaml --trials 100 --jobs 4         four at a time, each with its share of the GPUs
+  stepscope sweep sweep.yaml --method random --budget 2h   as many as begin within two hours
+  stepscope sweep sweep.yaml --metric step_ms              the fastest step, as stepscope measures it
+  stepscope sweep show stepscope-sweeps/sweep --html sweep.html     what it found so far
+
+Exit codes: 0 done, 2 a mistake, or no trial gave a value, 130 interrupted; interrupted trials are repeated.""",
 )
