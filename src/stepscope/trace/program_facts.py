@@ -24,6 +24,7 @@ class LoaderFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One `DataLoader` that was iterated.
 
     Attributes:
+        batches: in one iteration, if one came to its end.
         iterators: number of iterators created while steps were recorded.
         prefetch_factor: batches prefetched by each worker.
     """
