@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.compare.bench import Bench, BenchRun, BenchSettings, stop_of
-from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.bench import Bench, BenchCommand, BenchRun, BenchSettings, stop_of
 from stepscope.compare.statistics import WarmUp
 
 LEAST = 0.90

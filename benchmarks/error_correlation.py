@@ -32,8 +32,8 @@ from stepscope.machine.devices import DevicePeaks
 from stepscope.predict import matrix_times, memory_times
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Operations, OperationTimes
-from stepscope.predict.step_replay import joint_band
 from stepscope.predict.trace_operations import different_calls
+from stepscope.predict.work_times import joint_band
 
 SHORTEST_NS: Final = 100_000.0
 """What is shorter consists of the launch, in these timings."""

@@ -42,7 +42,7 @@ import polars as pl  # noqa: E402
 from stepscope.errors import StepscopeError  # noqa: E402
 from stepscope.predict.buckets import buckets_of, gradients_of  # noqa: E402
 from stepscope.predict.exchanges import AddedExchange, recorded_exchange  # noqa: E402
-from stepscope.predict.links import Link, fitted_link, named_link  # noqa: E402
+from stepscope.predict.limits import Link, fitted_link, named_link  # noqa: E402
 from stepscope.predict.scaling import data_parallel  # noqa: E402
 from stepscope.readers import open_trace  # noqa: E402
 from stepscope.whatif.experiment import Experiment  # noqa: E402

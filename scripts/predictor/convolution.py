@@ -14,7 +14,7 @@ from scripts.predictor.boosting import fit_trees
 from scripts.predictor.memory import MEASURED, PUBLIC
 from scripts.predictor.timings import Numbers, public_device, wave_ratio
 from stepscope.machine.devices import DevicePeaks
-from stepscope.predict.convolution_times import ConvolutionModel, base_ns, convolution_times, features
+from stepscope.predict.operation_times import ConvolutionModel, base_ns, convolution_times, features
 from stepscope.predict.operations import Operations, roofline_ns
 
 GPUS: Final = ("P4", "P100", "V100", "T4")

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.convolution_times import ConvolutionModel
 from stepscope.predict.matrix_times import MODEL_RANGES, MatrixModel, TileLaw
 from stepscope.predict.memory_times import MemoryModel
+from stepscope.predict.operation_times import ConvolutionModel
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.report.html.page import html_of
+from stepscope.report.html import html_of
 from stepscope.report.sweep import sweep_document
 from stepscope.tune.sweep.file import parse_sweep
-from stepscope.tune.sweep.results import Effect, SweepResults, SweepTrial
+from stepscope.tune.sweep.run import Effect, SweepResults, SweepTrial
 from tests.e2e.test_html_in_browser import CHROMIUM, HOSTILE, Browser, opened
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")]

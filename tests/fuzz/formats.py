@@ -17,7 +17,7 @@ from stepscope.commands.shared.reading import trace_paths
 from stepscope.machine.devices import read_devices
 from stepscope.predict.cost.price_files import read_price_file
 from stepscope.readers import open_trace, side_files
-from stepscope.readers.side_files.ncu import read_ncu
+from stepscope.readers.side_files import read_ncu
 from stepscope.record.run_folder import is_run_folder
 from stepscope.trace.telemetry import read_telemetry
 from stepscope.trace.window import StepRange, Window

@@ -22,8 +22,8 @@ from stepscope.diagnosis.diagnosis import Afterwards, DeviceSummary, Together, U
 from stepscope.diagnosis.finding import Confidence, Evidence, Location, NotAnswered, Remedy, SavingFrom, Severity
 from stepscope.diagnosis.view import View
 from stepscope.errors import StepscopeError
+from stepscope.report.document import json_bytes
 from stepscope.report.format import printable
-from stepscope.report.json import json_bytes
 from stepscope.trace import Trace, TraceWarning, Window
 from tests.fuzz.values import SCRIPT
 from tests.unit.rendered import json_of, text_reports

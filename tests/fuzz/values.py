@@ -100,7 +100,8 @@ def near(random: Random, value: Any) -> Any:
     if isinstance(value, bytes):
         cut = random.randint(0, len(value))
         return random.choice((value[:cut], value[:cut] + bytes([random.randrange(256)]) + value[cut + 1 :], value * 2))
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
+        value = list(value)
         return random.choice((value * 2, value[::-1], value[: len(value) // 2], {"0": value}, value[:1]))
     return random.choice((list(value.values()), list(value), [value], {}))
 

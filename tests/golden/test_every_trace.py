@@ -24,7 +24,7 @@ from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.report.diagnosis import diagnosis_document, json_reports
-from stepscope.report.json import json_bytes
+from stepscope.report.document import json_bytes
 from stepscope.report.text import text_of
 from stepscope.report.trace_report import TraceReport, trace_report
 from stepscope.report.words.diagnosis import headline

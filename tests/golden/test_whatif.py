@@ -10,10 +10,10 @@ import pytest
 
 from stepscope.analysis.steps import step_table
 from stepscope.whatif import Experiment
+from stepscope.whatif.answer import loader_workers
 from stepscope.whatif.changes import without_cause
 from stepscope.whatif.critical_path import critical_path, slack_of_operators
 from stepscope.whatif.experiment import Ranks
-from stepscope.whatif.scenarios import loader_workers
 from tests.golden.opened import opened
 
 pytestmark = pytest.mark.traces

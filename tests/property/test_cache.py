@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepscope.trace import Metadata, Trace, TraceWarning, cache
 from stepscope.trace.cache import TraceCache
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.tables import conform
 
 ACTIONS = st.lists(

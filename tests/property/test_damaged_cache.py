@@ -13,7 +13,7 @@ import pytest
 from stepscope.commands import main
 from stepscope.readers import open_trace
 from stepscope.trace.cache import TraceCache
-from stepscope.trace.store import open_store
+from stepscope.trace.model import open_store
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.recording import Recording
 from tests.unit.small_traces import complete, flow, kernel, launch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.predict.links import Link, Protocol
+from stepscope.predict.limits import Link, Protocol
 from stepscope.predict.scaling import data_parallel
 from stepscope.trace import Trace
 from stepscope.whatif import Experiment

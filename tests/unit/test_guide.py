@@ -9,7 +9,7 @@ import pytest
 from stepscope.analysis.derived import DERIVED
 from stepscope.analysis.host import CAUSES
 from stepscope.commands import COMMANDS
-from stepscope.commands.shared.command import Command, CommandParser
+from stepscope.commands.shared.options import Command, CommandParser
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 

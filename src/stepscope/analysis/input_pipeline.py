@@ -213,24 +213,44 @@ class Load:
     busy_ns: float  # processor time of the step besides loading
     batch_ns: float  # wall-clock time to make its batches one after the other
     batch_processor_ns: float  # processor time in it
-    processors: int | None  # processors that the program may use; None where unknown, which counts as enough
+    processors: float | None  # processors that the program may use; None where unknown, which counts as enough
+    received_ns: float = 0.0  # the step's time to receive its batches, where they come from workers
+
+    @property
+    def ahead_ns(self) -> float:
+        """Step time if workers have its batches ready."""
+        return self.compute_ns + self.received_ns
 
     def step_ns(self, workers: int, *, cheaper_ns: float = 0.0) -> float:
         """Step time with this many workers, when making its batches takes `cheaper_ns` less.
 
-        It is the largest of three bounds: the computation, the workers' rate, and the processors' time.
+        It is the largest of four bounds: the computation, the workers' rate, the processors' time, and the computation
+        held up by workers on its own processors.
         """
         batch = max(self.batch_ns - cheaper_ns, 0.0)
         processor = max(self.batch_processor_ns - cheaper_ns, 0.0)
         if workers == 0:
             return self.compute_ns + batch
         processors = self.processors or math.inf
-        return max(self.compute_ns, batch / workers, (self.busy_ns + processor) / processors)
+        used = self.busy_ns + self.received_ns + processor
+        rate = (batch + self.received_ns) / workers  # handing a batch over takes as long as receiving it
+        return max(self.ahead_ns, rate, used / processors, self.ahead_ns + self._held_up_ns(processor))
+
+    def _held_up_ns(self, loading_ns: float) -> float:
+        """Time by which workers delay the parallel part of the computation, each of whose threads all others wait for.
+
+        They delay it by what exceeds the processor time that the computation leaves, and at most double it.
+        """
+        if self.processors is None or self.processors <= 1:
+            return 0.0
+        parallel = min(max(self.busy_ns - self.compute_ns, 0.0) / (self.processors - 1), self.compute_ns)
+        free = max(self.processors * self.compute_ns - self.busy_ns, 0.0)
+        return min(max(loading_ns - free, 0.0), parallel)
 
     def workers_needed(self) -> int:
         """Fewest workers that hide the loading, or come nearest to it with the available processors."""
-        limit = max(self.processors or MOST_WORKERS, 1)
-        wanted = max(math.ceil(self.batch_ns / max(self.compute_ns, 1.0)), 1)
+        limit = max(int(self.processors or MOST_WORKERS), 1)
+        wanted = max(math.ceil(self.batch_ns / max(self.ahead_ns, 1.0)), 1)
         if wanted <= limit:
             best = self.step_ns(limit)
             return next((n for n in range(wanted, limit) if self.step_ns(n) <= best), limit)

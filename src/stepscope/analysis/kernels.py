@@ -189,7 +189,7 @@ def join_counters(trace: Trace, launches: pl.DataFrame) -> Joined:
     With any other number the match is ambiguous, and they get no counters.
 
     Args:
-        launches: name, grid and block ("x,y,z") and counters, in order, as from `readers.side_files.ncu`.
+        launches: name, grid and block ("x,y,z") and counters, in order, as from `read_ncu`.
     """
     names = [column for column in launches.columns if column not in _KEYS]
     measured = _keyed(launches).with_row_index("launch")

@@ -13,24 +13,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from stepscope.commands.improve import batch, bench, sweep, tune
-from stepscope.commands.machine import cache, environment
-from stepscope.commands.plan import devices, plan, predict, prices
-from stepscope.commands.read import (
-    compare,
-    diagnose,
-    energy,
-    export,
-    history,
-    memory,
-    places,
-    query,
-    rules,
-    tables,
-    whatif,
-)
-from stepscope.commands.record import attach, run, runs, telemetry
-from stepscope.commands.shared.command import Command, CommandParser, unknown_command, unknown_options
+from stepscope.commands import machine
+from stepscope.commands.improve import bench, search
+from stepscope.commands.plan import devices, predict
+from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
+from stepscope.commands.record import attach, run, runs
+from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
 from stepscope.commands.shared.output import discard_standard_output, refuse_mixed_reports
 from stepscope.errors import StepscopeError
 from stepscope.machine.signals import ENDING, handled, leave
@@ -46,16 +34,16 @@ _ENVIRONMENT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno
 COMMANDS: Final[tuple[Command, ...]] = (
     run.COMMAND,
     bench.COMMAND,
-    tune.COMMAND,
-    sweep.COMMAND,
+    search.TUNE,
+    search.SWEEP,
     diagnose.COMMAND,
     whatif.COMMAND,
-    predict.COMMAND,
-    compare.COMMAND,
-    plan.COMMAND,
-    prices.COMMAND,
-    runs.COMMAND,
-    history.COMMAND,
+    predict.PREDICT,
+    compare.COMPARE,
+    predict.PLAN,
+    devices.PRICES,
+    runs.RUNS,
+    compare.HISTORY,
     attach.ATTACH,
     attach.SESSION,
     tables.STEPS,
@@ -64,20 +52,20 @@ COMMANDS: Final[tuple[Command, ...]] = (
     tables.INPUT,
     tables.KERNELS,
     tables.ROOFLINE,
-    places.LINES,
-    places.MODULES,
-    memory.COMMAND,
-    batch.BATCH_SIZE,
-    batch.DATA_PARALLEL,
-    query.COMMAND,
-    export.COMMAND,
-    telemetry.COMMAND,
-    energy.COMMAND,
-    environment.COMMAND,
-    devices.COMMAND,
-    rules.RULES,
-    rules.EXPLAIN,
-    cache.COMMAND,
+    costs.LINES,
+    costs.MODULES,
+    costs.MEMORY,
+    bench.BATCH_SIZE,
+    bench.DATA_PARALLEL,
+    export.QUERY,
+    export.EXPORT,
+    runs.TELEMETRY,
+    costs.ENERGY,
+    machine.ENVIRONMENT,
+    devices.DEVICES,
+    diagnose.RULES,
+    diagnose.EXPLAIN,
+    machine.CACHE,
 )
 """Every command, in the order of the help."""
 
@@ -190,7 +178,7 @@ def _environment_behind(error: BaseException) -> str | None:
 
 def _damage_behind(error: BaseException) -> str | None:
     """The damaged store that caused the error, in one sentence; checked only if stores were opened."""
-    store = sys.modules.get("stepscope.trace.store")
+    store = sys.modules.get("stepscope.trace.model")
     found = store.damage_behind(error) if store is not None else None
     return None if found is None else str(found)
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stepscope.compare import Comparison, Side, compare_sides
-from stepscope.compare.bench import Bench, run_command
-from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.bench import Bench, BenchCommand, run_command
 from stepscope.compare.history import Source, TimedRun
 from stepscope.compare.statistics import warm_up
 from stepscope.errors import StepscopeError, UsageError

@@ -30,6 +30,11 @@ KEPT_ITERATOR: Final = Remedy(
 )
 _AS_FAST: Final = 1.05
 """Workers keep up if a step takes at most this many times its computation."""
+_LEAST_LEFT: Final = 0.01
+RECEIVED_NS: Final = 1_000_000
+"""Time to receive a batch of a few tensors by name from a busy worker, measured on slow virtual machines."""
+_HANDED_OUT_NS: Final = 50_000
+"""Time in which a recorded function hands out or puts together a sample that is in memory; it cannot be cheaper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,7 @@ class Loading:
     def keeps_up(self) -> bool:
         """Whether the existing workers make batches as fast as they are used."""
         load, workers = self.load, self.workers
-        return load is not None and bool(workers) and load.step_ns(workers or 0) <= _AS_FAST * load.compute_ns
+        return load is not None and bool(workers) and load.step_ns(workers or 0) <= _AS_FAST * load.ahead_ns
 
     @property
     def received_ns(self) -> int:
@@ -102,6 +107,7 @@ class Costly:
 
     Attributes:
         share: of the time to make a batch, 0 to 1.
+        avoidable: part of that share that is more than handing out samples in memory takes.
         total_ns: over the recording.
     """
 
@@ -112,6 +118,7 @@ class Costly:
     calls: int
     total_ns: int
     share: float
+    avoidable: float
 
 
 def loading_of(view: View) -> Loading:
@@ -164,8 +171,27 @@ def _load(view: View, made: Batches, marks: pl.DataFrame, wait_ns: int, processo
         return None
     processor = clock if made.processor_ns is None else min(made.processor_ns, clock)
     compute = max(view.step_ns - wait_ns / view.step_count, 0.0)
-    own = processor * per_step if made.workers == 0 else 0.0
-    return Load(compute, _busy_ns(view, compute, own), clock * per_step, processor * per_step, processors)
+    if made.workers:
+        busy, left = _busy_ns(view, compute, 0.0), float(processors) if processors else None
+    else:
+        busy, left = _busy_ns(view, compute, processor * per_step), _left_by_others(view, processors)
+    received = RECEIVED_NS * per_step * _slowed(view) if view.device is None and not made.workers else 0.0
+    return Load(compute, busy, clock * per_step, processor * per_step, left, received)
+
+
+def _slowed(view: View) -> float:
+    """How many times longer steps take while they are recorded, at least 1: so would receiving a batch."""
+    unrecorded = view.trace.metadata.unrecorded
+    return max(view.step_ns / unrecorded.step_ns, 1.0) if unrecorded is not None and unrecorded.step_ns else 1.0
+
+
+def _left_by_others(view: View, processors: int | None) -> float | None:
+    """Processors without the share of the time in which other programs had all of them."""
+    if processors is None:
+        return None
+    waited = [step.thread_waiting_ns for step in view.program.steps if step.thread_waiting_ns is not None]
+    share = min(sum(waited) / len(waited) / view.step_ns, 1.0) if waited else 0.0
+    return max(processors * (1 - share), _LEAST_LEFT)
 
 
 def _busy_ns(view: View, compute_ns: float, loading_ns: float) -> float:
@@ -190,25 +216,46 @@ def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> C
         return None
     where = "workers" if loading.workers and "workers" in table["runs_in"] else "main process"
     in_stage = (pl.col("runs_in") == where) & pl.col("stage").is_in(["item", "transform", "collate"])
-    table = table.filter(in_stage | (pl.col("stage") == "sampler"))
+    table = _with_avoidable(table.filter(in_stage | (pl.col("stage") == "sampler")), "total_ns", loading)
     whole = _whole_ns(view, table, loading)
     best = None
     for row in _by_function(table).iter_rows(named=True):
         if row["total_ns"] < CARRIES_MOST * whole or whole == 0:
             break
         if row["file"] is not None and not is_own(row["file"]) and (row["file"] in view.user_code) is of_users:
-            share = min(row["total_ns"] / whole, 1.0)
             best = Costly(
                 row["stage"], row["function"], row["file"], row["line"] or 1, row["calls"], row["total_ns"],
-                share,
+                min(row["total_ns"] / whole, 1.0), min(row["avoidable_ns"] / whole, 1.0),
             )  # fmt: skip
     return best
+
+
+def cheaper_share(view: View, loading: Loading) -> float:
+    """Share of the time to make a batch that the functions take beyond handing out what is in memory, 0 to 1.
+
+    PyTorch's own part is left out.
+    """
+    table = input_table(view.trace, activity=view.activity, window=view.span)
+    table = _with_avoidable(table.filter(pl.col("stage").is_in(["item", "transform", "collate"])), "self_ns", loading)
+    whole = int(table["self_ns"].sum())
+    others = table.filter(~pl.col("file").fill_null("").str.contains("torch/utils/data/", literal=True))
+    return int(others["avoidable_ns"].sum()) / whole if whole else 0.0
+
+
+def _with_avoidable(table: pl.DataFrame, taken: str, loading: Loading) -> pl.DataFrame:
+    """The functions with `avoidable_ns`: what this column of times has beyond handing out samples in memory."""
+    size = (loading.loader.batch_size if loading.loader is not None else None) or 1
+    samples = pl.col("calls") * pl.when(pl.col("stage") == "collate").then(size).otherwise(1)
+    sampler = pl.col("stage") == "sampler"
+    return table.with_columns(
+        avoidable_ns=(pl.col(taken) - pl.when(sampler).then(0).otherwise(samples * _HANDED_OUT_NS)).clip(0)
+    )
 
 
 def _by_function(table: pl.DataFrame) -> pl.DataFrame:
     """One row per function, the costliest first: a generator, for one, has a row for each of several lines."""
     sums = table.sort("total_ns", descending=True).group_by("stage", "function", "file", maintain_order=True)
-    together = sums.agg(pl.col("line").first(), pl.col("calls", "total_ns").sum())
+    together = sums.agg(pl.col("line").first(), pl.col("calls", "total_ns", "avoidable_ns").sum())
     return together.sort("total_ns", descending=True, maintain_order=True)
 
 

@@ -24,11 +24,11 @@ from stepscope.diagnosis.finding import Figure, Interval, Location
 from stepscope.diagnosis.recorded_events import RecordedEvents, recorded_events
 from stepscope.diagnosis.recorded_faults import without_recorded_faults
 from stepscope.trace import Trace
+from stepscope.trace.metadata import RunCounts, Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import ProgramFacts
-from stepscope.trace.run_counts import RunCounts, Tally, Trigger
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
 from stepscope.whatif.changes import together, without_cause

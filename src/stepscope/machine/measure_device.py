@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from stepscope.errors import UsageError
 from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks, figures_of, find_device
+from stepscope.machine.environment import memory_bytes
 from stepscope.machine.observed import Machine
-from stepscope.machine.process import memory_bytes
 
 COPIES: Final = ("copy on the device", "copy to the device", "copy from the device")
 SMALL_KERNEL: Final = "small kernel"

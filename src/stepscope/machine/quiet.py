@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from stepscope import guard
 from stepscope.machine.checks.devices import accelerators
-from stepscope.machine.checks.processor import usable_cores
-from stepscope.machine.checks.settings import program_settings
+from stepscope.machine.checks.host import usable_cores
+from stepscope.machine.environment import program_settings
 from stepscope.machine.observed import Machine, Runtime, cpu_list, cpu_list_text
 
 __all__ = ["QuietReport", "QuietSteps", "prepare_quiet", "quiet_steps"]

@@ -20,9 +20,19 @@ from stepscope.analysis.work import VIEWS, base_name
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.limits import ON_HOST, Limit
 from stepscope.predict.operation_times import operation_times
-from stepscope.predict.operations import NO_TF32, Cast, Operations, Tf32, in_precision, is_nvidia, tf32_of, types_on
-from stepscope.predict.step_replay import Numbers, StepReplays, joint_band
+from stepscope.predict.operations import (
+    NO_TF32,
+    Cast,
+    Numbers,
+    Operations,
+    Tf32,
+    in_precision,
+    is_nvidia,
+    tf32_of,
+    types_on,
+)
 from stepscope.predict.trace_operations import SIDES, described, different_calls, sides_of
+from stepscope.predict.work_times import StepReplays, joint_band
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.whatif.experiment import Experiment

@@ -19,7 +19,7 @@ from stepscope.analysis.communication import bus_bytes, collectives, kind_of
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.buckets import Buckets, gradients_of, place_of_step
-from stepscope.predict.links import TABLE_ERROR, Link, fitted_link, link_of
+from stepscope.predict.limits import TABLE_ERROR, Link, fitted_link, link_of
 from stepscope.predict.work_times import WorkTimes
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import IntervalSet, union

@@ -1,7 +1,7 @@
 """Prediction of the mean step on another device, with its uncertainty and its limit there.
 
 Each piece of device work gets its time on the target (`stepscope.predict.work_times`), and the steps are replayed with
-these times (`stepscope.predict.step_replay`): host work keeps its measured time.
+these times (`stepscope.predict.work_times`): host work keeps its measured time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from stepscope.predict.batch import recorded_batch as recorded_batch_of
 from stepscope.predict.cpu_operations import step_from_shapes
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, with_transfers
 from stepscope.predict.limits import Limit, MemoryNeed, limit_of, memory_need
-from stepscope.predict.step_replay import StepReplays, joint_band
 from stepscope.predict.trace_operations import CalledOperations
-from stepscope.predict.work_times import WorkTimes, work_times
+from stepscope.predict.work_times import StepReplays, WorkTimes, joint_band, work_times
 from stepscope.trace import Trace, TraceWarning
 from stepscope.whatif.experiment import Experiment
 

@@ -22,11 +22,10 @@ from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.buckets import BUCKET_BYTES, CutExperiment, buckets_of, gradients_of
 from stepscope.predict.exchanges import AddedExchange, Exchange, RecordedExchange, recorded_exchange
-from stepscope.predict.links import MOST_DEVICES, TABLE_ERROR, Link, named_link
+from stepscope.predict.limits import MOST_DEVICES, TABLE_ERROR, Link, named_link
 from stepscope.predict.prediction import StepPrediction
-from stepscope.predict.step_replay import joint_band
 from stepscope.predict.trace_operations import CalledOperations
-from stepscope.predict.work_times import WorkTimes, work_times
+from stepscope.predict.work_times import WorkTimes, joint_band, work_times
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Experiment
 from stepscope.whatif.graph import Graph

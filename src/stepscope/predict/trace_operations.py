@@ -6,9 +6,13 @@ not-a-number.
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Final, TypeAlias
+from math import prod
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +22,341 @@ from stepscope.analysis.attribution import operator_places
 from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.roofline import roofline_calls
-from stepscope.analysis.work import Call, Shape, base_name
-from stepscope.analysis.work_formulas import distinct_calls, work_of
+from stepscope.analysis.work import ELEMENT_BYTES, LARGEST, NUMBER_TYPES, Call, Shape, Work, base_name, broadcast
+from stepscope.analysis.work_formulas import CONVOLUTIONS, Layout, distinct_calls, spatial_size, work_of
 from stepscope.machine.devices import DevicePeaks
-from stepscope.predict.dimensions import Dimensions, dimensions, further_work
 from stepscope.predict.operations import Cast, Operations, by_type, in_precision
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
+
+
+class Dimensions(NamedTuple):
+    """Dimensions as in `stepscope.predict.operations.Operations`; None where shapes do not give them."""
+
+    batch: float | None = None
+    rows: float | None = None
+    columns: float | None = None
+    inner: float | None = None
+
+
+UNKNOWN: Final = Dimensions()
+Formula: TypeAlias = Callable[[Call], Dimensions]
+
+
+def dimensions(name: str, call: Call, output: Shape | None = None) -> Dimensions:
+    """Compute the dimensions of a call; a call that is neither a product nor row-wise is one row of its output numbers.
+
+    Args:
+        name: such as "aten::mm".
+        output: spatial size of a convolution's output, if known from elsewhere.
+    """
+    short = base_name(name)
+    if short in CONVOLUTIONS:
+        return _convolution(CONVOLUTIONS[short], call, output)
+    if short in _FORMULAS:
+        return _FORMULAS[short](call)
+    shapes = [shape for index in range(len(call.shapes)) if (shape := call.shape(index))]
+    spread = broadcast(shapes) if shapes else None
+    numbers = prod(spread) if spread is not None else max(map(prod, shapes), default=None)
+    return UNKNOWN if numbers is None else _floats(1, 1, numbers, 1)
+
+
+# Products
+
+
+def _product(first: int, second: int) -> Formula:
+    def formula(call: Call) -> Dimensions:
+        left, right = call.shape(first), call.shape(second)
+        if not left or not right or len(left) != len(right) or len(left) not in (2, 3):
+            return UNKNOWN
+        return _floats(left[0] if len(left) == 3 else 1, left[-2], right[-1], left[-1])
+
+    return formula
+
+
+def _vector_product(matrix: int) -> Formula:
+    def formula(call: Call) -> Dimensions:
+        left = call.shape(matrix)
+        return _floats(1, left[0], 1, left[1]) if left and len(left) == 2 else UNKNOWN
+
+    return formula
+
+
+def _linear(call: Call) -> Dimensions:
+    left, weight = call.shape(0), call.shape(1)
+    if not left or not weight or len(weight) != 2:
+        return UNKNOWN
+    return _floats(1, prod(left[:-1]), weight[0], weight[1])
+
+
+def _matmul(call: Call) -> Dimensions:
+    left, right = call.shape(0), call.shape(1)
+    if not left or not right:
+        return UNKNOWN
+    columns = right[-1] if len(right) > 1 else 1
+    if len(right) <= 2:  # one matrix for all of the left: PyTorch folds the batch into the rows
+        return _floats(1, prod(left[:-1]), columns, left[-1])
+    rows = left if len(left) > 1 else (1, *left)
+    batch = broadcast([rows[:-2], right[:-2]])
+    return UNKNOWN if batch is None else _floats(prod(batch), rows[-2], columns, rows[-1])
+
+
+def _convolution(layout: Layout, call: Call, output: Shape | None) -> Dimensions:
+    """Dimensions of the equivalent product, output points x weight; a backward pass has one per wanted gradient."""
+    weight, given = call.shape(layout.weight), call.shape(layout.input)
+    if not weight or not given or len(weight) != len(given) or len(weight) < 3:
+        return UNKNOWN
+    transposed = layout.transposed if isinstance(layout.transposed, bool) else call.flag(layout.transposed)
+    products = 1
+    if layout.gradient is not None:
+        gradient = call.shape(layout.gradient)
+        flags = (True, False) if layout.wanted is None else call.flags(layout.wanted)
+        if not gradient or flags is None or transposed is None:
+            return UNKNOWN
+        products, points = sum(flags[:2]), given if transposed else gradient
+    elif transposed:
+        points = given
+    else:
+        spatial = spatial_size(layout, call, given, weight) or output
+        if spatial is None:
+            return UNKNOWN
+        points = (given[0], weight[0], *spatial)
+    return _floats(products, points[0] * prod(points[2:]), weight[0], prod(weight[1:]))
+
+
+def _attention(query: int, *, heads_first: bool = True) -> Formula:
+    """Formula for attention: batch * heads products of queries x keys, with the head size as inner dimension."""
+
+    def formula(call: Call) -> Dimensions:
+        q, k = call.shape(query), call.shape(query + 1)
+        if not q or not k or len(q) != 4 or len(k) != 4:
+            return UNKNOWN
+        heads, positions = (1, 2) if heads_first else (2, 1)
+        return _floats(q[0] * q[heads], q[positions], k[positions], q[3])
+
+    return formula
+
+
+# Row by row
+
+
+def _row_wise(columns: Callable[[Call, Shape], int]) -> Formula:
+    def formula(call: Call) -> Dimensions:
+        shape = call.shape(0)
+        if not shape:
+            return UNKNOWN
+        along = columns(call, shape)
+        return _floats(1, prod(shape) // along if along else 0, along, 1)
+
+    return formula
+
+
+def _along(place: int) -> Formula:
+    """Formula for rows along the dimension given by input `place`, by default the last."""
+
+    def columns(call: Call, shape: Shape) -> int:
+        text = call.values[place] if place < len(call.values) else ""
+        at = int(text) if text.lstrip("-").isdecimal() and len(text) < 4 else -1
+        return shape[at] if -len(shape) <= at < len(shape) else shape[-1]
+
+    return _row_wise(columns)
+
+
+def _normalised_by(weight: int) -> Formula:
+    """Formula for rows of as many trailing dimensions as the weight has."""
+    return _row_wise(lambda call, shape: prod(call.shape(weight) or shape[-1:]))
+
+
+def _by_channel(call: Call) -> Dimensions:
+    """Batch normalisation: each channel is a row."""
+    shape = call.shape(0)
+    if not shape or len(shape) < 2:
+        return UNKNOWN
+    return _floats(1, shape[1], shape[0] * prod(shape[2:]), 1)
+
+
+def _by_group(call: Call) -> Dimensions:
+    """Group normalisation: each group of each sample is a row; inputs are tensor, batch, channels, points, groups."""
+    shape = call.shape(0)
+    if not shape:
+        return UNKNOWN
+    text = call.values[6] if len(call.values) > 6 else ""
+    groups = int(text) if text.isdecimal() and 0 < len(text) < 7 and int(text) else 1
+    rows = shape[0] * groups
+    return _floats(1, rows, prod(shape) // rows if rows else 0, 1)
+
+
+def _floats(batch: int, rows: int, columns: int, inner: int) -> Dimensions:
+    if max(batch, rows, columns, inner) >= LARGEST:
+        return UNKNOWN
+    return Dimensions(float(batch), float(rows), float(columns), float(inner))
+
+
+_FORMULAS: Final[Mapping[str, Formula]] = {
+    **dict.fromkeys(("mm", "bmm", "_int_mm", "_scaled_mm"), _product(0, 1)),
+    **dict.fromkeys(("addmm", "_addmm_activation", "baddbmm"), _product(1, 2)),
+    "mv": _vector_product(0),
+    "addmv": _vector_product(1),
+    "linear": _linear,
+    "matmul": _matmul,
+    "scaled_dot_product_attention": _attention(0),
+    **{
+        f"_scaled_dot_product_{kind}{direction}": _attention(place)
+        for place, direction in enumerate(("", "_backward"))
+        for kind in ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    },
+    "_efficient_attention_backward": _attention(1),
+    **dict.fromkeys(("_flash_attention_forward", "_efficient_attention_forward"), _attention(0, heads_first=False)),
+    "_flash_attention_backward": _attention(1, heads_first=False),
+    **dict.fromkeys(("_softmax", "_log_softmax", "softmax", "log_softmax"), _along(1)),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), _along(2)),
+    **dict.fromkeys(("native_layer_norm", "layer_norm", "rms_norm", "_fused_rms_norm"), _normalised_by(2)),
+    "native_layer_norm_backward": _normalised_by(5),
+    "_fused_rms_norm_backward": _normalised_by(4),
+    "native_group_norm": _by_group,
+    **{
+        f"{library}_batch_norm{direction}": _by_channel
+        for library in ("native", "cudnn", "miopen")
+        for direction in ("", "_backward")
+    },
+}
+
+
+_TENSOR_LIST_BYTES: Final = 4  # profilers do not record number types of tensors in lists; optimizer state has 32 bits
+_OPTIMIZER: Final = re.compile(r"^_(?:foreach|fused_(?:adam|adamw|sgd|adagrad))_?")
+_COMPILED: Final = re.compile(r"^triton_(poi|red|per)_")
+_MOST_DIMENSIONS: Final = 64  # PyTorch's limit on the dimensions of a tensor
+_LONGEST: Final = 4_000_000
+"""Most characters in the shapes of one call; a list of a thousand parameters has some ten thousand."""
+
+
+def further_work(name: str, shapes: str | None, call: Call) -> Work | None:
+    """Work of a call of one of these operators; None for other operators or where shapes do not give it.
+
+    Args:
+        shapes: JSON, as in the table `operators`.
+    """
+    short = base_name(name)
+    if _OPTIMIZER.match(short):
+        found = _optimizer(short, _lists(shapes), in_place=name.endswith("_"))
+    elif short == "cat":
+        first = next(iter(_lists(shapes)), 0)
+        found = Work("copy", 0, 2 * first * _TENSOR_LIST_BYTES, None) if first else None
+    elif _COMPILED.match(short):
+        found = _compiled(short, call)
+    else:
+        formula = _WORK_FORMULAS.get(short)
+        found = formula(call) if formula is not None else None
+    if found is None or any(number is not None and number >= LARGEST for number in (found.flops, found.bytes)):
+        return None
+    return found
+
+
+def _lists(shapes: str | None) -> list[int]:
+    """Total numbers in each list of tensors among the inputs."""
+    if not shapes or len(shapes) > _LONGEST:
+        return []
+    try:
+        parsed = json.loads(shapes)
+    except (ValueError, RecursionError):
+        return []
+    lists = [one for one in parsed if _is_list(one)] if isinstance(parsed, list) else []
+    return [min(sum(prod(one) for one in tensors if _is_shape(one)), LARGEST) for tensors in lists]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(inner, list) for inner in value)
+
+
+def _is_shape(value: list[Any]) -> bool:
+    return len(value) <= _MOST_DIMENSIONS and all(type(size) is int and 0 <= size < LARGEST for size in value)
+
+
+def _optimizer(short: str, lists: list[int], *, in_place: bool) -> Work | None:
+    """One optimizer step over lists of tensors, all read; gradients, the second list, are not written."""
+    if not lists:
+        return None
+    if short.startswith("_fused"):
+        written = sum(lists) - (lists[1] if len(lists) > 1 else 0)
+        read = sum(lists)
+    elif short == "_foreach_zero":
+        written, read = lists[0], 0
+    elif short == "_foreach_norm":
+        written, read = 0, lists[0]
+    else:
+        copies = short == "_foreach_copy" and in_place
+        written, read = lists[0], sum(lists) - (lists[0] if copies else 0)
+    return Work("optimizer", 0, (read + written) * _TENSOR_LIST_BYTES, "fp32")
+
+
+def _compiled(short: str, call: Call) -> Work | None:
+    """A kernel fused by torch.compile: it moves each tensor once."""
+    places = range(len(call.shapes))
+    moved = sum(map(call.bytes, places))
+    known = (call.type(index) for index in places if call.shape(index))
+    types = (NUMBER_TYPES[one] for one in known if one in NUMBER_TYPES)
+    kind = "elementwise" if short.startswith("triton_poi") else "reduction"
+    return Work(kind, 0, moved, next(types, None)) if moved else None
+
+
+def _moving(kind: str, places: tuple[int, ...], *, extra: int = 0) -> Callable[[Call], Work | None]:
+    """Formula for work that moves as much as these inputs hold, plus `extra` bytes per number of the first."""
+
+    def formula(call: Call) -> Work | None:
+        shape = call.shape(0)
+        if not shape:
+            return None
+        moved = sum(map(call.bytes, places)) + extra * prod(shape)
+        return Work(kind, 0, moved, NUMBER_TYPES.get(call.type(0)))
+
+    return formula
+
+
+def _selected(call: Call) -> Work | None:
+    """index_select: one slice along a dimension for each index."""
+    shape, indices = call.shape(0), call.shape(2)
+    text = call.values[1] if len(call.values) > 1 else "0"
+    place = int(text) if text.isdecimal() and len(text) < 3 else 0
+    if not shape or not indices or place >= len(shape) or not shape[place]:
+        return None
+    element = ELEMENT_BYTES[call.type(0)]
+    written = prod(shape) // shape[place] * prod(indices) * element
+    moved = written + min(written, call.bytes(0)) + call.bytes(2)
+    return Work("embedding", 0, moved, NUMBER_TYPES.get(call.type(0)))
+
+
+def _embedding_backward(call: Call) -> Work | None:
+    """Gradient of an embedding table with as many rows as the third input says, written in whole, once as zeros."""
+    gradient = call.shape(0)
+    text = call.values[2] if len(call.values) > 2 else ""
+    if not gradient or not text.isdecimal() or len(text) > 18:
+        return None
+    table = int(text) * gradient[-1] * ELEMENT_BYTES[call.type(0)]
+    return Work("embedding", 0, call.bytes(0) + call.bytes(1) + table, NUMBER_TYPES.get(call.type(0)))
+
+
+_ONCE: Final = _moving("elementwise", (0,))
+_READ_AND_WRITTEN: Final = _moving("elementwise", (0, 0))
+_WITH_MASK: Final = _moving("elementwise", (0, 0), extra=1)
+_NORM_BACKWARD: Final = _moving("normalisation", (0, 0, 1))
+_WORK_FORMULAS: Final[Mapping[str, Callable[[Call], Work | None]]] = {
+    **dict.fromkeys(("native_dropout", "_fused_dropout"), _WITH_MASK),
+    "native_dropout_backward": _moving("elementwise", (0, 0, 1)),
+    **dict.fromkeys(("bernoulli", "normal", "uniform", "random"), _ONCE),
+    **dict.fromkeys(("square", "expm1", "tril", "triu"), _READ_AND_WRITTEN),
+    **dict.fromkeys(("flip", "roll"), _moving("copy", (0, 0))),
+    "mse_loss": _moving("elementwise", (0, 1, 0)),
+    "mse_loss_backward": _moving("elementwise", (1, 1, 2)),
+    **dict.fromkeys(("native_group_norm_backward", "_fused_rms_norm_backward"), _NORM_BACKWARD),
+    # Indices of the maxima have eight bytes each.
+    "max_pool2d_with_indices_backward": _moving("reduction", (0, 1), extra=8),
+    **dict.fromkeys(("avg_pool2d_backward", "_adaptive_avg_pool2d_backward"), _moving("reduction", (0, 1))),
+    "index_select": _selected,
+    "embedding_dense_backward": _embedding_backward,
+    "nll_loss_forward": _moving("reduction", (1,)),
+    "nll_loss_backward": _moving("elementwise", (1,)),
+}
+
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 Labels: TypeAlias = npt.NDArray[np.str_]

@@ -9,10 +9,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.readers.assembly import Assembly
-from stepscope.readers.spill import Spill, StringPool
+from stepscope.readers.assembly import Assembly, Spill, StringPool
 from stepscope.trace.metadata import TraceWarning
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.tables import LANE_KINDS, SCHEMAS, SLICE_TABLES
 from stepscope.trace.window import StepRange, Window
 

@@ -17,8 +17,8 @@ from stepscope.readers.kineto import EXPLANATIONS as OF_CHROME_TRACES
 from stepscope.readers.kineto.events import DECODE_ERRORS, Event, EventStream
 from stepscope.readers.source import ByteSource, Found, Progress, Reader, text_of
 from stepscope.readers.xplane.meanings import DEVICE_PLANE, HOST_PLANES
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.protobuf_fields import beginning, double, message, text, whole
-from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 

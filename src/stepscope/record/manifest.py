@@ -183,7 +183,7 @@ def of_recording(content: Mapping[str, Any]) -> dict[str, Any]:
 def _fits(value: object, kind: Any) -> bool:
     import msgspec  # not imported in the user's program, which only writes
 
-    from stepscope.trace.conversion import converted
+    from stepscope.files import converted
 
     try:
         converted(value, kind)
@@ -286,7 +286,7 @@ def _in_one_line(stat: str) -> str:
 
 def process_facts(*, redact: bool = False) -> dict[str, Any]:
     """Return what only the program's process knows: versions, devices, environment. Starts no device."""
-    from stepscope.remedies.compile_caches.entries import hit_counts
+    from stepscope.remedies.compile_caches import hit_counts
 
     versions = {"python": platform.python_version()}
     for name in _SHOWN_VERSIONS:

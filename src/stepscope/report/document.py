@@ -1,15 +1,23 @@
-"""The document model of reports: blocks that the text, Markdown and HTML renderers each print in their own way.
+"""The document model of reports, which the text, Markdown and HTML renderers each print in their own way, and JSON.
+
+JSON has schema 1: keys may be added, but none is ever removed. msgspec writes the records of the analyses: times in
+integer nanoseconds, shares from 0 to 1, null for NaN and infinities.
 
 Names from traces are untrusted. Builders put them into blocks unchanged; each renderer escapes them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
+import msgspec
 import polars as pl
+
+from stepscope import __version__
+from stepscope.report.format import printable_json
 
 Where: TypeAlias = Literal["everywhere", "page", "text", "markdown", "off page", "off text"]
 """Which renderers print a block: all, HTML, the terminal, Markdown, all but HTML, all but the terminal."""
@@ -244,3 +252,27 @@ def section_if(title: str, *blocks: Block, **options: Any) -> tuple[Section, ...
 def is_printed(block: Block, *where: Where) -> bool:
     """Whether a renderer of one of these kinds prints the block."""
     return getattr(block, "only", "everywhere") in ("everywhere", *where)
+
+
+SCHEMA: Final = 1
+
+
+def json_bytes(report: dict[str, Any]) -> bytes:
+    """The report as indented UTF-8 text with one line break at the end; invisible characters are escaped."""
+    encoded = msgspec.json.encode(report, enc_hook=_plain)
+    return printable_json(msgspec.json.format(encoded, indent=2)) + b"\n"
+
+
+def _plain(value: object) -> object:
+    return value.rows(named=True) if isinstance(value, pl.DataFrame) else str(value)
+
+
+def stamped(**content: Any) -> dict[str, Any]:
+    """A report's keys, preceded by the number of the schema and the version."""
+    return {"schema": SCHEMA, "stepscope": __version__, **content}
+
+
+def fields(record: Any, *names: str) -> dict[str, Any]:
+    """Attributes of a record by name; by default all its fields."""
+    names = names or tuple(field.name for field in dataclasses.fields(record))
+    return {name: getattr(record, name) for name in names}

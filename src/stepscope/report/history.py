@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import polars as pl
 
-from stepscope.compare.history import CONFIDENCE, FEWEST_RUNS, Change, History, LeftOut, RunSeries, moment, series_table
+from stepscope.compare.history import (
+    CONFIDENCE,
+    FEWEST_RUNS,
+    Change,
+    History,
+    LeftOut,
+    PlacedRun,
+    RunSeries,
+    moment,
+    series_table,
+)
 from stepscope.report.document import (
     Block,
     Document,
@@ -19,19 +30,16 @@ from stepscope.report.document import (
     Table,
     Text,
     Verbatim,
+    fields,
     section_if,
+    stamped,
     texts,
 )
-from stepscope.report.format import count, duration, share
-from stepscope.report.html.charts import history_view
-from stepscope.report.json import fields, stamped
-from stepscope.report.words.common import change_words, interval_words, share_of
+from stepscope.report.format import change_words, count, duration, interval_words, plot_range, share, share_of
+from stepscope.report.html import View
 from stepscope.report.words.comparison import verdict_sentence
 
-_SOURCE_WORDS: Final = {
-    "unprofiled": "steps without the profiler",
-    "profiled": "steps slowed down by the profiler",
-}
+_SOURCE_WORDS: Final = {"unprofiled": "steps without the profiler", "profiled": "steps slowed down by the profiler"}
 _OVERVIEW_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "series": pl.String,
     "runs": pl.Int64,
@@ -200,3 +208,73 @@ def _series_json(series: RunSeries) -> dict[str, Any]:
         for change in series.changes
     ]
     return {**fields(series), "changes": changes}
+
+
+_UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
+
+
+def history_view(series: RunSeries) -> View:
+    """Every run's mean step with its interval, the changes, and the means between them."""
+    low, high = _range(series)
+    ticks, digits, (divisor, unit) = _time_ticks(low, high)
+    low, high = ticks[0], ticks[-1]
+    return {
+        "count": len(series.runs),
+        "first": moment(series.runs[0].started_unix_s),
+        "last": moment(series.runs[-1].started_unix_s),
+        "ticks": [f"{tick / divisor:.{digits}f} {unit}" for tick in reversed(ticks)],
+        "runs": [_history_dot(run, (at + 0.5) / len(series.runs), low, high) for at, run in enumerate(series.runs)],
+        "levels": _levels(series, low, high),
+        "marks": [100 * change.position / len(series.runs) for change in series.changes],
+    }
+
+
+def _range(series: RunSeries) -> tuple[float, float]:
+    """The range of the intervals, clipped so that one wide interval of few steps does not flatten the rest."""
+    low, high = plot_range([run.step_ns for run in series.runs])
+    ends = [end for run in series.runs for end in (run.low_ns, run.high_ns) if end is not None]
+    room = high - low
+    return max(min([low, *ends]), low - room, 0.0), min(max([high, *ends]), high + room)
+
+
+def _history_dot(run: PlacedRun, across: float, low: float, high: float) -> View:
+    def up(ns: float) -> float:
+        return min(max(100 * (ns - low) / (high - low), 0.0), 100.0)
+
+    interval = None
+    words = ""
+    if run.low_ns is not None and run.high_ns is not None:
+        interval = {"bottom": up(run.low_ns), "height": up(run.high_ns) - up(run.low_ns)}
+        words = f"\n95 % interval: {duration(run.low_ns)} to {duration(run.high_ns)}, {run.steps} steps"
+    commit = run.settings.get("git commit")
+    about = f"{run.name}: {duration(run.step_ns)}{words}\n{moment(run.started_unix_s)}"
+    return {
+        "left": 100 * across,
+        "bottom": up(run.step_ns),
+        "interval": interval,
+        "about": about + (f"\ncommit {commit}" if commit else ""),
+    }
+
+
+def _levels(series: RunSeries, low: float, high: float) -> list[View]:
+    """The mean of the runs between two changes, as lines."""
+    count = len(series.runs)
+    bounds = [0, *(change.position for change in series.changes), count]
+    means = [change.comparison.before_ns for change in series.changes]
+    means += [change.comparison.after_ns for change in series.changes[-1:]]
+    return [
+        {"left": 100 * begin / count, "width": 100 * (end - begin) / count, "bottom": 100 * (ns - low) / (high - low)}
+        for begin, end, ns in zip(bounds, bounds[1:], means, strict=False)
+        if ns is not None
+    ]
+
+
+def _time_ticks(low: float, high: float) -> tuple[list[float], int, tuple[float, str]]:
+    """Round tick values covering the range, their digits, and the unit they are written in."""
+    rough = max((high - low) / 4, 1e-3)
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(each * power for each in (1, 2, 5, 10) if each * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    unit = next((each for each in _UNITS if high >= each[0]), _UNITS[-1])
+    digits = max(0, math.ceil(-math.log10(step / unit[0]) - 1e-9))
+    return [each * step for each in range(first, max(last, first + 1) + 1)], digits, unit

@@ -1,17 +1,21 @@
-"""Report what a device's memory was used for, for the terminal and as JSON."""
+"""Report what a device's memory was used for: as text, as JSON, and as a chart over time with steps and the peak."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 import polars as pl
+from markupsafe import Markup
 
 from stepscope.analysis.blocks import CATEGORIES
-from stepscope.analysis.memory import MemorySummary
-from stepscope.report.document import Block, Document, Facts, Group, Section, Table, Text
-from stepscope.report.format import cell, count, duration, share, size
-from stepscope.report.json import fields
+from stepscope.analysis.memory import MemoryPicture, MemorySummary
+from stepscope.analysis.telemetry import Plot, PlotLine, TelemetryPicture
+from stepscope.report.document import Block, Document, Drawing, Facts, Group, Section, Table, Text, fields
+from stepscope.report.format import cell, clock, count, duration, share, size
+from stepscope.report.html import View, script_json
 
 _NO_ADDRESSES: Final = (
     "The events have no addresses, as those of older profilers: how long each block lived is not known, and what was "
@@ -122,3 +126,244 @@ def _device_json(summary: MemorySummary) -> dict[str, Any]:
         **fields(summary, "name", "categories", "lines", "modules", "operators", "allocator"),
         "out_of_memory": summary.failures,
     }
+
+
+_WIDTH: Final = 1000
+_HEIGHT: Final = 300
+_COLOURS: Final = {
+    "before": 7,
+    "parameter": 0,
+    "optimizer_state": 6,
+    "gradient": 1,
+    "activation": 2,
+    "input": 4,
+    "temporary": 3,
+    "unknown": 5,
+    "allocated": 0,
+}
+"""Category -> index of its line colour, the same on every page."""
+
+
+def memory_view(picture: MemoryPicture) -> Iterator[Block]:
+    """One device: its memory by category as a drawing, and what was alive at the peak."""
+    top = _top(picture)
+    whole = max(picture.end_ns - picture.start_ns, 1)
+    name = "The host's memory" if picture.device == "cpu" else f"Device {picture.device}"
+    name = " · ".join(filter(None, (name, picture.name)))
+    view = {
+        "name": name,
+        "sentence": _sentence(picture),
+        "bands": _drawn(picture, top),
+        "reserved": None if picture.reserved is None else _steps(picture, picture.reserved, top),
+        "steps": [{"left": 100 * (start - picture.start_ns) / whole} for _, start in picture.steps],
+        "peak": {
+            "left": 100 * (picture.peak_ns - picture.start_ns) / whole,
+            "top": 100 * (1 - picture.peak_bytes / top),
+        },
+        "ticks": [size(top * part / 4) for part in range(4, -1, -1)],
+        "begin": cell("start_ns", picture.start_ns),
+        "end": cell("start_ns", picture.end_ns),
+        "legend": [
+            {"label": band.replace("_", " "), "colour": _COLOURS[band], "tip": CATEGORIES.get(band, "")}
+            for band in picture.bands
+        ],
+        "data": _data(picture),
+    }
+    tables = {
+        "Alive at the peak, by category": Table(picture.categories),
+        "Alive at the peak, by line": Table(picture.lines, "lines", picture.line_count),
+    }
+    alive = [Section(title, (table,)) for title, table in tables.items() if table.frame.height]
+    yield Section(name, (Text(_sentence(picture), "muted"), Drawing("memory", view), *alive))
+
+
+def _sentence(picture: MemoryPicture) -> str:
+    parts = [f"At most {size(picture.peak_bytes)} were allocated, at {cell('start_ns', picture.peak_ns)}"]
+    if picture.reserved is not None:
+        parts.append(f"{size(max(picture.reserved))} reserved")
+    if picture.capacity_bytes and picture.device != "cpu":
+        held = max(picture.reserved or (picture.peak_bytes,))
+        parts.append(f"{share(held / picture.capacity_bytes)} of the device’s {size(picture.capacity_bytes)}")
+    if picture.growth_bytes:
+        parts.append(f"each step leaves {size(picture.growth_bytes)} behind")
+    return "; ".join(parts) + "."
+
+
+def _top(picture: MemoryPicture) -> int:
+    """The plot's upper limit in bytes: above everything drawn, up to the device's capacity if that is near."""
+    highest = max(picture.peak_bytes, *(picture.reserved or (0,)), 1)
+    capacity = picture.capacity_bytes
+    if capacity and picture.device != "cpu" and highest <= capacity <= 2 * highest:
+        return capacity
+    unit = 1 << max((highest - 1).bit_length() - 3, 0)
+    return -(-highest // unit) * unit
+
+
+def _x(picture: MemoryPicture, time: int) -> str:
+    return f"{_WIDTH * (time - picture.start_ns) / max(picture.end_ns - picture.start_ns, 1):.1f}"
+
+
+def _y(value: float, top: int) -> str:
+    return f"{_HEIGHT * (1 - min(value / top, 1)):.1f}"
+
+
+def _drawn(picture: MemoryPicture, top: int) -> list[View]:
+    """Each band as a closed stepped path between the cumulated sums below and above it."""
+    below = [0] * len(picture.times)
+    result = []
+    for band, values in picture.bands.items():
+        above = [low + value for low, value in zip(below, values, strict=True)]
+        path = _steps(picture, above, top) + _back(picture, below, top) + "Z"
+        result.append({"path": path, "colour": _COLOURS[band]})
+        below = above
+    return result
+
+
+def _steps(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
+    """Path from left to right; each level holds until the next moment."""
+    path = f"M{_x(picture, picture.times[0])} {_y(values[0], top)}"
+    for (_, here), value in zip(pairwise(picture.times), values[1:], strict=True):
+        path += f"H{_x(picture, here)}V{_y(value, top)}"
+    return path + f"H{_x(picture, picture.end_ns)}"
+
+
+def _back(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
+    """The same path from right to left."""
+    path = f"V{_y(values[-1], top)}"
+    for here, value in zip(reversed(picture.times[1:]), reversed(values[:-1]), strict=True):
+        path += f"H{_x(picture, here)}V{_y(value, top)}"
+    return path + f"H{_x(picture, picture.times[0])}"
+
+
+def _data(picture: MemoryPicture) -> Markup:
+    seconds = [round((time - picture.start_ns) / 1e9, 9) for time in picture.times]
+    lines = [[band.replace("_", " "), seconds, list(values), None] for band, values in picture.bands.items()]
+    if picture.reserved is not None:
+        lines.append(["reserved", seconds, list(picture.reserved), None])
+    data = {"seconds": max(picture.end_ns - picture.start_ns, 1) / 1e9, "unit": "bytes", "lines": lines}
+    return script_json(data)
+
+
+NAMED_LINES: Final = 8
+"""Lines beyond this many are thin and grey, since more colours cannot be told apart."""
+
+_SHORT_UNIT: Final = 5
+"""Longer units are written with the last value only."""
+_LARGEST: Final = 1e300
+"""Larger values are drawn outside, since their difference could overflow."""
+_FROM_ZERO: Final = ("share", "bytes", "bytes/s", "cores", "W", "MHz")
+
+
+def telemetry_view(picture: TelemetryPicture) -> View:
+    """Telemetry plots by group, marks of the trace's time, and sentences."""
+    whole = max(picture.duration_s, 1e-9)
+    groups = [
+        {"title": title, "plots": [_plot(plot, whole) for plot in plots]}
+        for title, plots in groupby(picture.plots, key=lambda plot: plot.group)
+    ]
+    left_out = picture.plots_left_out
+    return {
+        "groups": groups,
+        "length": clock(picture.duration_s),
+        "recorded": None if picture.recorded_s is None else _band(picture.recorded_s, whole),
+        "left_out": f"showing {len(picture.plots)} of {len(picture.plots) + left_out} plots" if left_out else "",
+        "notes": list(picture.notes),
+    }
+
+
+def _band(recorded_s: tuple[float, float], whole: float) -> View:
+    left, right = (min(max(each / whole, 0), 1) * 100 for each in recorded_s)
+    return {"left": left, "width": max(right - left, 0), "time": duration((recorded_s[1] - recorded_s[0]) * 1e9)}
+
+
+def _plot(plot: Plot, whole: float) -> View:
+    ticks = _ticks(plot)
+    unit = plot.unit if len(plot.unit) <= _SHORT_UNIT or plot.unit in _FROM_ZERO else ""
+    drawn = [_telemetry_drawn(line, whole, ticks[0], ticks[-1]) for line in plot.lines]
+    sentences = []
+    if len(plot.lines) > NAMED_LINES:
+        sentences.append(f"in colour the {NAMED_LINES} lines with the largest values, {len(plot.lines)} in all")
+    if plot.left_out:
+        sentences.append(f"{plot.left_out} more are not drawn")
+    data = {"seconds": whole, "unit": plot.unit, "lines": [_telemetry_data(line, plot.unit) for line in plot.lines]}
+    return {
+        "title": plot.title,
+        "ticks": [_value(each, unit) for each in reversed(ticks)],
+        "lines": drawn,
+        "legend": [
+            {"label": line.label or "whole", "colour": number}
+            for number, line in enumerate(plot.lines[:NAMED_LINES])
+            if len(plot.lines) > 1
+        ],
+        "sentence": "; ".join(sentences),
+        "last": _last(plot),
+        "data": script_json(data),
+        "described": f"{plot.title}, {len(plot.lines)} lines" if len(plot.lines) > 1 else plot.title,
+    }
+
+
+def _telemetry_drawn(line: PlotLine, whole: float, low: float, high: float) -> View:
+    """A line's path; a single point is a stroke of zero length with round ends, drawn as a dot."""
+    pieces: list[str] = []
+    begins = True
+    for time_s, value in line.points.select("time_s", "value").iter_rows():
+        if value is None:
+            begins = True
+            continue
+        x, y = _WIDTH * time_s / whole, _HEIGHT * (high - value) / (high - low)
+        pieces.append(f"{'M' if begins else 'L'}{x:.1f} {y:.1f}" + ("h0" if begins else ""))
+        begins = False
+    odd = "".join(f"M{_WIDTH * each / whole:.1f} 0V{_HEIGHT}" for each in line.not_finite_s)
+    return {"path": "".join(pieces), "odd": odd}
+
+
+def _telemetry_data(line: PlotLine, unit: str) -> list[Any]:
+    """[name, times, values, steps] for the script; bytes are integers, other values are rounded."""
+    rows = line.points
+    return [
+        line.label,
+        [round(each, 4) for each in rows["time_s"].to_list()],
+        [None if each is None else round(each) if unit == "bytes" else float(f"{each:.6g}") for each in rows["value"]],
+        rows["step"].to_list() if rows["step"].null_count() < rows.height else None,
+    ]
+
+
+def _ticks(plot: Plot) -> list[float]:
+    """Round, evenly spaced ticks, from below the lowest value to above the highest one."""
+    values = pl.concat([line.points["value"].drop_nulls() for line in plot.lines]).to_list() or [0.0, 1.0]
+    low, high = max(min(values), -_LARGEST), min(max(values), _LARGEST)
+    if plot.unit in _FROM_ZERO:
+        low = min(low, 0.0)
+    if plot.unit == "share":
+        high = max(high, 1.0)
+    # a spread within floating-point error
+    if high - low <= max(abs(low), abs(high)) * 1e-9:
+        low, high = (low, high + (abs(high) or 1.0)) if plot.unit in _FROM_ZERO else (low - 1, high + 1)
+    step = _round((high - low) / 3, 2 if plot.unit.startswith("bytes") else 10)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
+
+
+def _round(step: float, base: int) -> float:
+    """The next larger round step: 1, 2 or 5 times a power of ten; for bytes, a power of two."""
+    power = base ** math.floor(math.log(step, base))
+    return next(float(each * power) for each in (1, 2, 5, 10) if each * power >= step * (1 - 1e-9))
+
+
+def _last(plot: Plot) -> str:
+    if len(plot.lines) != 1:
+        return ""
+    values = plot.lines[0].points["value"].drop_nulls()
+    return _value(values[-1], plot.unit) if values.len() else ""
+
+
+def _value(value: float, unit: str) -> str:
+    match unit:
+        case "bytes":
+            return size(value)
+        case "bytes/s":
+            return f"{size(value)}/s"
+        case "share":
+            return share(value)
+    number = count(value) if abs(value) >= 1000 else f"{value + 0.0:.4g}"
+    return f"{number} {unit}" if unit else number

@@ -11,9 +11,8 @@ import polars as pl
 from stepscope.analysis.device_time import ENGINES, DeviceUse, EngineUse, HostUse
 from stepscope.analysis.places import PHASE_COLUMNS, PlaceCosts
 from stepscope.diagnosis.diagnosis import Diagnosis
-from stepscope.report.document import Document, Section, Table, Text, texts
+from stepscope.report.document import Document, Section, Table, Text, fields, stamped, texts
 from stepscope.report.format import cell, count, duration, printable, share
-from stepscope.report.json import fields, stamped
 from stepscope.report.tables import heading as column_heading
 from stepscope.report.tables import showing
 from stepscope.trace.model import XLA_FORMATS

@@ -10,11 +10,22 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.record.manifest import without_secrets
-from stepscope.report.document import Block, Code, Document, Facts, Items, Section, Table, Text, Verbatim, section_if
-from stepscope.report.format import count, duration
-from stepscope.report.json import fields, stamped
-from stepscope.report.words.common import share_of
-from stepscope.tune.measure import UNCHECKED
+from stepscope.report.document import (
+    Block,
+    Code,
+    Document,
+    Facts,
+    Items,
+    Section,
+    Table,
+    Text,
+    Verbatim,
+    fields,
+    section_if,
+    stamped,
+)
+from stepscope.report.format import count, duration, share_of
+from stepscope.tune.plan import UNCHECKED
 from stepscope.tune.search import TuneResult
 from stepscope.tune.trials import LEAST_GAIN, Configuration, Knob, LossCheck, Measured, Trial, code_of
 

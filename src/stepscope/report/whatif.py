@@ -8,10 +8,8 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.analysis.host import CAUSES
-from stepscope.report.document import Block, Document, Section, Table, Text, texts
-from stepscope.report.format import count, duration, share
-from stepscope.report.json import fields, stamped
-from stepscope.report.words.common import file_name, warning_sentence
+from stepscope.report.document import Block, Document, Section, Table, Text, fields, stamped, texts
+from stepscope.report.format import count, duration, file_name, share, warning_sentence
 from stepscope.whatif.answer import Answer, AsMeasured, Prospect, path_by_name
 from stepscope.whatif.critical_path import slack_by_name
 from stepscope.whatif.experiment import RankProspect

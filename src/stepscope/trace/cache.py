@@ -1,6 +1,6 @@
 """A cache of parsed traces, stored under a hash of their content.
 
-    ROOT/<key>/store.json, *.parquet   a store (`stepscope.trace.store`)
+    ROOT/<key>/store.json, *.parquet   a store (`stepscope.trace.model`)
     ROOT/<key>/contents.json           checksums of its files, which reveal a damaged store
     ROOT/.partial-*                    a store being written or removed; deleted when a day old
     ROOT/limit.json                    the size limit, if the user set one
@@ -33,9 +33,17 @@ import platformdirs
 from stepscope.errors import CacheError, UnreadableTraceError
 from stepscope.files import private_folder, undone_on_error, whole_file, with_checksum
 from stepscope.trace.metadata import Metadata, TraceWarning
-from stepscope.trace.model import Trace
-from stepscope.trace.store import metadata_of, open_kept, open_unsealed
-from stepscope.trace.store_writing import VERSION, StoreWriter, disk_errors, seal, to_disk
+from stepscope.trace.model import (
+    VERSION,
+    StoreWriter,
+    Trace,
+    disk_errors,
+    metadata_of,
+    open_kept,
+    open_unsealed,
+    seal,
+    to_disk,
+)
 
 try:
     import fcntl

@@ -1,28 +1,45 @@
-"""Decide what a search does next: a function of the trials alone.
-
-So a search that was stopped, in any way, resumes where it was, and several processes that read the same trials make the
-same plan and only have to take different parts of it.
-
-1. Screening: each value of each knob alone against the unchanged program.
-2. Combination: what may help, in the order of its gain, each on top of what was shown to help before; then settings
-   that make sense only together with one of these, the other values of their knobs, and, once the step is at most half
-   as long, what a longer step may have hidden. What is not shown to help is left out.
-3. Refinement: further combinations, as a sampler suggests them from all trials (Optuna's TPE). One that is shown to
-   help is measured without each setting that came with it, and keeps those that it is slower without.
-4. Proof: the best against the unchanged program, in fresh runs. The best of many noisy measurements looks better than
-   it is; only these runs count for the result.
-"""
+"""One step of a search: decide from the trials alone what to do next, and measure it as `stepscope bench` does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+import platform
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Final, Literal, TypeAlias
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
+from stepscope.compare.bench import (
+    Bench,
+    BenchCommand,
+    BenchFailure,
+    BenchRun,
+    BenchSettings,
+    end_leftovers,
+    last_lines,
+    measure_round,
+    stop_of,
+)
 from stepscope.errors import UsageError
-from stepscope.record.apply import parse_applications
-from stepscope.tune.trials import LEAST_GAIN, Configuration, Proposal, Space, Trial
+from stepscope.record.apply import applied_outcomes, environment_of, parse_applications
+from stepscope.record.apply.flags import Outcome as AppliedOutcome
+from stepscope.record.run_folder import RunFolder
+from stepscope.tune.study import held
+from stepscope.tune.trials import (
+    LEAST_GAIN,
+    TOLERANCES,
+    Configuration,
+    LossCheck,
+    Measured,
+    Proposal,
+    Space,
+    Trial,
+    compare_losses,
+)
 
 Phase: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof", "done"]
 
@@ -238,3 +255,213 @@ def is_new(space: Space, trials: Sequence[Trial], configuration: Configuration) 
     if not configuration.settings or not _is_possible(space, configuration):
         return False
     return all(trial.proposal.configuration != configuration for trial in trials)
+
+
+SCREEN_ROUNDS: Final = 2
+MOST_ROUNDS: Final = 5
+"""Most rounds of a combination: it ends earlier if the interval excludes 0, or the estimate is no gain."""
+FEWEST_PROOF_ROUNDS: Final = 4
+"""Applies even if no time is left: two runs a side show next to nothing."""
+MOST_PROOF_ROUNDS: Final = 30
+_HOPELESS: Final = 0.1
+"""A configuration slower by more than this share after one round gets no second one."""
+_LONGEST_FACTOR: Final = 10.0
+_LONGEST_S: Final = 300.0
+"""A run may take this factor of the longest run of the reference and these seconds more, such as to compile."""
+_MEMORY: Final = re.compile(r"out of memory|OutOfMemoryError|MemoryError|cannot allocate memory", re.IGNORECASE)
+UNCHECKED: Final = "it changes the results, and without a backward pass nothing tells by how much"
+_CHANGES_RESULTS: Final = ("half", "tf32")
+_KILLED: Final = ("exit code 137", "exit code 9")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of measuring a proposal.
+
+    Attributes:
+        measured: None if it failed.
+        runs: each with "side" (A is the reference), "round", "step_ns", "dropped" and "losses".
+        is_program: whether the program fails even without changes.
+    """
+
+    measured: Measured | None = None
+    reason: str = ""
+    runs: tuple[dict[str, Any], ...] = ()
+    folder: str = ""
+    is_program: bool = False
+
+
+class Measure(Protocol):
+    """Measures a proposal; `left_s` is the time left for everything still to be measured."""
+
+    def __call__(self, proposal: Proposal, number: int, left_s: float) -> Outcome: ...
+
+
+@dataclass
+class BenchMeasure:
+    """Measures with real runs of the program.
+
+    Attributes:
+        words: the command that is started.
+        settings: steps, quiet machine, seed and precision of the proof.
+        tolerance: of the losses; None for that of each kind of change.
+    """
+
+    command: tuple[str, ...]
+    words: tuple[str, ...]
+    space: Space
+    folder: Path
+    settings: BenchSettings
+    tolerance: float | None = None
+    say: Callable[[Bench, BenchRun], None] = lambda bench, run: None
+    _seeded: dict[Configuration, tuple[float, ...]] = field(default_factory=dict)
+    _longest_s: float = 0.0
+
+    def __call__(self, proposal: Proposal, number: int, left_s: float) -> Outcome:
+        """Alternate runs of both sides until it is clear whether the configuration helps.
+
+        Raises:
+            UsageError: a program cannot be started, or the folder cannot be written.
+            KeyboardInterrupt: on Ctrl-C.
+        """
+        bench = self._new_bench(proposal, number, left_s)
+        try:
+            environment_of(bench.commands[1].apply, os.environ)
+        except UsageError as error:  # such as an allocator that is not installed here
+            return Outcome(reason=str(error))
+        with held(self.folder / f".measuring-{platform.node()}.lock"):
+            end_leftovers(self.folder)  # left by a killed search: only this process measures this study on this machine
+            return self._outcome_of(bench, proposal, left_s)
+
+    def _outcome_of(self, bench: Bench, proposal: Proposal, left_s: float) -> Outcome:
+        changed = tuple(set(proposal.configuration.settings) - set(proposal.reference.settings))
+        while bench.stop is None:
+            measure_round(bench, lambda run: self.say(bench, run))
+            if bench.failure is not None:
+                return self._failed(bench, bench.failure, proposal)
+            if bench.rounds == 1:
+                self._longest_s = max(self._longest_s, *(run.seconds for run in bench.runs_of("A")))
+                why_not = self._why_not_applied(bench, Configuration(changed))
+                if why_not:
+                    return _outcome(bench, reason=why_not)
+                losses = self._losses(bench, proposal)
+                if losses.equal is False:
+                    return _outcome(bench, self._measured(bench, losses), losses.sentence)
+                if losses.equal is None and self.space.losses_of(proposal.configuration)[0] in _CHANGES_RESULTS:
+                    return _outcome(bench, reason=UNCHECKED)
+            if _is_enough(bench, proposal, left_s):
+                break
+        losses = self._losses(bench, proposal)
+        return _outcome(bench, self._measured(bench, losses))
+
+    def _new_bench(self, proposal: Proposal, number: int, left_s: float) -> Bench:
+        settings = replace(self.settings, losses=True, budget_s=self._limit_s(left_s))
+        if proposal.purpose == "proof":
+            settings = replace(settings, rounds=MOST_PROOF_ROUNDS)
+        folder = self.folder / "trials" / f"{number:03d}-{proposal.purpose}"
+        commands = (self._bench_command("A", proposal.reference), self._bench_command("B", proposal.configuration))
+        return Bench(commands, settings, folder)
+
+    def _limit_s(self, left_s: float) -> float:
+        if not self._longest_s:
+            return max(left_s, _LONGEST_S)
+        return max(min(left_s, _LONGEST_FACTOR * self._longest_s + _LONGEST_S), _LONGEST_FACTOR * self._longest_s)
+
+    def _bench_command(self, label: str, configuration: Configuration) -> BenchCommand:
+        arguments = self.space.arguments(configuration)
+        variables = self.space.variables(configuration)
+        text = shlex.join([*(f"{name}={value}" for name, value in variables.items()), *self.command, *arguments])
+        words = (*self.words, *arguments)
+        return BenchCommand(label, text, words, variables, self.space.apply_words(configuration))
+
+    def _why_not_applied(self, bench: Bench, changed: Configuration) -> str:
+        """Why a remedy was not applied in the first run; "" if all added ones were."""
+        outcomes = _outcomes(bench, self.space.apply_words(changed))
+        applied = {outcome.flag for outcome in outcomes if outcome.applied}
+        missing = [outcome for outcome in outcomes if outcome.flag not in applied]
+        return f"not applied: {missing[0].sentence}" if missing else ""
+
+    def _losses(self, bench: Bench, proposal: Proposal) -> LossCheck:
+        kind, draws = self.space.losses_of(proposal.configuration)
+        tolerance = TOLERANCES[kind] if self.tolerance is None else self.tolerance
+        before = [run.losses for run in bench.runs_of("A")]
+        after = [run.losses for run in bench.runs_of("B")]
+        found = compare_losses(before, after, tolerance=tolerance)
+        if found.equal is False and found.largest is not None and draws:
+            seeded = self._losses_of_another_seed(bench, proposal.reference)
+            found = compare_losses(before, after, tolerance=tolerance, seeded=seeded)
+        return found
+
+    def _losses_of_another_seed(self, bench: Bench, reference: Configuration) -> tuple[float, ...]:
+        """Losses of the reference; empty if that run fails."""
+        if reference not in self._seeded:
+            settings = replace(bench.settings, seed=(bench.settings.seed or 0) + 1)
+            other = Bench((bench.commands[0],), settings, bench.folder / "another-seed")
+            measure_round(other, lambda run: None)
+            self._seeded[reference] = other.runs[0].losses if other.runs else ()
+        return self._seeded[reference]
+
+    def _measured(self, bench: Bench, losses: LossCheck) -> Measured:
+        [(_, found)] = bench.comparisons()
+        return Measured(
+            before_ns=found.before_ns,
+            after_ns=found.after_ns,
+            change=found.change,
+            change_low=found.change_low,
+            change_high=found.change_high,
+            confidence=found.confidence,
+            verdict=found.verdict,
+            rounds=bench.rounds,
+            steps=found.after_steps,
+            losses=losses,
+            applied=tuple(outcome.text for outcome in _outcomes(bench, bench.commands[1].apply)),
+            caveats=found.caveats,
+            seconds=bench.seconds,
+            other_cores=max((run.other_cores for run in bench.runs if run.other_cores is not None), default=None),
+        )
+
+    def _failed(self, bench: Bench, failure: BenchFailure, proposal: Proposal) -> Outcome:
+        lines = last_lines(failure.log) if failure.log is not None else []
+        reason = f"the program {failure.sentence}" + (f": {lines[-1].strip()}" if lines else "")
+        if any(map(_MEMORY.search, lines)) or any(word in failure.sentence for word in _KILLED):
+            reason = "out of memory"
+        is_program = failure.label == "A" and not proposal.reference.settings
+        if failure.label == "A":
+            reason = f"what it was to be compared with: {reason}"
+        return _outcome(bench, reason=reason, is_program=is_program)
+
+
+def _outcomes(bench: Bench, words: Sequence[str]) -> Sequence[AppliedOutcome]:
+    """What the first changed run reported about these remedies."""
+    return applied_outcomes(words, RunFolder(bench.runs_of("B")[0].folder)) if words else ()
+
+
+def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
+    """Whether the effect of the configuration is clear after a whole round."""
+    if proposal.purpose == "proof":
+        is_over = bench.seconds + bench.seconds / bench.rounds > left_s
+        return bench.rounds >= FEWEST_PROOF_ROUNDS and (is_over or stop_of(bench) is not None)
+    before, after = (fmean(fmean(run.steady_ns) for run in bench.runs_of(label)) for label in "AB")
+    simplifies = proposal.purpose == "simplify"
+    if not simplifies and after > before * (1 + _HOPELESS):
+        return True
+    if bench.rounds < SCREEN_ROUNDS:
+        return False
+    if proposal.purpose == "screen" or bench.rounds >= MOST_ROUNDS or (after <= before) is simplifies:
+        return True
+    [(_, found)] = bench.comparisons()
+    return found.verdict != "no difference shown"
+
+
+def _outcome(bench: Bench, measured: Measured | None = None, reason: str = "", *, is_program: bool = False) -> Outcome:
+    runs = tuple(
+        {
+            "side": run.label,
+            "round": run.round,
+            "step_ns": list(run.step_ns),
+            "dropped": run.warm_up.dropped,
+            "losses": list(run.losses),
+        }
+        for run in bench.runs
+    )
+    return Outcome(measured, reason, runs, str(bench.folder), is_program)

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from stepscope.compare.bench import Bench, BenchSettings
-from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.bench import Bench, BenchCommand, BenchSettings
 from stepscope.compare.run_times import profile_commands
 from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.diffs import Diffs, UserSource
 from stepscope.diagnosis.finding import Finding
 from stepscope.errors import TraceError, UsageError
-from stepscope.machine.checks.processor import usable_cores
+from stepscope.machine.checks.host import usable_cores
 from stepscope.machine.devices import find_device
 from stepscope.machine.observed import Machine
 from stepscope.record.apply import all_flags, parse_applications

@@ -11,7 +11,7 @@ import pytest
 from stepscope.analysis.kernels import join_counters, kernel_key, kernel_table, with_counters
 from stepscope.commands import main
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers.side_files.ncu import COUNTERS, read_ncu
+from stepscope.readers.side_files import COUNTERS, read_ncu
 from tests.unit.recording import Recording
 
 DETAILS = """\

@@ -16,7 +16,7 @@ from stepscope.analysis.telemetry import (
     telemetry_picture,
     throttle_table,
 )
-from stepscope.report.html.memory import telemetry_view
+from stepscope.report.memory import telemetry_view
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 
 SECOND = 1_000_000_000

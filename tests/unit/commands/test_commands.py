@@ -17,10 +17,10 @@ import stepscope.diagnosis
 import stepscope.diagnosis.ranks
 import stepscope.diagnosis.rules
 from stepscope.commands import COMMANDS, main
-from stepscope.commands.machine.cache import parsed_size
+from stepscope.commands.machine import parsed_size
 from stepscope.commands.read.diagnose import parsed_setting, parsed_share
 from stepscope.commands.shared import output, reading
-from stepscope.commands.shared.command import Command
+from stepscope.commands.shared.options import Command
 from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
@@ -165,7 +165,7 @@ class TestFrame:
         def interrupt(*arguments: Any) -> Any:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("stepscope.commands.machine.cache._list", interrupt)
+        monkeypatch.setattr("stepscope.commands.machine._list", interrupt)
         assert main(["cache"]) == 130
         assert capsys.readouterr().err == "\n"
 
@@ -450,7 +450,7 @@ class TestExport:
         self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         module = module_with(timeline=lambda trace, idle, path: iter([b"{", b"}"]))
-        monkeypatch.setitem(sys.modules, "stepscope.report.exports.timeline", module)
+        monkeypatch.setitem(sys.modules, "stepscope.report.exports.chrome", module)
         assert main(["export", trace, str(tmp_path / "out.json")]) == 0
         assert (tmp_path / "out.json").read_bytes() == b"{}"
         assert main(["export", trace, "-"]) == 0
@@ -463,7 +463,7 @@ class TestExport:
             yield b"{"
             raise UsageError("no more")
 
-        monkeypatch.setitem(sys.modules, "stepscope.report.exports.timeline", module_with(timeline=timeline))
+        monkeypatch.setitem(sys.modules, "stepscope.report.exports.chrome", module_with(timeline=timeline))
         assert main(["export", trace, str(tmp_path / "out.json")]) == 2
         assert [path.name for path in tmp_path.iterdir()] == ["trace"]
 
@@ -528,7 +528,7 @@ class TestQuery:
         for name in ("a.csv", "b.parquet"):
             frame = pl.DataFrame({"a": [1]})
             frame.write_csv(tmp_path / name) if name == "a.csv" else frame.write_parquet(tmp_path / name)
-            monkeypatch.setattr("stepscope.commands.read.query._refuse_more_than_reading", lambda sql: None)
+            monkeypatch.setattr("stepscope.commands.read.export._refuse_more_than_reading", lambda sql: None)
             assert main(["query", trace, f"select * from read_{name[2:]}('{tmp_path / name}')"]) == 2
             assert "the query reads other files" in capsys.readouterr().err
 

@@ -20,7 +20,7 @@ from stepscope.predict.data_parallel_settings import (
     data_parallel_settings,
     on_device,
 )
-from stepscope.predict.links import Link, Protocol
+from stepscope.predict.limits import Link, Protocol
 from stepscope.remedies import DataParallelSettings
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import DataParallelFacts, ModelFacts, ProgramFacts

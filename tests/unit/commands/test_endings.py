@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.commands import main
-from stepscope.commands.shared.command import Command
-from stepscope.commands.shared.tables import add_table_options
+from stepscope.commands.read.tables import add_table_options
+from stepscope.commands.shared.options import Command
 from tests.unit.small_traces import complete
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from stepscope.commands.improve import bench
 from stepscope.commands.read import compare
-from stepscope.commands.shared.command import Command, CommandParser
-from stepscope.commands.shared.options import exit_code_if_slower
+from stepscope.commands.shared.options import Command, CommandParser, exit_code_if_slower
 from stepscope.compare import SampleComparison, compare_samples
 from stepscope.errors import UsageError
 
@@ -31,7 +30,7 @@ def test_nothing_is_said_where_nothing_is_slower_or_nothing_was_asked(capsys: py
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("command", [bench.COMMAND, compare.COMMAND])
+@pytest.mark.parametrize("command", [bench.COMMAND, compare.COMPARE])
 @pytest.mark.parametrize(
     ("text", "share"), [("3%", 0.03), ("0.03", 0.03), ("0%", 0.0), ("100%", 1.0), (" 2.5 % ", 0.025)]
 )
@@ -42,7 +41,7 @@ def test_a_share_is_read_alike_by_both_commands(command: Command, text: str, sha
     assert parser.parse_args(["a", "b", "--fail-if-slower", text]).fail_if_slower == pytest.approx(share)
 
 
-@pytest.mark.parametrize("command", [bench.COMMAND, compare.COMMAND])
+@pytest.mark.parametrize("command", [bench.COMMAND, compare.COMPARE])
 @pytest.mark.parametrize("text", ["3", "nan", "inf", "-1%", "1e-2", "", "%", "3%%", "101%"])
 def test_what_is_no_share_is_refused_by_both_commands(command: Command, text: str) -> None:
     parser = CommandParser()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.commands.shared.sources import LARGEST_SHOWN_BYTES as LARGEST_BYTES
-from stepscope.commands.shared.sources import recorded_file, source_lines
+from stepscope.commands.shared.reading import LARGEST_SHOWN_BYTES as LARGEST_BYTES
+from stepscope.commands.shared.reading import recorded_file, source_lines
 from stepscope.errors import UsageError
 
 RECORDED = ["/srv/ada/job/train.py", "/srv/ada/job/net/model.py", "/srv/ada/job/old/model.py"]

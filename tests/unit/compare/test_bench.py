@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.commands import main
-from stepscope.compare.bench import Bench, BenchFailure, BenchRun, BenchSettings, order_of, stop_of
-from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.bench import Bench, BenchCommand, BenchFailure, BenchRun, BenchSettings, order_of, stop_of
 from stepscope.compare.statistics import WarmUp
 from stepscope.report.bench import bench_document, bench_json, bench_table, how, noise_of, verdicts
-from stepscope.report.json import json_bytes
-from stepscope.report.markdown import markdown_of
-from stepscope.report.text import text_of
+from stepscope.report.document import json_bytes
+from stepscope.report.text import markdown_of, text_of
 
 MS = 1_000_000
 RUNS_DIFFER = (

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.compare.bench import LoadMeter
-from stepscope.compare.bench_programs import BenchCommand, end_leftovers, last_lines, run_logged
+from stepscope.compare.bench import BenchCommand, LoadMeter, end_leftovers, last_lines, run_logged
 from stepscope.errors import UsageError
 from stepscope.machine.observed import Machine
 

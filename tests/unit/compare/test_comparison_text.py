@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.compare import SampleComparison, compare_samples
 from stepscope.report.comparison import sample_table
-from stepscope.report.words.common import change_words, interval_words
+from stepscope.report.format import change_words, interval_words
 from stepscope.report.words.comparison import detectable_sentences, verdict_sentence
 
 MEASURED: dict[str, Any] = {

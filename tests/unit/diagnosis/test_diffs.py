@@ -12,7 +12,7 @@ import pytest
 
 from stepscope import diagnose, open_trace
 from stepscope.commands import main
-from stepscope.commands.shared.sources import LARGEST_BYTES, MOST_FILES, UserSources
+from stepscope.commands.shared.reading import LARGEST_BYTES, MOST_FILES, UserSources
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.diffs import Diffs, settings_of
 from stepscope.diagnosis.finding import Evidence, Finding, Location, Remedy

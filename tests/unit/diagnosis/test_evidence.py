@@ -20,7 +20,7 @@ from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.cache import TraceCache
-from stepscope.trace.run_counts import CodePlace, Fallback, RunCounts, Tally, Trigger
+from stepscope.trace.metadata import CodePlace, Fallback, RunCounts, Tally, Trigger
 from tests.simulator import programs
 from tests.simulator.kineto import kineto_bytes
 from tests.unit.recording import Recording

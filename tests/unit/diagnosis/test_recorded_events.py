@@ -12,7 +12,7 @@ import pytest
 from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.recorded_events import OPERATOR_NS, recorded_events
 from stepscope.diagnosis.view import View
-from stepscope.readers.run_steps import unrecorded_steps, with_unrecorded_steps
+from stepscope.readers.opening import unrecorded_steps, with_unrecorded_steps
 from stepscope.report.words.diagnosis import headline
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import UnrecordedSteps

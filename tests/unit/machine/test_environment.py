@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.commands import machine as command
 from stepscope.commands import main
-from stepscope.commands.machine import environment as command
 from stepscope.machine.checks.devices import (
     DeviceState,
     accelerators,
@@ -22,27 +22,36 @@ from stepscope.machine.checks.devices import (
     numa_affinity,
     numa_balancing,
 )
-from stepscope.machine.checks.memory import allocator, huge_pages, memory_limit, memory_pressure, shared_memory, swap
-from stepscope.machine.checks.processor import (
+from stepscope.machine.checks.host import (
+    allocator,
     cpu_quota,
     governor,
+    huge_pages,
+    memory_limit,
+    memory_pressure,
     other_load,
+    shared_memory,
+    swap,
     thermal_throttling,
     threads,
     turbo,
     usable_cores,
 )
-from stepscope.machine.checks.settings import (
+from stepscope.machine.environment import (
+    CHECKS,
     SETTINGS,
     SLOW_VERSIONS,
+    Machine,
+    Observation,
+    Runtime,
     debug_settings,
     garbage_collector,
+    inspect_environment,
     power_supply,
     program_settings,
     release,
     versions,
 )
-from stepscope.machine.environment import CHECKS, Machine, Observation, Runtime, inspect_environment
 from stepscope.machine.observed import cpu_list, cpu_list_text
 from tests.unit.machines import CPU, allowed, control_group, device, machine, server
 

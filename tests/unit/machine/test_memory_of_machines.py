@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.machine.process import memory_bytes
+from stepscope.machine.environment import memory_bytes
 from tests.unit.machines import machine
 
 

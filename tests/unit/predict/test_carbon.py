@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.predict.cost.carbon import emitted_kg, equivalences, grid_of, grid_source, grids
+from stepscope.predict.cost.energy_parts import emitted_kg, equivalences, grid_of, grid_source, grids
 
 
 def test_the_table_names_its_source() -> None:

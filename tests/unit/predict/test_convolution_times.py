@@ -10,8 +10,8 @@ import pytest
 from scripts.predictor.model_arrays import arrays_of
 from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.convolution_times import ConvolutionModel, convolution_times, shipped_model
 from stepscope.predict.matrix_times import matrix_times
+from stepscope.predict.operation_times import ConvolutionModel, convolution_times, shipped_convolution_model
 from stepscope.predict.operations import Operations
 
 DEVICE = DevicePeaks(
@@ -155,6 +155,6 @@ def test_the_model_is_the_same_after_it_was_kept() -> None:
 
 def test_the_shipped_model_says_what_a_v100_took() -> None:
     """3 x 3 weights over 64 channels of 32 x 56 x 56 points took 352 us in a public trace (v100_resnet50)."""
-    times = convolution_times(convolution(32, 56, 64, 64), named_device("V100-SXM2-32GB"), shipped_model())
+    times = convolution_times(convolution(32, 56, 64, 64), named_device("V100-SXM2-32GB"), shipped_convolution_model())
 
     assert times.low_ns[0] < 352_000 < times.high_ns[0]

@@ -11,7 +11,6 @@ import pytest
 from stepscope.diagnosis import diagnose_view
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.view import View
-from stepscope.predict.cost.carbon import grid_of
 from stepscope.predict.cost.energy import energy_of_trace, sampled_energy
 from stepscope.predict.cost.energy_parts import (
     DeviceEnergy,
@@ -19,11 +18,11 @@ from stepscope.predict.cost.energy_parts import (
     PowerSettings,
     SampledEnergy,
     TraceEnergy,
+    grid_of,
     shared,
 )
-from stepscope.report.energy import energy_document, energy_json
+from stepscope.report.energy import electricity, energy, energy_document, energy_json, mass
 from stepscope.report.text import text_of
-from stepscope.report.words.energy import electricity, energy, mass
 from stepscope.trace import Metadata, Trace, Window
 from stepscope.trace.energy_records import Counter, EnergyRecord, EnergyWindow, MissingCounter
 from stepscope.trace.metadata import Device

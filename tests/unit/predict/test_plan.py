@@ -13,18 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.commands import main
-from stepscope.commands.plan.plan import budget, counts, hours, iterations
+from stepscope.commands.plan.predict import budget, counts, hours, iterations
 from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
 from stepscope.predict.cost.plan import Machine, Plan, Refused, Request, make_plan, pareto_front
 from stepscope.predict.cost.prices import Price
-from stepscope.predict.limits import MemoryNeed
-from stepscope.predict.links import named_link
+from stepscope.predict.limits import MemoryNeed, named_link
 from stepscope.predict.prediction import StepPrediction, StepPredictor, predicted_steps
-from stepscope.report.html.page import html_of
-from stepscope.report.plan import plan_document, plan_json
+from stepscope.report.html import html_of
+from stepscope.report.plan import asked_sentence, hours_words, plan_document, plan_json, recommendation
 from stepscope.report.text import text_of
-from stepscope.report.words.plan import asked_sentence, hours_words, recommendation
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
 from stepscope.whatif.experiment import Experiment

@@ -10,8 +10,7 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks, device_table, named_device
 from stepscope.predict.prediction import StepPredictor
-from stepscope.predict.step_replay import COMMON, StepReplays, joint_band
-from stepscope.predict.work_times import work_times
+from stepscope.predict.work_times import COMMON, StepReplays, joint_band, work_times
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device

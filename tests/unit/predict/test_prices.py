@@ -12,7 +12,7 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.machine.devices import device_table
 from stepscope.predict.cost.prices import Price, PriceStore, named_gpu, newest, shipped_prices, unpriced_devices
-from stepscope.report.devices import price_table
+from stepscope.report.predict import price_table
 
 TODAY = date(2026, 11, 22)
 A10 = Price(

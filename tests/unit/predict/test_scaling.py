@@ -15,7 +15,7 @@ from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
 from stepscope.predict.buckets import buckets_of, gradients_of, with_borders
 from stepscope.predict.exchanges import slowdown_beside_messages
-from stepscope.predict.links import Link, Protocol, fitted_link, link_table, named_link
+from stepscope.predict.limits import Link, Protocol, fitted_link, link_table, named_link
 from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest, over_link
 from stepscope.readers import open_trace

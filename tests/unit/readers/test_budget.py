@@ -11,7 +11,7 @@ import pytest
 from stepscope.commands import main
 from stepscope.errors import TooLargeError, UsageError
 from stepscope.readers import open_trace
-from stepscope.readers.budget import LIMITS, VARIABLE, Budget, parse_limits
+from stepscope.readers.source import LIMITS, VARIABLE, Budget, parse_limits
 from stepscope.readers.torch_snapshot import load
 from tests.unit.small_traces import complete
 
@@ -27,7 +27,7 @@ def test_a_file_above_a_limit_is_refused_and_may_be_allowed(
     limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = limit.partition("=")[0]
-    monkeypatch.setattr("stepscope.readers.budget._LOOK_S", 0)
+    monkeypatch.setattr("stepscope.readers.source._LOOK_S", 0)
     monkeypatch.setenv(VARIABLE, limit)
     with pytest.raises(TooLargeError, match=f"--limit {name}="):
         open_trace(_file(tmp_path))

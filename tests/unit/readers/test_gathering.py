@@ -8,13 +8,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from stepscope.readers import spill
+from stepscope.readers import assembly
 from stepscope.readers.event_names import frame_name, host_slice_table
 from stepscope.readers.gathering import EXPLANATIONS, Gathering, warnings
 from stepscope.trace.metadata import Metadata
-from stepscope.trace.model import Trace
-from stepscope.trace.store import open_unsealed
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter, Trace, open_unsealed
 from stepscope.trace.window import StepRange, Window
 
 
@@ -75,7 +73,7 @@ def test_rows_are_sorted_nested_and_linked(tmp_path: Path) -> None:
 
 
 def test_many_rows_are_set_aside_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill, "MEMORY_BYTES", 10)
+    monkeypatch.setattr(assembly, "MEMORY_BYTES", 10)
     aside, at_once = tmp_path / "aside", tmp_path / "at_once"
     aside.mkdir()
     at_once.mkdir()

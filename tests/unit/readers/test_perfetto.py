@@ -14,9 +14,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace as Packets
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
 
 from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError, UsageError
-from stepscope.readers import budget, open_trace, source
-from stepscope.readers.perfetto import packets, recognises
-from stepscope.readers.perfetto import packets as messages
+from stepscope.readers import open_trace, perfetto, source
+from stepscope.readers import perfetto as messages
+from stepscope.readers.perfetto import recognises
 from stepscope.readers.perfetto.events import ANNOTATIONS, CATEGORIES, category
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
@@ -376,7 +376,7 @@ def test_any_damage_ends_in_a_trace_or_a_sentence(tmp_path: Path) -> None:
 
 
 def test_large_and_undecodable_packets_cost_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packets, "LARGEST_PACKET_BYTES", 2_000)
+    monkeypatch.setattr(perfetto, "LARGEST_PACKET_BYTES", 2_000)
     monkeypatch.setattr(source, "BLOCK_BYTES", 1_000)
     writer = training()
     writer.slice(5_000, 5_001, "x" * 5_000, "cpu_op")
@@ -394,7 +394,7 @@ def test_large_and_undecodable_packets_cost_no_other(tmp_path: Path, monkeypatch
 def test_packed_packets_that_unpack_to_nothing_but_bytes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "RATIO_FROM_BYTES", 2**22)
+    monkeypatch.setattr(source, "RATIO_FROM_BYTES", 2**22)
     writer = Writer()
     bomb = zlib.compress(Packets(packet=[TracePacket(timestamp=1)] * 2**20).SerializeToString(), 9)
     for _ in range(3):
@@ -407,13 +407,13 @@ def test_packed_packets_that_unpack_to_nothing_but_bytes_are_refused(
 @pytest.mark.slow
 def test_a_packed_packet_is_decoded_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = []
-    decoded = packets.Packets._decoded
+    decoded = perfetto.Packets._decoded
 
-    def noted(self: packets.Packets, text: bytes, trace: Any) -> Any:
+    def noted(self: perfetto.Packets, text: bytes, trace: Any) -> Any:
         longest.append(len(text))
         return decoded(self, text, trace)
 
-    monkeypatch.setattr(packets.Packets, "_decoded", noted)
+    monkeypatch.setattr(perfetto.Packets, "_decoded", noted)
     inner, huge = Writer(), Writer()
     inner.slice(5_000, 5_500, "packed", "cpu_op")
     huge.event(INSTANT, 5_000, name="x" * 2**22)

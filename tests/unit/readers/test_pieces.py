@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers import assembly, open_trace, source, spill, trace_files
+from stepscope.readers import assembly, open_trace, source, trace_files
 from stepscope.readers.kineto import EXPLANATIONS
 from stepscope.readers.kineto import events as chunks
 from stepscope.readers.source import Gunzip
@@ -23,7 +23,7 @@ def test_chunks_that_are_set_aside_on_disk_make_the_same_tables(monkeypatch: pyt
     at_once = open_trace(RECORDING)
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 150_000)
     monkeypatch.setattr(source, "BLOCK_BYTES", 70_000)
-    monkeypatch.setattr(spill, "MEMORY_BYTES", 100_000)
+    monkeypatch.setattr(assembly, "MEMORY_BYTES", 100_000)
     monkeypatch.setattr(assembly, "PART_ROWS", 500)
     in_pieces = open_trace(RECORDING)
     in_pieces.check()

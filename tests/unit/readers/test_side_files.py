@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
 from stepscope.readers.side_files import (
+    duration_ns,
     rank_in_name,
     read_fallback_log,
     read_gaudi_metrics,
     read_xla_debug_log,
     read_xla_metrics,
 )
-from stepscope.readers.side_files.framework_logs import duration_ns
-from stepscope.trace.run_counts import CodePlace, Fallback, RunCounts, Tally, Trigger, joined
+from stepscope.trace.metadata import CodePlace, Fallback, RunCounts, Tally, Trigger, joined
 
 TRACES = os.environ.get("STEPSCOPE_TRACES")
 

@@ -20,7 +20,7 @@ from stepscope.analysis.memory import alive_at, alive_table, device_memories
 from stepscope.diagnosis import diagnose
 from stepscope.errors import NotATraceError, TooLargeError, UsageError
 from stepscope.readers import open_trace
-from stepscope.readers.budget import Budget
+from stepscope.readers.source import Budget
 from stepscope.readers.torch_snapshot import load
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import StepRange

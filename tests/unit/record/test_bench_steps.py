@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.compare.bench_programs import Record, job_ends_ns, read_records
+from stepscope.compare.bench import Record, job_ends_ns, read_records
 from stepscope.record.bench_steps import BenchSteps, DeviceMarks, ends_from_gaps
 from stepscope.record.controller import StepController, StepSource
 from stepscope.record.manifest import RunManifest

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.machine.process import process_figures
+from stepscope.machine.environment import process_figures
 from stepscope.record.counters import Counters, PauseWatch, StepCounters, WarmUp
 from stepscope.record.step_times import mark, start_times
 

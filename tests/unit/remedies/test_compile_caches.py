@@ -9,14 +9,17 @@ import pytest
 
 from stepscope.remedies import compile_caches
 from stepscope.remedies.compile_caches import (
+    LOCK,
+    TRASH,
+    CacheKind,
     CompileCache,
     EvictionBusy,
     entries_of,
     evict,
     evict_in_background,
     find_caches,
+    size_in_bytes,
 )
-from stepscope.remedies.compile_caches.entries import LOCK, TRASH, CacheKind, size_in_bytes
 
 SOURCES = Path(compile_caches.__file__).resolve().parents[3]
 OLD = 1_000_000_000.0

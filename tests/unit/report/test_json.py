@@ -5,7 +5,7 @@ import polars as pl
 
 import stepscope
 from stepscope.diagnosis.diagnosis import Together, Unreadable
-from stepscope.report.json import json_bytes
+from stepscope.report.document import json_bytes
 from stepscope.trace import Metadata, Window
 from tests.unit.hand_built import empty, full
 from tests.unit.rendered import json_of, json_report

@@ -4,7 +4,7 @@ import pytest
 
 from stepscope.diagnosis.diagnosis import Unreadable
 from stepscope.diagnosis.finding import Remedy
-from stepscope.report.markdown import code, escape
+from stepscope.report.text import code, escape
 from stepscope.trace import Metadata
 from tests.unit.hand_built import INPUT_BOUND, empty, full
 from tests.unit.rendered import golden, markdown_report, markdown_reports

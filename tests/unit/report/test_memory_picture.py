@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.analysis.memory import MOMENTS, MemoryPicture, memory_pictures
 from stepscope.report.document import Drawing, Section
-from stepscope.report.html.memory import memory_view
+from stepscope.report.memory import memory_view
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
 from tests.unit.hand_built import full

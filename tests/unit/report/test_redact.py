@@ -7,7 +7,7 @@ from polars.testing import assert_frame_equal
 
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Location, NotAnswered
-from stepscope.report.json import json_bytes
+from stepscope.report.document import json_bytes
 from stepscope.report.redaction import Redactor
 from tests.unit.hand_built import FULL, INPUT_BOUND, empty, full
 from tests.unit.rendered import json_report

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.report.exports.timeline import timeline
+from stepscope.report.exports.chrome import timeline
 from stepscope.trace import Trace
 from stepscope.whatif import Experiment
 from stepscope.whatif.critical_path import critical_path

@@ -12,7 +12,7 @@ import pytest
 from stepscope.errors import CacheError, UnreadableTraceError
 from stepscope.trace import Metadata, Trace, TraceWarning, cache
 from stepscope.trace.cache import TraceCache, content_key, default_root, temporary_store
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.tables import conform
 
 posix_only = pytest.mark.skipif(cache.fcntl is None, reason="needs file locks")

@@ -11,8 +11,7 @@ import pytest
 from stepscope.errors import CacheError, UnreadableTraceError
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.metadata import Device
-from stepscope.trace.store import is_store, open_store
-from stepscope.trace.store_writing import seal
+from stepscope.trace.model import is_store, open_store, seal
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.recording import Recording
 
@@ -80,7 +79,7 @@ def test_a_trace_comes_back_as_it_was(store: Path) -> None:
 
 
 def test_tables_in_several_parts_come_back_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.trace.store_writing.PART_ROWS", 2)
+    monkeypatch.setattr("stepscope.trace.model.PART_ROWS", 2)
     recording = Recording()
     for number in range(5):
         recording.operator(10 * number, 5, f"aten::op{number}")
@@ -181,7 +180,7 @@ def test_nothing_is_left_of_a_trace_that_cannot_be_saved(tmp_path: Path, monkeyp
     def full_disk(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.trace.store_writing.StoreWriter.finish", full_disk)
+    monkeypatch.setattr("stepscope.trace.model.StoreWriter.finish", full_disk)
 
     with pytest.raises(CacheError, match=r"cannot write .*store: No space left on device"):
         small_trace().save(tmp_path / "store")

@@ -16,14 +16,13 @@ import scipy.stats
 
 from stepscope.errors import UsageError
 from stepscope.record.telemetry.store import Sample, Series, TelemetryStore
-from stepscope.report.html.page import html_of
-from stepscope.report.json import json_bytes
+from stepscope.report.document import json_bytes
+from stepscope.report.html import html_of
 from stepscope.report.redaction import Redactor
 from stepscope.report.sweep import sweep_document, sweep_json
 from stepscope.report.text import text_of
 from stepscope.tune.sweep.file import Metric, Sweep, parse_sweep
-from stepscope.tune.sweep.results import SweepResults, SweepTrial, results_of, spearman
-from stepscope.tune.sweep.run import SweepRun, TrialEnd, devices_of
+from stepscope.tune.sweep.run import SweepResults, SweepRun, SweepTrial, TrialEnd, devices_of, results_of, spearman
 from stepscope.tune.sweep.study import SILENT_S, SweepStudy, is_behind, iterations_to_compare
 from stepscope.tune.sweep.trial import MetricReader, TrialProgram, Value, Values
 from tests.unit.rendered import written

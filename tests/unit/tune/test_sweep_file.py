@@ -15,8 +15,7 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from stepscope.errors import UsageError
-from stepscope.tune.sweep.command import MACROS, nested
-from stepscope.tune.sweep.file import EarlyEnd, Metric, Sweep, parse_sweep, read_sweep
+from stepscope.tune.sweep.file import MACROS, EarlyEnd, Metric, Sweep, nested, parse_sweep, read_sweep
 from stepscope.tune.sweep.parameters import DISTRIBUTIONS, Parameter, quantised
 
 REPOSITORY = Path(__file__).resolve().parents[3]

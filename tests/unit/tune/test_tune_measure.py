@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.compare.bench import Bench, BenchFailure, BenchRun, BenchSettings
-from stepscope.compare.bench_programs import BenchCommand
+from stepscope.compare.bench import Bench, BenchCommand, BenchFailure, BenchRun, BenchSettings
 from stepscope.compare.statistics import WarmUp
-from stepscope.tune.measure import BenchMeasure, _is_enough
+from stepscope.tune.plan import BenchMeasure, _is_enough
 from stepscope.tune.trials import ON, Configuration, Proposal, Purpose, Space, user_knob
 from tests.e2e.conftest import environment
 

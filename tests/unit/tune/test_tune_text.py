@@ -6,9 +6,8 @@ import json
 import re
 from dataclasses import replace
 
-from stepscope.report.json import json_bytes
-from stepscope.report.markdown import markdown_of
-from stepscope.report.text import text_of
+from stepscope.report.document import json_bytes
+from stepscope.report.text import markdown_of, text_of
 from stepscope.report.tune import (
     command_line,
     gain_words,

@@ -9,10 +9,9 @@ import pytest
 from stepscope.analysis.step_view import StepView
 from stepscope.trace import Trace
 from stepscope.whatif import Experiment
-from stepscope.whatif.answer import speed_up_curve
+from stepscope.whatif.answer import loader_workers, speed_up_curve
 from stepscope.whatif.changes import scaled_operators, without_cause
 from stepscope.whatif.critical_path import critical_path, resources, slack_by_name, slack_of_operators
-from stepscope.whatif.scenarios import loader_workers
 from tests.unit.recording import Recording
 from tests.unit.whatif.test_graph import US, Machine, backward_thread, two_queues, waiting_step
 from tests.unit.whatif.test_scenarios import gradients, loading, many_launches

@@ -8,8 +8,8 @@ from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import InputStageFacts, LoaderFacts, ProgramFacts
 from stepscope.whatif import Change, Experiment, Outcome
+from stepscope.whatif.answer import bucket_size, graphs, loader_workers, overlap_communication
 from stepscope.whatif.critical_path import critical_path
-from stepscope.whatif.scenarios import bucket_size, graphs, loader_workers, overlap_communication
 from tests.unit.recording import Recording
 from tests.unit.whatif.test_graph import US, Machine, waiting_step
 

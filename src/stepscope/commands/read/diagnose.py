@@ -1,4 +1,4 @@
-"""`stepscope diagnose`: why the steps are slow, where in the code, what to change and what it saves."""
+"""`stepscope diagnose`: why the steps are slow; `rules` and `explain`: what it looks for, and what a finding means."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.read.rules import rule_named
+from stepscope.commands.read.tables import add_table_options, write_table
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser, suggestion
 from stepscope.commands.shared.options import (
+    Command,
+    CommandParser,
     add_evidence_options,
     add_reading_options,
     add_user_code_options,
+    file_to_write,
+    suggestion,
     user_code_from,
 )
+from stepscope.commands.shared.options import row_count as whole_number
 from stepscope.commands.shared.reading import (
     garbage_rarely_collected,
     readable_traces,
@@ -27,8 +31,6 @@ from stepscope.commands.shared.reading import (
     side_files,
     with_evidence,
 )
-from stepscope.commands.shared.values import file_to_write
-from stepscope.commands.shared.values import row_count as whole_number
 from stepscope.errors import UsageError
 from stepscope.report.format import printable, share
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.ranks import RankRecord
+    from stepscope.diagnosis.rule import Rule
     from stepscope.report.trace_report import TraceReport
     from stepscope.trace import Trace
 
@@ -57,16 +60,7 @@ examples:
 _TEXT_ROWS: Final = 5
 _REPORT_ROWS: Final = 20
 _NOTEWORTHY_SHARE: Final = 0.01
-_SCALES: Final = {
-    "%": 0.01,
-    "ns": 1,
-    "us": 1e3,
-    "ms": 1e6,
-    "s": 1e9,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-}
+_SCALES: Final = {"%": 0.01, "ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 DEVICE_WINDOW: Final = "device"
@@ -82,10 +76,7 @@ def prepare_parser(parser: CommandParser) -> None:
     reports.add_argument("--json", metavar="FILE", type=file_to_write, help="for programs")
     reports.add_argument("--markdown", metavar="FILE", type=file_to_write, help="for an issue or a pull request")
     reports.add_argument(
-        "--html",
-        metavar="FILE",
-        type=file_to_write,
-        help="one page that needs nothing else, with a picture of a step",
+        "--html", metavar="FILE", type=file_to_write, help="one page that needs nothing else, with a picture of a step"
     )
     reports.add_argument(
         "--diff", metavar="FILE", type=file_to_write, help="changes of your own files, for git apply or patch -p1"
@@ -119,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("a diff is made of your own files, which --redact leaves out: ask for one of them")
     for name in arguments.rule or []:
         rule_named(name)
-    from stepscope.commands.shared.sources import UserSources
+    from stepscope.commands.shared.reading import UserSources
     from stepscope.diagnosis.diffs import Diffs
 
     by_device = arguments.window == DEVICE_WINDOW
@@ -264,3 +255,64 @@ def _judged(limit: float | None, findings: Sequence[Finding]) -> int:
 
 
 COMMAND: Final = Command(NAME, HELP, prepare_parser, run, _EXAMPLES)
+
+
+def rule_named(name: str) -> Rule:
+    """The rule with this id.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from stepscope.diagnosis.rules import RULES
+
+    rules = {rule.id: rule for rule in RULES}
+    if name not in rules:
+        raise UsageError(f"there is no rule {name!r}{suggestion(name, rules)} (stepscope rules lists them)")
+    return rules[name]
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    import polars as pl
+
+    from stepscope.diagnosis.rules import RULES
+
+    rows = [(rule.id, rule.title) for rule in RULES]
+    frame = pl.DataFrame(rows, schema={"rule": pl.String, "title": pl.String}, orient="row")
+    write_table(frame, arguments, "rules", rows=0)
+    return 0
+
+
+def _prepare_explain(parser: CommandParser) -> None:
+    parser.add_argument("rule", metavar="RULE", help="a rule, as findings and `stepscope rules` name them")
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from stepscope.diagnosis.pages import rule_page
+
+    output.print_text(rule_page(rule_named(arguments.rule)))
+    return 0
+
+
+RULES: Final = Command(
+    "rules",
+    "A list of everything stepscope looks for.",
+    add_table_options,
+    _list,
+    """\
+examples:
+  stepscope rules
+  stepscope explain input-bound                              what one of them means
+  stepscope diagnose trace.json --rule input-bound           only that one
+""",
+)
+EXPLAIN: Final = Command(
+    "explain",
+    "What a finding means, how it is measured, when it is wrong and what to do.",
+    _prepare_explain,
+    _explain,
+    """\
+examples:
+  stepscope rules                                            which ones there are
+  stepscope explain input-bound
+""",
+)

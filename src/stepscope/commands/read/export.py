@@ -1,30 +1,41 @@
-"""`stepscope export`: write the trace, or results derived from it, in the formats of other tools."""
+"""`stepscope export`: a trace and its results in the formats of other tools; `stepscope query`: SQL over its tables."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+import textwrap
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, TimeoutError
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from stepscope import guard
+from stepscope.commands.read.tables import add_table_options, write_table
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser
 from stepscope.commands.shared.options import (
+    Command,
+    CommandParser,
     add_raw_option,
     add_reading_options,
     add_redact_option,
     add_trace,
     add_user_code_options,
+    file_to_write,
+    number,
+    suggestion,
     user_code_from,
 )
-from stepscope.commands.shared.reading import open_from, redacted
-from stepscope.commands.shared.values import file_to_write
+from stepscope.commands.shared.reading import open_from, redacted, redactor_of
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
+    import polars as pl
+
+    from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
 
 FORMATS: Final = {
@@ -42,7 +53,7 @@ _TABLES: Final = ("csv", "parquet")
 _NEEDS_SLICES: Final = ("timeline", "speedscope", "folded", "tensorboard")
 
 
-def _prepare_parser(parser: CommandParser) -> None:
+def _prepare_export_parser(parser: CommandParser) -> None:
     add_trace(parser)
     parser.add_argument(
         "output",
@@ -58,7 +69,7 @@ def _prepare_parser(parser: CommandParser) -> None:
     add_reading_options(parser)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_export(arguments: argparse.Namespace) -> int:
     if arguments.output == "-" and arguments.format in (*_TABLES, "tensorboard"):
         raise UsageError(f"--format {arguments.format} writes a folder, which cannot go to standard output")
     trace = open_from(arguments, arguments.trace)
@@ -67,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
             f"{trace.metadata.path} has nothing to draw: no operator, call, frame, annotation or work of a device"
         )
     if arguments.format in _TABLES:
-        from stepscope.report.exports.tables import write_tables
+        from stepscope.report.tables import write_tables
 
         shown = redacted(arguments, trace)
         output.write_folder(
@@ -94,7 +105,7 @@ def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
         case "timeline":
             from stepscope.analysis.idle import idle_time
             from stepscope.analysis.step_view import StepView
-            from stepscope.report.exports.timeline import timeline
+            from stepscope.report.exports.chrome import timeline
             from stepscope.whatif import Experiment
             from stepscope.whatif.critical_path import critical_path
 
@@ -105,12 +116,12 @@ def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
 
             return chrome(shown(trace))
         case "perfetto":
-            from stepscope.report.exports.perfetto import perfetto
+            from stepscope.report.exports.protobuf import perfetto
 
             return perfetto(shown(trace))
         case "openmetrics":
             from stepscope.diagnosis import diagnose
-            from stepscope.report.exports.tables import openmetrics
+            from stepscope.report.tables import openmetrics
 
             return iter((openmetrics(shown(diagnose(trace, user_code=user_code))),))
         case _:
@@ -123,7 +134,7 @@ def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
 
 def _write_log_folder(trace: Trace, target: str) -> None:
     """Write the run into a TensorBoard log folder, which may hold other runs."""
-    from stepscope.report.exports.xspace import xspace
+    from stepscope.report.exports.protobuf import xspace
 
     run = _plain_name(re.sub(r"(\.[A-Za-z]\w{0,8}){1,3}$", "", Path(trace.metadata.path).name)) or "trace"
     host = _plain_name(trace.metadata.host or "") or "localhost"
@@ -154,11 +165,11 @@ def _plain_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_")[:100]
 
 
-COMMAND: Final = Command(
+EXPORT: Final = Command(
     "export",
     "Write the trace for Perfetto, TensorBoard, speedscope or Prometheus, or as tables.",
-    _prepare_parser,
-    _run,
+    _prepare_export_parser,
+    _run_export,
     """\
 examples:
   stepscope export trace.json annotated.json                 then open it at https://ui.perfetto.dev
@@ -169,5 +180,167 @@ examples:
   stepscope export trace.json logs --format tensorboard      then: tensorboard --logdir logs (with xprof installed)
   stepscope export trace.json tables --format parquet        a file a table
   stepscope export trace.json step.prom --format openmetrics
+""",
+)
+
+
+DEFAULT_TIMEOUT_S: Final = 60.0
+_STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show)\b", re.IGNORECASE)
+# Comments may separate the name and the parenthesis. A false match is refused too.
+_TABLE_FUNCTION: Final = re.compile(
+    r"""\b(read_\w+)["`\]]?(?:\s|--[^\n]*\n|\#[^\n]*\n|/\*.*?\*/)*\(""", re.IGNORECASE | re.DOTALL
+)
+_SCAN: Final = re.compile(r"^.*\bSCAN\b.*$", re.MULTILINE)
+
+
+def _prepare_query_parser(parser: CommandParser) -> None:
+    parser.late = "sql"
+    add_trace(parser)
+    parser.add_argument("sql", metavar="SQL", nargs="?", help="a query; without one, the tables and columns are listed")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=number("is no number of seconds", most=1e7),
+        default=DEFAULT_TIMEOUT_S,
+        help=f"give the query up after so long, 0 never (default: {DEFAULT_TIMEOUT_S:g})",
+    )
+    add_table_options(parser)
+    add_reading_options(parser)
+
+
+def _run_query(arguments: argparse.Namespace) -> int:
+    trace = open_from(arguments, arguments.trace)
+    if arguments.sql is not None:
+        redactor = redactor_of(arguments) if arguments.redact else None
+        write_table(_answer(trace, arguments.sql, arguments.timeout or None, redactor), arguments, "rows")
+    elif arguments.format or arguments.output != "-":
+        write_table(_tables(trace), arguments, "tables")
+    else:
+        output.print_text("\n".join(_listing(_tables(trace), output.width())) + "\n")
+    return 0
+
+
+def _answer(trace: Trace, sql: str, timeout_s: float | None, redactor: Redactor | None) -> pl.DataFrame:
+    """The result of a query over the trace's tables, each with its row numbers as `row`.
+
+    Args:
+        timeout_s: seconds the query may take; None for no limit.
+        redactor: redacts the tables before the query, since the columns of a result do not show what they hold.
+
+    Raises:
+        UsageError: the query is wrong, times out, or does more than read these tables.
+    """
+    import polars as pl
+
+    from stepscope.analysis.derived import DERIVED
+    from stepscope.trace.tables import SCHEMAS
+
+    _refuse_more_than_reading(sql)
+    named = {name for name in (*SCHEMAS, *DERIVED) if re.search(rf"\b{name}\b", sql, re.IGNORECASE)}
+    shown = trace if redactor is None else redactor.redact(trace)
+    tables = {name: (shown if name in named else trace).scan(name).with_row_index("row") for name in SCHEMAS}
+    for name, (make, schema) in DERIVED.items():
+        frame = make(trace) if name in named else pl.DataFrame(schema=dict(schema))
+        tables[name] = (frame if redactor is None else redactor.redact(frame)).lazy().with_row_index("row")
+    try:
+        with pl.SQLContext(tables, eager=False) as context:
+            plan = context.execute(sql)
+            _refuse_other_files(plan, tables)
+            return _collected(plan, timeout_s)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise UsageError(f"the query cannot be answered: {_sentence(str(error), tables)}") from error
+
+
+def _collected(plan: pl.LazyFrame, timeout_s: float | None) -> pl.DataFrame:
+    """Collect the plan in a daemon thread, since Polars cannot be interrupted within one."""
+    collected: Future[pl.DataFrame] = Future()
+
+    def collect() -> None:
+        with guard.attempt() as collecting:  # Polars' panics are not derived from Exception
+            collected.set_result(plan.collect())
+        if collecting.error is not None:
+            collected.set_exception(collecting.error)
+
+    threading.Thread(target=collect, name="stepscope query", daemon=True).start()
+    try:
+        return collected.result(timeout_s)
+    except TimeoutError:
+        raise UsageError(
+            f"the query took longer than {timeout_s:g} s and was given up; --timeout SECONDS gives it more, 0 any time"
+        ) from None
+
+
+def _refuse_more_than_reading(sql: str) -> None:
+    if not _STATEMENTS.match(sql):
+        raise UsageError("a query begins with select, with or show; a trace is never changed")
+    function = _TABLE_FUNCTION.search(sql)
+    if function is not None:
+        raise UsageError(f"{function[1]}() reads other files; a query sees only the tables of its trace")
+
+
+def _refuse_other_files(plan: pl.LazyFrame, tables: dict[str, pl.LazyFrame]) -> None:
+    """Second guard, after the check of the query's text: refuse a plan that scans more than the trace's tables."""
+    own = {scan for table in tables.values() for scan in _scans(table)}
+    if not _scans(plan) <= own:
+        raise UsageError("the query reads other files; it may see only the tables of its trace")
+
+
+def _scans(plan: pl.LazyFrame) -> set[str]:
+    return {line.strip() for line in _SCAN.findall(plan.explain(optimized=False))}
+
+
+def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
+    """The first line of Polars' message, with a suggestion for an unknown table or column."""
+    first = message.strip().splitlines()[0] if message.strip() else "no reason given"
+    table = re.search(r"relation '(.+?)' was not found", first)
+    if table is not None:
+        return f"there is no table {table[1]!r}" + (
+            suggestion(table[1], tables) or f"; the tables are {', '.join(tables)}"
+        )
+    column = re.search(r'unable to find column "(.+?)"', first) or re.fullmatch(r'"?([\w.]+)"?', first)
+    if column is not None:
+        known = {name for table in tables.values() for name in table.collect_schema().names()}
+        holders = [name for name, table in tables.items() if column[1] in table.collect_schema().names()]
+        if holders:
+            return f"{column[1]!r} is no column of the tables that the query names, but of {' and '.join(holders)}"
+        return f"there is no column {column[1]!r}{suggestion(column[1], known)}"
+    return first
+
+
+def _listing(tables: pl.DataFrame, width: int) -> Iterator[str]:
+    for name, rows, columns in tables.iter_rows():
+        size = "made when a query names it" if rows is None else output.counted(rows, "row")
+        yield f"{name}: {size}"
+        yield textwrap.fill(", ".join(columns), width, initial_indent="    ", subsequent_indent="    ")
+
+
+def _tables(trace: Trace) -> pl.DataFrame:
+    """Columns table, rows, columns; the trace's own tables first, then derived ones."""
+    import polars as pl
+
+    from stepscope.analysis.derived import DERIVED
+    from stepscope.trace.tables import SCHEMAS
+
+    rows = [
+        (name, trace.scan(name).select(pl.len()).collect().item(), ["row", *schema]) for name, schema in SCHEMAS.items()
+    ]
+    rows += [(name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()]  # computed when named
+    return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")
+
+
+QUERY: Final = Command(
+    "query",
+    "Ask the tables of a trace anything, in SQL; without a query, list them.",
+    _prepare_query_parser,
+    _run_query,
+    """\
+Every table has a column `row`, which other tables' parent, launch and operator columns refer to.
+Times are nanoseconds from the start of the trace. The trace itself is never changed.
+
+examples:
+  stepscope query trace.json
+  stepscope query trace.json "select name, count(*) as calls from operators group by name order by calls desc"
+  stepscope query trace.json "select cause, sum(duration_ns) as ns from idle group by cause order by ns desc"
+  stepscope query trace.json "select w.name, l.name as launch from device_work w join launches l on w.launch = l.row"
 """,
 )

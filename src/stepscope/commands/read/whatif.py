@@ -7,21 +7,25 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.read.rules import rule_named
+from stepscope.commands.read.diagnose import rule_named
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser, suggestion
 from stepscope.commands.shared.options import (
+    NANOSECONDS,
     RANKS,
+    Command,
+    CommandParser,
     add_reading_options,
     add_redact_option,
     add_report_options,
     add_top_option,
     add_trace,
     add_user_code_options,
+    number,
+    suggestion,
     user_code_from,
+    whole,
 )
 from stepscope.commands.shared.reading import open_from, redacted, trace_paths
-from stepscope.commands.shared.values import NANOSECONDS, number, whole
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -165,7 +169,7 @@ def _changes(arguments: argparse.Namespace, view: View) -> list[NamedChange]:
 
 
 def _named_changes(arguments: argparse.Namespace, view: View) -> Iterator[tuple[str, Change]]:
-    from stepscope.whatif import changes, scenarios
+    from stepscope.whatif import answer, changes
 
     for name in arguments.remove:
         yield f"--remove {name}", _without(name, view)
@@ -176,13 +180,13 @@ def _named_changes(arguments: argparse.Namespace, view: View) -> Iterator[tuple[
         unit = next(unit for unit in ("s", "ms", "us", "ns") if ns % NANOSECONDS[unit] == 0 and (ns or unit == "ns"))
         yield f"--launch-overhead {ns // NANOSECONDS[unit]}{unit}", changes.launch_overhead(ns)
     if arguments.graphs:
-        yield "--graphs", scenarios.graphs()
+        yield "--graphs", answer.graphs()
     if arguments.overlap:
-        yield f"--overlap {arguments.overlap}", scenarios.overlap_communication()
+        yield f"--overlap {arguments.overlap}", answer.overlap_communication()
     if arguments.bucket_size is not None:
-        yield f"--bucket-size {arguments.bucket_size:g}", scenarios.bucket_size(arguments.bucket_size)
+        yield f"--bucket-size {arguments.bucket_size:g}", answer.bucket_size(arguments.bucket_size)
     if arguments.loader_workers is not None:
-        yield f"--loader-workers {arguments.loader_workers}", scenarios.loader_workers(arguments.loader_workers)
+        yield f"--loader-workers {arguments.loader_workers}", answer.loader_workers(arguments.loader_workers)
     if arguments.sync_every is not None:
         yield f"--sync-every {arguments.sync_every}", changes.synchronise_every(arguments.sync_every)
 

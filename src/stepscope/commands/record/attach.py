@@ -13,10 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 from stepscope.commands.read import diagnose
 from stepscope.commands.record.servers import find_targets, record_servers
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser
-from stepscope.commands.shared.options import add_record_flags, record_options
+from stepscope.commands.shared.options import (
+    SECONDS,
+    Command,
+    CommandParser,
+    add_record_flags,
+    number,
+    record_options,
+    whole,
+)
 from stepscope.commands.shared.output import say
-from stepscope.commands.shared.values import SECONDS, number, whole
 from stepscope.errors import AgentError, UsageError
 from stepscope.report.format import count
 

@@ -14,19 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stepscope.commands.improve.batch import batch_sizes, measurements_of_run, write_model
+from stepscope.commands.improve.bench import batch_sizes, measurements_of_run, write_model
 from stepscope.commands.read import diagnose
 from stepscope.commands.shared import output
-from stepscope.commands.shared.command import Command, CommandParser
 from stepscope.commands.shared.options import (
+    Command,
+    CommandParser,
     add_batch_model_options,
     add_record_flags,
     add_report_options,
+    allocator_variables,
+    applications,
     record_options,
+    whole,
 )
 from stepscope.commands.shared.output import say
-from stepscope.commands.shared.programs import allocator_variables, applications
-from stepscope.commands.shared.values import whole
 from stepscope.errors import RunFolderError, StepscopeError, UsageError
 from stepscope.report.format import printable
 

@@ -1,31 +1,239 @@
-"""Options that several commands share, each declared once."""
+"""Commands, the options that several of them share, and the values of options: numbers, units, lists, remedies."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+import math
 import os
-from collections.abc import Iterable
-from dataclasses import fields
-from typing import TYPE_CHECKING, Final
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from stepscope.commands.shared.output import say
-from stepscope.commands.shared.values import (
-    BYTES,
-    SHARES,
-    budget_seconds,
-    file_to_write,
-    number,
-    relative_share,
-    row_count,
-    share_of_step,
-    whole,
-)
+from stepscope.errors import UsageError
 from stepscope.record.schedule import RecordOptions
 from stepscope.report.format import share
 
 if TYPE_CHECKING:
     from stepscope.compare import SampleComparison
     from stepscope.trace.naming import UserCode
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of `stepscope`.
+
+    Attributes:
+        name: the word typed on the command line.
+        help: one sentence for the list of commands.
+        prepare_parser: adds the command's arguments to its parser.
+        run: runs the command and returns the exit code; imports heavy modules itself.
+        examples: the end of the command's help: remarks, examples and any exit codes of its own.
+    """
+
+    name: str
+    help: str
+    prepare_parser: Callable[[CommandParser], None]
+    run: Callable[[argparse.Namespace], int]
+    examples: str = ""
+
+    def run_with(self, words: Sequence[str]) -> int:
+        """Run the command as if typed with these words, and return the exit code."""
+        parser = CommandParser(prog=f"stepscope {self.name}")
+        self.prepare_parser(parser)
+        return self.run(parser.parse_args(words))
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Raises `UsageError` instead of printing and exiting; options are never abbreviated.
+
+    Attributes:
+        late: the last, optional positional argument, which argparse does not find after options.
+        program: the argument that takes another program's command line, hidden from argparse; it begins with the first
+            word that is not an option, or with -m.
+        of_program: an option whose value may be an option of that program, such as --knob --fused, which argparse would
+            not accept as a value.
+    """
+
+    late: str = ""
+    program: str = ""
+    of_program: str = ""
+
+    def __init__(self, **settings: Any) -> None:
+        settings = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False, **settings}
+        super().__init__(**settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise argparse's complaint as a `UsageError`."""
+        wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        guess = suggestion(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
+        raise UsageError(f"{message}{guess} (see {self.prog} --help)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse like argparse, after joining `of_program` and its value into one word."""
+        if args is not None and self.of_program:
+            args = self._joined(list(args))
+        return super().parse_known_args(args, namespace)
+
+    def _joined(self, words: list[str]) -> list[str]:
+        found = []
+        following = iter(words)
+        for word in following:
+            value = next(following, None) if word == self.of_program else None
+            found.append(word if value is None else f"{word}={value}")
+        return found
+
+    def options(self) -> list[str]:
+        """Every option this parser knows, such as "--top"."""
+        return list(self._option_string_actions)
+
+    def split_program(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Split the words into this parser's options and the program's command line after them."""
+        position = 0
+        while self.program and position < len(words):
+            word = words[position]
+            if word == "--":
+                return words[:position], words[position + 1 :]
+            if not word.startswith("-") or word == "-m":
+                return words[:position], words[position:]
+            action = self._option_string_actions.get(word)
+            position += 2 if action is not None and action.nargs is None else 1
+        return words, []
+
+    def take_late(self, arguments: argparse.Namespace, rest: list[str]) -> list[str]:
+        """Assign the first leftover word to the `late` argument, and return the remaining words."""
+        if self.late and getattr(arguments, self.late) is None and rest and not rest[0].startswith("-"):
+            setattr(arguments, self.late, rest[0])
+            return rest[1:]
+        return rest
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """A question such as "; did you mean --top?", or "" if no known word is close."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def unknown_command(word: str, known: Sequence[str]) -> UsageError:
+    """The error for an unknown command: most often a typo, or a trace without a command."""
+    if os.path.exists(word):
+        return UsageError(f"{word!r} is no command; to explain a trace: stepscope diagnose {word}")
+    guess = suggestion(word, known) or f"; the commands are {', '.join(known)}"
+    return UsageError(f"{word!r} is no command{guess}")
+
+
+def unknown_options(rest: Sequence[str], parser: CommandParser) -> UsageError:
+    """The error for arguments that no parser took."""
+    word = next((word for word in rest if word.startswith("-")), None)
+    if word is None:
+        return UsageError(f"{rest[0]!r} is one argument too many (see {parser.prog} --help)")
+    option = word.split("=", 1)[0]
+    return UsageError(f"there is no option {option}{suggestion(option, parser.options())} (see {parser.prog} --help)")
+
+
+SHARES: Final = {"%": 0.01, "": 1.0}
+SECONDS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "": 1.0}
+_BUDGETS: Final = {unit: seconds for unit, seconds in SECONDS.items() if unit != "ms"}
+HOURS: Final = {"s": 1 / 3600, "min": 1 / 60, "m": 1 / 60, "h": 1.0, "d": 24.0, "w": 168.0}
+NANOSECONDS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "": 1}
+BYTES: Final = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_LARGEST_WHOLE: Final = 999_999_999
+_NO_UNIT: Final = {"": 1.0}
+_NUMBER: Final = re.compile(
+    r"\s*(?P<number>(?:\d{1,3}(?:,\d{3})+|\d{1,16})(?:\.\d{0,12})?(?P<exponent>[eE][+-]?\d{1,2})?|\.\d{1,12})"
+    r"\s*(?P<unit>[A-Za-z]*|%)\s*",
+    re.ASCII,
+)
+
+
+def number(
+    problem: str,
+    units: Mapping[str, float] = _NO_UNIT,
+    *,
+    least: float = 0.0,
+    most: float = math.inf,
+    above: float = -1.0,
+    exponents: bool | None = None,
+) -> Callable[[str], float]:
+    """Make a parser of numbers such as 30, 1.5, 4e6, 1,200, 10% or 2GiB.
+
+    Args:
+        problem: completes the error about a text, such as "is no share: write 10% or 0.1".
+        units: factor of each unit; "" for no unit.
+        least, most: the range, both included.
+        above: exclusive lower bound.
+        exponents: whether 1e-3 is a number; None allows it only if no unit can follow.
+    """
+    takes_exponents = units is _NO_UNIT if exponents is None else exponents
+
+    def read(text: str) -> float:
+        match = _NUMBER.fullmatch(text)
+        scale = units.get(match["unit"]) if match else None
+        if match is not None and scale is not None and (takes_exponents or not match["exponent"]):
+            value = float(match["number"].replace(",", "")) * scale
+            if least <= value <= most and value > above:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} {problem}")
+
+    return read
+
+
+def whole(least: int, most: int | None = None, what: str = "whole number") -> Callable[[str], int]:
+    """Make a parser of whole numbers in a range."""
+    limits = f"from {least} on" if most is None else f"from {least} to {most}"
+    largest = _LARGEST_WHOLE if most is None else most
+
+    def read(text: str) -> int:
+        text = text.strip()
+        if not re.fullmatch(r"[0-9]{1,10}", text) or not least <= int(text) <= largest:
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what} {limits}")
+        return int(text)
+
+    return read
+
+
+def whole_list(what: str, *, most: int, longest: int) -> Callable[[str], tuple[int, ...]]:
+    """Make a parser of whole numbers from 1 to `most`, at most `longest` of them, separated by commas."""
+
+    def read(text: str) -> tuple[int, ...]:
+        words = [word.strip() for word in text.split(",")]
+        if len(words) > longest or not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", word) for word in words):
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of {what}: write whole numbers, such as 8,16,32")
+        if max(map(int, words)) > most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of {what}: the largest may be {most}")
+        return tuple(map(int, words))
+
+    return read
+
+
+def row_count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of rows")
+    return int(text)
+
+
+def column_names(text: str) -> tuple[str, ...]:
+    """Parse column names separated by commas, without duplicates."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise argparse.ArgumentTypeError("name at least one column")
+    return names
+
+
+def file_to_write(text: str) -> str:
+    """Parse an output path; an empty one is refused, since it is most often a variable that was never set."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name of the file to write is empty")
+    return text
+
+
+share_of_step: Final = number("is no share of a step: write 10% or 0.1", SHARES, most=1)
+relative_share: Final = number("is no share: write 3% or 0.03", SHARES, above=0, most=9.999)
+budget_seconds: Final = number("is no time: write 90s, 10m or 1h", _BUDGETS, above=0)
+
 
 TRIAL_STEPS: Final = 50
 TRACE: Final = "a trace file, a run's name, or - for standard input"
@@ -88,7 +296,7 @@ class _Limit(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        from stepscope.readers.budget import VARIABLE, parse_limits
+        from stepscope.readers.source import VARIABLE, parse_limits
 
         parse_limits(str(values))
         os.environ[VARIABLE] = ",".join(filter(None, [os.environ.get(VARIABLE), str(values)]))
@@ -230,3 +438,47 @@ def add_record_flags(group: argparse._ActionsContainer) -> None:
 def record_options(arguments: argparse.Namespace) -> RecordOptions:
     """What to record, by the options."""
     return RecordOptions(**{option.name: getattr(arguments, option.name) for option in fields(RecordOptions)})
+
+
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C."""
+
+
+def applications(lists: Sequence[str] | None) -> tuple[str, ...]:
+    """The remedies of all `--apply` options together.
+
+    Raises:
+        UsageError: an option is invalid, or a remedy needs something that this machine lacks.
+    """
+    if lists is None:
+        return ()
+    from stepscope.record.apply import environment_of, parse_applications
+
+    words = parse_applications(",".join(lists))
+    environment_of(words, os.environ)  # report what is missing before anything starts
+    return words
+
+
+def allocator_variables(name: str | None, command: Sequence[str]) -> dict[str, str]:
+    """Environment variables that start the command with that allocator; empty without a name.
+
+    Warns on standard error if the command itself will not load it; its child processes may load it all the same.
+
+    Raises:
+        UsageError: the allocator is not installed, or cannot be loaded.
+    """
+    from stepscope.remedies.allocators import allocator_environment, loading_problem, preload_obstacle
+
+    if name is None:
+        return {}
+    try:
+        variables = allocator_environment(name, os.environ)
+    except RuntimeError as error:
+        raise UsageError(str(error)) from error
+    problem = loading_problem(name, variables)
+    if problem is not None:
+        raise UsageError(problem)
+    obstacle = preload_obstacle(shutil.which(command[0]) or command[0])
+    if obstacle is not None:
+        say(obstacle)
+    return variables

@@ -62,7 +62,7 @@ def write_reports(
         page: HTML, if it differs from the rendered document.
         is_printed: whether the terminal gets the document.
     """
-    from stepscope.report.markdown import markdown_of
+    from stepscope.report.text import markdown_of
 
     made = functools.cache(document)
     forms: dict[str, Report] = {
@@ -93,7 +93,7 @@ def write_document(
 
 
 def _page_of(document: Document) -> bytes:
-    from stepscope.report.html.page import html_of  # its engine of templates is imported only for a page
+    from stepscope.report.html import html_of  # its engine of templates is imported only for a page
 
     return html_of(document)
 
@@ -108,7 +108,7 @@ def print_document(document: Document, *, top: int = 0) -> None:
 def _encoded(report: dict[str, Any] | bytes) -> bytes:
     if isinstance(report, bytes):
         return report
-    from stepscope.report.json import json_bytes
+    from stepscope.report.document import json_bytes
 
     return json_bytes(report)
 

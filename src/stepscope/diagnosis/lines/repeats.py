@@ -12,11 +12,14 @@ import polars as pl
 
 from stepscope.analysis.loops import PARAMETRISED
 from stepscope.analysis.rows import outermost
-from stepscope.analysis.work import base_name, elements, tensor_shapes_of
+from stepscope.analysis.work import base_name, elements, shapes_of, tensor_shapes_of
 from stepscope.diagnosis.lines.graphs import outermost_calls
+from stepscope.diagnosis.lines.source_loops import SourceLoops, carried_by
 from stepscope.diagnosis.view import View, rows_of
 from stepscope.trace.nesting import Rows
 
+CHOOSING: Final = frozenset({"argmax", "multinomial", "topk", "bernoulli"})
+"""Operators that choose from a result: in a loop, mostly the input of the next repetition."""
 _FEWEST: Final = 8
 """Calls in a step from which growing inputs are a pattern."""
 _MOST: Final = 0.8
@@ -29,11 +32,12 @@ _SHORT: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Calls of one module whose input grows by the same amount from call to call.
+    """Calls of one module for one new position each, with the positions before it.
 
     Attributes:
         module: path of the outermost module.
-        calls: columns as in `modules`, in order, and `size` (elements of the inputs of operators with parameters).
+        calls: columns as in `modules`, in order, and `size` (elements of the inputs of operators with parameters), and
+            `added` (those that are new).
         rows: rows of `operators`: the outermost operators of the calls.
         left: for each of them the part of its time that is needed for the new positions, 0 to 1: as much as their part
             of the input, and at least as long as the shortest operators take.
@@ -49,7 +53,9 @@ def recomputed_prefixes(view: View) -> Iterator[Prefix]:
     """Find modules that are called for a sequence that grows, each time for the whole sequence.
 
     The inputs of the operators with parameters count: with a cache they stay as large as the new positions. The
-    sequence grows within each step, or in a program that does not train from step to step.
+    sequence grows within each step, or in a program that does not train from step to step. It may also have one length,
+    as a window or with room for what comes, if one position of each sequence is chosen after each call, and the loop
+    needs what the call before gave.
     """
     calls = outermost_calls(view)
     if calls.height < _FEWEST_STEPS or view.lane is None:
@@ -58,11 +64,14 @@ def recomputed_prefixes(view: View) -> Iterator[Prefix]:
     step = np.searchsorted(bounds, calls["start_ns"].to_numpy(), side="right")
     calls = calls.with_columns(step=pl.Series(step, dtype=pl.Int64), size=pl.Series(_sizes(view, calls)))
     for (name,), mine in calls.group_by("name", maintain_order=True):
-        growing = [part for _, part in mine.group_by("step", maintain_order=True) if _grows(part["size"].to_numpy())]
+        by_step = [part for _, part in mine.group_by("step", maintain_order=True)]
+        growing = [_growing(part) for part in by_step if _grows(part["size"].to_numpy())]
         if growing:
             yield _prefix(view, str(name), growing)
         elif not view.trains and _grows_by_steps(mine["size"].to_numpy()):
-            yield _prefix(view, str(name), [mine])
+            yield _prefix(view, str(name), [_growing(mine)])
+        elif fixed := [part for each in by_step if (part := _of_one_length(view, each)) is not None]:
+            yield _prefix(view, str(name), fixed)
 
 
 def _sizes(view: View, calls: pl.DataFrame) -> Rows:
@@ -97,13 +106,46 @@ def _grows_by_steps(sizes: Rows) -> bool:
     return len(sizes) >= _FEWEST_STEPS and bool(steps[0] > 0 and (steps == steps[0]).all() and sizes[0] > steps[0])
 
 
-def _prefix(view: View, name: str, runs: list[pl.DataFrame]) -> Prefix:
-    """The prefix of these runs of growing calls; the first call of each, and what it adds, is needed."""
-    calls = pl.concat(runs)
-    added = np.concatenate([np.diff(run["size"].to_numpy(), prepend=0) for run in runs])
+def _growing(calls: pl.DataFrame) -> pl.DataFrame:
+    """These calls with `added`: the first call is needed, and what each adds."""
+    added = np.diff(calls["size"].to_numpy(), prepend=0)
     if calls["step"].n_unique() == calls.height:  # the first of them was not recorded
         added[0] = added[-1]
-    needed = np.clip(added / np.maximum(calls["size"].to_numpy(), 1), 0.0, 1.0)
+    return calls.with_columns(added=pl.Series(added))
+
+
+def _of_one_length(view: View, calls: pl.DataFrame) -> pl.DataFrame | None:
+    """A step's calls with `added`, if each is for one more position of sequences of one length, else None."""
+    if calls.height < _FEWEST or calls["size"].n_unique() > 1:
+        return None
+    begin, last = calls["start_ns"].to_numpy(), int(calls["start_ns"][-1])
+    operators = view.operators.filter((pl.col("lane") == view.lane) & pl.col("input_shapes").is_not_null())
+    operators = operators.filter(pl.col("start_ns").is_between(begin[0], last + int(calls["duration_ns"][-1])))
+    read: dict[int, tuple[int, ...]] = {}
+    chosen: dict[int, int] = {}
+    for name, text, start in operators.select("name", "input_shapes", "start_ns").iter_rows():
+        call = int(np.searchsorted(begin, start, side="right")) - 1
+        base, shapes = base_name(name), shapes_of(text)
+        if base == "embedding" and len(shapes) > 1 and len(shapes[1]) in (1, 2):
+            read.setdefault(call, (1, *shapes[1])[-2:])
+        elif base in CHOOSING and shapes and shapes[0]:
+            chosen.setdefault(call, elements(shapes[0][:-1]))
+    lengths = set(read.values())
+    if len(lengths) != 1 or len(read) < calls.height:
+        return None
+    [(sequences, length)] = lengths
+    one_each = sum(rows <= sequences for rows in chosen.values())
+    if length < _FEWEST or one_each < _MOST * (calls.height - 1):
+        return None
+    if not carried_by(SourceLoops(view).between(int(begin[0]), last, calls.height)):
+        return None
+    size = int(calls["size"][0])
+    return calls.with_columns(added=pl.Series([size, *[size // length] * (calls.height - 1)]))
+
+
+def _prefix(view: View, name: str, runs: list[pl.DataFrame]) -> Prefix:
+    calls = pl.concat(runs)
+    needed = np.clip(calls["added"].to_numpy() / np.maximum(calls["size"].to_numpy(), 1), 0.0, 1.0)
     begin = calls["start_ns"].to_numpy()
     end = begin + calls["duration_ns"].to_numpy()
     operators = view.operators.filter(pl.col("lane") == view.lane)

@@ -26,9 +26,11 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
   that these calls allocate: without a graph, each operator uses the memory of the one before.
 - A prefix is computed again if a module is called at least 8 times in a step, and the inputs of its operators with
-  parameters grow by the same amount from call to call; or if it is called in steps of one call each, of a program that
-  does not train, and grows in each. With a cache, each operator would take as much of its time as the new positions are
-  of its input, but no less than the shortest operators of these calls. The first call of a step is needed.
+  parameters grow by the same amount from call to call; or if it is called in steps of one call each, of a program
+  that does not train, and grows in each. Sequences of one length (a window, or room for what comes) count if after
+  each call one position of each is chosen (argmax, multinomial), and the loop in the source reads what the call
+  before gave. With a cache, each operator would take as much of its time as the new positions are of its input, but
+  no less than the shortest operators of these calls. The first call of a step is needed.
 - A product by broadcasting is an elementwise product of two tensors that are each repeated along a dimension of the
   other, and whose result is only summed. The same result by a matrix product takes as long as the trace's own matrix
   products need for as many operations.
@@ -113,8 +115,8 @@ def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
     per_step = prefix.calls.height / view.step_count
     often = f"{per_step:,.0f} times" if per_step > 1 else "once"
     return Found(
-        f"{prefix.module} computes a growing sequence from its beginning {often} {view.a_step}: a cache of keys and "
-        f"values, or of the last state, saves {view.percent(saved)}",
+        f"{prefix.module} computes a sequence from its beginning for each new position, {often} {view.a_step}: a cache "
+        f"of keys and values, or of the last state, saves {view.percent(saved)}",
         saved,
         basis="each operator by the part of its input that is new, but no less than the shortest operators take",
         confidence="medium",

@@ -47,8 +47,8 @@ from stepscope.diagnosis.rule import (
     rows_of,
 )
 from stepscope.diagnosis.rules._copies import cost_ns, round_trips, rows_and_around, without_trips
+from stepscope.trace.metadata import Fallback
 from stepscope.trace.nesting import Rows
-from stepscope.trace.run_counts import Fallback
 from stepscope.whatif.changes import scaled_operators
 
 _MOST_COUNTED: Final = 10

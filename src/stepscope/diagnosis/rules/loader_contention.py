@@ -119,7 +119,7 @@ def _too_little_ahead(view: View, limits: Limits, loading: Loading) -> Found | N
     cost = int(late["wait_ns"].sum())
     if load is None or outside.height < _FEWEST or cost < _MOST * loading.wait_ns or not limits.reached(cost):
         return None
-    if load.step_ns(workers) > load.compute_ns * 1.05:  # the workers are too slow overall
+    if load.step_ns(workers) > load.ahead_ns * 1.05:  # the workers are too slow overall
         return None
     ahead = loading.loader.prefetch_factor if loading.loader is not None else None
     more = max(2 * (ahead or 2), 4)

@@ -55,8 +55,8 @@ from stepscope.diagnosis.rule import (
     note_from_files,
     tally_figures,
 )
+from stepscope.trace.metadata import WARM_UP_STEPS
 from stepscope.trace.program_facts import CompilationFacts
-from stepscope.trace.run_counts import WARM_UP_STEPS
 from stepscope.trace.window import Times
 from stepscope.whatif.changes import without_cause
 

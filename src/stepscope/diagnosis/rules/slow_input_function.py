@@ -30,9 +30,10 @@ make a batch is named, with the functions of the same file that it calls; a loop
 in which these lines take no time (a value that is computed again), 5 % (searches, rows and slices) or 10 % (a loop) of
 what they took. Such a finding is shown also where workers would hide the time.
 
-Of a function, the saving is what the step would lose of its waits for data if the function cost nothing, as when its
-results are cached or prepared before training; making it twice as fast saves about half of that. The rule reports
-nothing if worker processes would remove most of the waits without a change to the function: `input-bound` reports that.
+Of a function, the saving is what the step would lose of its waits for data if the function took 50 us for a sample,
+as when its results are cached or prepared before training; making it twice as fast saves about half of that. The rule
+reports nothing if worker processes would remove most of the waits without a change to the function: `input-bound`
+reports that.
 
 # Known false positives
 Python code runs several times slower while its lines or stacks are recorded, so a function that is a Python loop looks
@@ -97,8 +98,8 @@ def check(view: View, limits: Limits) -> Answers:
         f"{_WHAT[costly.stage]} {costly.name} takes {costly.share:.0%} of the time to make a batch, for which the "
         f"{view.period} waits {view.percent(loading.wait_ns)} of its time",
         saving,
-        basis="what the waits for data would lose if the function cost nothing, its results being cached or prepared "
-        "before training; half of it if it were twice as fast",
+        basis="what the waits for data would lose if the function only handed out samples in memory, cached or "
+        "prepared before training; half of it if it were twice as fast",
         confidence="medium",
         weighed_ns=loading.wait_ns if is_sampler else None,
         figures=[
@@ -154,7 +155,7 @@ def _is_something_else(view: View, loading: Loading) -> bool:
     load, now = loading.load, loading.workers
     if load is None:
         return now == 0
-    if now and (load.step_ns(now) - load.compute_ns) * view.step_count < CARRIES_MOST * loading.wait_ns:
+    if now and (load.step_ns(now) - load.ahead_ns) * view.step_count < CARRIES_MOST * loading.wait_ns:
         return True
     workers = load.workers_needed()
     return (now is None or now < workers) and loading.saved_ns(view, workers) >= NEARLY_ALL * loading.wait_ns
@@ -164,8 +165,8 @@ def _saving_ns(view: View, loading: Loading, costly: Costly) -> int:
     if costly.stage == "sampler":
         return int(loading.wait_ns * costly.share)
     if loading.load is None or not loading.workers:
-        return int(loading.wait_ns * costly.share)
-    return loading.saved_ns(view, loading.workers, costly.share * loading.load.batch_ns)
+        return int(loading.wait_ns * costly.avoidable)
+    return loading.saved_ns(view, loading.workers, costly.avoidable * loading.load.batch_ns)
 
 
 def _remedy(costly: Costly) -> Remedy:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-from stepscope.machine.checks.memory import gib
+from stepscope.machine.checks.host import gib
 from stepscope.machine.observed import Check, Machine, Observation, cpu_list_text
 
 _VENDORS: Final = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel", "0x1da3": "Habana"}

@@ -20,10 +20,9 @@ import polars as pl
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks, device_table
 from stepscope.predict.batch import recorded_batch
-from stepscope.predict.cost.carbon import J_PER_KWH, emitted_kg, grid_of
-from stepscope.predict.cost.energy_parts import step_energy
+from stepscope.predict.cost.energy_parts import J_PER_KWH, emitted_kg, grid_of, step_energy
 from stepscope.predict.cost.prices import Price, unpriced_devices
-from stepscope.predict.links import Link, link_of, link_table
+from stepscope.predict.limits import Link, link_of, link_table
 from stepscope.predict.prediction import PredictedSteps, StepPrediction, StepPredictor, predicted_steps
 from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
 from stepscope.whatif.experiment import Experiment

@@ -9,16 +9,15 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.readers import kineto
-from stepscope.readers.assembly import Assembly
+from stepscope.readers.assembly import Assembly, Spill
 from stepscope.readers.event_names import FORWARD_BACKWARD_FLOWS
 from stepscope.readers.gathering import warnings
 from stepscope.readers.gaudi import columns as names
 from stepscope.readers.gaudi.columns import HARDWARE, GaudiColumns
 from stepscope.readers.kineto.events import EventStream
 from stepscope.readers.source import ByteSource, Found, Reader
-from stepscope.readers.spill import Spill
 from stepscope.trace.metadata import Device
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.tables import rows_frame
 from stepscope.trace.window import StepRange, Window
 

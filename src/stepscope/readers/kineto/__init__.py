@@ -9,29 +9,20 @@ from typing import Any, Final
 import msgspec
 
 from stepscope.errors import UnreadableTraceError
-from stepscope.readers.assembly import Assembly
+from stepscope.readers.assembly import Assembly, Spill
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto.arguments import RECORDED
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
 from stepscope.readers.source import ByteSource, Found, Reader, text_of
-from stepscope.readers.spill import Spill
 from stepscope.trace.metadata import Device, Metadata
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.program_facts import KEY, from_header
-from stepscope.trace.store_writing import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 _WANTED: Final = frozenset(
-    {
-        *RECORDED,
-        KEY,
-        "traceEvents",
-        "distributedInfo",
-        "deviceProperties",
-        "baseTimeNanoseconds",
-        "host_name",
-    }
+    {*RECORDED, KEY, "traceEvents", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "host_name"}
 )
 _LONGEST_NAME: Final = 100
 _LENIENT_BYTES: Final = 2**21

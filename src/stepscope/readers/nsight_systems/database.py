@@ -18,7 +18,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers.spill import StringPool
+from stepscope.readers.assembly import StringPool
 
 MAGIC: Final = b"SQLite format 3\0"
 ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
@@ -138,12 +138,7 @@ class Database:
             return False
 
     def batches(
-        self,
-        table: str,
-        columns: Mapping[str, type[pl.DataType]],
-        *,
-        where: str = "",
-        parameters: Sequence[int] = (),
+        self, table: str, columns: Mapping[str, type[pl.DataType]], *, where: str = "", parameters: Sequence[int] = ()
     ) -> Iterator[pl.DataFrame]:
         """Yield the table's rows in batches; nothing if the table does not exist.
 

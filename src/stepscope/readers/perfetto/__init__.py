@@ -2,24 +2,280 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import zlib
 from collections import Counter
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stepscope.errors import UnreadableTraceError
+import zstandard
+
+from stepscope.errors import UnreadableTraceError, UsageError
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.perfetto.events import Events
-from stepscope.readers.perfetto.packets import Packets, recognises
 from stepscope.readers.perfetto.sequences import Clocks, Sequence, Tracks
-from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.source import ByteSource, Found, Reader, current, is_json
 from stepscope.trace.metadata import Metadata
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 if TYPE_CHECKING:
-    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackEvent
+    from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
+
+
+def trace_message() -> type[Trace]:
+    """Return Perfetto's message type; raise UsageError without the package, or if protobuf is too old for it."""
+    try:
+        messages = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
+    except _unusable() as error:
+        raise UsageError(
+            "reading a Perfetto trace needs the packages perfetto and protobuf in versions that fit each other "
+            f"({str(error).partition('. ')[0]}): pip install --upgrade 'stepscope[perfetto]' protobuf"
+        ) from error
+    found: type[Trace] = messages.Trace
+    return found
+
+
+def _unusable() -> tuple[type[Exception], ...]:
+    """The errors raised if the package is missing, or was generated for a newer protobuf."""
+    try:
+        version = import_module("google.protobuf.runtime_version")
+    except ImportError:
+        return (ImportError, TypeError)
+    return (ImportError, TypeError, version.VersionError)
+
+
+LARGEST_PACKET_BYTES: Final = 4 * 2**20
+"""Packets take hundreds of bytes; decoding one of this size made only of empty messages takes several hundred MB."""
+LARGEST_UNPACKED_BYTES: Final = 64 * 2**20
+"""Limit for one compressed packet."""
+_TOGETHER_BYTES: Final = 2**18
+_PACKET_TAG: Final = 0x0A
+_EMPTY_PACKETS: Final = re.compile(rb"(?:\n\0){1,60000}")
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_TELLING_FIELDS: Final = frozenset(
+    {
+        (3, _VARINT),  # trusted_uid
+        (8, _VARINT),  # timestamp
+        (10, _VARINT),  # trusted_packet_sequence_id
+        (11, _BYTES),  # track_event
+        (12, _BYTES),  # interned_data
+        (13, _VARINT),  # sequence_flags
+        (33, _BYTES),  # trace_config
+        (36, _BYTES),  # synchronization_marker
+        (41, _VARINT),  # incremental_state_cleared
+        (50, _BYTES),  # compressed_packets
+        (58, _VARINT),  # timestamp_clock_id
+        (59, _BYTES),  # trace_packet_defaults
+        (60, _BYTES),  # track_descriptor
+        (89, _BYTES),  # trace_uuid
+        (133, _BYTES),  # zstd_compressed_packets
+    }
+)
+"""Fields of a packet that identify a Perfetto trace.
+
+No other protobuf file whose first field is a message has them; XLA's planes have fields 1 to 6.
+"""
+_MOST_FIELDS: Final = 64
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file starts with a packet of a Perfetto trace."""
+    if head[:1] != bytes([_PACKET_TAG]) or is_json(head):
+        return False
+    length, position = _varint(head, 1)
+    if length is None or length > 2**32:
+        return False
+    end = position + length
+    for _ in range(_MOST_FIELDS):
+        tag, position = _varint(head, position)
+        if tag is None or position >= end or not tag >> 3:
+            return False
+        if (tag >> 3, tag & 7) in _TELLING_FIELDS:
+            return True
+        skipped = _after(head, position, tag & 7)
+        if skipped is None or skipped > end:
+            return False
+        position = skipped
+    return False
+
+
+class Packets:
+    """The packets of a file, in order; `damage` counts those that could not be read."""
+
+    def __init__(self, source: ByteSource, damage: Counter[str]) -> None:
+        self._source = source
+        self._damage = damage
+
+    def __iter__(self) -> Iterator[TracePacket]:
+        """Yield decoded packets, including those in compressed packets; raises TooLargeError or UsageError."""
+        trace = trace_message()
+        for text in self._framed():
+            for packet in self._decoded(text, trace):
+                inner = self._inner(packet)
+                if inner is None:
+                    yield packet
+                    continue
+                for part in self._together(inner):
+                    for each in self._decoded(part, trace):
+                        if each.WhichOneof("data") in ("compressed_packets", "zstd_compressed_packets"):
+                            self._damage["damaged_packet"] += 1
+                        else:
+                            yield each
+
+    def _framed(self) -> Iterator[bytes]:
+        rest, skip = b"", 0
+        for block in self._source.blocks():
+            if skip >= len(block):
+                skip -= len(block)
+                continue
+            data = rest + block[skip:]
+            skip = begin = position = 0
+            while True:
+                end = _end_of_packet(data, position)
+                if end is None:  # not a packet
+                    self._damage["not_packets"] += 1
+                    if position > begin:
+                        yield data[begin:position]
+                    return
+                if end - position > LARGEST_PACKET_BYTES:
+                    self._damage["oversized_packet"] += 1
+                    if position > begin:
+                        yield data[begin:position]
+                    begin = position = min(end, len(data))
+                    skip = end - position
+                    if skip:
+                        break
+                    continue
+                if not end or end > len(data):
+                    break
+                position = end
+                if position - begin >= _TOGETHER_BYTES:
+                    yield data[begin:position]
+                    begin = position
+            if position > begin:
+                yield data[begin:position]
+            rest = data[position:]
+        if rest or skip:
+            self._damage["truncated"] += 1
+
+    def _together(self, text: bytes) -> Iterator[bytes]:
+        """Yield whole packets of decompressed text, several at a time, since decoding multiplies the size."""
+        begin = position = 0
+        while position < len(text):
+            end = _end_of_packet(text, position)
+            if not end or end > len(text):
+                self._damage["damaged_packet"] += 1
+                break
+            empty = _EMPTY_PACKETS.match(text, position)
+            is_oversized = end - position > LARGEST_PACKET_BYTES
+            if empty is not None or is_oversized:
+                self._damage["oversized_packet"] += is_oversized
+                if position > begin:
+                    yield text[begin:position]
+                begin = position = end if empty is None else empty.end()
+                continue
+            position = end
+            if position - begin >= _TOGETHER_BYTES:
+                yield text[begin:position]
+                begin = position
+        if position > begin:
+            yield text[begin:position]
+
+    def _decoded(self, text: bytes, trace: type[Trace]) -> Iterator[TracePacket]:
+        from google.protobuf.message import DecodeError
+
+        try:
+            yield from trace.FromString(text).packet
+            return
+        except DecodeError:
+            pass
+        position = 0
+        while position < len(text):
+            end = _end_of_packet(text, position)
+            if not end or end > len(text):
+                self._damage["damaged_packet"] += 1
+                return
+            try:
+                yield from trace.FromString(text[position:end]).packet
+            except DecodeError:
+                self._damage["damaged_packet"] += 1
+            position = end
+
+    def _inner(self, packet: TracePacket) -> bytes | None:
+        """The serialised trace in a compressed packet; None for other packets."""
+        kind = packet.WhichOneof("data")
+        if kind not in ("compressed_packets", "zstd_compressed_packets"):
+            return None
+        try:
+            if kind == "compressed_packets":
+                unpacked = zlib.decompressobj().decompress(packet.compressed_packets, LARGEST_UNPACKED_BYTES)
+            else:
+                unpacked = (
+                    zstandard.ZstdDecompressor()
+                    .decompressobj(read_across_frames=False)
+                    .decompress(_bounded(packet.zstd_compressed_packets))
+                )
+        except (zlib.error, zstandard.ZstdError, MemoryError):
+            self._damage["damaged_packet"] += 1
+            return b""
+        current().unpack(len(unpacked), self._source.read_bytes)
+        return unpacked
+
+
+def _bounded(data: bytes) -> bytes:
+    """Return compressed data if it declares an acceptable size, else raise zstandard.ZstdError."""
+    size = zstandard.frame_content_size(data)
+    if not 0 <= size <= LARGEST_UNPACKED_BYTES:
+        raise zstandard.ZstdError("the size is not told, or too large")
+    return data
+
+
+def _end_of_packet(data: bytes, position: int) -> int | None:
+    """The end of the field at `position`, maybe beyond the data; 0 if not known yet, None if it is not a packet."""
+    tag, after_tag = _varint(data, position)
+    if tag is None:
+        return 0 if len(data) - position < 10 else None
+    if tag >> 3 == 0 or tag >> 3 > 2**29 - 1:
+        return None
+    if tag & 7 == _BYTES:
+        length, after_length = _varint(data, after_tag)
+        if length is None:
+            return 0 if len(data) - after_tag < 10 else None
+        return after_length + length if length < 2**40 else None
+    if tag & 7 == _VARINT:
+        value, end = _varint(data, after_tag)
+        return end if value is not None else (0 if len(data) - after_tag < 10 else None)
+    size = {_FIXED64: 8, _FIXED32: 4}.get(tag & 7)
+    return None if size is None else after_tag + size
+
+
+def _varint(data: bytes, position: int) -> tuple[int | None, int]:
+    """A number and the position after it; None if it does not end within the data and ten bytes."""
+    value = shift = 0
+    for place in range(position, min(position + 10, len(data))):
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place + 1
+        shift += 7
+    return None, position
+
+
+def _after(data: bytes, position: int, wire_type: int) -> int | None:
+    """The position after a field's value; None for unknown types."""
+    if wire_type == _BYTES:
+        length, begin = _varint(data, position)
+        return None if length is None else begin + length
+    if wire_type == _VARINT:
+        value, end = _varint(data, position)
+        return None if value is None else end
+    return {_FIXED64: position + 8, _FIXED32: position + 4}.get(wire_type)
+
 
 _UNIX_EPOCH_LIMIT_NS: Final = 10**18
 _MOST_SEQUENCES: Final = 100_000

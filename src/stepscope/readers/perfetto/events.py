@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.readers import event_names
+from stepscope.readers.assembly import Spill
 from stepscope.readers.gathering import Gathering, fitting
 from stepscope.readers.kineto.arguments import (
     ANNOTATION_CATEGORIES,
@@ -26,7 +27,6 @@ from stepscope.readers.kineto.arguments import (
     device_work_kind,
 )
 from stepscope.readers.perfetto.sequences import Sequence, Tracks, plain
-from stepscope.readers.spill import Spill
 from stepscope.trace.tables import SCHEMAS, VOCABULARY
 
 if TYPE_CHECKING:
@@ -74,12 +74,7 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "source_function": "source_function",
         "scope": "scope",
     },
-    "launches": {
-        "kind": "kind",
-        "correlation": "correlation",
-        "external_id": "External id",
-        "bytes": "bytes",
-    },
+    "launches": {"kind": "kind", "correlation": "correlation", "external_id": "External id", "bytes": "bytes"},
     "device_work": {
         "kind": "kind",
         "device": "device",
@@ -101,13 +96,7 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "call_stack": "Call stack",
         "scope": "scope",
     },
-    "frames": {
-        "python_id": "Python id",
-        "file": "file",
-        "line": "line",
-        "function": "function",
-        "module": "module",
-    },
+    "frames": {"python_id": "Python id", "file": "file", "line": "line", "function": "function", "module": "module"},
     "lines": {"file": "file", "line": "line", "function": "function"},
     "modules": {"evaluates": "evaluates"},
     "annotations": {"kind": "kind", "step": "step", "call_stack": "Call stack"},

@@ -31,7 +31,7 @@ from stepscope.readers.rocprof.records import (
 )
 from stepscope.readers.source import ByteSource, Found, Reader, text_of
 from stepscope.trace.metadata import Device, Metadata
-from stepscope.trace.store_writing import StoreWriter
+from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
 
 _GPU: Final = 2
@@ -177,12 +177,7 @@ class Process:
         )
 
     def _add_work(
-        self,
-        records: list[Record],
-        called: list[str],
-        devices: list[str],
-        queues: list[str],
-        **columns: list[Any],
+        self, records: list[Record], called: list[str], devices: list[str], queues: list[str], **columns: list[Any]
     ) -> None:
         """Add device work; `queues` is used for files of tools that do not record streams."""
         queues = [

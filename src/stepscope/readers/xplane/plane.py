@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from stepscope.readers.budget import current
+from stepscope.readers.source import current
 from stepscope.readers.xplane.content import Content, WireError, fields, signed, text
 
 _LARGEST_NAME_BYTES: Final = 2**26

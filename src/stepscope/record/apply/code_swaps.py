@@ -25,7 +25,7 @@ from stepscope.record.apply.flags import Flag
 from stepscope.record.apply.patching import PACKAGE, Applying, in_a_line, is_users_file
 from stepscope.record.values import locals_of
 from stepscope.remedies.rewrites import Criterion, Edit, Positions, Rewrite, rewrites_of, rewritten
-from stepscope.remedies.rewrites.source_text import Place, SourceText
+from stepscope.remedies.rewrites.context import Place, SourceText
 
 _NAME: Final = "__stepscope_holds__"
 """Name of the guard as a built-in that the new code calls: visible in every module, listed in none."""

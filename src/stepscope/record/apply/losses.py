@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stepscope.record.apply.code_swaps import source_of
 from stepscope.record.apply.flags import Flag
 from stepscope.record.apply.patching import Applying, compiling, in_a_line, is_users_file, users_place
-from stepscope.remedies.rewrites.source_text import SourceText, is_pure
+from stepscope.remedies.rewrites.context import SourceText, is_pure
 
 if TYPE_CHECKING:
     from stepscope.remedies import DeferredNumber

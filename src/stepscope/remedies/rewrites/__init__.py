@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from stepscope.remedies.rewrites import batched_loss, deferred_logging, training_loops
+from stepscope.remedies.rewrites import batched_loss, training_loops
 from stepscope.remedies.rewrites.context import (
     Context,
     Criterion,
@@ -25,11 +25,11 @@ from stepscope.remedies.rewrites.context import (
     Expected,
     Positions,
     Rewrite,
+    SourceText,
     rewritten,
     unified_diff,
     without_overlaps,
 )
-from stepscope.remedies.rewrites.source_text import SourceText
 
 __all__ = [
     "REWRITES",
@@ -64,7 +64,7 @@ class Kind:
 
 REWRITES: Final[tuple[Kind, ...]] = (
     Kind(batched_loss.NAME, ("loop-in-step",), batched_loss.find),
-    Kind(deferred_logging.NAME, ("host-synchronisation", "frequent-logging"), deferred_logging.find),
+    Kind(training_loops.NAME, ("host-synchronisation", "frequent-logging"), training_loops.find),
     Kind(
         training_loops.LOADER,
         ("input-bound", "exposed-copy", "loader-restart", "loader-contention", "step-variance", "device-tail"),

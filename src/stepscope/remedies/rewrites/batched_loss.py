@@ -11,7 +11,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stepscope.remedies.rewrites.context import Context, Criterion, Edit, Expected, Positions, Rewrite
+from stepscope.remedies.rewrites.context import (
+    Context,
+    Criterion,
+    Edit,
+    Expected,
+    Place,
+    Positions,
+    Rewrite,
+    assigned,
+    dotted,
+    expressions_of,
+    is_pure,
+    is_unplaced,
+    names_in,
+    whole_number,
+)
 from stepscope.remedies.rewrites.loss_calls import (
     Loop,
     LossCall,
@@ -20,16 +35,6 @@ from stepscope.remedies.rewrites.loss_calls import (
     loop_of,
     loss_call,
     sliced,
-)
-from stepscope.remedies.rewrites.source_text import (
-    Place,
-    assigned,
-    dotted,
-    expressions_of,
-    is_pure,
-    is_unplaced,
-    names_in,
-    whole_number,
 )
 
 NAME: Final = "batched-loss"

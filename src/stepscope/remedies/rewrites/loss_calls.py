@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stepscope.remedies.rewrites.context import Context, Criterion, assigned_value, bindings
-from stepscope.remedies.rewrites.source_text import (
+from stepscope.remedies.rewrites.context import (
+    Context,
+    Criterion,
     Place,
     Scope,
     assigned,
+    assigned_value,
+    bindings,
     dotted,
     is_pure,
     is_same,
@@ -22,10 +25,7 @@ from stepscope.remedies.rewrites.source_text import (
     whole_number,
 )
 
-_FUNCTIONS: Final = {
-    "torch.nn.functional.cross_entropy": "cross_entropy",
-    "torch.nn.functional.nll_loss": "nll_loss",
-}
+_FUNCTIONS: Final = {"torch.nn.functional.cross_entropy": "cross_entropy", "torch.nn.functional.nll_loss": "nll_loss"}
 _CLASSES: Final = {"torch.nn.CrossEntropyLoss": "cross_entropy", "torch.nn.NLLLoss": "nll_loss"}
 _MOVES: Final = ("to", "cuda", "cpu", "xpu", "npu", "hpu")
 _CASTS: Final = ("float", "double", "half", "bfloat16", "long", "int", "contiguous")

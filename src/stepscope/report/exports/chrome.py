@@ -1,4 +1,7 @@
-"""A trace as Chrome-trace JSON in the PyTorch profiler's (Kineto's) conventions, for every tool that reads such traces.
+"""A trace as Chrome-trace JSON: in the PyTorch profiler's (Kineto's) conventions, or as a timeline for the Perfetto UI.
+
+JSON text is built from columns, without a Python object per row. The timeline has tracks of idle causes and of the
+critical path.
 
 Data that Kineto has no argument for, such as the user's line of an operator, is written under its column name. The
 export is lossy: use `Trace.save` to keep a trace.
@@ -7,18 +10,80 @@ export is lossy: use `Trace.save` to keep a trace.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 import polars as pl
 
+from stepscope.analysis.idle import idle_time
 from stepscope.readers.kineto.arguments import RECORDED
 from stepscope.readers.perfetto.events import ANNOTATIONS, category
-from stepscope.report.exports import json_text
+from stepscope.report.tables import PART_ROWS, parts
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import KEY, to_json
 from stepscope.trace.tables import SLICE_TABLES
+
+
+def by_value(column: pl.Series, function: Callable[[Any], Any], dtype: type[pl.DataType]) -> pl.Series:
+    """Map values with `function`, called once for each distinct value; null stays null."""
+    different = column.unique().drop_nulls()
+    made = pl.Series([function(value) for value in different], dtype=dtype)
+    if different.is_empty():
+        return pl.Series([None] * len(column), dtype=dtype)
+    found: pl.Series = column.replace_strict(different, made, default=None, return_dtype=dtype)
+    return found
+
+
+def quoted(column: pl.Series) -> pl.Series:
+    """Text as JSON strings; null stays null."""
+    return by_value(column, json.dumps, pl.String)
+
+
+def identifiers(column: pl.Series) -> pl.Series:
+    """Text as JSON numbers if it is a canonical integer, else as strings, which is how profilers write pid and tid."""
+    return by_value(column, lambda text: json.dumps(identifier(text)), pl.String)
+
+
+def identifier(text: str) -> int | str:
+    """The integer that a text spells in canonical form; else the text."""
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 19 and str(int(text)) == text else text
+
+
+def numbers(column: pl.Series) -> pl.Series:
+    """Numbers as JSON; null for null, NaN and infinities."""
+    if column.dtype.is_integer():
+        text: pl.Series = column.cast(pl.String)
+        return text
+    return by_value(column, lambda value: repr(value) if abs(value) < 1e300 else None, pl.String)
+
+
+def microseconds(ns: pl.Expr) -> pl.Expr:
+    """Nanoseconds as microseconds with three decimals, without floating point."""
+    return pl.concat_str(ns // 1000, pl.lit("."), (ns % 1000).cast(pl.String).str.zfill(3))
+
+
+def members(columns: Mapping[str, pl.Series]) -> pl.Series:
+    """One JSON object per row from columns of JSON text; null members are left out."""
+    if not columns:
+        raise ValueError("an object of no columns has no length")
+    frame = pl.DataFrame([column.alias(f"{number}") for number, column in enumerate(columns.values())])
+    pairs = [
+        pl.when(pl.col(f"{number}").is_not_null()).then(
+            pl.concat_str(pl.lit(f"{json.dumps(name)}: "), pl.col(f"{number}"))
+        )
+        for number, name in enumerate(columns)
+    ]
+    listed = pl.concat_str(pairs, separator=", ", ignore_nulls=True)
+    found: pl.Series = frame.select(object=pl.concat_str(pl.lit("{"), listed, pl.lit("}")))["object"]
+    return found
+
+
+def lines(rows: pl.DataFrame, *pieces: str | pl.Expr) -> bytes:
+    """One line per row, joined from literal text and columns without nulls."""
+    line = pl.concat_str([pl.lit(piece) if isinstance(piece, str) else piece for piece in pieces])
+    return "".join(rows.select(line.alias("line"))["line"]).encode()
+
 
 _OWN_ROWS: Final = ("lines", "modules")
 """Tables whose slices would overlap those of their thread: each gets a row of its own."""
@@ -65,7 +130,7 @@ def _header(metadata: Metadata) -> dict[str, bytes]:
         header["baseTimeNanoseconds"] = metadata.origin_unix_ns
     header["deviceProperties"] = [
         {
-            "id": json_text.identifier(device.device),
+            "id": identifier(device.device),
             **({} if device.name is None else {"name": device.name}),
             **({} if device.memory_bytes is None else {"totalGlobalMem": device.memory_bytes}),
             **({} if device.multiprocessors is None else {"numSms": device.multiprocessors}),
@@ -130,7 +195,7 @@ def _pairs(rows: list[dict[str, Any]]) -> list[tuple[int | str, int | str]]:
         while (process, thread) in taken:
             thread += "+"
         taken.add((process, thread))
-        pairs.append((json_text.identifier(process), json_text.identifier(thread)))
+        pairs.append((identifier(process), identifier(thread)))
     return pairs
 
 
@@ -140,37 +205,35 @@ def _metadata_event(name: str, process: int | str, thread: int | str, arguments:
 
 def _rows(trace: Trace, table: str, lanes: _Lanes) -> Iterator[bytes]:
     height = trace.scan(table).select(pl.len()).collect().item()
-    for rows in json_text.parts(trace.scan(table), height):
+    for rows in parts(trace.scan(table), height):
         name = '"[memory]"' if table == "memory" else pl.col("name_text")
         events = lanes.placed(rows, table).with_columns(args=_arguments(table, rows))
         if table != "memory":
-            events = events.with_columns(name_text=json_text.quoted(rows["name"].fill_null("")))
+            events = events.with_columns(name_text=quoted(rows["name"].fill_null("")))
         place = (', "name": ', name, ', "pid": ', pl.col("pid"), ', "tid": ', pl.col("tid"))
-        start = (', "ts": ', json_text.microseconds(pl.col("start_ns")))
+        start = (', "ts": ', microseconds(pl.col("start_ns")))
         end: tuple[str | pl.Expr, ...] = (', "args": ', pl.col("args"), "},\n")
         if table in SLICE_TABLES:
             events = events.with_columns(category=_categories(table, rows))
-            duration = (', "dur": ', json_text.microseconds(pl.col("duration_ns")))
-            yield json_text.lines(
-                events, '{"ph": "X", "cat": "', pl.col("category"), '"', *place, *start, *duration, *end
-            )
+            duration = (', "dur": ', microseconds(pl.col("duration_ns")))
+            yield lines(events, '{"ph": "X", "cat": "', pl.col("category"), '"', *place, *start, *duration, *end)
         else:
             head = '{"ph": "C"' if table == "counters" else '{"ph": "i", "cat": "cpu_instant_event", "s": "t"'
-            yield json_text.lines(events, head, *place, *start, *end)
+            yield lines(events, head, *place, *start, *end)
 
 
 def _categories(table: str, rows: pl.DataFrame) -> pl.Series:
     plain = category(table, None)
     if "kind" not in rows.columns:
         return pl.Series([plain] * rows.height, dtype=pl.String)
-    return json_text.by_value(rows["kind"], lambda kind: category(table, kind), pl.String).fill_null(plain)
+    return by_value(rows["kind"], lambda kind: category(table, kind), pl.String).fill_null(plain)
 
 
 def _arguments(table: str, rows: pl.DataFrame) -> pl.Series:
     """The arguments of each row's event, a JSON object."""
     if table == "counters":
-        columns = {"series": rows["series"].fill_null("value"), "value": json_text.numbers(rows["value"])}
-        frame = pl.DataFrame(columns).with_columns(series=json_text.quoted(columns["series"]))
+        columns = {"series": rows["series"].fill_null("value"), "value": numbers(rows["value"])}
+        frame = pl.DataFrame(columns).with_columns(series=quoted(columns["series"]))
         text = pl.concat_str(pl.lit("{"), "series", pl.lit(": "), "value", pl.lit("}")).fill_null("{}")
         return frame.select(object=text)["object"]
     columns = {
@@ -179,23 +242,23 @@ def _arguments(table: str, rows: pl.DataFrame) -> pl.Series:
         if (table, column) not in _WRITTEN_OTHERWISE
     }
     if table == "memory":
-        numbered = json_text.by_value(rows["device"], lambda text: text if text.isdecimal() else None, pl.String)
-        columns["Device Type"] = json_text.by_value(numbered, lambda _: "1", pl.String).fill_null("0")
+        numbered = by_value(rows["device"], lambda text: text if text.isdecimal() else None, pl.String)
+        columns["Device Type"] = by_value(numbered, lambda _: "1", pl.String).fill_null("0")
         columns["Device Id"] = numbered.fill_null("-1")
-    return json_text.members(columns) if columns else pl.Series(["{}"] * rows.height, dtype=pl.String)
+    return members(columns) if columns else pl.Series(["{}"] * rows.height, dtype=pl.String)
 
 
 def _json(table: str, column: str, values: pl.Series) -> pl.Series:
     """A column as JSON text in Kineto's notation; null if nothing is to be written."""
     if column == "occupancy":
-        return json_text.numbers(values * 100)
+        return numbers(values * 100)
     if values.dtype != pl.String:
-        return json_text.numbers(values)
+        return numbers(values)
     if column in _JSON:
-        return json_text.by_value(values, _plain_json, pl.String)
+        return by_value(values, _plain_json, pl.String)
     if (table, column) == ("synchronisations", "kind"):
-        return json_text.quoted(json_text.by_value(values, _SYNCHRONISATIONS.get, pl.String))
-    return (json_text.identifiers if column in _IDENTIFIERS else json_text.quoted)(values)
+        return quoted(by_value(values, _SYNCHRONISATIONS.get, pl.String))
+    return (identifiers if column in _IDENTIFIERS else quoted)(values)
 
 
 def _plain_json(text: str) -> str | None:
@@ -222,11 +285,11 @@ def _flows(trace: Trace, lanes: _Lanes) -> Iterator[bytes]:
 
 
 def _arrows(rows: pl.DataFrame, category: str, lanes: _Lanes, source: tuple[str, str]) -> Iterator[bytes]:
-    for first in range(0, rows.height, json_text.PART_ROWS):
-        part = rows.slice(first, json_text.PART_ROWS)
+    for first in range(0, rows.height, PART_ROWS):
+        part = rows.slice(first, PART_ROWS)
         for phase, (time, lane) in (('"s"', source), ('"f", "bp": "e"', ("start_ns", "lane"))):
             head = f'{{"ph": {phase}, "cat": "{category}", "name": "{category}", "id": '
-            yield json_text.lines(
+            yield lines(
                 lanes.placed(part, "", lane),
                 head,
                 pl.col("id").cast(pl.String),
@@ -235,6 +298,147 @@ def _arrows(rows: pl.DataFrame, category: str, lanes: _Lanes, source: tuple[str,
                 ', "tid": ',
                 pl.col("tid"),
                 ', "ts": ',
-                json_text.microseconds(pl.col(time)),
+                microseconds(pl.col(time)),
                 "},\n",
             )
+
+
+_TABLES: Final = (
+    ("annotations", "user_annotation"),
+    ("frames", "python_function"),
+    ("operators", "cpu_op"),
+    ("launches", "cuda_runtime"),
+    ("device_work", "kernel"),
+    ("synchronisations", "synchronisation"),
+)
+_IDLE_PROCESS: Final = 1_000_000
+_PATH_PROCESS: Final = 999_999
+
+
+def timeline(trace: Trace, idle: pl.DataFrame | None = None, path: pl.DataFrame | None = None) -> Iterator[bytes]:
+    """Yield the pieces of a JSON document in the Chrome-trace format, in order.
+
+    Args:
+        idle: as `idle_time` returns it; computed if not given.
+        path: the critical path, columns start_ns, duration_ns, kind, cause, name; no such track without it.
+
+    The document holds every slice of the trace with its exact time, and arrows from launches to the work they launched.
+    Below each device a process "device N: why idle" has one slice per idle gap, named by its cause; above them,
+    "critical path" has one slice per piece of it, named by what the steps waited for.
+    """
+    idle = idle_time(trace) if idle is None else idle
+    yield b'{"displayTimeUnit": "ns", "stepscope": "idle causes by stepscope", "traceEvents": [\n'
+    yield _names(trace, idle)
+    if path is not None and path.height:
+        yield _named_track(_PATH_PROCESS, "critical path", "what the steps waited for")
+        for first in range(0, path.height, PART_ROWS):
+            yield _path_slices(path.slice(first, PART_ROWS))
+    processes = _process_numbers(trace)
+    for table, kind in _TABLES:
+        rows = trace.table(table)
+        for first in range(0, rows.height, PART_ROWS):
+            yield _slices(rows.slice(first, PART_ROWS), kind, processes)
+    yield from _timeline_flows(trace, processes)
+    for first in range(0, idle.height, PART_ROWS):
+        yield _idle_slices(idle.slice(first, PART_ROWS), idle["device"].unique().sort().to_list())
+    last = {"ph": "M", "name": "process_labels", "pid": _IDLE_PROCESS, "tid": 0, "args": {"labels": "stepscope"}}
+    yield json.dumps(last).encode() + b"\n]}\n"
+
+
+def _process_numbers(trace: Trace) -> pl.DataFrame:
+    """The process number of each lane: viewers require integers, but traces have process names too."""
+    lanes = trace.lanes
+    owner = pl.when(pl.col("device").is_not_null()).then(pl.format("device {}", "device")).otherwise("process")
+    return lanes.select("lane", pid=owner.rank("dense").cast(pl.Int64))
+
+
+def _names(trace: Trace, idle: pl.DataFrame) -> bytes:
+    numbers = dict(_process_numbers(trace).iter_rows())
+    events = []
+    for lane in trace.lanes.iter_rows(named=True):
+        pid = numbers[lane["lane"]]
+        process = (
+            f"device {lane['device']}" if lane["device"] is not None else (lane["process_name"] or lane["process"])
+        )
+        events.append({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process}})
+        events.append(
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane["lane"], "args": {"name": lane["name"]}}
+        )
+    tracks = [
+        _named_track(_IDLE_PROCESS + number, f"device {device}: why idle", "cause")
+        for number, device in enumerate(idle["device"].unique().sort().to_list())
+    ]
+    return b"".join([*(json.dumps(event).encode() + b",\n" for event in events), *tracks])
+
+
+def _named_track(pid: int, process: str, thread: str) -> bytes:
+    names = {"process_name": process, "thread_name": thread}
+    events = [{"ph": "M", "name": key, "pid": pid, "tid": 0, "args": {"name": name}} for key, name in names.items()]
+    return b"".join(json.dumps(event).encode() + b",\n" for event in events)
+
+
+def _at(time: str, thread: str) -> tuple[str | pl.Expr, ...]:
+    """Process, thread and time of an event."""
+    return ', "pid": ', pl.col("pid"), ', "tid": ', pl.col(thread), ', "ts": ', microseconds(pl.col(time))
+
+
+def _slices(rows: pl.DataFrame, category: str, processes: pl.DataFrame) -> bytes:
+    name = quoted(rows["name"].fill_null(""))
+    rows = rows.join(processes, on="lane", how="left", maintain_order="left").with_columns(name=name)
+    head = f'{{"ph": "X", "cat": "{category}", "name": '
+    return lines(
+        rows, head, pl.col("name"), *_at("start_ns", "lane"), ', "dur": ', microseconds(pl.col("duration_ns")), "},\n"
+    )
+
+
+def _timeline_flows(trace: Trace, processes: pl.DataFrame) -> Iterator[bytes]:
+    """Arrows from launches to device work; the arrow's id is the work's row."""
+    calls = trace.launches.select(call_ns="start_ns", call_lane="lane").with_row_index("launch")
+    work = trace.device_work.with_row_index("row").filter(pl.col("launch").is_not_null())
+    work = work.select("row", "launch", "start_ns", "lane").join(calls, on="launch", how="inner", maintain_order="left")
+    for first in range(0, work.height, PART_ROWS):
+        part = work.slice(first, PART_ROWS)
+        for head, time, lane in (
+            ('{"ph": "s", "cat": "launch", "name": "launch", "id": ', "call_ns", "call_lane"),
+            ('{"ph": "f", "bp": "e", "cat": "launch", "name": "launch", "id": ', "start_ns", "lane"),
+        ):
+            rows = part.join(processes, left_on=lane, right_on="lane", how="left", maintain_order="left")
+            yield lines(rows, head, pl.col("row"), *_at(time, lane), "},\n")
+
+
+def _path_slices(path: pl.DataFrame) -> bytes:
+    on_host = pl.format("host: {}", pl.col("cause").fill_null("unknown"))
+    resource = pl.when(pl.col("kind") == "host").then(on_host).otherwise(pl.col("kind").str.replace_all("_", " "))
+    name = quoted(path["name"].fill_null(""))
+    rows = path.with_columns(pid=pl.lit(_PATH_PROCESS), thread=pl.lit(0), resource=resource, name=name)
+    return lines(
+        rows,
+        '{"ph": "X", "cat": "critical path", "name": "',
+        pl.col("resource"),
+        '"',
+        *_at("start_ns", "thread"),
+        ', "dur": ',
+        microseconds(pl.col("duration_ns")),
+        ', "args": {"what": ',
+        pl.col("name"),
+        "}},\n",
+    )
+
+
+def _idle_slices(idle: pl.DataFrame, devices: list[str]) -> bytes:
+    numbers = pl.DataFrame({"device": devices, "pid": [_IDLE_PROCESS + number for number in range(len(devices))]})
+    rows = idle.join(numbers, on="device", how="left", maintain_order="left").with_columns(
+        trigger=quoted(idle["trigger"].fill_null("")), thread=pl.lit(0)
+    )
+    arguments = (', "args": {"trigger": ', pl.col("trigger"), ', "gap": ', pl.col("gap"))
+    return lines(
+        rows,
+        '{"ph": "X", "cat": "idle", "name": "',
+        pl.col("cause"),
+        '"',
+        *_at("start_ns", "thread"),
+        ', "dur": ',
+        microseconds(pl.col("duration_ns")),
+        *arguments,
+        "}},\n",
+    )

@@ -12,9 +12,8 @@ from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
 from stepscope.compare.record import SideSummary
 from stepscope.compare.statistics import POWER, SampleComparison
-from stepscope.report.format import count, duration, share
-from stepscope.report.words.common import change_words, interval_words, share_of
-from stepscope.report.words.energy import ALL_WORDS, energy
+from stepscope.report.energy import ALL_WORDS, energy
+from stepscope.report.format import change_words, count, duration, interval_words, share, share_of
 
 _WORDS: Final = {"faster": "Faster", "slower": "Slower", "no difference shown": "No difference shown"}
 

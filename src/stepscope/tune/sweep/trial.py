@@ -28,15 +28,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from stepscope.compare.bench_programs import end_programs, last_lines
+from stepscope.compare.bench import end_programs, last_lines
 from stepscope.errors import UsageError
 from stepscope.files import private_file, whole_file
 from stepscope.record.launch import command_of, environment_of
 from stepscope.record.manifest import RunManifest, without_secrets
 from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.run_process import RunOptions
-from stepscope.tune.sweep.command import nested
-from stepscope.tune.sweep.file import Metric, Sweep
+from stepscope.tune.sweep.file import Metric, Sweep, nested
 
 LOG: Final = "output.log"
 PARAMETERS: Final = "parameters.json"
@@ -268,7 +267,7 @@ def _measured(name: str, folder: Path) -> list[Value]:
     if name == "step_ms":
         from itertools import pairwise
 
-        from stepscope.compare.bench_programs import job_ends_ns, read_records
+        from stepscope.compare.bench import job_ends_ns, read_records
         from stepscope.compare.statistics import warm_up
 
         step_ns = [second - first for first, second in pairwise(job_ends_ns(read_records(RunFolder(folder))))]

@@ -82,6 +82,27 @@ def decoding(calls: int = 10, *, grows: bool = True, steps: int = 2) -> Trace:
     return recording.trace()
 
 
+def with_a_window(*, carried: tuple[str, ...] = ("tokens",), chosen: int = 2, calls: int = 10) -> Trace:
+    """Two steps of 10,000 ns: a loop of calls of 600 ns for 2 sequences of 20 tokens, after each of which so many rows
+    are chosen from.
+    """
+    loop = LoopFacts(file="serve.py", line=30, first=31, last=32, carried=carried)
+    recording = Recording(Metadata(program=ProgramFacts(loops=(loop,))))
+    for step in (0, 1):
+        recording.step(10_000 * step, 10_000, step)
+        recording.line(10_000 * step, 10, "serve.py(30): generate")
+        for call in range(calls):
+            now = 10_000 * step + 10 + 900 * call
+            recording.line(now, 700, "serve.py(31): generate")
+            recording.line(now + 700, 190, "serve.py(32): generate")
+            recording.line(now + 890, 10, "serve.py(30): generate")
+            recording.module(now, 650, "Decoder")
+            recording.operator(now + 5, 20, "aten::embedding", input_shapes="[[99, 8], [2, 20], []]")
+            recording.operator(now + 40, 600, "aten::linear", input_shapes="[[2, 20, 8], [8, 8], [8]]")
+            recording.operator(now + 720, 20, "aten::argmax", input_shapes=f"[[{chosen}, 99], []]")
+    return recording.trace()
+
+
 def by_broadcasting(*, last: str = "[[64, 32, 16], [], [], []]", name: str = "aten::mul") -> Trace:
     """In 1000 ns a product or difference of (64, 1, 16) and (1, 32, 16) of 400 ns, and its sum of 200 ns."""
     recording = Recording()
@@ -113,6 +134,7 @@ FIRES: Cases = {
     "a graph run backward again": lambda: run_backward(3),
     "a graph that nothing runs backward": validating,
     "a prefix computed again": decoding,
+    "a window computed again": with_a_window,
     "a product by broadcasting": by_broadcasting,
     "one tensor after the other": averaging,
 }
@@ -125,6 +147,9 @@ SILENT: Cases = {
     "two graphs that are both used": lambda: validating(is_used=True),
     "decoding with a cache": lambda: decoding(grows=False),
     "few growing calls": lambda: decoding(7),
+    "batches of which none needs another": lambda: with_a_window(carried=()),
+    "every position is chosen": lambda: with_a_window(chosen=40),
+    "few calls of one length": lambda: with_a_window(calls=7),
     "a broadcast product that something else uses": lambda: by_broadcasting(last="[[64, 32], [], [], []]"),
     "few tensors": lambda: averaging(7),
     "tensors of one shape": lambda: averaging(shapes=1),
@@ -157,6 +182,13 @@ def test_with_a_cache_each_call_takes_the_part_of_its_time_that_is_new() -> None
     known = sum(ns - max(ns / length, 20) for length, ns in times.items() if length > 10)  # the first one is needed
     assert finding.saving_ns_per_step == pytest.approx(known, rel=0.01)
     assert not asked(LOOP, trace).findings
+
+
+def test_of_a_window_one_position_is_new_in_each_call_but_the_first() -> None:
+    finding = the_finding(rule, with_a_window())
+
+    assert places_of(finding) == [("serve.py", 31, "generate")]
+    assert finding.saving_ns_per_step == 9 * 600 * 19 // 20  # a lookup is as short as calls get
 
 
 def test_a_sequence_that_grows_from_step_to_step_is_computed_again_too() -> None:

@@ -1,0 +1,408 @@
+"""What lines, modules, memory and energy cost: `stepscope lines`, `modules`, `memory` and `energy`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stepscope.commands.read.tables import add_table_options, write_table
+from stepscope.commands.shared import output
+from stepscope.commands.shared.options import (
+    Command,
+    CommandParser,
+    add_raw_option,
+    add_reading_options,
+    add_redact_option,
+    add_report_options,
+    add_top_option,
+    add_trace,
+    add_user_code_options,
+    number,
+    user_code_from,
+    whole,
+)
+from stepscope.commands.shared.reading import open_from, readable_traces, redacted
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from stepscope.analysis.memory import DeviceMemory
+    from stepscope.analysis.places import PlaceCosts
+    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.view import View
+    from stepscope.predict.cost.energy_parts import EnergyAnswer, SampledEnergy, TraceEnergy
+    from stepscope.report.document import Document
+    from stepscope.trace import Trace
+
+_TEXT_ROWS: Final = 20
+
+
+def _add_place_options(parser: CommandParser) -> None:
+    group = parser.add_argument_group("the table")
+    add_top_option(group, f"rows, 0 for all (text: {_TEXT_ROWS}, else all)")
+    add_report_options(
+        group.add_mutually_exclusive_group(),
+        json="sums over the steps, for programs; - for here",
+        csv="the same as a table; - for here",
+    )
+    add_raw_option(group)
+    add_redact_option(group)
+    add_user_code_options(parser)
+    add_reading_options(parser)
+
+
+def _costs(arguments: argparse.Namespace) -> PlaceCosts:
+    from stepscope.analysis.attribution import attribute
+    from stepscope.analysis.places import place_costs
+
+    trace = open_from(arguments, arguments.trace)
+    return place_costs(trace, attribution=attribute(trace, user_code=user_code_from(arguments)))
+
+
+def _write(costs: PlaceCosts, table: pl.DataFrame, things: str, arguments: argparse.Namespace) -> None:
+    from stepscope.report.places import places_document, places_json
+    from stepscope.report.tables import table_bytes
+
+    table = redacted(arguments, table)
+    top = arguments.top or 0
+
+    def report() -> dict[str, Any]:
+        content = places_json(costs, table, things, top=top)
+        if arguments.redact:
+            content["trace"] = os.path.basename(content["trace"])
+        return content
+
+    def document() -> Document:
+        rows = _TEXT_ROWS if arguments.top is None else top
+        return places_document(costs, _with_short_files(table), things, top=rows)
+
+    def csv() -> bytes:
+        return table_bytes(table.head(top) if top else table, "csv", raw=arguments.raw)
+
+    is_printed = not (arguments.json or arguments.csv)
+    output.write_reports(arguments, document, is_printed=is_printed, json=report, csv=csv)
+
+
+def _with_short_files(table: pl.DataFrame) -> pl.DataFrame:
+    """Make paths below the working directory relative to it."""
+    import polars as pl
+
+    here = os.path.join(os.getcwd(), "")
+    return table.with_columns(pl.col("file").str.strip_prefix(here)) if "file" in table.columns else table
+
+
+def _prepare_modules(parser: CommandParser) -> None:
+    add_trace(parser)
+    parser.add_argument(
+        "--depth", metavar="N", type=whole(1, 999_999), help="levels of the tree to show (default: all)"
+    )
+    _add_place_options(parser)
+
+
+def _run_modules(arguments: argparse.Namespace) -> int:
+    from stepscope.analysis.places import module_table
+
+    costs = _costs(arguments)
+    table = module_table(costs.attribution.trace, costs=costs, depth=arguments.depth)
+    _write(costs, table, "modules", arguments)
+    return 0
+
+
+def _prepare_lines(parser: CommandParser) -> None:
+    parser.late = "file"
+    add_trace(parser)
+    parser.add_argument("file", metavar="FILE", nargs="?", help="show this source file, line by line")
+    source = parser.add_argument_group("the source file")
+    source.add_argument("--source-root", metavar="DIR", help="look for the file below DIR, by the end of its path")
+    source.add_argument("--all", action="store_true", help="the whole file, not only the lines around costs")
+    _add_place_options(parser)
+
+
+def _run_lines(arguments: argparse.Namespace) -> int:
+    from stepscope.analysis.places import line_table
+
+    if arguments.file == "":
+        raise UsageError("the name of the source file is empty")
+    if arguments.file is None and (arguments.source_root is not None or arguments.all):
+        raise UsageError("--source-root and --all are for one FILE: stepscope lines TRACE FILE")
+    costs = _costs(arguments)
+    table = line_table(costs.attribution.trace, costs=costs)
+    if arguments.file is not None:
+        table, recorded = _of_file(table, arguments.file)
+        if not arguments.json and not arguments.csv:
+            _print_source(costs, table, recorded, arguments)
+            return 0
+    _write(costs, table, "lines", arguments)
+    return 0
+
+
+def _of_file(table: pl.DataFrame, wanted: str) -> tuple[pl.DataFrame, str]:
+    import polars as pl
+
+    from stepscope.commands.shared.reading import recorded_file
+
+    recorded = recorded_file(wanted, table["file"].drop_nulls().unique(maintain_order=True).to_list())
+    return table.filter(pl.col("file") == recorded), recorded
+
+
+def _print_source(costs: PlaceCosts, table: pl.DataFrame, recorded: str, arguments: argparse.Namespace) -> None:
+    from stepscope.commands.shared.reading import source_lines
+    from stepscope.report.format import printable
+    from stepscope.report.places import source_view
+
+    place, lines = source_lines(recorded, arguments.file, arguments.source_root) or (None, None)
+    shown = place
+    if place is None or arguments.redact:
+        shown = redacted(arguments, _with_short_files(table))["file"][0]
+    note = _note(costs.attribution.trace.metadata.origin_unix_ns, place)
+    view = source_view(costs, table, lines, every=arguments.all, width=output.width())
+    output.print_text("\n".join([printable(shown) + note, *view]) + "\n")
+
+
+def _note(recorded_unix_ns: int | None, place: str | None) -> str:
+    """Caveats about the file, printed above it."""
+    if place is None:
+        return " (the file was not found: --source-root DIR says where it lies)"
+    if recorded_unix_ns is not None and os.stat(place).st_mtime_ns > recorded_unix_ns:
+        return " (changed since the trace was recorded: lines may have moved)"
+    return ""
+
+
+MODULES: Final = Command(
+    "modules",
+    "What each module of the network costs, as a tree: time forward and backward, calls and memory.",
+    _prepare_modules,
+    _run_modules,
+    """\
+examples:
+  stepscope modules trace.json
+  stepscope modules trace.json --depth 2 --top 0
+  stepscope modules trace.json --csv modules.csv
+""",
+)
+LINES: Final = Command(
+    "lines",
+    "What each line of your code costs, forward and backward: time, idle time, calls and memory.",
+    _prepare_lines,
+    _run_lines,
+    """\
+examples:
+  stepscope lines trace.json                        the costliest lines of all files
+  stepscope lines trace.json model.py               the file, with what each line costs beside it
+  stepscope lines trace.json model.py --source-root ~/job    where the file lies here, if not where it was recorded
+  stepscope lines trace.json --json - | jq '.lines[0]'
+""",
+)
+
+
+_ROWS: Final = 8
+
+
+def _prepare_memory_parser(parser: CommandParser) -> None:
+    add_trace(parser, "a trace file, a memory snapshot, a run's name, or - for standard input")
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        help="only this one: cpu, or a device's number (--by and --over-time: the largest)",
+    )
+    detail = parser.add_mutually_exclusive_group()
+    detail.add_argument(
+        "--by",
+        choices=("category", "line", "module", "operator"),
+        help="a table instead: what was allocated, and alive at the peak",
+    )
+    detail.add_argument("--over-time", action="store_true", help="a table instead: the level after every event")
+    add_table_options(parser)
+    add_reading_options(parser)
+
+
+def _run_memory(arguments: argparse.Namespace) -> int:
+    import polars as pl
+
+    from stepscope.analysis.memory import allocation_table, device_memories
+
+    trace = open_from(arguments, arguments.trace)
+    memories = _chosen(device_memories(trace), arguments.device)
+    if not memories and arguments.format in (None, "table") and arguments.output == "-":
+        output.print_text(_why_nothing(trace))
+    elif not memories and (arguments.by or arguments.over_time):
+        write_table(pl.DataFrame(), arguments, "rows")
+    elif arguments.by:
+        write_table(allocation_table(memories[0], arguments.by), arguments, "rows")
+    elif arguments.over_time:
+        write_table(memories[0].levels, arguments, "events")
+    else:
+        _write_screen(trace, memories, arguments)
+    return 0
+
+
+def _why_nothing(trace: Trace) -> str:
+    from stepscope.diagnosis.parts import PARTS
+
+    if trace.memory.is_empty():
+        return f"No allocations were recorded: {PARTS['memory'].how_for(trace.metadata.format)}.\n"
+    return "Nothing was allocated in this trace.\n"
+
+
+def _chosen(memories: tuple[DeviceMemory, ...], device: str | None) -> tuple[DeviceMemory, ...]:
+    if device is None:
+        return memories
+    found = tuple(memory for memory in memories if memory.device == device)
+    if not found and memories:
+        known = ", ".join(memory.device for memory in memories)
+        raise UsageError(f"this trace has no memory events of device {device!r}; it has some of {known}")
+    return found
+
+
+def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: argparse.Namespace) -> None:
+    from stepscope.analysis.memory import memory_summary
+    from stepscope.report.memory import memory_document, memory_json
+
+    given = "--sort" if arguments.sort is not None else None
+    if arguments.format in ("csv", "parquet"):
+        given = given or f"--format {arguments.format}"
+    if given:
+        raise UsageError(f"{given} goes with --by or --over-time, which print one table")
+    summaries = [redacted(arguments, memory_summary(trace, memory)) for memory in memories]
+    top = _ROWS if arguments.top is None else arguments.top
+    output.write_document(arguments, lambda: memory_document(summaries), lambda: memory_json(summaries), top=top)
+
+
+MEMORY: Final = Command(
+    "memory",
+    "What memory was used for: the peak and what was alive then, growth, fragmentation, the allocator.",
+    _prepare_memory_parser,
+    _run_memory,
+    """\
+TRACE is a trace that was recorded with allocations, or a snapshot of torch.cuda.memory._dump_snapshot.
+
+examples:
+  stepscope memory trace.json                                one screen for each device
+  stepscope memory trace.json --by operator                  what operators allocate per call and step
+  stepscope memory trace.json --by line --sort peak_bytes    who holds what at the peak
+  stepscope memory snapshot.pickle --by category
+  stepscope memory trace.json --over-time --format csv       allocated and reserved, event by event
+  stepscope memory trace.json --format json | jq .devices    everything, for programs
+""",
+)
+
+
+_TOP: Final = 10
+_number_of_steps = number("is no number of iterations: write 250000 or 4e6", least=1, most=1e15)
+_watts = number("is no power in watts: write 300 or 72.5", most=1e7)
+_pue = number("is no PUE: it is 1 or more, such as 1.2", least=1, most=100)
+
+
+def _iterations(text: str) -> int:
+    steps = _number_of_steps(text)
+    if steps != int(steps):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of iterations: write 250000 or 4e6")
+    return int(steps)
+
+
+def _prepare_energy_parser(parser: CommandParser) -> None:
+    parser.add_argument(
+        "path", metavar="PATH", help="a run's name or folder, a trace file, a folder of ranks, or - for standard input"
+    )
+    asked = parser.add_argument_group("what is asked")
+    asked.add_argument(
+        "--iterations", metavar="N", type=_iterations, help="steps to count, such as 4e6 (default: recorded)"
+    )
+    asked.add_argument(
+        "--region", metavar="PLACE", help="whose electricity: FRA, US-CA, SE3, aws:eu-west-3 (default: no CO2 is given)"
+    )
+    asked.add_argument(
+        "--pue",
+        metavar="X",
+        type=_pue,
+        default=1.0,
+        help="watts of the building for each watt of its computers (default: 1)",
+    )
+    powers = parser.add_argument_group("powers that you know better, in watts")
+    powers.add_argument("--device-watts", metavar="W", type=_watts, help="a device's power limit")
+    powers.add_argument("--idle-watts", metavar="W", type=_watts, help="what a device draws without work")
+    powers.add_argument("--cpu-watts", metavar="W", type=_watts, help="what the processors draw together")
+    reports = parser.add_argument_group("reports")
+    add_top_option(reports, f"rows of each table, 0 for all (default: {_TOP})", _TOP)
+    add_report_options(reports, json="for programs; - for standard output")
+    add_redact_option(reports)
+    add_user_code_options(parser)
+    add_reading_options(parser)
+
+
+def _run_energy(arguments: argparse.Namespace) -> int:
+    from stepscope.report.energy import energy_document, energy_json
+
+    answer = _answer(arguments, arguments.path)
+    answer = redacted(arguments, answer, paths=[trace.path for trace in answer.traces])
+    output.write_reports(
+        arguments, lambda: energy_document(answer), top=arguments.top, json=lambda: energy_json(answer)
+    )
+    return 0
+
+
+def _answer(arguments: argparse.Namespace, path: str) -> EnergyAnswer:
+    """The energy of all traces at the path.
+
+    Raises:
+        UsageError: the region is unknown, or no file can be read.
+    """
+    from stepscope.predict.cost.energy_parts import EnergyAnswer, grid_of
+
+    grid = None if arguments.region is None else grid_of(arguments.region)
+    unreadable: list[Unreadable] = []
+    traces = [_energy(arguments, trace) for trace in readable_traces(arguments, [path], unreadable)]
+    traces.sort(key=lambda each: (math.inf if each.rank is None else each.rank, each.path))
+    return EnergyAnswer(tuple(traces), arguments.iterations, arguments.pue, grid)
+
+
+def _energy(arguments: argparse.Namespace, trace: Trace) -> TraceEnergy:
+    from stepscope.diagnosis import diagnose_view
+    from stepscope.diagnosis.view import View
+    from stepscope.predict.cost.energy import energy_of_trace
+    from stepscope.predict.cost.energy_parts import PowerSettings
+    from stepscope.trace.energy_records import record_beside
+
+    if trace.metadata.format == "torch_snapshot":
+        raise UsageError(f"{trace.metadata.path} is a memory snapshot, which holds no times")
+    view = View(trace, None, user_code_from(arguments))
+    powers = PowerSettings(arguments.device_watts, arguments.idle_watts, arguments.cpu_watts)
+    record = record_beside(trace.metadata.path)
+    return energy_of_trace(view, diagnose_view(view).findings, powers, record=record, sampled=_sampled(view))
+
+
+def _sampled(view: View) -> tuple[SampledEnergy, ...]:
+    from stepscope.predict.cost.energy import sampled_energy
+    from stepscope.trace.telemetry import read_telemetry, telemetry_files
+
+    place = Path(view.trace.metadata.path)
+    files = [file for file in telemetry_files(place) if file != place]
+    if not files:
+        return ()
+    try:
+        telemetry = read_telemetry(files)
+    except UsageError:
+        return ()
+    return tuple(sampled_energy(telemetry, view.trace.metadata.origin_unix_ns, view.span, view.step_count))
+
+
+ENERGY: Final = Command(
+    "energy",
+    "What energy a step uses, where it goes, what it emits, and what each finding would save.",
+    _prepare_energy_parser,
+    _run_energy,
+    """\
+Measured where `stepscope run --energy` recorded the run, else from sampled power, else an estimate between bounds,
+with its formula. docs/energy.md explains how, and what is not counted.
+
+examples:
+  stepscope energy RUN --region FRA                          of a run, and the CO2 of it in France
+  stepscope energy trace.json --iterations 4e6               of a whole training
+  stepscope energy trace.json --idle-watts 55 --cpu-watts 120 --pue 1.2
+  stepscope energy trace.json --json - | jq .total.joules
+""",
+)

@@ -1,0 +1,567 @@
+"""Reader for PyTorch's memory snapshots, as pickled by `torch.cuda.memory._dump_snapshot`, or as JSON.
+
+A snapshot has the allocator's segments at the time it was taken and, for each device, the last events before that. The
+totals at each event are computed from the final segments by undoing the events.
+
+Pickles are read by the standard library's unpickler in Python, restricted to plain values. The one in C is six times as
+fast, but cannot be limited: a file of nine bytes makes it allocate 16 GiB (a memo index of 2**30), and a key of tuples
+nested a million deep overflows its stack, which ends the process.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+
+import polars as pl
+
+from stepscope.errors import NotATraceError, UsageError
+from stepscope.readers.source import Budget, ByteSource, Found, Reader, current, text_of
+from stepscope.trace.metadata import Device, Metadata, TraceWarning
+from stepscope.trace.model import PART_ROWS, StoreWriter
+from stepscope.trace.tables import conform, rows_frame
+from stepscope.trace.window import StepRange, Window
+
+LARGEST_SIZE: Final = 1 << 50
+MEMORY_ACTIONS: Final = {"alloc": 1, "free_completed": -1, "free": -1}
+"""Action -> sign of the change in allocated bytes. A block whose free was only requested is still in use."""
+SEGMENT_ACTIONS: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""Action -> sign of the change in reserved bytes."""
+OUT_OF_MEMORY: Final = "oom"
+
+_PASSED_OVER: Final = frozenset({"free_requested", "snapshot", "user_defined", "workspace_snapshot"})
+_LARGEST_ADDRESS: Final = (1 << 63) - 1
+_LATEST_US: Final = 1 << 53
+_MOST_FRAMES: Final = 64
+_LONGEST_ENTRY: Final = 400
+_LONGEST_NAME: Final = 4_000
+_MOST_STACK_BYTES: Final = 256 << 20
+
+
+class SnapshotEvent(NamedTuple):
+    """One event; `stack` is an index into `Stacks` or -1, and `free_bytes` is what the driver had left."""
+
+    time_us: int
+    action: str
+    address: int
+    size: int
+    stack: int
+    free_bytes: int | None
+
+
+class Block(NamedTuple):
+    """A block in use when the snapshot was taken."""
+
+    address: int
+    size: int
+    stack: int
+
+
+class Stacks:
+    """Distinct call stacks, each as the frames "file(line): function", innermost first, joined by ";".
+
+    Attributes:
+        texts: by number.
+        left_out: call stacks dropped because there was too much text.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.left_out = 0
+        self._by_list: dict[int, int] = {}
+        self._by_text: dict[str, int] = {}
+        self._bytes = 0
+
+    def number(self, frames: Any) -> int:
+        """Return the number of these frames' stack; -1 if no frame is from Python.
+
+        Events share lists of frames, which must outlive this object since they are cached by identity.
+        """
+        if type(frames) is not list or not frames:
+            return -1
+        known = self._by_list.get(id(frames))
+        if known is not None:
+            return known
+        entries = [entry for frame in frames[: 4 * _MOST_FRAMES] if (entry := _entry(frame))]
+        text = ";".join(entries[:_MOST_FRAMES])
+        number = self._by_text.get(text, -1) if text else -1
+        if text and number < 0:
+            number = self._added(text)
+        self._by_list[id(frames)] = number
+        return number
+
+    def _added(self, text: str) -> int:
+        if self._bytes + len(text) > _MOST_STACK_BYTES:
+            self.left_out += 1
+            return -1
+        self._bytes += len(text)
+        self._by_text[text] = len(self.texts)
+        self.texts.append(text)
+        return len(self.texts) - 1
+
+
+def _entry(frame: Any) -> str:
+    """A frame of Python or the autograd engine as "file(line): function"; "" for other frames."""
+    if type(frame) is not dict:
+        return ""
+    file, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
+    if type(file) is not str or type(name) is not str or type(line) is not int:
+        return ""
+    name = name[:_LONGEST_NAME]  # one text may be in a million frames
+    if file == "none":  # snapshots that torch converts from a profile have everything in the name
+        text = name
+    elif file.endswith(".py") or file.startswith("<") or "autograd::Engine" in name:
+        text = f"{file[-_LONGEST_ENTRY:]}({min(max(line, 0), 10**8)}): {name}"
+    else:
+        return ""
+    return text[:_LONGEST_ENTRY].replace(";", ",").encode("utf-8", "replace").decode()
+
+
+@dataclass
+class DeviceEvents:
+    """The events of one device's allocator, in order.
+
+    Attributes:
+        blocks: in use at the end, and not allocated by one of the events.
+        allocated_bytes: in use before the first event.
+        reserved_bytes: in segments before the first event.
+        all_bytes: sum over all events, blocks and segments, an upper bound of every total.
+        damaged, unknown: numbers of skipped events.
+    """
+
+    number: int
+    events: list[SnapshotEvent] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    all_bytes: int = 0
+    damaged: int = 0
+    unknown: int = 0
+
+    @classmethod
+    def read(
+        cls, number: int, segments: list[dict[Any, Any]], entries: list[Any], stacks: Stacks, budget: Budget
+    ) -> DeviceEvents:
+        """Read the events and segments of one device."""
+        device = cls(number)
+        for entry in entries:
+            budget.spend("rows", 1)
+            device._add(entry, stacks)
+        at_end, reserved = _at_end(segments, stacks, budget)
+        device.all_bytes = sum(event.size for event in device.events) + sum(block.size for block in at_end) + reserved
+        live: set[int] = set()
+        change = reserved_change = 0
+        for event in device.events:
+            sign = MEMORY_ACTIONS.get(event.action, 0)
+            change += sign * event.size
+            reserved_change += SEGMENT_ACTIONS.get(event.action, 0) * event.size
+            if sign > 0:
+                live.add(event.address)
+            elif sign < 0:
+                live.discard(event.address)
+        device.blocks = [block for block in at_end if block.address not in live]
+        device.allocated_bytes = max(sum(block.size for block in at_end) - change, sum(b.size for b in device.blocks))
+        device.reserved_bytes = max(reserved - reserved_change, 0)
+        return device
+
+    def _add(self, entry: Any, stacks: Stacks) -> None:
+        action = entry.get("action") if type(entry) is dict else None
+        if type(action) is str and action in _PASSED_OVER:
+            return
+        size = _whole(entry.get("size"), LARGEST_SIZE) if type(entry) is dict else None
+        if type(action) is not str or size is None:
+            self.damaged += 1
+            return
+        if action not in MEMORY_ACTIONS and action not in SEGMENT_ACTIONS and action != OUT_OF_MEMORY:
+            self.unknown += 1
+            return
+        address = 0 if action == OUT_OF_MEMORY else _whole(entry.get("addr"), 1 << 64)
+        if address is None:
+            self.damaged += 1
+            return
+        # Snapshots that torch converts from a profile have no times: space events a microsecond apart.
+        time_us = _whole(entry.get("time_us"), _LATEST_US) or len(self.events) + 1
+        free = _whole(entry.get("device_free"), LARGEST_SIZE)
+        stack = stacks.number(entry.get("frames"))
+        self.events.append(SnapshotEvent(time_us, action, address & _LARGEST_ADDRESS, size, stack, free))
+
+
+def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[dict[Any, Any]]]:
+    """Group the segments by device number."""
+    found: dict[int, list[dict[Any, Any]]] = {}
+    for segment in segments:
+        budget.spend("rows", 1)
+        number = segment.get("device", 0) if type(segment) is dict else None
+        if type(number) is int:
+            found.setdefault(number, []).append(segment)
+    return found
+
+
+def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> tuple[list[Block], int]:
+    """A device's blocks in use when the snapshot was taken, and the bytes of its segments."""
+    found: list[Block] = []
+    reserved = 0
+    for segment in segments:
+        reserved += _whole(segment.get("total_size"), LARGEST_SIZE) or 0
+        address = _whole(segment.get("address"), 1 << 64) or 0
+        blocks = segment.get("blocks")
+        for block in blocks if type(blocks) is list else []:
+            budget.spend("rows", 1)
+            if type(block) is not dict:
+                continue
+            size = _whole(block.get("size"), LARGEST_SIZE) or 0
+            begin = _whole(block.get("address"), 1 << 64)
+            state = block.get("state")
+            if type(state) is str and state.startswith("active"):
+                frames, requested = _of_block(block, size)
+                place = (address if begin is None else begin) & _LARGEST_ADDRESS
+                found.append(Block(place, requested, stacks.number(frames)))
+            address += size
+    return found, reserved
+
+
+def _of_block(block: dict[Any, Any], size: int) -> tuple[Any, int]:
+    """A block's frames and requested bytes, which old snapshots keep in its history."""
+    history = block.get("history")
+    if type(history) is list and history and type(history[0]) is dict:
+        return history[0].get("frames"), _whole(history[0].get("real_size"), LARGEST_SIZE) or size
+    return block.get("frames"), _whole(block.get("requested_size"), LARGEST_SIZE) or size
+
+
+def _whole(value: Any, limit: int) -> int | None:
+    return value if type(value) is int and 0 <= value < limit else None
+
+
+OUT_OF_MEMORY_NAME: Final = "out of memory"
+DEVICE_FREE_NAME: Final = "device free"
+FIRST_EVENT_NS: Final = 1_000
+"""Time of the first event; blocks allocated before it are at 0."""
+_LARGEST_TOTAL: Final = 1 << 62
+_THERE_BEFORE: Final = "there before"
+_EVENT_SCHEMA: Final = {
+    "time_us": pl.Int64,
+    "action": pl.String,
+    "address": pl.Int64,
+    "size": pl.Int64,
+    "stack": pl.Int64,
+    "free_bytes": pl.Int64,
+}
+
+
+def write_tables(
+    writer: StoreWriter, devices: list[DeviceEvents], stacks: Stacks, origin_us: int, window: Window | None
+) -> None:
+    """Write lanes, memory, launches, annotations and counters, with times relative to `origin_us`.
+
+    Args:
+        origin_us: the time of the first event of any device.
+    """
+    lanes = [
+        {
+            "lane": lane,
+            "kind": "other",
+            "process": str(device.number),
+            "thread": "allocator",
+            "name": f"allocator of device {device.number}",
+            "device": str(device.number),
+        }
+        for lane, device in enumerate(devices)
+    ]
+    writer.write_part("lanes", conform("lanes", pl.DataFrame(lanes)))
+    texts = pl.Series(stacks.texts, dtype=pl.String)
+    tables = [_tables(lane, device, texts, origin_us) for lane, device in enumerate(devices)]
+    for table in ("memory", "launches", "annotations", "counters"):
+        rows = pl.concat([conform(table, found[table]) for found in tables]).sort("start_ns", maintain_order=True)
+        if window is not None:
+            rows = rows.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+        for first in range(0, rows.height, PART_ROWS):
+            writer.write_part(table, rows.slice(first, PART_ROWS))
+
+
+def _tables(lane: int, device: DeviceEvents, texts: pl.Series, origin_us: int) -> dict[str, pl.DataFrame]:
+    """Memory with the totals after each allocation and free, driver calls, failed requests, and free device memory."""
+    before = [SnapshotEvent(0, _THERE_BEFORE, block.address, block.size, block.stack, None) for block in device.blocks]
+    held_before = device.allocated_bytes - sum(block.size for block in device.blocks)
+    action, size = pl.col("action"), pl.col("size")
+    change = size * action.replace_strict({_THERE_BEFORE: 1, **MEMORY_ACTIONS}, default=None, return_dtype=pl.Int64)
+    reserved = size * action.replace_strict(SEGMENT_ACTIONS, default=0, return_dtype=pl.Int64)
+    since_first_us = (pl.col("time_us") - origin_us).clip(lower_bound=0)
+    rows = rows_frame([*before, *device.events], _EVENT_SCHEMA)
+    stack = rows.select(pl.when(pl.col("stack") >= 0).then("stack")).to_series()
+    rows = rows.with_columns(
+        texts.gather(stack).alias("call_stack"),
+        start_ns=pl.when(action == _THERE_BEFORE).then(0).otherwise(since_first_us * 1000 + FIRST_EVENT_NS),
+        duration_ns=pl.lit(0),
+        lane=pl.lit(lane),
+        device=pl.lit(str(device.number)),
+        bytes=change,
+        total_allocated=(held_before + change.fill_null(0).cum_sum()).clip(0, _LARGEST_TOTAL),
+        total_reserved=(device.reserved_bytes + reserved.cum_sum()).clip(0, _LARGEST_TOTAL),
+    )
+    calls = rows.filter(action.is_in([*SEGMENT_ACTIONS, OUT_OF_MEMORY]))
+    name = pl.when(action == OUT_OF_MEMORY).then(pl.lit(OUT_OF_MEMORY_NAME)).otherwise(action)
+    failures = calls.filter(action == OUT_OF_MEMORY)
+    free = failures.drop_nulls("free_bytes")
+    return {
+        "memory": rows.filter(pl.col("bytes").is_not_null()),
+        "launches": calls.drop("call_stack").with_columns(name=name, kind=pl.lit("allocate"), bytes="size"),
+        "annotations": failures.with_columns(name=name, kind=pl.lit("device")),
+        "counters": free.with_columns(name=pl.lit(DEVICE_FREE_NAME), series=pl.lit(""), value="free_bytes"),
+    }
+
+
+Plain: TypeAlias = "dict[Any, Any] | list[Any] | tuple[Any, ...] | str | bytes | int | float | bool | None"
+
+_PIECE_BYTES: Final = 1 << 20
+"""Bytes of the pickle between two checks of time and memory; each byte may be a value."""
+_LONGEST_NUMBER: Final = 16
+_KEYS: Final = (str, int, float, bool, type(None))
+_OBJECTS: Final = frozenset(b"cRi\x93\x81\x92obPQ\x82\x83\x84\x97\x98")
+"""Opcodes that are rejected: GLOBAL, REDUCE, INST, STACK_GLOBAL, NEWOBJ, NEWOBJ_EX, OBJ, BUILD, persistent identifiers,
+extensions and buffers.
+"""
+
+
+class _RefusedError(Exception):
+    """Why a pickle is rejected, in words that follow "is a Python pickle that "."""
+
+
+def load(data: bytes, name: str) -> Plain:
+    """Return the value of a pickle of protocol 2 to 5.
+
+    Raises NotATraceError if it is damaged or holds more than plain values.
+    """
+    unpickler = _PlainUnpickler(data)
+    try:
+        value: Plain = unpickler.load()
+        unpickler.account()
+    except (_RefusedError, EOFError) as error:
+        raise NotATraceError(f"{name} is a Python pickle that {str(error) or 'is cut off'}") from None
+    except (
+        *(pickle.UnpicklingError, LookupError, struct.error, UnicodeDecodeError, AttributeError, TypeError, ValueError),
+        *(OverflowError, MemoryError),
+    ) as error:
+        raise NotATraceError(
+            f"{name} is a Python pickle that is damaged or cut off ({type(error).__name__}: {error})"
+        ) from None
+    return value
+
+
+class _Pieces(io.RawIOBase):
+    def __init__(self, data: bytes, each: Callable[[], None]) -> None:
+        self._rest = memoryview(data)
+        self._each = each
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._each()
+        piece = self._rest[: min(len(buffer), _PIECE_BYTES)]
+        buffer[: len(piece)] = piece
+        self._rest = self._rest[len(piece) :]
+        return len(piece)
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """The standard library's unpickler, restricted to plain values, which it counts."""
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {}  # filled below
+    stack: list[Any]
+    metastack: list[list[Any]]
+    memo: dict[int, Any]
+    read: Callable[[int], bytes]
+    pop_mark: Callable[[], list[Any]]
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BufferedReader(_Pieces(data, self.account), _PIECE_BYTES))
+        self.containers = 0
+        self._accounted = 0
+        self._budget = current()
+
+    def account(self) -> None:
+        """Spend the values made since the last call; each costs one byte of the file, but up to a hundred of memory."""
+        made = self.containers + len(self.memo)
+        self._budget.spend("values", made - self._accounted)
+        self._accounted = made
+        self._budget.require("values", len(getattr(self, "stack", ())))
+        self._budget.tick()
+
+    def mark(self) -> None:
+        self._budget.require("depth", len(self.metastack) + 1)
+        pickle._Unpickler.dispatch[pickle.MARK[0]](self)  # type: ignore[arg-type]
+
+    def skip_frame(self) -> None:
+        self.read(8)
+
+    def long1(self) -> None:
+        length = self.read(1)[0]
+        if length > _LONGEST_NUMBER:
+            raise _RefusedError("holds a number of more than 16 bytes")
+        self.stack.append(int.from_bytes(self.read(length), "little", signed=True))
+
+    def dict_to_mark(self) -> None:
+        values = self.pop_mark()
+        self.stack.append({})
+        self._fill(values)
+
+    def set_item(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._fill([key, value])
+
+    def set_items(self) -> None:
+        self._fill(self.pop_mark())
+
+    def _fill(self, values: list[Any]) -> None:
+        """Set items of the dictionary on top of the stack, from alternating keys and values."""
+        target = self.stack[-1]
+        if type(target) is not dict:
+            raise _RefusedError("sets items of something that is no dictionary")
+        if len(values) % 2:
+            raise _RefusedError("is damaged: a key without a value")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if type(key) not in _KEYS:  # hashing a deeply nested tuple could overflow the interpreter's stack
+                raise _RefusedError("has keys that are neither texts nor numbers")
+            target[key] = value
+
+
+def _refused(code: int) -> Callable[[Any], None]:
+    def refuse(_: Any) -> None:
+        raise _RefusedError(
+            "holds objects of Python classes, which could run code: not read; a memory snapshot holds none"
+            if code in _OBJECTS
+            else f"has an operation that memory snapshots do not use ({bytes([code])!r})"
+        )
+
+    return refuse
+
+
+def _counted(operation: Callable[[Any], None]) -> Callable[[Any], None]:
+    def count(unpickler: _PlainUnpickler) -> None:
+        unpickler.containers += 1
+        operation(unpickler)
+
+    return count
+
+
+_CONTAINERS: Final = b"}])tld\x85\x86\x87"
+_OTHERS: Final = b"\x80(012aesuN\x88\x89KMJ\x8aG\x8cX\x8dCB\x8e\x94qrhj.\x95"
+_OWN: Final[dict[int, Callable[[Any], None]]] = {
+    pickle.MARK[0]: _PlainUnpickler.mark,
+    pickle.FRAME[0]: _PlainUnpickler.skip_frame,
+    pickle.LONG1[0]: _PlainUnpickler.long1,
+    pickle.DICT[0]: _PlainUnpickler.dict_to_mark,
+    pickle.SETITEM[0]: _PlainUnpickler.set_item,
+    pickle.SETITEMS[0]: _PlainUnpickler.set_items,
+}
+_KNOWN: Final[dict[int, Callable[[Any], None]]] = {**pickle._Unpickler.dispatch, **_OWN}
+_PlainUnpickler.dispatch.update({code: _refused(code) for code in range(256)})
+_PlainUnpickler.dispatch.update({code: _KNOWN[code] for code in _OTHERS})
+_PlainUnpickler.dispatch.update({code: _counted(_KNOWN[code]) for code in _CONTAINERS})
+
+
+MOST_DEVICES: Final = 1024
+MOST_BYTES: Final = 1 << 61
+"""Limit for the bytes of all events together; sums are kept in 64 bits."""
+
+_PICKLES: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_EPOCH_US: Final = 10**15
+"""Smaller times do not count from 1970."""
+_PARTS: Final = ("segments", "device_traces")
+
+
+def recognises(head: bytes) -> bool:
+    """Whether a file starts like a pickle, or like a snapshot as JSON."""
+    if head.startswith(_PICKLES):
+        return True
+    text = text_of(head)[:4096]
+    begins = text.startswith(b"{") and b'"traceEvents"' not in text
+    return begins and any(f'"{part}"'.encode() in text for part in _PARTS)
+
+
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+    """Read a snapshot into the tables of `writer`: memory events with call stacks, driver calls and failed requests.
+
+    Raises:
+        NotATraceError: it is not a snapshot, or holds more than plain values.
+        UsageError: steps were requested, which a snapshot does not have.
+    """
+    content = _value(b"".join(source.blocks()), source.name)
+    if steps is not None:
+        raise UsageError(f"{source.name} is a memory snapshot, which has no steps: choose a part of it with --window")
+    segments, traces = _checked(content, source.name)
+    stacks = Stacks()
+    budget = current()
+    parts = segments_by_device(segments, budget)
+    devices = [
+        DeviceEvents.read(number, parts.get(number, []), events, stacks, budget) for number, events in enumerate(traces)
+    ]
+    if sum(device.all_bytes for device in devices) > MOST_BYTES:
+        raise NotATraceError(f"{source.name} is no memory snapshot: it tells of more memory than there can be")
+    devices = [device for device in devices if device.events or device.blocks]
+    if not devices:
+        raise NotATraceError(f"{source.name} is a memory snapshot without a single allocation")
+    origin_us = min((event.time_us for device in devices for event in device.events if event.time_us), default=0)
+    write_tables(writer, devices, stacks, origin_us, window)
+    metadata = Metadata(
+        path=source.name,
+        format="torch_snapshot",
+        events=sum(len(device.events) for device in devices),
+        origin_unix_ns=origin_us * 1000 - FIRST_EVENT_NS if origin_us > _EPOCH_US else None,
+        devices=tuple(Device(device=str(device.number)) for device in devices),
+        recorded=("memory", *(["stacks"] if stacks.texts else [])),
+        window=window,
+    )
+    return metadata, _warnings(source, devices, stacks)
+
+
+def _value(data: bytes, name: str) -> Plain:
+    if data.startswith(_PICKLES):
+        return load(data, name)
+    current().require("values", data.count(b"[") + data.count(b"{"))  # a byte or two each, but a hundred in memory
+    try:
+        value: Plain = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NotATraceError(f"{name} looks like a memory snapshot as JSON, but cannot be read: {error}") from None
+    return value
+
+
+def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]]]:
+    """The segments, and the events of each device; `torch.cuda.memory_snapshot()` returns only the segments."""
+    if isinstance(content, list):
+        content = {"segments": content, "device_traces": []}
+    if not isinstance(content, dict) or not any(part in content for part in _PARTS):
+        what = "a value" if not isinstance(content, dict) else "a dictionary"
+        raise NotATraceError(
+            f"{name} is {what} of Python, but no memory snapshot: it has neither 'segments' nor 'device_traces'"
+        )
+    segments, traces = content.get("segments", []), content.get("device_traces", [])
+    if not isinstance(segments, list) or not isinstance(traces, list):
+        raise NotATraceError(f"{name} is no memory snapshot: its 'segments' or 'device_traces' are no list")
+    if len(traces) > MOST_DEVICES:
+        raise NotATraceError(f"{name} is no memory snapshot: it tells of {len(traces):,} devices")
+    traces = [events if isinstance(events, list) else [] for events in traces]
+    numbers = [each.get("device", 0) for each in segments if isinstance(each, dict)]
+    count = max(
+        [len(traces), *(number + 1 for number in numbers if isinstance(number, int) and 0 <= number < MOST_DEVICES)]
+    )
+    return segments, traces + [[]] * (count - len(traces))
+
+
+def _warnings(source: ByteSource, devices: list[DeviceEvents], stacks: Stacks) -> tuple[TraceWarning, ...]:
+    damaged = sum(device.damaged for device in devices)
+    found = {
+        "call_stacks_left_out": (stacks.left_out, "call stacks were left out, because there was too much text in them"),
+        "damaged_event": (damaged, "events without an action, address or size were skipped"),
+        "unknown_event": (sum(device.unknown for device in devices), "events of an unknown kind were skipped"),
+        "compressed_data": (int(source.damage is not None), f"{source.damage}; what could be unpacked was read"),
+    }
+    return tuple(TraceWarning(kind, count, detail) for kind, (count, detail) in found.items() if count)
+
+
+READER: Final = Reader("torch_snapshot", recognises, read)
