@@ -16,7 +16,7 @@ from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.errors import TraceError
 from stepscope.readers import open_trace
-from stepscope.report.words.diagnosis import headline
+from stepscope.report.words import headline
 from tests.claims import false_headline, unsupported
 from tests.recount import Recount, differences
 from tests.unit.rendered import json_report
