@@ -13,6 +13,7 @@ the user's own program propagate, without our frames in the traceback. Imports o
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ import threading
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
-from types import CodeType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from stepscope.errors import StepscopeError
@@ -345,15 +346,30 @@ def failed(error: BaseException, where: str) -> None:
         raise interrupts[0]
 
 
+def current_frames() -> dict[int, FrameType]:
+    """Return each thread's frame, as `sys._current_frames` does, which up to Python 3.11 may deadlock.
+
+    It holds the lock of the list of threads while it makes objects. If that starts the garbage collector, and a
+    callback or finalizer lets another thread run, which then begins or ends a thread, neither goes on.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _take_off() -> None:
     """Remove everything once no thread is inside an entry; a removal bound to a live thread waits for that thread."""
     here, process = get_ident(), os.getpid()
     with _lock:
-        if _inside.intersection(sys._current_frames()):
+        if _inside.intersection(running := current_frames()):
             return
         own = {key: held for key, held in _held.items() if held.process == process}
         bound = [held for held in own.values() if held.thread not in (None, here)]
-        if any(held.thread in sys._current_frames() for held in bound):
+        if any(held.thread in running for held in bound):
             return
         for key in own:
             del _held[key]

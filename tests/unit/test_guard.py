@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import itertools
 import os
@@ -314,6 +315,22 @@ def test_a_rewrite_that_cannot_be_asked_about_is_left_out() -> None:
 
     assert Guard(lambda *_: True)(0) is False
     assert guard.has_failed()
+
+
+def test_the_collector_rests_while_frames_of_threads_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it runs, a callback of it may let a thread begin, which waits for ever: see `guard.current_frames`."""
+    states: list[bool] = []
+    reading = sys._current_frames
+    monkeypatch.setattr(sys, "_current_frames", lambda: (states.append(gc.isenabled()), reading())[1])
+    for enabled in (True, False):
+        (gc.enable if enabled else gc.disable)()
+        assert threading.get_ident() in guard.current_frames()
+        states.append(gc.isenabled())
+    gc.enable()
+
+    assert states == [False, True, False, False]
+    modules = Path(guard.__file__).parent.rglob("*.py")
+    assert [path.name for path in modules if "sys._current_frames()" in path.read_text()] == ["guard.py"]
 
 
 def _fails_in(name: str) -> Callable[[str], None]:

@@ -270,11 +270,7 @@ def _of_its_host(trace: Trace, path: str | Path) -> Trace:
 
 
 def _read(
-    path: str | Path,
-    writer: StoreWriter,
-    window: Window | None,
-    steps: StepRange | None,
-    progress: Progress | None,
+    path: str | Path, writer: StoreWriter, window: Window | None, steps: StepRange | None, progress: Progress | None
 ) -> Found:
     source = ByteSource(path, progress)
     Budget.of(source.name)

@@ -45,6 +45,9 @@ many.
 """
 LOOK_AFTER_STEPS: Final = 2
 """Steps before those whose values are looked at."""
+_LOOK_S: Final = 5.0
+_LOOK_STEPS: Final = 20
+"""A look ends after this time, or that of so many steps, even if no step ends: the program may have left its loop."""
 CALL_PATIENCE_S: Final = 3.0
 MOST_FORWARD_CALLS: Final = 512
 """Time, or number of forward calls, after which each of them is a step unless a function around them was repeated."""
@@ -153,7 +156,7 @@ class FirstRecording:
         self._look.border()
         self._watch_evaluations()
         if self.phase is Phase.WARMING_UP and self._counted == LOOK_AFTER_STEPS and self._looks:
-            self._look.start()
+            self._look.start(max(_LOOK_S, (now - self._begun_s) * _LOOK_STEPS))
         if self.phase is Phase.WARMING_UP and self._is_warm(now):
             self._look.stop()
             if is_helper():

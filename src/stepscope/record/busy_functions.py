@@ -41,8 +41,9 @@ class BusyFunctions(dict[CodeType, int]):
         super().__init__()
         self._is_users = is_users
         self._notes: dict[int, Notes] = {}
-        self._over = threading.Event()
+        self._is_over = False  # no threading.Event, whose lock a forked child may inherit
         self._is_sampling = False
+        self._intervals_s: tuple[float, float] | None = None  # the program's, and ours in its place
 
     def follow(self, notes: Notes) -> None:
         """Sample this thread's busy functions into its notes."""
@@ -57,29 +58,34 @@ class BusyFunctions(dict[CodeType, int]):
         found = [code for code, count in counts.items() if count >= _BUSY_SHARE * REVIEW_EVERY]
         for code in found:
             self[code] = self.get(code, 0) + 1
-        if found and not self._is_sampling and not self._over.is_set():
+        if found and not self._is_sampling and not self._is_over:
             self._is_sampling = True
             _thread.start_new_thread(self._sample, ())  # hidden from the program's list of threads
         return found
 
     def stop(self) -> None:
-        """End the sampling."""
-        self._over.set()
+        """End the sampling, also in a forked child, which has no thread that samples."""
+        self._is_over = True
+        intervals_s, self._intervals_s = self._intervals_s, None
+        if intervals_s is not None and sys.getswitchinterval() == intervals_s[1]:  # the program has chosen no other one
+            sys.setswitchinterval(intervals_s[0])
 
     @guard.entry(in_background=True)
     def _sample(self) -> None:
         usual_s = sys.getswitchinterval()
         sys.setswitchinterval(min(usual_s, _SWITCH_S))
-        ours_s = sys.getswitchinterval()
+        self._intervals_s = usual_s, sys.getswitchinterval()
         try:
-            while not self._over.wait(_INTERVAL_S):
-                frames = sys._current_frames()
+            while True:
+                time.sleep(_INTERVAL_S)
+                frames = guard.current_frames()
+                if self._is_over:
+                    return
                 for thread, notes in list(self._notes.items()):
                     self._note(notes, frames.get(thread))
                 del frames
         finally:
-            if sys.getswitchinterval() == ours_s:  # the program has not chosen another one meanwhile
-                sys.setswitchinterval(usual_s)
+            self.stop()
 
     def _note(self, notes: Notes, frame: FrameType | None) -> None:
         """Note the line of a busy function; the part of its call that was not sampled yet belongs to it as well."""

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from stepscope import guard
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.schedule import RecordOptions
+from stepscope.record.unseen import unseen
 
 PATIENCE_S: Final = 60.0
 
@@ -131,12 +132,14 @@ class ProfilerRecording:
 
     def _mark_step(self, annotation: Any) -> None:
         self._annotation = annotation
-        annotation.__enter__()
+        with unseen:
+            annotation.__enter__()
 
     def _close_step(self) -> None:
         annotation, self._annotation = self._annotation, None
         if annotation is not None:
-            annotation.__exit__(None, None, None)
+            with unseen:
+                annotation.__exit__(None, None, None)
 
 
 class CaptureHandle:

@@ -8,6 +8,7 @@ Values are not read, so a device is not waited for.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 from stepscope import guard
-from stepscope.record.lines import is_users
+from stepscope.record.lines import hide_from_compiler, is_users
 from stepscope.trace.program_facts import ConstantFacts
 
 STEPS: Final = 2
@@ -78,10 +79,15 @@ class ConstantLook:
         self._noted = 0
         self._found: tuple[ConstantFacts, ...] = ()
         self._mode: Any = None
+        self._until_s = float("inf")
         self._restore: list[Callable[[], None]] = []
 
-    def start(self) -> None:
-        """Begin with the step that begins now, unless something else watches functions, or compiles them."""
+    def start(self, until_s: float = float("inf")) -> None:
+        """Begin with the step that begins now, unless something else watches functions, or compiles them.
+
+        Args:
+            until_s: when the look ends by itself, on the monotonic clock, if no step ends it before.
+        """
         import torch
         from torch.overrides import TorchFunctionMode
 
@@ -96,7 +102,9 @@ class ConstantLook:
                 except BaseException as error:
                     guard.hide(error)
                     raise
-                if not look.is_over and not torch._C._get_tracing_state():
+                if look.is_over:
+                    look.leave()
+                elif not torch._C._get_tracing_state():
                     with torch._C.DisableTorchFunction():  # reading a tensor is no call of its class's
                         look.called(function, args, kwargs or {}, result)
                 return result
@@ -107,12 +115,14 @@ class ConstantLook:
         self._restore = [guard.put(overrides, "has_torch_function", asked), guard.put(torch, "compile", compiling)]
         self._mode = Watching()
         self._mode.__enter__()
-        self.is_over = False
+        self.is_over, self._until_s = False, until_s
         self._steps.append(_Step())
 
     def _has_function(self, original: Any, relevant: Any) -> bool:
         """What `original` answers without the watch: modules of torch choose quicker functions, of other results."""
         overrides: Any = sys.modules["torch.overrides"]
+        if self.is_over:
+            self._give_back()
         if overrides._get_current_function_mode() is not self._mode:
             return bool(original(relevant))
         overrides._pop_mode()
@@ -143,17 +153,39 @@ class ConstantLook:
         self._forget()
         self.take_off()
 
-    def take_off(self) -> None:
-        """Remove the watch from this thread, also from below what the program has put on it since."""
-        overrides: Any = sys.modules.get("torch.overrides")
-        modes = overrides._get_current_function_mode_stack() if self._mode is not None else []
-        if self._mode in modes:
-            above = [overrides._pop_mode() for _ in modes[modes.index(self._mode) :]]
-            for each in above[-2::-1]:
-                overrides._push_mode(each)
-            self._mode = None
+    def take_off(self) -> bool:
+        """Remove the watch, if it is on this thread, also from below what the program has put on it since."""
+        self._give_back()
+        if self._mode is None:
+            return False
+        overrides: Any = sys.modules["torch.overrides"]
+        place = next(
+            (at for at, each in enumerate(overrides._get_current_function_mode_stack()) if each is self._mode), None
+        )
+        if place is None:
+            return False
+        above = [overrides._pop_mode() for _ in overrides._get_current_function_mode_stack()[place:]]
+        for each in above[-2::-1]:
+            overrides._push_mode(each)
+        self._mode = None
+        return True
+
+    def _give_back(self) -> None:
         while self._restore:
             self._restore.pop()()
+
+    @guard.entry
+    def leave(self) -> None:
+        """Take the watch off soon: torch has taken it off for this call, and puts it back when the call returns."""
+        self._give_back()
+        if sys.getprofile() is None:
+            hide_from_compiler(self._next)
+            sys.setprofile(self._next)
+
+    @guard.inline("record.constants.ConstantLook.leave")
+    def _next(self, frame: FrameType, event: str, value: Any) -> None:
+        if self.take_off() or self._mode is None:
+            sys.setprofile(None)
 
     def _forget(self) -> None:
         self._known.clear()
@@ -162,7 +194,7 @@ class ConstantLook:
     def called(self, function: Any, positional: Any, named: Any, result: Any) -> None:
         """Note a call of one of torch's functions; one that cannot be understood is skipped."""
         self._noted += 1
-        if self._noted > _MOST_NOTED:
+        if self._noted > _MOST_NOTED or time.monotonic() > self._until_s:
             self.is_over = True
             self._steps.clear()
             return

@@ -28,6 +28,7 @@ from stepscope.record.captures import (
     Recording,
 )
 from stepscope.record.schedule import RecordOptions
+from stepscope.record.unseen import unseen
 
 __all__ = [
     "CaptureHandle",
@@ -135,6 +136,10 @@ class StepController:
 
         This is a guard entry: it raises only the SystemExit by which a listener ends the program.
         """
+        with unseen:
+            self._boundary(source)
+
+    def _boundary(self, source: StepSource) -> None:
         if source is not self.source:
             if source < self.source:
                 return

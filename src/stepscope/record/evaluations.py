@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any, Final
 
 from stepscope import guard
-from stepscope.record.lines import line_of
+from stepscope.record.lines import compiling, line_of
+from stepscope.record.program_objects import attributes
 from stepscope.trace.program_facts import EvaluationFacts
 
 _SKIPPED: Final = 2
@@ -35,7 +36,8 @@ class EvaluationWatch:
         self.stop()
         if kind is not None:
             self._steps, self._evaluates, self._begun_ns = [], False, self._clock_ns()
-            self._restore = guard.put(kind, "train", guard.around(kind.train, before=self.switched))
+            ours = guard.around(kind.train, before=self.switched, unless=compiling())
+            self._restore = guard.put(kind, "train", ours)
 
     def stop(self) -> None:
         if self._restore is not None:
@@ -45,7 +47,7 @@ class EvaluationWatch:
     @guard.entry
     def switched(self, module: Any, mode: bool = True) -> None:
         """A module's mode is being set."""
-        if not mode and module.training:
+        if not mode and attributes(module).get("training"):
             self._evaluates = True
             code, line = line_of(sys._getframe())
             if code is not None and line is not None:

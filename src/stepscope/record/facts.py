@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,9 @@ from stepscope.record.annotations import CheckpointCalls
 from stepscope.record.counters import PauseWatch, StepCounters
 from stepscope.record.input_stages import InputWatch, input_watch
 from stepscope.record.manifest import speed_environment
+from stepscope.record.program_objects import attributes, groups_of, parameters_in, parameters_of
 from stepscope.record.step_times import mark, start_times
+from stepscope.record.unseen import unseen
 from stepscope.trace.program_facts import (
     KEY,
     CompilationFacts,
@@ -81,17 +84,16 @@ class LiveObjects:
             "data_parallel": _loaded(*_DATA_PARALLEL),
         }
         everything = gc.get_objects()
-        classes = {type(each) for each in everything}
+        classes = {id(type(each)): type(each) for each in everything}
         self._found: dict[str, list[Any]] = {}
         for name, kind in kinds.items():
-            wanted = {each for each in classes if kind is not None and issubclass(each, kind)}
-            self._found[name] = [each for each in everything if type(each) in wanted] if wanted else []
+            wanted = {number for number, each in classes.items() if kind is not None and issubclass(each, kind)}
+            self._found[name] = [each for each in everything if id(type(each)) in wanted] if wanted else []
 
     def optimizers(self) -> tuple[OptimizerFacts, ...]:
         """Return the optimizers that are not wrapped by others, once each."""
-        inner = {id(vars(each).get("optimizer")) for each in self._found["optimizers"]}
-        wrapping = [each for each in self._found["optimizers"] if "optimizer" in vars(each)]
-        shown = [each for each in self._found["optimizers"] if each not in wrapping or not inner]
+        shown = [each for each in self._found["optimizers"] if "optimizer" not in attributes(each)]
+        shown = shown or self._found["optimizers"]
         found = []
         for each in shown[:MOST]:
             with guard.attempt():
@@ -105,26 +107,28 @@ class LiveObjects:
                 found.append(_distributed(each))
         for each in self._found["data_parallel"][:MOST]:
             with guard.attempt():
-                gradient_bytes = _bytes(one for one in each.parameters() if one.requires_grad)
-                found.append(
-                    DataParallelFacts(kind="DataParallel", devices=len(each.device_ids), gradient_bytes=gradient_bytes)
-                )
+                gradient_bytes = _bytes(one for one in parameters_in(each) if one.requires_grad)
+                devices = len(attributes(each)["device_ids"])
+                found.append(DataParallelFacts(kind="DataParallel", devices=devices, gradient_bytes=gradient_bytes))
         return tuple(found)
 
     def model(self) -> ModelFacts | None:
         """Return sizes of all parameters, optimizer state and module buffers; None without parameters."""
+        import torch
+
         parameters = self._found["parameters"]
         if not parameters:
             return None
         buffers: dict[int, Any] = {}
         for module in self._found["modules"]:
-            buffers.update({id(one): one for one in vars(module).get("_buffers", {}).values() if one is not None})
+            held = attributes(module).get("_buffers", {})
+            buffers.update({id(one): one for one in held.values() if one is not None})
         state = {
             id(value): value
             for optimizer in self._found["optimizers"]
-            for values in list(getattr(optimizer, "state", {}).values())
-            for value in (values.values() if isinstance(values, dict) else ())
-            if hasattr(value, "element_size")
+            for values in list(attributes(optimizer).get("state", {}).values())
+            for value in (list(dict.values(values)) if issubclass(type(values), dict) else ())
+            if issubclass(type(value), torch.Tensor)
         }
         return ModelFacts(
             parameters=sum(one.numel() for one in parameters),
@@ -136,8 +140,7 @@ class LiveObjects:
 
 
 def _optimizer(optimizer: Any) -> OptimizerFacts:
-    groups = optimizer.param_groups
-    tensors = [tensor for group in groups for tensor in group["params"]]
+    groups, tensors = groups_of(optimizer), parameters_of(optimizer)
     devices = [tensor.device.type for tensor in tensors]
     return OptimizerFacts(
         name=type(optimizer).__name__,
@@ -173,24 +176,25 @@ def _implementation(group: dict[str, Any], tensors: list[Any]) -> str | None:
 
 
 def _distributed(module: Any) -> DataParallelFacts:
-    trained = [one for one in module.parameters() if one.requires_grad]
+    own = attributes(module)
+    trained = [one for one in parameters_in(module) if one.requires_grad]
     without = sum(one.grad is None for one in trained)
-    bucket_bytes = getattr(module, "bucket_bytes_cap", None)
+    bucket_bytes = own.get("bucket_bytes_cap")
     backend = None
     with guard.attempt():
         import torch.distributed
 
-        backend = str(torch.distributed.get_backend(module.process_group))
-    ids = getattr(module, "device_ids", None)
+        backend = str(torch.distributed.get_backend(own["process_group"]))
+    ids = own.get("device_ids")
     return DataParallelFacts(
         kind="DistributedDataParallel",
         devices=len(ids) if ids else None,
         backend=backend,
         bucket_bytes=bucket_bytes if isinstance(bucket_bytes, int) else None,
         gradient_bytes=_bytes(trained),
-        find_unused_parameters=bool(getattr(module, "find_unused_parameters", False)),
-        gradient_as_bucket_view=bool(getattr(module, "gradient_as_bucket_view", False)),
-        static_graph=bool(getattr(module, "static_graph", False)),
+        find_unused_parameters=bool(own.get("find_unused_parameters")),
+        gradient_as_bucket_view=bool(own.get("gradient_as_bucket_view")),
+        static_graph=bool(own.get("static_graph")),
         unused_parameters=without if without < len(trained) else None,  # after zero_grad the gradients are gone
     )
 
@@ -247,7 +251,8 @@ class FactsRecording:
         self._is_on = False
         self._pauses.stop()
         guard.attempted(self._checkpoints.stop)
-        facts = guard.attempted(self._facts)
+        with unseen:
+            facts = guard.attempted(self._facts)
         guard.attempted(lambda: self._watch.uninstall(self))
         return facts
 
@@ -351,7 +356,7 @@ class PaddingSamples:
     @guard.entry
     def seen(self, _: None, batch: Any, iterator: Any) -> None:
         """Measure a batch; one that cannot be inspected is skipped."""
-        with guard.attempt():
+        with guard.attempt(), unseen:
             self.add(batch)
 
     def add(self, batch: Any) -> None:
@@ -461,12 +466,15 @@ def _is_sequences(tensor: Any) -> bool:
 def _tensors(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
     import torch
 
-    if isinstance(value, torch.Tensor):
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
         if _is_sequences(value):
             yield name, value
-    elif depth < _DEEPEST and hasattr(value, "items"):
-        for key, inner in list(value.items())[:32]:
+    elif depth < _DEEPEST and issubclass(kind, (dict, UserDict)):
+        named = value if issubclass(kind, dict) else attributes(value).get("data", {})
+        for key, inner in list(dict.items(named))[:32]:
             yield from _tensors(inner, f"{name}.{key}".strip("."), depth + 1)
-    elif depth < _DEEPEST and isinstance(value, (list, tuple)):
-        for place, inner in enumerate(value[:32]):
+    elif depth < _DEEPEST and issubclass(kind, (list, tuple)):
+        parts = list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)
+        for place, inner in enumerate(islice(parts, 32)):
             yield from _tensors(inner, f"{name}[{place}]", depth + 1)

@@ -17,7 +17,14 @@ from typing import Any, Final
 
 from stepscope import guard
 from stepscope.record.kept_graphs import is_plain
-from stepscope.record.lines import names_in_roots
+from stepscope.record.program_objects import (
+    attributes,
+    is_module,
+    modules_in,
+    names_in_roots,
+    parameters_in,
+    parameters_of,
+)
 from stepscope.trace.program_facts import BackwardFacts
 
 _MOST_NODES: Final = 20_000
@@ -113,7 +120,7 @@ class GradientLook:
     def _step(self, frame: FrameType) -> None:
         self._time += 1
         with guard.attempt():
-            for each in _updated(frame.f_locals.get("self")):
+            for each in parameters_of(frame.f_locals.get("self")):
                 self._uses.setdefault(id(each), _Use()).steps.append(self._time)
 
     def _read(self, roots: list[Any]) -> None:
@@ -244,22 +251,18 @@ def _ranges(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(found) if len(found) <= _MOST_RANGES else ()
 
 
-def _updated(optimizer: Any) -> Iterable[Any]:
-    return [one for group in optimizer.param_groups for one in group["params"]]
-
-
 def _cleared(owner: Any) -> Iterable[Any]:
-    """The parameters of an optimizer or module, which is not asked for an attribute that it may compute."""
-    is_module = issubclass(type(owner), sys.modules["torch"].nn.Module)
-    return owner.parameters() if is_module else _updated(owner)
+    """The parameters of an optimizer or module."""
+    return parameters_in(owner) if is_module(owner) else parameters_of(owner)
 
 
 def _held_by_optimizers() -> set[int]:
     """Ids of the parameters in optimizers, but for those that have never made a step."""
     optimizer: Any = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
     living = [each for each in gc.get_objects() if optimizer is not None and issubclass(type(each), optimizer)]
-    using = [each for each in living if each.state or each.defaults.get("momentum") == 0]
-    return {id(one) for each in using for one in _updated(each)}
+    own = [(each, attributes(each)) for each in living]
+    using = [each for each, held in own if held.get("state") or held.get("defaults", {}).get("momentum") == 0]
+    return {id(one) for each in using for one in parameters_of(each)}
 
 
 def _paths(roots: Sequence[Any]) -> dict[int, str]:
@@ -268,7 +271,7 @@ def _paths(roots: Sequence[Any]) -> dict[int, str]:
     return {
         id(one): names[id(module)]
         for root in roots
-        for module in root.modules()
-        for one in vars(module)["_parameters"].values()
-        if one is not None and id(module) in names
+        for number, (_, module) in modules_in(root).items()
+        for one in attributes(module).get("_parameters", {}).values()
+        if one is not None and number in names
     }

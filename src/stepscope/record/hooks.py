@@ -32,6 +32,8 @@ from typing import Any, Final
 
 from stepscope import guard
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
+from stepscope.record.lines import compiling
+from stepscope.record.program_objects import attributes, parameters_of
 from stepscope.record.repetition import Repetition
 from stepscope.record.step_times import mark
 
@@ -195,17 +197,11 @@ def _is_loader_worker() -> bool:
     return getattr(worker, "_worker_info", None) is not None
 
 
-def _compiling() -> Callable[[], bool]:
-    """Return a function that says whether torch.compile is tracing; the hooks must be invisible to it."""
-    found: Callable[[], bool] = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", lambda: False)
-    return found
-
-
 def _optimizer_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     steps: _OptimizerSteps | None = _OptimizerSteps(seen)
-    is_compiling = _compiling()
+    is_compiling = compiling()
 
     def stepped(optimizer: object, positional: object, named: object) -> None:
         if steps is not None and not is_compiling():
@@ -235,9 +231,7 @@ class _OptimizerSteps:
 
 def _key_of(optimizer: object) -> int:
     """The same number for optimizers of the same parameters, of which a program may make one in each step."""
-    groups = getattr(optimizer, "param_groups", None)
-    parameters = groups[0].get("params") if isinstance(groups, list) and groups else None
-    return id(parameters[0]) if parameters else id(optimizer)
+    return id(next(iter(parameters_of(optimizer)), optimizer))
 
 
 class _LoaderSteps:
@@ -248,7 +242,7 @@ class _LoaderSteps:
 
     @guard.entry
     def begins(self, iterator: object) -> None:
-        if self._marker.hit(id(getattr(iterator, "_dataset", None))):
+        if self._marker.hit(id(attributes(iterator).get("_dataset"))):
             if self._begun:  # the first one only begins a step
                 self._seen(StepSource.LOADER)
             self._begun = True
@@ -307,7 +301,7 @@ class _ForwardCalls:
         self._next_catch_s = since_s * 2
         base: Any = sys.modules["torch.nn.modules.module"].Module
         self._catches = True
-        restore = guard.put(base, "__call__", guard.around(base.__call__, before=self._called, unless=_compiling()))
+        restore = guard.put(base, "__call__", guard.around(base.__call__, before=self._called, unless=compiling()))
         until = time.monotonic() + _CATCH_S
         while self._caught is None and not self._removed and time.monotonic() < until:
             time.sleep(_LOOK_S[0][1])
@@ -318,7 +312,7 @@ class _ForwardCalls:
     def _follow(self, module: Any) -> None:
         kind: Any = type(module)
         self._found = weakref.ref(module)
-        called = guard.around(kind.__call__, before=self._called, unless=_compiling())
+        called = guard.around(kind.__call__, before=self._called, unless=compiling())
         self._restore = guard.put(kind, "__call__", called)
         if self._removed:
             self._restore()
@@ -368,7 +362,7 @@ def _module_being_called() -> Any:
     """Return the outermost torch.nn.Module that any thread is calling, or None."""
     calls = _codes_of_module_calls()
     own = _thread.get_ident()
-    for thread, frame in sys._current_frames().items():
+    for thread, frame in guard.current_frames().items():
         outermost: FrameType | None = None
         each: FrameType | None = frame if thread != own else None
         while each is not None:

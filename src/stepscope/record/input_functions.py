@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
+import functools
 import mmap
 import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
 from typing import Any, Final
 
 from stepscope import guard
+from stepscope.record.program_objects import attributes
 from stepscope.trace.program_facts import LoaderFacts
 
 _TRANSFORMS: Final = ("transform", "transforms", "target_transform")
@@ -39,15 +48,10 @@ class StageFunction:
 
 def loader_facts(loader: Any) -> LoaderFacts:
     workers = loader.num_workers
-    try:
-        batches = len(loader)
-    except (TypeError, NotImplementedError):  # an iterable dataset, or a sampler without a length
-        batches = None
     return LoaderFacts(
         dataset=type(_innermost(loader.dataset)).__name__,
         workers=workers,
         batch_size=loader.batch_size,
-        batches=batches,
         pin_memory=bool(loader.pin_memory),
         persistent_workers=bool(loader.persistent_workers),
         prefetch_factor=loader.prefetch_factor if workers else None,
@@ -71,10 +75,10 @@ def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
     """
     inner = _innermost(dataset)
     method = _method_of(type(inner))
-    found = [_described("item", getattr(type(inner), method, None), f"{type(inner).__name__}.{method}")]
+    found = [_described("item", _of_class(type(inner), method), f"{type(inner).__name__}.{method}")]
     found.append(_described("collate", collate, _name_of(collate)))
     for attribute in _TRANSFORMS:
-        transform = _attribute(inner, attribute)
+        transform = attributes(inner).get(attribute)
         if callable(transform) and len(found) < _MOST_TRANSFORMS:
             found.extend(_transforms(transform, inner, attribute))
     return found[: _MOST_TRANSFORMS + 2]
@@ -83,23 +87,27 @@ def stage_functions(dataset: Any, collate: Any) -> list[StageFunction]:
 def sampler_function(loader: Any) -> StageFunction:
     """Return the sampler that chooses a loader's items; of torch's batch sampler, the one inside."""
     sampler = loader.batch_sampler
-    inner = _attribute(sampler, "sampler")
+    inner = attributes(sampler).get("sampler")
     if sampler is None or (inner is not None and type(sampler).__module__.startswith("torch.utils.data")):
         sampler = loader.sampler if inner is None else inner
     name = f"{type(sampler).__name__}.__iter__"
-    return _described("sampler", getattr(type(sampler), "__iter__", None), name)
+    return _described("sampler", _of_class(type(sampler), "__iter__"), name)
+
+
+def is_stream(kind: type) -> bool:
+    """Whether a data set of this class is iterable only."""
+    return any(base.__name__ == "IterableDataset" for base in kind.__mro__)
 
 
 def _method_of(kind: type) -> str:
     """Return the method that torch calls on such a dataset to get items."""
-    is_stream = any(base.__name__ == "IterableDataset" for base in kind.__mro__)
-    names = ("__iter__",) if is_stream else ("__getitems__", "__getitem__")
+    names = ("__iter__",) if is_stream(kind) else ("__getitems__", "__getitem__")
     return next((name for name in names if callable(getattr(kind, name, None))), "__getitem__")
 
 
 def _transforms(transform: Any, holder: Any, attribute: str) -> list[StageFunction]:
-    parts = _attribute(transform, "transforms")
-    if isinstance(parts, list) and all(callable(part) for part in parts):
+    parts = attributes(transform).get("transforms")
+    if type(parts) is list and all(callable(part) for part in parts):
         return [_transform(part, parts, place) for place, part in enumerate(parts)]
     return [_transform(transform, holder, attribute)]
 
@@ -119,23 +127,42 @@ def _described(stage: str, function: Any, name: str) -> StageFunction:
 
 def _code_of(function: Any) -> Any:
     """Return the code object that runs on a call; None for a function not written in Python."""
-    function = original_of(function) if is_timed(function) else function
     for _ in range(_DEEPEST):
-        inner = getattr(function, "func", None)
-        if not callable(inner):
-            break
-        function = inner
-    if not inspect.isroutine(function):
+        function = original_of(function) if is_timed(function) else function
         kind = type(function)
-        forward = getattr(kind, "forward", None)
-        function = forward if callable(forward) else getattr(kind, "__call__", None)  # noqa: B004
-    return getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+        if kind is FunctionType and "__wrapped__" not in vars(function):
+            return function.__code__
+        function = _inside(function, kind)
+    return None
+
+
+def _inside(function: Any, kind: Any) -> Any:
+    """The function that is called in place of, or by, an object that is called."""
+    if kind is FunctionType:
+        return vars(function)["__wrapped__"]
+    if kind in (MethodType, staticmethod, classmethod):
+        return function.__func__
+    if issubclass(kind, functools.partial):
+        return function.func
+    if kind in _BUILTIN or issubclass(kind, type):
+        return None
+    stored = attributes(function).get("func")
+    return stored if callable(stored) else _of_class(kind, "forward") or _of_class(kind, "__call__")
+
+
+_BUILTIN: Final = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, type(None))
+
+
+def _of_class(kind: type, name: str) -> Any:
+    """A class's function, as it stands in the class; None without one."""
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
     function = original_of(function) if is_timed(function) else function
-    name = getattr(function, "__qualname__", None)
-    return str(name) if isinstance(name, str) else type(function).__name__
+    kind = type(function)
+    is_named = kind in (FunctionType, MethodType, *_BUILTIN) or issubclass(kind, type)
+    return str(function.__qualname__) if is_named else kind.__name__
 
 
 def _innermost(dataset: Any) -> Any:
@@ -143,22 +170,14 @@ def _innermost(dataset: Any) -> Any:
     for _ in range(_DEEPEST):
         if not type(dataset).__module__.startswith("torch.utils.data"):
             break
-        inner = _attribute(dataset, "dataset")
-        parts = _attribute(dataset, "datasets")
-        if inner is None and isinstance(parts, (list, tuple)) and parts:
+        inner = attributes(dataset).get("dataset")
+        parts = attributes(dataset).get("datasets")
+        if inner is None and type(parts) in (list, tuple) and parts:
             inner = parts[0]
         if inner is None:
             break
         dataset = inner
     return dataset
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    """Return an attribute stored on the object itself, without running the user's properties."""
-    try:
-        return vars(owner).get(name)
-    except TypeError:
-        return None
 
 
 STRIDE: Final = 3

@@ -8,6 +8,7 @@ is not touched, and iterators that began earlier are not measured.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 import weakref
@@ -27,6 +28,7 @@ from stepscope.record.input_functions import (
     attach,
     fetch_begins,
     fetch_ended,
+    is_stream,
     is_timed,
     loader_facts,
     original_of,
@@ -34,6 +36,7 @@ from stepscope.record.input_functions import (
     stage_functions,
     start_method,
 )
+from stepscope.record.program_objects import attributes
 from stepscope.trace.program_facts import InputStageFacts, LoaderFacts
 
 _MOST: Final = 100
@@ -47,6 +50,7 @@ class _Loader:
 
     def __init__(self, facts: LoaderFacts) -> None:
         self.facts = facts
+        self.batches: int | None = None
         self.begun = 0
         self.alive = 0
         self.before = 0
@@ -58,7 +62,9 @@ class _Pipeline:
     def __init__(self, loader: Any) -> None:
         self.functions = stage_functions(loader.dataset, loader.collate_fn)
         self.sampler = sampler_function(loader)
+        self.is_stream = is_stream(type(loader.dataset))
         self.chosen = [0, 0, 0]
+        self.seen: _Loader | None = None
         self.in_workers = loader.num_workers > 0
         self.is_forked = self.in_workers and start_method(loader) == "fork"
         by_name = self.in_workers and not self.is_forked
@@ -123,7 +129,7 @@ class InputWatch:
     def loaders(self) -> tuple[LoaderFacts, ...]:
         """Return the loaders iterated since `begin`, including iterations still running."""
         return tuple(
-            msgspec.structs.replace(loader.facts, iterators=loader.begun - loader.before)
+            msgspec.structs.replace(loader.facts, iterators=loader.begun - loader.before, batches=loader.batches)
             for loader in list(self._loaders.values())
             if loader.begun > loader.before or loader.alive
         )
@@ -152,9 +158,12 @@ class InputWatch:
         return time.perf_counter_ns(), time.thread_time_ns()
 
     @guard.entry
-    def choosing_ends(self, begun: tuple[int, int] | None, _: Any, iterator: Any) -> None:
+    def choosing_ends(self, begun: tuple[int, int] | None, chosen: Any, iterator: Any) -> None:
         pipeline = self._iterators.get(iterator)
-        if begun is not None and pipeline is not None:
+        if pipeline is not None and chosen is None and sys.exc_info()[0] is StopIteration and not pipeline.is_stream:
+            if pipeline.seen is not None:  # the length is not asked for: a data set's may do anything
+                pipeline.seen.batches = pipeline.chosen[0]
+        elif begun is not None and pipeline is not None:
             elapsed = time.perf_counter_ns() - begun[0], time.thread_time_ns() - begun[1]
             for place, value in enumerate((1, *elapsed)):
                 pipeline.chosen[place] += value
@@ -174,7 +183,7 @@ class InputWatch:
         key = id(pipeline)
         self._pipelines[key] = pipeline
         self._iterators[iterator] = pipeline
-        seen = self._loaders.get(id(loader))
+        seen = pipeline.seen = self._loaders.get(id(loader))
         if seen is not None:
             seen.alive += 1
         weakref.finalize(iterator, self._iterator_ends, key, seen).atexit = True
@@ -225,7 +234,7 @@ def _patched(watch: InputWatch) -> list[Callable[[], None]]:
         (loader_kind, "__iter__", watch.iteration_begins, None, False),
         (loader_kind, "_get_iterator", iterator_begins, _iterator_was_made, True),
         (dataloader._DatasetKind, "create_fetcher", None, functools.partial(_fetcher_was_made, watch), False),
-        (iterator_kind, "_next_index", watch.choosing_begins, watch.choosing_ends, False),
+        (iterator_kind, "_next_index", watch.choosing_begins, watch.choosing_ends, True),
         (_utils.pin_memory, "pin_memory", *pinning, True),
     ):
         original = vars(owner).get(name)
@@ -392,11 +401,12 @@ def _pinning_ends(watch: InputWatch, begun: tuple[int, int] | None, *_: Any, **_
 
 
 def _get(holder: Any, place: Any) -> Any:
-    return holder[place] if isinstance(holder, list) else getattr(holder, place)
+    return holder[place] if type(holder) is list else attributes(holder)[place]
 
 
 def _set(holder: Any, place: Any, value: Any) -> None:
-    if isinstance(holder, list):
+    """Replace what is stored, without the program's `__setattr__`."""
+    if type(holder) is list:
         holder[place] = value
     else:
-        setattr(holder, place, value)
+        attributes(holder)[place] = value

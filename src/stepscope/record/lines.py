@@ -21,16 +21,15 @@ from typing import Any, Final, Protocol
 
 from stepscope import guard
 from stepscope.record.busy_functions import REVIEW_EVERY, STRIDE, BusyFunctions, Notes
+from stepscope.record.program_objects import ModuleRef, attributes, module_ref, names_in_roots
 from stepscope.record.repetition import seen_before
 from stepscope.trace.naming import UserCode
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, Location, ThreadLines
 
 CallNotes = list[Any]
-"""Flat list of time and module; None instead of a module marks the end of a call. The time of a call in evaluation mode
+"""Flat list of time and `ModuleRef`; None instead of one marks the end of a call. The time of a call in evaluation mode
 is negative.
 """
-
-_COMPILED: Final = "_orig_mod"
 
 
 def call_code() -> CodeType | None:
@@ -57,30 +56,27 @@ class NamedCalls:
 
 def call_time(module: Any) -> int:
     """Return the time for the note of a call that begins."""
-    training = getattr(module, "__dict__", {}).get("training")
-    return -time.time_ns() if training is False else time.time_ns()
+    return -time.time_ns() if attributes(module).get("training") is False else time.time_ns()
 
 
 def named_calls(threads: Sequence[CallNotes]) -> NamedCalls:
-    """Name the modules of noted calls.
-
-    A module is named by the class of the outermost called module followed by its qualified name in that module; several
-    outermost modules of one class are numbered.
-    """
+    """Name the modules of noted calls as `names_in_roots` does; one that is gone, by its class."""
     names = names_in_roots(_roots(threads))
     numbers: dict[tuple[str, bool], int] = {}
     result = []
     for notes in threads:
         times, modules = array("q"), array("i")
         around: list[str] = []
-        for time_ns, module in zip(notes[0::2], notes[1::2], strict=False):
-            if module is None:
+        for time_ns, called in zip(notes[0::2], notes[1::2], strict=False):
+            if called is None:
                 if not around:  # a call that began before the recording
                     continue
                 around.pop()
                 number = MODULE_LEFT
             else:
-                name = names.get(id(module)) or ".".join([*around[-1:], type(module).__name__])
+                module = called()
+                name = names.get(id(module)) if module is not None else None
+                name = name or ".".join([*around[-1:], called.kind])
                 around.append(name)
                 number = numbers.setdefault((name, time_ns < 0), len(numbers))
             times.append(abs(time_ns))
@@ -91,33 +87,16 @@ def named_calls(threads: Sequence[CallNotes]) -> NamedCalls:
 
 
 def _roots(threads: Iterable[CallNotes]) -> list[Any]:
-    """Return the distinct modules called outside all others, in order of their first call."""
+    """Return the distinct modules called outside all others that still live, in order of their first call."""
     found: dict[int, Any] = {}
     for notes in threads:
         depth = 0
-        for module in notes[1::2]:
-            if module is not None and depth == 0:
+        for called in notes[1::2]:
+            module = called() if called is not None and depth == 0 else None
+            if module is not None:
                 found.setdefault(id(module), module)
-            depth = max(0, depth - 1) if module is None else depth + 1
+            depth = max(0, depth - 1) if called is None else depth + 1
     return list(found.values())
-
-
-def names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
-    """Map the id of every module inside these roots to its name; for nested roots, the outer one names it."""
-    inside = [(root, dict(root.named_modules())) for root in roots]
-    names: dict[int, str] = {}
-    of_class: dict[str, int] = {}
-    for root, modules in sorted(inside, key=lambda each: -len(each[1])):
-        if id(root) in names:
-            continue
-        label = type(getattr(root, _COMPILED, root)).__name__
-        of_class[label] = of_class.get(label, -1) + 1
-        if of_class[label]:
-            label = f"{label}_{of_class[label]}"
-        for name, module in modules.items():
-            parts = [part for part in name.split(".") if part and part != _COMPILED]
-            names.setdefault(id(module), ".".join([label, *parts]))
-    return names
 
 
 MOST_NOTES: Final = 3_000_000
@@ -182,6 +161,12 @@ def line_of(frame: FrameType | None, busy: Container[CodeType] = ()) -> tuple[Co
     return None, None
 
 
+def compiling() -> Callable[[], bool]:
+    """Return a function that says whether torch.compile is tracing; replacements must be invisible to it."""
+    found: Callable[[], bool] = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", lambda: False)
+    return found
+
+
 def hide_from_compiler(*functions: Callable[..., Any]) -> None:
     """Keep torch.compile, if it is used, from compiling these functions and what they call, which run at every line."""
     evaluation: Any = sys.modules.get("torch._dynamo.eval_frame")
@@ -206,42 +191,57 @@ class Tracing:
         self.threads: list[tuple[int, Notes, CallNotes]] = []
         self.gave_up_unix_ns = 0
         self._is_on = True
-        self._before: Any = None
         self._on_call: Any = None
         self._busy = BusyFunctions(is_users)
-        self._running: list[tuple[FrameType, Any]] = []
+        self._local: dict[int, tuple[Callable[..., Any], Any]] = {}  # by id, with what it took the place of in a frame
+        self._ends: list[Callable[[], None]] = []
 
     def start(self, frame: FrameType | None) -> str | None:
-        if sys.gettrace() is not None:
+        if sys.gettrace() is not None or threading.gettrace() is not None:
             return "source lines were not recorded: a debugger or a coverage tool traces the program"
-        self._before = threading.gettrace()
         self._on_call, on_line = self._functions(frame)
         while frame is not None:  # running functions can be traced only through their frames
             before = frame.f_trace
-            if _is_user[frame.f_code.co_filename] and before in (None, seen_before):
+            if _is_user[frame.f_code.co_filename] and (before is None or before is seen_before):
                 frame.f_trace = on_line if before is None else getattr(on_line, "when_marked", on_line)
-                self._running.append((frame, before))
             frame = frame.f_back
         threading.settrace(self._begin_thread)
         sys.settrace(self._on_call)
         return None
 
     def stop(self) -> None:
-        self._is_on = False  # other threads stop at their next call
         self._busy.stop()
         if self._on_call is None:
             return
-        threading.settrace(self._before)
+        if threading.gettrace() == self._begin_thread:
+            threading.settrace(None)
         if sys.gettrace() is self._on_call:
             sys.settrace(None)
-        for frame, before in self._running:
+        self._end()
+
+    def _end(self) -> None:
+        """Leave every frame that goes on; other threads stop at their next call."""
+        self._is_on = False
+        for end in self._ends:
+            end()
+        for running in guard.current_frames().values():
+            frame: FrameType | None = running
+            while frame is not None:
+                self._leave(frame)
+                frame = frame.f_back
+
+    def _leave(self, frame: FrameType) -> None:
+        """Take our function from a frame, for a debugger that comes later would not see its lines."""
+        ours, before = self._local.get(id(frame.f_trace), (None, None))
+        if ours is not None:
             frame.f_trace = before
-        self._running.clear()
+        if ours is not None or frame.f_code in self._busy:
+            frame.f_trace_lines = True
 
     def _give_up(self) -> None:
         self.gave_up_unix_ns = time.time_ns()
-        self._is_on = False
         sys.settrace(None)
+        self._end()
 
     @guard.inline(_TRACE)
     def _begin_thread(self, frame: FrameType, event: str, argument: object) -> Any:
@@ -256,14 +256,21 @@ class Tracing:
         """Return this thread's trace functions: one for calls, one for lines of the user's functions."""
         notes: Notes = [time.time_ns(), *line_of(frame)]
         calls: CallNotes = []
+        known: dict[int, ModuleRef] = {}
         self.threads.append((threading.get_native_id(), notes, calls))
         self._busy.follow(notes)
         note, now, is_user, most = notes.extend, time.time_ns, _is_user, MOST_NOTES * STRIDE
         note_call, module_call = calls.extend, call_code()
         busy, review_at = self._busy, min(REVIEW_EVERY * STRIDE, most)
 
+        def end() -> None:
+            nonlocal review_at
+            review_at = 0
+
         def review(frame: FrameType) -> Any:
             nonlocal review_at
+            if not self._is_on:  # in a function that went on somewhere else when the others were left
+                return self._leave(frame)
             if len(notes) >= most:
                 return self._give_up()
             review_at = min(len(notes) + REVIEW_EVERY * STRIDE, most)
@@ -286,27 +293,28 @@ class Tracing:
                     return on_line if len(notes) < review_at else review(frame)
                 if event == "return":
                     note((now(), *line_of(frame.f_back, busy)))
+                    frame.f_trace_lines = True  # a generator goes on
                 return on_line
             except BaseException as error:  # inlined, since it runs at every line
                 return guard.caught(error, _TRACE)
 
         def on_line_of_marked(frame: FrameType, event: str, argument: object) -> Any:
-            on_line(frame, event, argument)
-            return on_line_of_marked
+            return on_line(frame, event, argument) and on_line_of_marked
 
         on_line.when_marked = on_line_of_marked  # type: ignore[attr-defined]
 
         def on_call(frame: FrameType, event: str, argument: object) -> Any:
             try:
+                if not self._is_on:
+                    sys.settrace(None)
+                    return None
                 code = frame.f_code
-                if code is module_call and self._is_on and len(calls) < most:
-                    note_call((call_time(module := frame.f_locals.get("self")), module))
+                if code is module_call and len(calls) < most:
+                    module = frame.f_locals.get("self")
+                    note_call((call_time(module), module_ref(module, known)))
                     frame.f_trace_lines = False
                     return on_module
                 if not is_user[code.co_filename] or busy.get(code, 0) > 1:
-                    return None
-                if not self._is_on:
-                    sys.settrace(None)
                     return None
                 if code in busy:
                     note((now(), code, code.co_firstlineno))
@@ -318,6 +326,9 @@ class Tracing:
                 return guard.caught(error, _TRACE)
 
         hide_from_compiler(on_call, on_line, on_line_of_marked, on_module, self._begin_thread)
+        self._ends.append(end)
+        for local, before in ((on_line, None), (on_module, None), (on_line_of_marked, seen_before)):
+            self._local[id(local)] = local, before
         return on_call, on_line
 
 
@@ -330,11 +341,21 @@ class _ThreadNotes(threading.local):
         self.notes = notes
         self.note = notes.extend
         self.note_call = calls.extend
+        self.known: dict[int, ModuleRef] = {}
         self.review_at = min(REVIEW_EVERY, MOST_NOTES) * STRIDE
 
 
+_TOOL: Final = "stepscope"
+_IDS: Final = (4, 3)
+"""Those that Python leaves to tools without a kind; cProfile, coverage and debuggers fail if somebody has theirs."""
+
+
 class Monitoring:
-    """Uses `sys.monitoring` (Python 3.12): covers all threads."""
+    """Uses `sys.monitoring` (Python 3.12): covers all threads.
+
+    Calls of other functions than the user's are reported once and then disabled, for this recording and later ones:
+    `restart_events` would also report to other tools again what they have disabled.
+    """
 
     def __init__(self) -> None:
         self.threads: list[tuple[int, Notes, CallNotes]] = []
@@ -348,10 +369,10 @@ class Monitoring:
 
     def start(self, frame: FrameType | None) -> str | None:
         api, events = self._api, self._api.events
-        self._tool = next((tool for tool in (api.PROFILER_ID, 3, 4) if api.get_tool(tool) is None), None)
+        self._tool = next((tool for tool in _IDS if api.get_tool(tool) is None), None)
         if self._tool is None:
             return "source lines were not recorded: other tools monitor the program"
-        api.use_tool_id(self._tool, "stepscope")
+        api.use_tool_id(self._tool, _TOOL)
         here, now, most = self._here, time.time_ns, MOST_NOTES * STRIDE
         self._module_call = call_code()
 
@@ -372,7 +393,7 @@ class Monitoring:
             found = self._busy.review(here.notes)
             for each in found:
                 self._watch_less(each)
-            if code in found:
+            if code in found and self._busy[code] == 1:
                 here.note((now(), code, code.co_firstlineno))
 
         callbacks = (on_line, self._returned, self._returned, self._resumed, self._started, self._unwound)
@@ -387,7 +408,6 @@ class Monitoring:
             api.set_local_events(self._tool, self._module_call, events.PY_RETURN)
             everywhere |= events.PY_UNWIND
         api.set_events(self._tool, everywhere)
-        api.restart_events()
         return None
 
     @guard.inline(_MONITOR)
@@ -410,14 +430,14 @@ class Monitoring:
     def _started(self, code: CodeType, offset: int) -> Any:
         if code is self._module_call:
             module = sys._getframe(_CALLER).f_locals.get("self")
-            self._here.note_call((call_time(module), module))
-            return None
-        if code in self._busy:
-            self._here.note((time.time_ns(), code, code.co_firstlineno))
-            return None
-        if _is_user[code.co_filename]:
+            self._here.note_call((call_time(module), module_ref(module, self._here.known)))
+        elif not _is_user[code.co_filename]:
+            return self._api.DISABLE
+        elif code not in self._busy:
             self._watch(code)
-        return self._api.DISABLE  # for this function, until the next recording
+        elif self._busy[code] == 1:
+            self._here.note((time.time_ns(), code, code.co_firstlineno))
+        return None
 
     def _events(self) -> list[int]:
         names = ("LINE", "PY_RETURN", "PY_YIELD", "PY_RESUME", "PY_START", "PY_UNWIND")
@@ -428,6 +448,9 @@ class Monitoring:
         if self._tool is None:
             return
         api = self._api
+        if api.get_tool(self._tool) != _TOOL:  # somebody has freed and taken it
+            self._tool = None
+            return
         api.set_events(self._tool, 0)
         for code in self._codes.values():
             api.set_local_events(self._tool, code, 0)
@@ -448,13 +471,11 @@ class Monitoring:
         """Record only the calls of a busy function, or stop recording it."""
         if self._tool is not None:
             events = self._api.events
-            is_new = self._busy[code] == 1
-            self._api.set_local_events(self._tool, code, events.PY_START | events.PY_RETURN if is_new else 0)
-            self._api.restart_events()
+            self._api.set_local_events(self._tool, code, events.PY_RETURN if self._busy[code] == 1 else 0)
 
     def _watch_running(self) -> None:
         """Register functions that are already running on any thread, since they produce no start event."""
-        for running in sys._current_frames().values():
+        for running in guard.current_frames().values():
             frame: FrameType | None = running
             while frame is not None:
                 if _is_user[frame.f_code.co_filename]:

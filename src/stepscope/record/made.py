@@ -32,11 +32,17 @@ class MadeInSteps:
         self._steps: list[Counter[_Place]] = [Counter()]
         self._ns: Counter[_Place] = Counter()
         self._begun: dict[int, int] = {}
+        self._making: list[tuple[int, str]] = []  # constructors that run, and what they make
 
     def called(self, frame: FrameType) -> None:
         """Time a call that begins, if it may be a constructor or the compiler."""
-        if frame.f_code.co_name in ("__init__", "compile") and len(self._begun) < _MOST_BEGUN:
-            self._begun[id(frame)] = time.perf_counter_ns()
+        name = frame.f_code.co_name
+        if name not in ("__init__", "compile") or len(self._begun) >= _MOST_BEGUN:
+            return
+        self._begun[id(frame)] = time.perf_counter_ns()
+        kind = _kind_of(_first_argument(frame)) if name == "__init__" else None
+        if kind is not None:
+            self._making.append((id(frame), kind))
 
     def returned(self, frame: FrameType) -> None:
         """Count a call that ends, if it is a constructor or the compiler that the user's code called."""
@@ -49,9 +55,14 @@ class MadeInSteps:
             if frame.f_globals.get("__name__") == _COMPILER[0]:
                 self._count("compiled function", "torch.compile", caller, ns)
         elif name == "__init__":
-            kind = _kind_of(made := _first_argument(frame))
-            if kind is not None and not _is_inner(caller):
-                self._count(kind, type(made).__name__, caller, ns)
+            self._constructed(frame, caller, ns)
+
+    def _constructed(self, frame: FrameType, caller: FrameType | None, ns: int) -> None:
+        """Count what a constructor made, unless it was made while another of these kinds is being made."""
+        if self._making and self._making[-1][0] == id(frame):
+            _, kind = self._making.pop()
+            if not self._making:
+                self._count(kind, type(_first_argument(frame)).__name__, caller, ns)
 
     def _count(self, kind: str, name: str, caller: FrameType | None, ns: int) -> None:
         code, line = line_of(caller)
@@ -85,7 +96,8 @@ class MadeInSteps:
 def _kind_of(made: Any) -> str | None:
     classes = type(made).__mro__
     for kind, module, name in _KINDS:
-        if getattr(sys.modules.get(module), name, None) in classes:
+        wanted = getattr(sys.modules.get(module), name, None)
+        if wanted is not None and any(each is wanted for each in classes):
             return kind
     return None
 
@@ -94,12 +106,3 @@ def _first_argument(frame: FrameType) -> Any:
     """The object whose method a frame runs, mostly called self."""
     names = frame.f_code.co_varnames
     return frame.f_locals.get(names[0]) if names else None
-
-
-def _is_inner(caller: FrameType | None) -> bool:
-    """Whether an object is made while one of these kinds is being made."""
-    while caller is not None and caller.f_code.co_name != "<module>":
-        if caller.f_code.co_name == "__init__" and _kind_of(_first_argument(caller)) is not None:
-            return True
-        caller = caller.f_back
-    return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 _LONGEST_S: Final = 2.0
@@ -26,7 +26,7 @@ def seen_before(frame: FrameType, event: str, argument: Any) -> Any:
 
 def _is_new(frame: FrameType) -> bool:
     """Whether no call of the model came from this frame before; other tracers' frames never count as new."""
-    return frame.f_trace is None or hasattr(frame.f_trace, "when_marked")
+    return frame.f_trace is None or (type(frame.f_trace) is FunctionType and hasattr(frame.f_trace, "when_marked"))
 
 
 class Repetition:

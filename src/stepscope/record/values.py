@@ -26,8 +26,10 @@ from stepscope import guard
 from stepscope.record.constants import ConstantLook
 from stepscope.record.gradients import GradientLook
 from stepscope.record.kept_graphs import KeptGraphs
-from stepscope.record.lines import call_code, hide_from_compiler, is_users, names_in_roots
+from stepscope.record.lines import call_code, hide_from_compiler, is_users
 from stepscope.record.made import MadeInSteps
+from stepscope.record.program_objects import names_in_roots
+from stepscope.record.unseen import unseen
 from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, KeptGraphFacts, ListFacts, ValueFacts
 
 STEPS: Final = 2
@@ -46,6 +48,8 @@ _FEW_PARTS: Final = 8
 _DEEPEST: Final = 4
 _LONGEST_S: Final = 1.0
 """Time after which nothing more is hashed."""
+_CLOCK_EVERY: Final = 256
+"""Events between two looks at the clock."""
 _LONG: Final = 64
 """Entries from which searching a list costs more than a dictionary's lookup."""
 _RESUMABLE: Final = 0x20 | 0x80 | 0x200
@@ -156,6 +160,9 @@ class ValueLook:
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._counts: defaultdict[CodeType, int] = defaultdict(int)
         self._module_call: CodeType | None = None
+        self._thread = 0
+        self._until_s = float("inf")
+        self._events = 0
         self._taken_off: object = None
         self._gradients = GradientLook()
         self._lists: dict[tuple[CodeType, str], list[int]] = {}  # length at the first call in each step
@@ -163,10 +170,15 @@ class ValueLook:
         self._constants = ConstantLook()
         self._graphs = KeptGraphs()
 
-    def start(self) -> None:
-        """Begin with the step that begins now, unless the program is profiled in another way."""
+    def start(self, longest_s: float = float("inf")) -> None:
+        """Begin with the step that begins now, unless the program is profiled in another way.
+
+        Args:
+            longest_s: time after which the look ends, as no step has ended it: the program may have left its loop.
+        """
         if sys.getprofile() is None and not self._step:
             self.is_over, self._module_call = False, call_code()
+            self._thread, self._until_s = threading.get_ident(), time.monotonic() + longest_s
             self._taken_off = guard.on_failure("", self.stop, thread=threading.get_ident())
             guard.attempted(self._gradients.start)
             hide_from_compiler(self._event)
@@ -174,7 +186,7 @@ class ValueLook:
 
     def border(self) -> None:
         """A step has ended; the variables of functions that go on are hashed too."""
-        if self.is_over or self._step >= STEPS:
+        if self._step >= STEPS or self.is_over:
             self._constants.border()
             if self._constants.is_over:
                 self.stop()
@@ -199,7 +211,7 @@ class ValueLook:
             sys.setprofile(self._event)
             return
         if self._step == STEPS:
-            guard.attempted(self._constants.start)
+            guard.attempted(lambda: self._constants.start(self._until_s))
         if self._constants.is_over:
             self.stop()
 
@@ -217,19 +229,25 @@ class ValueLook:
 
     @guard.inline("record.values.ValueLook")
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
-        if self.is_over:  # another thread has ended the look, or the program has put back what it found
-            self._take_off()
+        if self.is_over or threading.get_ident() != self._thread:
+            self._take_off()  # another thread has ended the look, or the program has put back what it found
+            return
+        self._events += 1
+        if not self._events % _CLOCK_EVERY and time.monotonic() > self._until_s:
+            self.stop()
             return
         code = frame.f_code
         if event == "call":
             self.made.called(frame)
             if code in self._gradients.begins:
-                self._gradients.begins[code](frame)
+                with unseen:
+                    self._gradients.begins[code](frame)
         if event != "return":
             return
         self.made.returned(frame)
         if code in self._gradients.ends:
-            self._gradients.ends[code](frame)
+            with unseen:
+                self._gradients.ends[code](frame)
         elif code is self._module_call:
             self._module_returned(frame, value)
         elif is_users(code.co_filename) and not code.co_flags & _RESUMABLE and code.co_name != "<module>":

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from stepscope.remedies.deferred_scalars import DeferredNumber as DeferredNumber
     from stepscope.remedies.deferred_scalars import DeferredScalars as DeferredScalars
     from stepscope.remedies.deferred_scalars import every as every
-    from stepscope.remedies.fused_attention.kernels import attention as attention
-    from stepscope.remedies.fused_attention.kernels import recompute_attention as recompute_attention
-    from stepscope.remedies.fused_attention.kernels import recompute_attention_enabled as recompute_attention_enabled
-    from stepscope.remedies.fused_attention.kernels import set_recompute_attention as set_recompute_attention
-    from stepscope.remedies.graphs.capture import CapturedStep as CapturedStep
-    from stepscope.remedies.graphs.capture import capture_step as capture_step
-    from stepscope.remedies.graphs.capture import mark_step as mark_step
+    from stepscope.remedies.fused_attention import attention as attention
+    from stepscope.remedies.fused_attention import recompute_attention as recompute_attention
+    from stepscope.remedies.fused_attention import recompute_attention_enabled as recompute_attention_enabled
+    from stepscope.remedies.fused_attention import set_recompute_attention as set_recompute_attention
+    from stepscope.remedies.graphs import CapturedStep as CapturedStep
+    from stepscope.remedies.graphs import capture_step as capture_step
+    from stepscope.remedies.graphs import mark_step as mark_step
     from stepscope.remedies.host_settings import ThreadCounts as ThreadCounts
     from stepscope.remedies.host_settings import collect_garbage_at_steps as collect_garbage_at_steps
     from stepscope.remedies.host_settings import set_thread_counts as set_thread_counts
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 _PUBLIC: Final = {
     "allocators": "allocator_environment find_allocator loaded_allocator",
     "deferred_scalars": "DeferredNumber DeferredScalars every",
-    "fused_attention.kernels": "attention recompute_attention recompute_attention_enabled set_recompute_attention",
-    "graphs.capture": "CapturedStep capture_step mark_step",
+    "fused_attention": "attention recompute_attention recompute_attention_enabled set_recompute_attention",
+    "graphs": "CapturedStep capture_step mark_step",
     "host_settings": "ThreadCounts collect_garbage_at_steps set_thread_counts thread_counts",
     "loading.padding": "LengthBucketSampler PadCollate pad_dimension pad_to_lengths pad_vocabulary padded_size",
     "loading.prefetch": "prefetch_to_device",

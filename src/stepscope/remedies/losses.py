@@ -92,12 +92,7 @@ _FEWEST_ROWS: Final = 128
 
 
 def linear_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    settings: LossSettings,
-    rows: int | None,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, settings: LossSettings, rows: int | None
 ) -> Tensor:
     """Compute the loss of scores `hidden @ weight.T + bias`.
 

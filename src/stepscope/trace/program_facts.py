@@ -13,8 +13,7 @@ import msgspec
 import xxhash
 
 from stepscope.errors import UnreadableTraceError
-from stepscope.files import whole_file
-from stepscope.trace.conversion import converted
+from stepscope.files import converted, whole_file
 
 KEY: Final = "stepscope"
 """Name of the entry in the header of a Chrome-trace file."""
@@ -25,6 +24,7 @@ class LoaderFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One `DataLoader` that was iterated.
 
     Attributes:
+        batches: in one iteration, if one came to its end.
         iterators: number of iterators created while steps were recorded.
         prefetch_factor: batches prefetched by each worker.
     """

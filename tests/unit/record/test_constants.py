@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -192,3 +193,35 @@ def test_what_is_compiled_is_compiled_if_the_look_cannot_end() -> None:
 
     assert guard.has_failed()
     assert torch.equal(compiled(buffer), buffer * 3)
+
+
+def test_a_look_that_no_step_ends_takes_itself_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "_MOST_NOTED", 5)
+    overrides = sys.modules["torch.overrides"]
+    original = overrides.has_torch_function
+    for until_s in (float("inf"), 0.0):
+        look = ConstantLook()
+        look.start(until_s)
+        for _ in range(8):
+            buffer + 1
+        assert (torch._C._len_torch_function_stack(), sys.getprofile()) == (0, None)
+        assert overrides.has_torch_function is original
+
+
+def test_a_look_that_another_thread_ends_leaves_its_own_thread_soon() -> None:
+    from torch.overrides import TorchFunctionMode
+
+    class Own(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    look = ConstantLook()
+    look.start()
+    other = threading.Thread(target=look.stop)
+    other.start()
+    other.join()
+    assert look._noted == 0
+    with Own():
+        buffer + 1
+        assert torch._C._len_torch_function_stack() == 1
+    assert (look._noted, torch._C._len_torch_function_stack(), sys.getprofile()) == (0, 0, None)

@@ -37,3 +37,14 @@ def test_a_module_that_stays_in_evaluation_mode_is_no_evaluation() -> None:
     watch.stop()
 
     assert watch.facts() is None
+
+
+def test_what_is_being_compiled_does_not_contain_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    watch = EvaluationWatch()
+    watch.start()
+    torch.nn.Linear(1, 1).eval()
+    watch.border(recorded=False)
+    watch.stop()
+
+    assert watch.facts() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
 import sys
@@ -218,7 +219,7 @@ def brighten(pixels: list[int]) -> list[int]:
 def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the line of its definition, whenever it is called; lines around it are noted as before."""
     monkeypatch.setattr(busy_functions, "_BUSY_NS", 10**12)
-    monkeypatch.setattr(busy_functions, "_INTERVAL_S", 3600)
+    monkeypatch.setattr(busy_functions, "_INTERVAL_S", 5)
     definition = brighten.__code__.co_firstlineno
 
     def images() -> None:
@@ -555,3 +556,150 @@ def test_a_store_of_before_there_were_lines_can_be_read(tmp_path: Path) -> None:
 
     old.check()
     assert lines_in(old) == {"aten::mm": None}
+
+
+def only_tracing(request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["_watch"] is not line_watches.Tracing:
+        pytest.skip("sys.monitoring serves several tools")
+
+
+def frames() -> Iterator[Any]:
+    for _ in range(3):
+        yield sys._getframe()
+
+
+def test_frames_that_go_on_are_as_they_were(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    only_tracing(request)
+    monkeypatch.setattr(busy_functions, "_BUSY_NS", 10**12)
+    tracker = LineTracker()
+
+    def busy() -> tuple[Any, bool]:
+        total = 0
+        for number in range(3000):
+            total += number
+        was_less = not sys._getframe().f_trace_lines
+        tracker.stop()
+        return sys._getframe(), was_less
+
+    tracker.start()
+    frame, was_less = busy()
+
+    assert was_less
+    assert (frame.f_trace, frame.f_trace_lines) == (None, True)
+    assert (sys._getframe().f_trace, sys._getframe().f_trace_lines) == (None, True)
+
+
+def test_a_debugger_that_begins_meanwhile_keeps_its_frames(request: pytest.FixtureRequest) -> None:
+    only_tracing(request)
+    seen: list[int] = []
+
+    def debugger(frame: Any, event: str, argument: object) -> Any:
+        seen.append(frame.f_lineno)
+        return debugger
+
+    frame = sys._getframe()
+    tracker = LineTracker()
+    tracker.start()
+    frame.f_trace = debugger
+    sys.settrace(debugger)
+    tracker.stop()
+    first = frame.f_lineno
+    found = frame.f_trace, sys.gettrace()
+    sys.settrace(None)
+    frame.f_trace = None
+
+    assert found == (debugger, debugger)
+    assert first in seen
+
+
+def test_a_generator_that_goes_on_elsewhere_is_left_when_it_does(request: pytest.FixtureRequest) -> None:
+    only_tracing(request)
+    seen: list[str] = []
+
+    def debugger(frame: Any, event: str, argument: object) -> Any:
+        seen.append(event)
+
+    tracker = LineTracker()
+    going_on = frames()
+    tracker.start()
+    frame = next(going_on)
+    tracker.stop()
+    sys.settrace(debugger)
+    try:
+        next(going_on)
+    finally:
+        sys.settrace(None)
+
+    assert (frame.f_trace, frame.f_trace_lines, "call" in seen) == (None, True, True)
+    assert tracker.records() is not None
+
+
+def test_a_tracer_of_threads_keeps_its_place(request: pytest.FixtureRequest) -> None:
+    only_tracing(request)
+    threading.settrace(print)
+    try:
+        assert "debugger" in (tracked(outer).problem or "")
+        assert threading.gettrace() is print
+    finally:
+        threading.settrace(None)  # type: ignore[arg-type]
+
+
+def test_a_profiler_may_begin_meanwhile() -> None:
+    tracker, profile = LineTracker(), cProfile.Profile()
+    tracker.start()
+    profile.enable()
+    outer()
+    profile.disable()
+    tracker.stop()
+
+    assert {entry.code.co_name for entry in profile.getstats() if not isinstance(entry.code, str)} >= {"outer"}
+
+
+def test_a_tool_that_has_taken_our_place_keeps_it(request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["_watch"] is line_watches.Tracing:
+        pytest.skip("sys.settrace has no places")
+    api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    tracker = LineTracker()
+    tracker.start()
+    place = next(place for place in range(6) if api.get_tool(place) == "stepscope")
+    api.free_tool_id(place)
+    api.use_tool_id(place, "another")
+    tracker.stop()
+    assert api.get_tool(place) == "another"
+    api.free_tool_id(place)
+
+
+def test_a_second_recording_tells_other_tools_nothing_twice(request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.params["_watch"] is line_watches.Tracing:
+        pytest.skip("sys.settrace has no places")
+    api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    met: list[int] = []
+
+    def once(code: Any, line: int) -> Any:
+        met.append(line)
+        return api.DISABLE
+
+    api.use_tool_id(api.COVERAGE_ID, "another")
+    api.register_callback(api.COVERAGE_ID, api.events.LINE, once)
+    api.set_local_events(api.COVERAGE_ID, inner.__code__, api.events.LINE)
+    paths = [path_of(tracked(outer), "inner")[:2] for _ in range(3)]
+    api.set_local_events(api.COVERAGE_ID, inner.__code__, 0)
+    api.free_tool_id(api.COVERAGE_ID)
+
+    assert paths == [["inner+1", "inner+2"]] * 3
+    assert len(met) == 2
+
+
+def test_the_interval_between_threads_is_given_back_without_the_thread_that_samples() -> None:
+    """A forked child has no such thread."""
+    usual = sys.getswitchinterval()
+    busy = busy_functions.BusyFunctions(lambda file: True)
+    thread = threading.Thread(target=busy._sample, daemon=True)
+    thread.start()
+    while busy._intervals_s is None:
+        time.sleep(0.001)
+    busy.stop()
+    found = sys.getswitchinterval()
+    thread.join(10)
+
+    assert (found, sys.getswitchinterval()) == (usual, usual)

@@ -10,6 +10,7 @@ import pytest
 
 from stepscope.readers import open_trace
 from stepscope.record.lines import LineTracker, call_time, named_calls
+from stepscope.record.program_objects import module_ref
 from stepscope.trace import Window
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ThreadLines, read_lines, write_lines
 from tests.unit.small_traces import complete
@@ -82,7 +83,8 @@ def test_a_call_that_began_before_the_recording_is_passed_over_and_strangers_are
     net = Net()
     stranger = torch.nn.ReLU()
 
-    named = named_calls([[5, None, 10, net, 12, stranger, 13, None, 20, None, 30]])
+    first, second = module_ref(net, {}), module_ref(stranger, {})
+    named = named_calls([[5, None, 10, first, 12, second, 13, None, 20, None, 30]])
 
     assert (named.names, named.evaluating) == (["Net", "Net.ReLU"], [])
     [(times, modules)] = named.threads
@@ -91,7 +93,8 @@ def test_a_call_that_began_before_the_recording_is_passed_over_and_strangers_are
 
 def test_calls_in_evaluation_mode_are_told_apart() -> None:
     net = Net()
-    named = named_calls([[10, net, 20, None, -30, net, 40, None]])
+    called = module_ref(net, {})
+    named = named_calls([[10, called, 20, None, -30, called, 40, None]])
 
     assert (named.names, named.evaluating) == (["Net", "Net"], [1])
     assert [list(each) for each in named.threads[0]] == [[10, 20, 30, 40], [0, MODULE_LEFT, 1, MODULE_LEFT]]

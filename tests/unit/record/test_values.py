@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections import defaultdict
 from typing import Any
@@ -274,3 +275,32 @@ def test_a_module_that_the_program_deletes_is_gone() -> None:
 def test_long_texts_in_a_list_are_not_copied() -> None:
     assert fingerprint(["x" * 20_000] * 100) is None
     assert fingerprint([[1], list(range(1_000_000))]) is None
+
+
+def test_a_look_that_no_step_ends_ends_by_itself() -> None:
+    look = ValueLook()
+    look.start(longest_s=0)
+    for number in range(300):
+        noise(number)
+    assert (look.is_over, sys.getprofile()) == (True, None)
+
+
+def test_a_look_that_begins_again_on_another_thread_leaves_the_first() -> None:
+    look = ValueLook()
+    look.start()
+
+    def other() -> None:
+        look.border()
+        look.start()
+        begun.append(sys.getprofile() == look._event)
+        sys.setprofile(None)
+
+    begun: list[bool] = []
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+
+    assert begun == [True]
+    assert not look.is_over
+    assert sys.getprofile() is None
+    look.stop()

@@ -216,7 +216,7 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
 
     from stepscope.analysis.telemetry import telemetry_picture
     from stepscope.report.diagnosis import telemetry_document
-    from stepscope.report.html.page import html_of
+    from stepscope.report.html import html_of
 
     pictures = []
     for rank in telemetry.samples["rank"].unique().sort():

@@ -62,7 +62,7 @@ def write_reports(
         page: HTML, if it differs from the rendered document.
         is_printed: whether the terminal gets the document.
     """
-    from stepscope.report.html.page import html_of
+    from stepscope.report.html import html_of
     from stepscope.report.text import markdown_of
 
     made = functools.cache(document)
