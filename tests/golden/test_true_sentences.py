@@ -14,7 +14,7 @@ from stepscope.diagnosis.diagnosis import asked, diagnose_view, rule_by_id
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
-from stepscope.report.words.diagnosis import headline
+from stepscope.report.words import headline
 from tests.claims import false_headline, unsupported
 from tests.recount import Recount, differences
 from tests.unit.rendered import json_report

@@ -36,7 +36,7 @@ from stepscope.report.html import flame_view, picture_view
 from stepscope.report.memory import memory_view, telemetry_view
 from stepscope.report.places import glances
 from stepscope.report.trace_report import TraceReport
-from stepscope.report.words.diagnosis import (
+from stepscope.report.words import (
     afterwards_sentence,
     basis_sentence,
     busiest_device,

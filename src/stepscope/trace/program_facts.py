@@ -232,6 +232,17 @@ class BindingFacts(msgspec.Struct, kw_only=True, frozen=True):
     is_change: bool = False
 
 
+class OperationFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """How many operations the statements of one of the user's files make themselves.
+
+    Attributes:
+        counts: for each line from the first on, the operators, comparisons and calls of methods in its statement.
+    """
+
+    file: str = ""
+    counts: tuple[int, ...] = ()
+
+
 class FunctionFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One function of the user's source.
 
@@ -461,6 +472,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     values: tuple[ValueFacts, ...] = ()
     functions: tuple[FunctionFacts, ...] = ()
     works: tuple[WorkFacts, ...] = ()
+    operations: tuple[OperationFacts, ...] = ()
     lists: tuple[ListFacts, ...] = ()
     made: tuple[MadeFacts, ...] = ()
     evaluations: EvaluationFacts | None = None
