@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 import pytest
+from stepscope.report.words.diagnosis import headline
 
 from benchmarks.labelled.judging import judge, truths
 from benchmarks.real_traces import said_in, said_of
@@ -27,7 +28,6 @@ from stepscope.report.diagnosis import diagnosis_document, json_reports
 from stepscope.report.document import json_bytes
 from stepscope.report.text import text_of
 from stepscope.report.trace_report import TraceReport, trace_report
-from stepscope.report.words.diagnosis import headline
 from tests.claims import false_headline, unsupported
 from tests.golden.opened import check_findings, check_the_law
 from tests.recount import Recount, differences
