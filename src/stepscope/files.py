@@ -1,4 +1,4 @@
-"""Files that are written atomically, read only if small, and stored with a checksum."""
+"""Files that are written atomically, read only if small, stored with a checksum, and converted to typed records."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 from stepscope.errors import UsageError
 
+_T = TypeVar("_T")
 _LONGEST_BYTES: Final = 200
 """Bytes of the original name kept in the temporary file's name, since file names are limited to 255."""
 
@@ -224,3 +225,19 @@ def _reason(error: ValueError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "its values are nested too deep"
     return "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it is no JSON: {error}"
+
+
+def converted(value: Any, kind: type[_T]) -> _T:
+    """Convert a value of a decoded file to a typed record with msgspec.
+
+    Raises:
+        msgspec.ValidationError: the value does not fit, holds half of a surrogate pair, or is nested too deep.
+    """
+    import msgspec  # only where needed: recorded programs import this module
+
+    try:
+        return msgspec.convert(value, kind)
+    except UnicodeEncodeError as error:
+        raise msgspec.ValidationError(f"it holds text that is not Unicode: {error.object!r:.60}") from error
+    except RecursionError as error:
+        raise msgspec.ValidationError("its values are nested too deep") from error

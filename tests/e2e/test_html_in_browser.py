@@ -25,7 +25,7 @@ from stepscope.analysis.flame import FlameFrame, FlameGraph
 from stepscope.analysis.picture import PathPiece, PictureGap, PictureLane, PictureSlice, Shown, StepPicture
 from stepscope.compare import compare_traces
 from stepscope.report.comparison import comparison_document
-from stepscope.report.html.page import html_of
+from stepscope.report.html import html_of
 from tests.unit.hand_built import empty, full
 from tests.unit.rendered import html_report
 from tests.unit.report.test_html_compare import training

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.report.html.page import html_of
+from stepscope.report.html import html_of
 from stepscope.report.sweep import sweep_document
 from stepscope.tune.sweep.file import parse_sweep
 from stepscope.tune.sweep.run import Effect, SweepResults, SweepTrial

@@ -20,7 +20,7 @@ from stepscope.analysis.telemetry import telemetry_picture
 from stepscope.commands import main
 from stepscope.record.telemetry.store import Missing, Sample, Series, TelemetryStore
 from stepscope.report.diagnosis import telemetry_document
-from stepscope.report.html.page import html_of
+from stepscope.report.html import html_of
 from stepscope.trace.telemetry import read_telemetry, telemetry_files
 from tests.e2e.test_html_in_browser import HOSTILE, Browser, browser, opened
 from tests.e2e.test_html_in_browser import pytestmark as in_a_browser

@@ -18,8 +18,7 @@ from stepscope.readers import open_trace
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import MANIFEST, RunFolder
 from stepscope.record.telemetry.store import Missing, Sample, Series, TelemetryStore
-from stepscope.report.exports.perfetto import perfetto
-from stepscope.report.exports.xspace import xspace
+from stepscope.report.exports.protobuf import perfetto, xspace
 from stepscope.trace import program_facts
 from stepscope.trace.energy_records import Counter, EnergyRecord, EnergyWindow
 from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, lines_path, write_lines

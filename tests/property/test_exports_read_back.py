@@ -16,7 +16,7 @@ from stepscope.analysis.idle import idle_time
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers import open_trace
 from stepscope.report.exports.chrome import chrome
-from stepscope.report.exports.perfetto import perfetto
+from stepscope.report.exports.protobuf import perfetto
 from stepscope.trace import Metadata, Trace, Window
 from tests.property.random_tables import traces
 from tests.simulator import Machine, write_kineto

@@ -11,7 +11,7 @@ from typing import Any
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.diagnosis import diagnosis_document, json_reports
 from stepscope.report.document import json_bytes
-from stepscope.report.html.page import html_of
+from stepscope.report.html import html_of
 from stepscope.report.text import markdown_of, text_of
 from stepscope.report.trace_report import TraceReport
 

@@ -165,9 +165,7 @@ def _show(caches: Sequence[CompileCache], arguments: argparse.Namespace) -> int:
     held = [(cache, entries_of(cache)) for cache in caches]
     hits = _hits()
     output.write_reports(
-        arguments,
-        lambda: Document("compile caches", tuple(_blocks(held, hits))),
-        json=lambda: _report(held, hits),
+        arguments, lambda: Document("compile caches", tuple(_blocks(held, hits))), json=lambda: _report(held, hits)
     )
     return 0
 

@@ -25,7 +25,7 @@ import msgspec
 
 from stepscope.compare.statistics import SampleComparison, WarmUp, compare_samples, joint_confidence, warm_up
 from stepscope.errors import UsageError
-from stepscope.files import private_file, readable, say_changed
+from stepscope.files import converted, private_file, readable, say_changed
 from stepscope.machine.observed import Machine
 from stepscope.machine.signals import handled
 from stepscope.record.apply import applied_outcomes
@@ -35,7 +35,6 @@ from stepscope.record.launch import command_of, environment_of
 from stepscope.record.manifest import RunManifest, without_secrets
 from stepscope.record.run_folder import RunFolder
 from stepscope.record.run_process import RUN, RunOptions
-from stepscope.trace.conversion import converted
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024

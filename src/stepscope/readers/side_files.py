@@ -434,8 +434,7 @@ def read_fallback_log(path: str | Path) -> RunCounts:
     counts = {**calls, **table}
     found = [Fallback(name, count, types.get(name)) for name, count in counts.items()]
     return RunCounts(
-        sources=(str(path),),
-        fallbacks=tuple(sorted(found, key=lambda each: (-(each.count or 0), each.operator))),
+        sources=(str(path),), fallbacks=tuple(sorted(found, key=lambda each: (-(each.count or 0), each.operator)))
     )
 
 
@@ -467,12 +466,7 @@ COUNTERS: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """Column -> metrics for it, in percent; the first one in the file is used."""
-SCHEMA: Final = {
-    "name": pl.String,
-    "grid": pl.String,
-    "block": pl.String,
-    **dict.fromkeys(COUNTERS, pl.Float64),
-}
+SCHEMA: Final = {"name": pl.String, "grid": pl.String, "block": pl.String, **dict.fromkeys(COUNTERS, pl.Float64)}
 _RANKS: Final = {metric: (column, rank) for column, metrics in COUNTERS.items() for rank, metric in enumerate(metrics)}
 _PERCENT: Final = ("%", "")
 _HEADER: Final = re.compile(r'^"?ID"?,.*"?Kernel Name"?', re.IGNORECASE)

@@ -300,10 +300,7 @@ class _Join:
         """Columns thread, the profiler's thread number as in `forward_thread`, and lane."""
         ends = pl.DataFrame({"thread": self._forward_thread, "lane": self._lane})
         pairs = pl.DataFrame(
-            {
-                "thread": ends["thread"].gather(self._links["target"]),
-                "lane": ends["lane"].gather(self._links["source"]),
-            }
+            {"thread": ends["thread"].gather(self._links["target"]), "lane": ends["lane"].gather(self._links["source"])}
         ).filter(pl.col("thread") > 0)
         linked = pairs.group_by("thread", "lane").len().sort("len", "lane", descending=[True, False])
         linked = linked.unique("thread", keep="first").select("thread", "lane")

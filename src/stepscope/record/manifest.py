@@ -183,7 +183,7 @@ def of_recording(content: Mapping[str, Any]) -> dict[str, Any]:
 def _fits(value: object, kind: Any) -> bool:
     import msgspec  # not imported in the user's program, which only writes
 
-    from stepscope.trace.conversion import converted
+    from stepscope.files import converted
 
     try:
         converted(value, kind)

@@ -28,7 +28,7 @@ from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.metrics import metric_facts
 from stepscope.record.schedule import RecordOptions
-from stepscope.record.source_facts import source_facts, with_readers
+from stepscope.record.source_facts import of_sources, operations_of_source, source_facts, with_readers
 from stepscope.record.values import LookFacts, value_look
 from stepscope.record.work_facts import work_facts
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
@@ -371,6 +371,7 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
         metrics=guard.attempted(lambda: metric_facts(files)) or (),
         functions=functions,
         works=works,
+        operations=tuple(guard.attempted(lambda: of_sources(files, operations_of_source)) or ()),
         lists=guard.attempted(lambda: with_readers(look.lists())) or (),
         made=look.made.facts(),
     )

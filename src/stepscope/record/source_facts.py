@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from stepscope.trace.program_facts import BindingFacts, ListFacts, LoopFacts
+from stepscope.trace.program_facts import BindingFacts, ListFacts, LoopFacts, OperationFacts
 
 _Facts = TypeVar("_Facts")
 _MOST_FILES: Final = 50
@@ -83,6 +83,32 @@ def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
                     file=file, function=begin, name=name, first=statement.lineno, last=last, is_change=is_change
                 ))  # fmt: skip
     return found
+
+
+def operations_of_source(text: str, file: str) -> OperationFacts:
+    """Return how many operations the statements of a source text make themselves.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    counts = [0] * (text.count("\n") + 1)
+    for statement in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)):
+        if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        own = [part for part in ast.iter_child_nodes(statement) if isinstance(part, (ast.expr, ast.withitem))]
+        made = sum(_operations(node) for part in own for node in ast.walk(part))
+        last = max((getattr(part, "end_lineno", 0) for part in own), default=0)
+        for line in range(statement.lineno, max(statement.lineno, last) + 1):
+            counts[line - 1] += made + isinstance(statement, ast.AugAssign)
+    return OperationFacts(file=file, counts=tuple(counts))
+
+
+def _operations(node: ast.AST) -> int:
+    if isinstance(node, ast.Compare):
+        return len(node.ops)
+    if isinstance(node, ast.Call):  # of a module or tensor: plain names are the program's own, capitals make objects
+        return int(isinstance(node.func, ast.Attribute) and not node.func.attr[0].isupper())
+    return int(isinstance(node, (ast.BinOp, ast.UnaryOp)) or (_is(node, ast.Store) and isinstance(node, ast.Subscript)))
 
 
 def with_readers(lists: tuple[ListFacts, ...]) -> tuple[ListFacts, ...]:

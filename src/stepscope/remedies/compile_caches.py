@@ -568,10 +568,7 @@ class BackgroundEviction:
 
 
 def evict_in_background(
-    limit_bytes: int | None = None,
-    caches: Sequence[CompileCache] | None = None,
-    *,
-    look_s: float = LOOK_S,
+    limit_bytes: int | None = None, caches: Sequence[CompileCache] | None = None, *, look_s: float = LOOK_S
 ) -> BackgroundEviction:
     """Start a thread that keeps compile caches below a limit and evicts after each write; use it in a `with` block.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stepscope.remedies.host_settings import autocast_type
+from stepscope.remedies.settings import autocast_type
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 
@@ -92,12 +92,7 @@ _FEWEST_ROWS: Final = 128
 
 
 def linear_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    settings: LossSettings,
-    rows: int | None,
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, settings: LossSettings, rows: int | None
 ) -> Tensor:
     """Compute the loss of scores `hidden @ weight.T + bias`.
 

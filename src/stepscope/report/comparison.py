@@ -31,9 +31,9 @@ from stepscope.report.document import (
 )
 from stepscope.report.energy import energy
 from stepscope.report.format import change_words, count, duration, file_name, interval_words, share, share_of
-from stepscope.report.html.page import View, cause_view, picture_view
+from stepscope.report.html import View, cause_view, picture_view
 from stepscope.report.redaction import Redactor
-from stepscope.report.words.comparison import (
+from stepscope.report.words import (
     advice,
     detectable_sentences,
     place_of_line,
@@ -180,17 +180,12 @@ def _energies(comparisons: Sequence[Comparison]) -> Iterator[pl.Series]:
 
 
 def sample_table(
-    samples: SampleComparison,
-    names: tuple[str, str] = ("before", "after"),
-    energies: Sequence[EnergyComparison] = (),
+    samples: SampleComparison, names: tuple[str, str] = ("before", "after"), energies: Sequence[EnergyComparison] = ()
 ) -> pl.DataFrame:
     """One row per side: run, step_ns (mean), low_ns and high_ns (its interval), steps, runs, and measured energy."""
     before = (samples.before_ns, samples.before_low_ns, samples.before_high_ns, samples.before_steps)
     after = (samples.after_ns, samples.after_low_ns, samples.after_high_ns, samples.after_steps)
-    rows = [
-        (names[0], *before, samples.before_runs),
-        (names[1], *after, samples.after_runs),
-    ]
+    rows = [(names[0], *before, samples.before_runs), (names[1], *after, samples.after_runs)]
     table = pl.DataFrame(rows, schema=dict(_SAMPLE_SCHEMA), orient="row")
     return table.with_columns(
         pl.Series(f"{each.kind}_energy", [energy((each.before_j,) * 2), energy((each.after_j,) * 2)])

@@ -32,11 +32,11 @@ from stepscope.report.document import (
 )
 from stepscope.report.energy import measured_section, trace_json
 from stepscope.report.format import count, duration, file_name, share, size, warning_sentence
-from stepscope.report.html.page import flame_view, picture_view
+from stepscope.report.html import flame_view, picture_view
 from stepscope.report.memory import memory_view, telemetry_view
 from stepscope.report.places import glances
 from stepscope.report.trace_report import TraceReport
-from stepscope.report.words.diagnosis import (
+from stepscope.report.words import (
     afterwards_sentence,
     basis_sentence,
     busiest_device,
@@ -112,8 +112,7 @@ def diagnosis_document(
         if every or report is best
     ]
     return Document(
-        title,
-        (head, *without, *section_if(f"The {things} together", *shared), *texts("" if every else below), *groups),
+        title, (head, *without, *section_if(f"The {things} together", *shared), *texts("" if every else below), *groups)
     )
 
 

@@ -15,7 +15,7 @@ from stepscope.analysis.memory import MemoryPicture, MemorySummary
 from stepscope.analysis.telemetry import Plot, PlotLine, TelemetryPicture
 from stepscope.report.document import Block, Document, Drawing, Facts, Group, Section, Table, Text, fields
 from stepscope.report.format import cell, clock, count, duration, share, size
-from stepscope.report.html.page import View, script_json
+from stepscope.report.html import View, script_json
 
 _NO_ADDRESSES: Final = (
     "The events have no addresses, as those of older profilers: how long each block lived is not known, and what was "

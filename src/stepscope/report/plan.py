@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import polars as pl
 
-from stepscope.predict.cost.plan import Machine, Plan
+from stepscope.predict.cost.plan import Machine, Plan, Refused
+from stepscope.predict.cost.prices import OLD_DAYS
 from stepscope.report.document import (
     Block,
     Document,
@@ -21,27 +22,8 @@ from stepscope.report.document import (
     stamped,
     texts,
 )
-from stepscope.report.format import duration, file_name, share
-from stepscope.report.html.page import View
-from stepscope.report.words.plan import (
-    asked_sentence,
-    asked_time,
-    basis_sentences,
-    cost_band,
-    devices_words,
-    doubt_sentences,
-    head_sentence,
-    hours_band,
-    left_out_sentences,
-    machine_name,
-    money,
-    price_sentences,
-    price_words,
-    range_words,
-    recommendation,
-    samples_sentence,
-    warning_sentences,
-)
+from stepscope.report.format import count, dollars, duration, file_name, share, size, warning_sentence
+from stepscope.report.html import View
 
 
 def plan_document(plan: Plan) -> Document:
@@ -291,3 +273,307 @@ def _dot(machine: Machine, plan: Plan, across: _Scale, up: _Scale) -> View:
         "name": f"{machine.price.provider} {devices_words(machine)}",
         "about": "\n".join(lines),
     }
+
+
+_EXACT: Final = 0.005
+"""A band narrower than this share of its middle is not shown."""
+_FASTER: Final = 1.15
+"""From this speed ratio on, a machine is called faster."""
+_TWICE: Final = 2.0
+_DAYS_FROM_HOURS: Final = 100.0
+_MOST_NAMES: Final = 12
+
+
+def machine_name(machine: Machine) -> str:
+    """Name a machine, such as "8 x H100-SXM at aws (p5.48xlarge)"."""
+    price = machine.price
+    return f"{devices_words(machine)} at {price.provider} ({price.instance})"
+
+
+def devices_words(machine: Machine) -> str:
+    """Name a machine's devices, such as "8 x H100-SXM"."""
+    return f"{count(machine.price.count)} x {machine.prediction.device.name}"
+
+
+def hours_words(hours: float, *, like: float | None = None) -> str:
+    """Format a time as "42 min", "12.3 h" or "5.1 days", in the unit that suits `like` (by default the time itself)."""
+    unit = hours if like is None else like
+    if unit < 1 / 60:
+        return f"{hours * 3600:.2g} s"
+    if unit < 1:
+        return f"{hours * 60:.0f} min"
+    if unit < _DAYS_FROM_HOURS:
+        return f"{hours:.1f} h"
+    days = hours / 24
+    return f"{days:,.1f} days" if days < 1000 else f"{days:,.0f} days"
+
+
+def money(usd: float) -> str:
+    """Format a cost like `dollars`, from a hundred on without cents."""
+    return f"${usd:,.0f}" if usd >= 99.995 else dollars(usd)
+
+
+def hours_band(machine: Machine) -> str:
+    """The time with its band, such as "12.3 h (10.1 to 15.0 h)"."""
+    return _with_band(
+        machine.hours, machine.hours_low, machine.hours_high, lambda hours: hours_words(hours, like=machine.hours_high)
+    )
+
+
+def cost_band(machine: Machine) -> str:
+    """The cost with its band, such as "$45.30 ($38.20 to $52.10)"."""
+    return _with_band(machine.usd, machine.usd_low, machine.usd_high, money)
+
+
+def range_words(values: tuple[float, float] | None, unit: str) -> str:
+    """An estimate's bounds, such as "1.2 to 3.4 kWh"; empty for None."""
+    if values is None:
+        return ""
+    low, high = (_number(value) for value in values)
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def price_words(machine: Machine, plan: Plan) -> str:
+    """The hourly price and its age, such as "$0.18, 13 days" or "$4.21, 626 days, old"."""
+    days = machine.price.age_days(plan.today)
+    words = "today" if days <= 0 else "1 day" if days == 1 else f"{count(days)} days"
+    return f"{dollars(machine.usd_h)}, {words}{', old' if machine.price.is_old(plan.today) else ''}"
+
+
+def seen_words(machine: Machine, plan: Plan) -> str:
+    """Say how old a machine's price is: "by a price 13 days old"."""
+    days = machine.price.age_days(plan.today)
+    return "by today's price" if days <= 0 else f"by a price {'1 day' if days == 1 else f'{count(days)} days'} old"
+
+
+def asked_time(hours: float) -> str:
+    """Format a deadline as the user gave it, such as "48 h" or "90 min"."""
+    return f"{hours:g} h" if hours >= 2 or hours == int(hours) else f"{hours * 60:g} min"
+
+
+def asked_sentence(plan: Plan) -> str:
+    """Say what is to be trained, and what an iteration is."""
+    times_of = f"{count(plan.request.iterations)} iterations"
+    stepped = plan.recorded.stepped
+    whole = (
+        f"{times_of} of {'the recorded step' if stepped else 'the whole recording, since nothing marks steps in it'}"
+    )
+    if plan.recorded_devices > 1:
+        whole += f" on {count(plan.recorded_devices)} devices"
+    samples = ""
+    if plan.recorded_samples is not None:
+        total = plan.request.iterations * plan.recorded_devices * plan.recorded_samples
+        each_device = "1 sample" if plan.recorded_samples == 1 else f"{count(plan.recorded_samples)} samples"
+        samples = f" ({each_device} a device, {count(total)} in all)"
+    if plan.batch_factor != 1 and plan.batch is not None:
+        samples += f", now with {count(plan.batch)} samples a device and step"
+    limits = []
+    if plan.request.deadline_h is not None:
+        limits.append(f"within {asked_time(plan.request.deadline_h)}")
+    if plan.request.budget_usd is not None:
+        limits.append(f"for at most {money(plan.request.budget_usd)}")
+    wanted = f", {' and '.join(limits)}" if limits else ""
+    return f"{whole}{samples}{wanted}, at {'spot' if plan.request.spot else 'on-demand'} prices."
+
+
+def samples_sentence(plan: Plan) -> str:
+    """Say what running on several devices means for the samples."""
+    if all(machine.price.count == plan.recorded_devices for machine in plan.machines):
+        return ""
+    if not any(machine.scaled is not None for machine in plan.machines):
+        return "On several devices each works on a batch as large as the recorded one."
+    return (
+        "On several devices each works on a batch as large as the recorded one: the same number of samples takes "
+        "fewer, longer steps. What so much larger a global batch does to the training is not counted."
+    )
+
+
+def recommendation(plan: Plan) -> list[str]:
+    """Recommend a machine first, then what costs more for less time, and what limits them."""
+    if not plan.machines:
+        return ["There is no machine with a known price and a prediction: see below what was left out."]
+    fitting = [machine for machine in plan.machines if plan.meets(machine)]
+    sentences = _best(plan, fitting) if fitting else list(_nearest(plan))
+    return [*sentences, *_host_sentence(plan), *_energy_sentence(fitting or list(plan.machines))]
+
+
+def _best(plan: Plan, fitting: list[Machine]) -> list[str]:
+    best = fitting[0]  # the cheapest first
+    limits = _limits(plan)
+    cheapest = f"The cheapest{f' {limits}' if limits else ''} is {machine_name(best)}"
+    sentences = [f"{cheapest}: {hours_band(best)} for {cost_band(best)}, {seen_words(best, plan)}."]
+    sentences += _risk(plan, best)
+    faster = [machine for machine in fitting if machine.on_front and best.hours / machine.hours >= _FASTER]
+    for machine in faster[:1]:
+        sentences.append(_faster(machine, best, plan))
+    if len(faster) > 1 and faster[0].hours / faster[-1].hours >= _FASTER:
+        sentences.append(_faster(faster[-1], best, plan))
+    return sentences
+
+
+def _faster(machine: Machine, best: Machine, plan: Plan) -> str:
+    more = machine.usd / best.usd - 1
+    price = (
+        "for the same money"
+        if more < 0.001
+        else f"for {more:.0%} more"
+        if more < 1
+        else f"for {times(more + 1)} the money"
+    )
+    return (
+        f"{times(best.hours / machine.hours)} as fast {price}: {machine_name(machine)}, "
+        f"{hours_words(machine.hours)} for {money(machine.usd)}, {seen_words(machine, plan)}."
+    )
+
+
+def times(ratio: float) -> str:
+    """Format a ratio as "2.1 times"."""
+    return f"{ratio:.1f} times" if ratio < 100 else f"{ratio:,.0f} times"
+
+
+def _limits(plan: Plan) -> str:
+    deadline, budget = plan.request.deadline_h, plan.request.budget_usd
+    words = [f"within {asked_time(deadline)}"] if deadline is not None else []
+    words += [f"for at most {money(budget)}"] if budget is not None else []
+    return " and ".join(words)
+
+
+def _risk(plan: Plan, machine: Machine) -> Iterator[str]:
+    deadline, budget = plan.request.deadline_h, plan.request.budget_usd
+    if deadline is not None and machine.hours_high > deadline:
+        yield f"Not certain: its time may reach {hours_words(machine.hours_high)}, past the deadline."
+    if budget is not None and machine.usd_high > budget:
+        yield f"Not certain: its cost may reach {money(machine.usd_high)}, over the budget."
+
+
+def _nearest(plan: Plan) -> Iterator[str]:
+    """No machine meets both limits: say which comes nearest to either."""
+    deadline, budget = plan.request.deadline_h, plan.request.budget_usd
+    yield f"No machine does it {_limits(plan)}."
+    affordable = [each for each in plan.machines if budget is None or each.usd <= budget]
+    timely = [each for each in plan.machines if deadline is None or each.hours <= deadline]
+    if deadline is not None:
+        fastest = min(affordable or plan.machines, key=lambda each: (each.hours, each.usd))
+        lead = "The fastest within the budget is" if affordable and budget is not None else "The fastest is"
+        ratio = fastest.hours / deadline
+        over = f"{share(ratio - 1)} too long" if ratio < _TWICE else f"{times(ratio)} as long as asked for"
+        took = f"{hours_band(fastest)} for {money(fastest.usd)}, {seen_words(fastest, plan)}"
+        yield f"{lead} {machine_name(fastest)}: {took}; {over}."
+    if budget is not None:
+        cheapest = min(timely or plan.machines, key=lambda each: (each.usd, each.hours))
+        lead = "The cheapest within the deadline is" if timely and deadline is not None else "The cheapest is"
+        ratio = cheapest.usd / budget
+        over = f"{share(ratio - 1)} over the budget" if ratio < _TWICE else f"{times(ratio)} the budget"
+        took = f"{hours_words(cheapest.hours)} for {cost_band(cheapest)}, {seen_words(cheapest, plan)}"
+        yield f"{lead} {machine_name(cheapest)}: {took}; {over}."
+
+
+def _host_sentence(plan: Plan) -> Iterator[str]:
+    limited = list(
+        dict.fromkeys(machine.prediction.device.name for machine in plan.machines if machine.is_limited_by_host)
+    )
+    if not limited:
+        return
+    causes = {machine.limit for machine in plan.machines if machine.is_limited_by_host}
+    what = "waiting for batches" if causes == {"input"} else "the host"
+    alone = len({machine.prediction.device.name for machine in plan.machines}) == len(limited)
+    where = "all of these devices" if alone and len(limited) > 1 else _names(limited)
+    yield (
+        f"On {where} {what} limits the step: a faster device does not pay. stepscope diagnose tells what to change "
+        "first."
+    )
+    if any(machine.is_limited_by_host and machine.price.count > 1 for machine in plan.machines):
+        yield "That the processors of a machine do the host's part for several devices as fast as for one is assumed."
+
+
+def _energy_sentence(machines: list[Machine]) -> Iterator[str]:
+    known = [machine for machine in machines if machine.kwh is not None]
+    if len(known) < 2:
+        return
+    least = min(known, key=lambda each: (each.kwh or (0.0, 0.0))[::-1])
+    bounds = least.kwh or (0.0, 0.0)
+    words = f"at most {range_words((bounds[1], bounds[1]), 'kWh')}" if not bounds[0] else range_words(bounds, "kWh")
+    yield f"The least energy, an estimate of the accelerators' alone: {machine_name(least)}, {words}."
+
+
+def price_sentences(plan: Plan) -> Iterator[str]:
+    """Caveats about the prices."""
+    old = [machine for machine in plan.machines if machine.price.is_old(plan.today)]
+    if old:
+        these = (
+            f"{count(len(old))} of {count(len(plan.machines))} prices are" if len(plan.machines) > 1 else "The price is"
+        )
+        yield (
+            f"{these} more than {OLD_DAYS} days old, marked as old: look them up before relying on them, or import "
+            "newer ones (stepscope prices import)."
+        )
+    if plan.request.spot:
+        yield (
+            "Spot machines can be taken back at any time, and their prices change daily. Interruptions, and work that "
+            "is done again after one, are not counted."
+        )
+    yield "Prices are without taxes, disks and traffic."
+
+
+def left_out_sentences(plan: Plan) -> Iterator[str]:
+    """Which machines have no plan, by reason, and which devices have no price."""
+    reasons: dict[str, list[Refused]] = {}
+    for each in plan.refused:
+        reasons.setdefault(each.reason, []).append(each)
+    for reason, refused in reasons.items():
+        number = sum(each.machines for each in refused)
+        machines = "1 machine" if number == 1 else f"{count(number)} machines"
+        whats = [each.what for each in refused if each.what]
+        yield f"Left out: {machines}{f' ({_names(whats)})' if whats else ''}: {reason}."
+    if plan.without_price:
+        yield f"No price is known of {_names(list(plan.without_price))}."
+
+
+def basis_sentences(plan: Plan) -> Iterator[str]:
+    """Say what the predictions rest on."""
+    recorded = plan.recorded
+    if recorded.memory.bytes is not None:
+        least = "at least " if recorded.memory.at_least else ""
+        yield f"The step needs {least}{size(recorded.memory.bytes)} of a device's memory."
+    for note in plan.notes:
+        yield f"{(note[:1].upper() + note[1:])}."
+
+
+def doubt_sentences(plan: Plan) -> Iterator[str]:
+    """Say why the plan is less certain than it reads; printed above the recommendation."""
+    why = plan.recorded.why_not
+    if why is not None:
+        yield f"Not certain: {why}, so that the steps are not replayed and the bands are wide."
+
+
+def warning_sentences(plan: Plan) -> Iterator[str]:
+    """Say what was skipped or repaired while reading the trace."""
+    yield from (f"While reading: {warning_sentence(warning)}." for warning in plan.recorded.warnings)
+
+
+def head_sentence(plan: Plan) -> str:
+    """Name the trace, and say how long a step took on the recorded device."""
+    recorded = plan.recorded
+    on = f" on {recorded.device}" if recorded.device else " on the CPU" if recorded.from_shapes else ""
+    what = "a step takes" if recorded.stepped else "the recording takes"
+    return f"{file_name(recorded.path)}: {what} {duration(recorded.measured_ns)}{on}."
+
+
+def _with_band(middle: float, low: float, high: float, write: Callable[[float], str]) -> str:
+    text, first, last = write(middle), write(low), write(high)
+    if high - low < _EXACT * middle or first == last:
+        return text
+    number, space, unit = first.partition(" ")
+    return f"{text} ({number if space and last.endswith(f' {unit}') else first} to {last})"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.0f}"
+
+
+def _names(names: list[str]) -> str:
+    shown = names[:_MOST_NAMES]
+    rest = len(names) - len(shown)
+    if rest:
+        return f"{', '.join(shown)} and {'1 other' if rest == 1 else f'{count(rest)} others'}"
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

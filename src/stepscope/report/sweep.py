@@ -12,7 +12,7 @@ import polars as pl
 
 from stepscope.report.document import Block, Document, Drawing, Items, Section, Table, Text, fields, stamped, texts
 from stepscope.report.format import clock, share
-from stepscope.report.html.page import View
+from stepscope.report.html import View
 from stepscope.tune.sweep.parameters import Parameter
 from stepscope.tune.sweep.run import BEST_SHARE, FEWEST_FOR_IMPORTANCE, Effect, SweepResults, SweepTrial
 

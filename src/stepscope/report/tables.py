@@ -1,21 +1,34 @@
-"""Format tables as text, CSV, JSON and Parquet."""
+"""Format tables as text, CSV, JSON and Parquet; write every table of a trace as files, and a diagnosis as OpenMetrics.
+
+Each table has its row numbers as the column `row`, so that references to rows (`parent`, `operator`, `launch`,
+`source`, `target`) can be joined; `trace.json` holds the metadata and the warnings.
+"""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 import polars as pl
 from rich.cells import cell_len, set_cell_size
 
+from stepscope import __version__
 from stepscope.report.format import cell, filled, printable, printable_json
-from stepscope.trace.csv_text import csv_text
+from stepscope.trace import Trace
+from stepscope.trace.model import disk_errors
+from stepscope.trace.tables import SCHEMAS, csv_text
+
+if TYPE_CHECKING:
+    from stepscope.diagnosis.diagnosis import Diagnosis
 
 TableFormat: TypeAlias = Literal["table", "csv", "json", "parquet"]
-FORMATS: Final[tuple[str, ...]] = get_args(TableFormat)
+PART_ROWS: Final = 100_000
 
 _GAP: Final = 2
 _NARROWEST_TEXT: Final = 28
@@ -149,3 +162,175 @@ def _flat(frame: pl.DataFrame) -> pl.DataFrame:
     ]
     floats = [pl.col(name).fill_nan(None) for name, dtype in frame.schema.items() if dtype.is_float()]
     return frame.with_columns(nested).with_columns(floats)
+
+
+def parts(rows: pl.LazyFrame, height: int) -> Iterator[pl.DataFrame]:
+    """Yield the rows in batches of about PART_ROWS, so that memory stays bounded."""
+    for first in range(0, height, PART_ROWS):
+        yield rows.slice(first, PART_ROWS).collect()
+
+
+def write_tables(trace: Trace, folder: Path, kind: str, *, raw: bool = False) -> None:
+    """Write one file per table, such as `operators.csv`, and `trace.json` into an existing folder.
+
+    Args:
+        kind: "csv" or "parquet". In CSV null is empty, and an empty string is "".
+        raw: keep text in CSV that a spreadsheet would read as a formula, as `csv_text` does.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    about = {"metadata": trace.metadata, "warnings": trace.warnings}
+    (folder / "trace.json").write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2) + b"\n")
+    with disk_errors():
+        for table in SCHEMAS:
+            path = folder / f"{table}.{kind}"
+            if kind == "csv":
+                _write_csv(trace, table, path, raw=raw)
+            else:
+                _write_parquet(trace, table, path)
+
+
+def _write_csv(trace: Trace, table: str, path: Path, *, raw: bool) -> None:
+    rows = trace.scan(table).with_row_index("row")
+    height = trace.scan(table).select(pl.len()).collect().item()
+    with path.open("wb") as file:
+        file.write(csv_text(rows.head(0).collect(), raw=raw))
+        for part in parts(rows, height):
+            file.write(csv_text(part, raw=raw, header=False))
+
+
+def _write_parquet(trace: Trace, table: str, path: Path) -> None:
+    trace.scan(table).with_row_index("row").sink_parquet(path, compression="zstd")
+
+
+_ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_SECOND_NS: Final = 1_000_000_000
+
+
+@dataclass
+class _Family:
+    """One metric: its samples by their labels."""
+
+    name: str
+    help: str
+    unit: str = ""
+    kind: str = "gauge"
+    samples: list[tuple[dict[str, str], float]] = field(default_factory=list)
+
+    def add(self, value: float, **labels: str | None) -> None:
+        self.samples.append(({name: text for name, text in labels.items() if text is not None}, value))
+
+    def lines(self, shared: Mapping[str, str]) -> Iterator[str]:
+        if not self.samples:
+            return
+        yield f"# TYPE {self.name} {self.kind}"
+        if self.unit:
+            yield f"# UNIT {self.name} {self.unit}"
+        yield f"# HELP {self.name} {self.help.translate(_ESCAPES)}"
+        suffix = "_info" if self.kind == "info" else ""
+        for labels, value in self.samples:
+            told = ",".join(f'{name}="{_label(text)}"' for name, text in {**shared, **labels}.items())
+            yield f"{self.name}{suffix}{{{told}}} {value!r}" if told else f"{self.name}{suffix} {value!r}"
+
+
+def openmetrics(diagnosis: Diagnosis) -> bytes:
+    """The figures of a diagnosis as OpenMetrics text, in UTF-8, ending in "# EOF".
+
+    Times are in seconds, shares from 0 to 1. Every sample carries the rank if it is known. A figure that the trace
+    does not provide has no sample.
+    """
+    rank = diagnosis.metadata.rank
+    shared = {} if rank is None else {"rank": str(rank)}
+    families = [_trace(diagnosis), *_steps(diagnosis), *_devices(diagnosis), *_idle(diagnosis), *_findings(diagnosis)]
+    lines = [line for family in families for line in family.lines(shared)]
+    return ("\n".join([*lines, "# EOF"]) + "\n").encode("utf-8", "replace")
+
+
+def _label(text: str) -> str:
+    return printable(text).translate(_ESCAPES)
+
+
+def _seconds(ns: int) -> float:
+    return ns / _SECOND_NS
+
+
+def _trace(diagnosis: Diagnosis) -> _Family:
+    metadata = diagnosis.metadata
+    family = _Family("stepscope_trace", "The trace that the figures are about.", kind="info")
+    family.add(1, path=metadata.path, format=metadata.format, host=metadata.host, stepscope=__version__)
+    return family
+
+
+def _steps(diagnosis: Diagnosis) -> Iterator[_Family]:
+    duration = _Family("stepscope_step_duration_seconds", "Mean duration of the complete steps.", "seconds")
+    steps = _Family("stepscope_steps", "Complete steps that the figures are about.")
+    if diagnosis.step_source != "none":
+        duration.add(_seconds(diagnosis.step_ns), source=diagnosis.step_source)
+        steps.add(diagnosis.step_count, source=diagnosis.step_source)
+    warnings = _Family("stepscope_trace_warnings", "What was skipped or repaired while reading the trace, by kind.")
+    counts = Counter[str]()
+    for warning in diagnosis.warnings:
+        counts[warning.kind] += warning.count
+    for kind, count in counts.items():
+        warnings.add(count, kind=kind)
+    yield from (duration, steps, warnings)
+
+
+def _devices(diagnosis: Diagnosis) -> Iterator[_Family]:
+    window = _Family("stepscope_device_window_seconds", "Length of the device's window.", "seconds")
+    busy = _Family("stepscope_device_busy_ratio", "Share of the window in which the device worked.", "ratio")
+    work = _Family(
+        "stepscope_device_activity_seconds",
+        "Time of the window with that activity; exposed: with nothing else.",
+        "seconds",
+    )
+    for device in diagnosis.devices:
+        window.add(_seconds(device.window_ns), device=device.device, name=device.name)
+        if device.window_ns:
+            busy.add(device.busy_ns / device.window_ns, device=device.device)
+        activities = {
+            "busy": device.busy_ns,
+            "idle": device.idle_ns,
+            "compute": device.compute_ns,
+            "communication": device.communication_ns,
+            "copy": device.copy_ns,
+            "exposed_communication": device.exposed_communication_ns,
+            "exposed_copy": device.exposed_copy_ns,
+        }
+        for activity, ns in activities.items():
+            work.add(_seconds(ns), device=device.device, activity=activity)
+    yield from (window, busy, work)
+
+
+def _idle(diagnosis: Diagnosis) -> Iterator[_Family]:
+    idle = _Family("stepscope_idle_seconds", "Idle time of the device's window, by cause.", "seconds")
+    causes = diagnosis.idle.group_by("device", "cause", maintain_order=True).agg(pl.col("ns").sum())
+    for device, cause, ns in causes.iter_rows():
+        idle.add(_seconds(ns), device=device, cause=cause)
+    host = _Family("stepscope_host_seconds", "Time of the main host thread, by cause.", "seconds")
+    for cause, ns in diagnosis.host.group_by("cause", maintain_order=True).agg(pl.col("ns").sum()).iter_rows():
+        host.add(_seconds(ns), cause=cause)
+    yield from (idle, host)
+
+
+def _findings(diagnosis: Diagnosis) -> Iterator[_Family]:
+    """Titles hold figures that change from run to run: in a family of their own, savings keep stable labels."""
+    told = _Family("stepscope_finding", "What was found; nth counts the findings of a rule.", kind="info")
+    saving = _Family("stepscope_finding_saving_seconds", "What a step would lose without the cause.", "seconds")
+    ratio = _Family("stepscope_finding_saving_ratio", "The same as a share of the step.", "ratio")
+    seen = Counter[str]()
+    for finding in diagnosis.findings:
+        seen[finding.rule] += 1
+        labels = {"rule": finding.rule, "nth": str(seen[finding.rule])}
+        told.add(1, **labels, severity=finding.severity, confidence=finding.confidence, title=finding.title)
+        saving.add(_seconds(finding.saving_ns_per_step), **labels)
+        ratio.add(finding.saving_share, **labels)
+    together = _Family(
+        "stepscope_findings_together_saving_seconds", "What a step would lose without all of their causes.", "seconds"
+    )
+    if diagnosis.together is not None:
+        together.add(_seconds(diagnosis.together.saving_ns_per_step))
+    open_questions = _Family("stepscope_questions_not_answered", "Questions that the trace leaves open.")
+    open_questions.add(len(diagnosis.not_answered))
+    yield from (told, saving, ratio, together, open_questions)

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from stepscope.files import readable
-from stepscope.trace.conversion import converted
+from stepscope.files import converted, readable
 
 FORMAT: Final = 1
 _MOST: Final = 10_000

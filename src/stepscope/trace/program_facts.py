@@ -13,8 +13,7 @@ import msgspec
 import xxhash
 
 from stepscope.errors import UnreadableTraceError
-from stepscope.files import whole_file
-from stepscope.trace.conversion import converted
+from stepscope.files import converted, whole_file
 
 KEY: Final = "stepscope"
 """Name of the entry in the header of a Chrome-trace file."""
@@ -231,6 +230,17 @@ class BindingFacts(msgspec.Struct, kw_only=True, frozen=True):
     first: int = 0
     last: int = 0
     is_change: bool = False
+
+
+class OperationFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """How many operations the statements of one of the user's files make themselves.
+
+    Attributes:
+        counts: for each line from the first on, the operators, comparisons and calls of methods in its statement.
+    """
+
+    file: str = ""
+    counts: tuple[int, ...] = ()
 
 
 class FunctionFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -462,6 +472,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     values: tuple[ValueFacts, ...] = ()
     functions: tuple[FunctionFacts, ...] = ()
     works: tuple[WorkFacts, ...] = ()
+    operations: tuple[OperationFacts, ...] = ()
     lists: tuple[ListFacts, ...] = ()
     made: tuple[MadeFacts, ...] = ()
     evaluations: EvaluationFacts | None = None

@@ -1,9 +1,4 @@
-"""The tables of a trace: their columns, types and vocabulary.
-
-Every time is an int64 number of nanoseconds from the start of the trace. A row's identity within its table is its
-position (`row`). Tables are sorted by `start_ns`, longer slices first, so `parent` always points backwards. Values that
-a format does not have are null and never guessed.
-"""
+"""The tables of a trace: their columns, types and vocabulary; and tables as CSV that spreadsheets read as data."""
 
 from __future__ import annotations
 
@@ -112,12 +107,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "module": pl.String,  # of an nn.Module call
     },
     # The line of the user's code that a thread was at, if lines were recorded; rows of a lane do not overlap.
-    "lines": {
-        **_SLICE,
-        "file": pl.String,
-        "line": pl.Int32,
-        "function": pl.String,
-    },
+    "lines": {**_SLICE, "file": pl.String, "line": pl.Int32, "function": pl.String},
     # Calls of nn.Modules recorded by stepscope: `name` is the outermost module's class and the qualified name.
     "modules": {
         **_SLICE,
@@ -150,13 +140,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "total_reserved": pl.Int64,
         "call_stack": pl.String,  # as in operators; in memory snapshots
     },
-    "counters": {
-        "start_ns": pl.Int64,
-        "lane": pl.Int32,
-        "name": pl.String,
-        "series": pl.String,
-        "value": pl.Float64,
-    },
+    "counters": {"start_ns": pl.Int64, "lane": pl.Int32, "name": pl.String, "series": pl.String, "value": pl.Float64},
     # Links between slices; for "forward_backward", both ends are rows in operators.
     "links": {
         "kind": pl.String,  # one of LINK_KINDS
@@ -223,3 +207,29 @@ def rows_frame(rows: Sequence[Sequence[Any]], schema: Schema) -> pl.DataFrame:
             for (name, dtype), values in zip(schema.items(), columns, strict=True)
         }
     )
+
+
+_FORMULA: Final = r"^(?:\s*[=+\-@＝＋－＠]|[\t\r\n])"
+_TEXT: Final = (pl.String, pl.Categorical, pl.Enum)
+
+
+def csv_text(frame: pl.DataFrame, *, raw: bool = False, header: bool = True) -> bytes:
+    """Return the table as CSV in UTF-8.
+
+    Text that a spreadsheet would interpret as a formula is prefixed with an apostrophe, the spreadsheet's mark for
+    text. Names come from untrusted traces, and a formula can run programs and send other cells away.
+
+    Args:
+        raw: leave every text as it is.
+        header: include a row with the names of the columns.
+    """
+    if not raw:
+        texts = [name for name, dtype in frame.schema.items() if dtype in _TEXT]
+        frame = frame.with_columns(_as_text(pl.col(name).cast(pl.String)).alias(name) for name in texts)
+        names = pl.Series("name", frame.columns, pl.String).to_frame().select(name=_as_text(pl.col("name")))
+        frame = frame.rename(dict(zip(frame.columns, names["name"], strict=True)))
+    return frame.write_csv(include_header=header).encode()
+
+
+def _as_text(text: pl.Expr) -> pl.Expr:
+    return pl.when(text.str.contains(_FORMULA)).then(pl.lit("'") + text).otherwise(text)

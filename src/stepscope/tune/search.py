@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from stepscope.errors import UsageError
-from stepscope.trace.conversion import converted
+from stepscope.files import converted
 from stepscope.tune.plan import FEWEST_PROOF_ROUNDS, Measure, Outcome, Plan, choices, is_new, plan
 from stepscope.tune.study import BEAT_S, OWNER, SharedStudy, held, import_optuna
 from stepscope.tune.trials import ON, Configuration, Measured, Proposal, Space, Trial

@@ -183,12 +183,7 @@ RESOURCE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "ns": pl.Int64,
     "share": pl.Float64,  # of the path, 0 to 1
 }
-_OF_WORK: Final = {
-    "communication": "communication",
-    "copy_in": "copy",
-    "copy_out": "copy",
-    "copy_on_device": "copy",
-}
+_OF_WORK: Final = {"communication": "communication", "copy_in": "copy", "copy_out": "copy", "copy_on_device": "copy"}
 
 
 def critical_path(experiment: Experiment, done: Replay | None = None) -> pl.DataFrame:
@@ -253,9 +248,7 @@ def _other_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
     taken = taken.select(number=pl.col("row") - first, start_ns="start", duration_ns=pl.col("end") - pl.col("start"))
     sent = taken.filter(pl.col("number") < len(on_host))
     sent = sent.with_columns(
-        row=pl.Series(on_host).gather(sent["number"]),
-        kind=pl.lit("communication"),
-        table=pl.lit("annotations"),
+        row=pl.Series(on_host).gather(sent["number"]), kind=pl.lit("communication"), table=pl.lit("annotations")
     )
     named = [annotations[name].gather(sent["row"]) for name in ("lane", "name")]
     loaded = taken.filter(pl.col("number") >= len(on_host)).with_columns(

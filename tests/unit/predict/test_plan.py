@@ -20,10 +20,9 @@ from stepscope.predict.cost.plan import Machine, Plan, Refused, Request, make_pl
 from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import MemoryNeed, named_link
 from stepscope.predict.prediction import StepPrediction, StepPredictor, predicted_steps
-from stepscope.report.html.page import html_of
-from stepscope.report.plan import plan_document, plan_json
+from stepscope.report.html import html_of
+from stepscope.report.plan import asked_sentence, hours_words, plan_document, plan_json, recommendation
 from stepscope.report.text import text_of
-from stepscope.report.words.plan import asked_sentence, hours_words, recommendation
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
 from stepscope.whatif.experiment import Experiment

@@ -7,7 +7,13 @@ from textwrap import dedent
 
 import pytest
 
-from stepscope.record.source_facts import bindings_of_source, loops_of_source, source_facts, with_readers
+from stepscope.record.source_facts import (
+    bindings_of_source,
+    loops_of_source,
+    operations_of_source,
+    source_facts,
+    with_readers,
+)
 from stepscope.trace.program_facts import ListFacts
 
 CARRYING = {
@@ -94,3 +100,23 @@ def test_statements_that_read_a_growing_list_for_more_than_to_add_to_it(tmp_path
     same = ListFacts(file=str(file), function=1, name="self.items", length=9)
 
     assert [each.read for each in with_readers((grown, same))] == [((4, 5), (6, 7)), ()]
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("y = 0.5 * x * (1 + torch.tanh(x))", 4),
+        ("y += -x", 2),
+        ("y[mask] = a < b < c", 3),
+        ("policy = Categorical(logits=model(x))", 0),
+        ("policy = torch.distributions.Categorical(logits=model(x)).sample()", 1),
+    ],
+)
+def test_operations_that_a_statement_makes_itself(source: str, count: int) -> None:
+    assert operations_of_source(f"import torch\n{source}\n", "model.py").counts == (0, count, 0)
+
+
+def test_a_statement_of_several_lines_counts_at_each_and_not_what_is_inside_it() -> None:
+    text = "if a + b:\n    y = (\n        a\n        * b\n    )\n"
+
+    assert operations_of_source(text, "model.py").counts == (1, 1, 1, 1, 0, 0)

@@ -12,8 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from stepscope.remedies import attention  # noqa: E402
-from stepscope.remedies.fused_attention import blocks  # noqa: E402
-from stepscope.remedies.fused_attention.kernels import vendor_attention  # noqa: E402
+from stepscope.remedies.fused_attention import blocks, vendor_attention  # noqa: E402
 from tests.unit.remedies.attention_cases import inputs, valid_part  # noqa: E402
 
 VENDOR = """

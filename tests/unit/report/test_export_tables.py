@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from stepscope.commands import main
-from stepscope.report.exports.tables import write_tables
+from stepscope.report.tables import write_tables
 from stepscope.trace import Metadata, Trace, TraceWarning
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.recording import Recording

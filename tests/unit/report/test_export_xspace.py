@@ -11,7 +11,7 @@ from stepscope.analysis.idle import idle_time
 from stepscope.analysis.steps import step_table
 from stepscope.commands import main
 from stepscope.readers import open_trace
-from stepscope.report.exports.xspace import xspace
+from stepscope.report.exports.protobuf import xspace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
 from stepscope.trace.protobuf_fields import double, fixed64, message, varint, whole

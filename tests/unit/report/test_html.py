@@ -17,7 +17,7 @@ from stepscope.analysis.picture import PathPiece, PictureGap, PictureLane, Pictu
 from stepscope.diagnosis.diagnosis import Unreadable
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, NotAnswered, Remedy
 from stepscope.report.diagnosis import MAXIMUM_BARS
-from stepscope.report.html.page import cause_view
+from stepscope.report.html import cause_view
 from stepscope.trace import Metadata, TraceWarning
 from tests.unit.hand_built import IDLE, INPUT_BOUND, STEPS, empty, full
 from tests.unit.rendered import html_report

@@ -14,7 +14,7 @@ from stepscope.commands import main
 from stepscope.commands.read.compare import compared_picture
 from stepscope.compare import Comparison, Side, compare_sides, compare_traces
 from stepscope.report.comparison import comparison_document
-from stepscope.report.html.page import html_of
+from stepscope.report.html import html_of
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
 from tests.unit.recording import Recording

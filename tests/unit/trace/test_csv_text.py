@@ -1,6 +1,6 @@
 import polars as pl
 
-from stepscope.trace.csv_text import csv_text
+from stepscope.trace.tables import csv_text
 
 
 def test_nothing() -> None:

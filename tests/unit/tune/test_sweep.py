@@ -17,7 +17,7 @@ import scipy.stats
 from stepscope.errors import UsageError
 from stepscope.record.telemetry.store import Sample, Series, TelemetryStore
 from stepscope.report.document import json_bytes
-from stepscope.report.html.page import html_of
+from stepscope.report.html import html_of
 from stepscope.report.redaction import Redactor
 from stepscope.report.sweep import sweep_document, sweep_json
 from stepscope.report.text import text_of

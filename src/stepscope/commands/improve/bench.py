@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
+    INTERRUPTED,
     Command,
     CommandParser,
     add_batch_model_options,
@@ -20,12 +21,12 @@ from stepscope.commands.shared.options import (
     add_report_options,
     add_slower_option,
     add_trial_options,
+    applications,
     exit_code_if_slower,
     whole,
     whole_list,
 )
 from stepscope.commands.shared.output import say
-from stepscope.commands.shared.programs import INTERRUPTED, applications
 from stepscope.commands.shared.reading import open_from, place_of, trace_paths
 from stepscope.errors import NotATraceError, TraceError, UnreadableTraceError, UsageError
 from stepscope.files import private_folder
@@ -193,10 +194,7 @@ def _write(arguments: argparse.Namespace, bench: Bench, comparisons: Sequence[Co
     from stepscope.report.bench import bench_document, bench_json
 
     output.write_reports(
-        arguments,
-        lambda: bench_document(bench, comparisons),
-        top=_ROWS,
-        json=lambda: bench_json(bench, comparisons),
+        arguments, lambda: bench_document(bench, comparisons), top=_ROWS, json=lambda: bench_json(bench, comparisons)
     )
 
 
@@ -328,9 +326,7 @@ def _data_parallel(arguments: argparse.Namespace) -> int:
     first, *rest = (open_from(arguments, path) for path in paths)
     found = data_parallel_settings(View(first), [Experiment(each) for each in rest])
     output.write_reports(
-        arguments,
-        lambda: data_parallel_document(found, file=arguments.json),
-        json=lambda: data_parallel_json(found),
+        arguments, lambda: data_parallel_document(found, file=arguments.json), json=lambda: data_parallel_json(found)
     )
     return 0
 

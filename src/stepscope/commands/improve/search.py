@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
+    INTERRUPTED,
     TRIAL_STEPS,
     Command,
     CommandParser,
@@ -23,7 +24,6 @@ from stepscope.commands.shared.options import (
     whole,
 )
 from stepscope.commands.shared.output import counted, say
-from stepscope.commands.shared.programs import INTERRUPTED
 from stepscope.commands.shared.reading import local_names
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
@@ -81,11 +81,7 @@ def _prepare_tune_parser(parser: CommandParser) -> None:
         help="largest relative difference of a loss (0.01%%; compiled 0.1%%, TF32 0.5%%, bf16 and fp16 2%%)",
     )
     what.add_argument(
-        "--seed",
-        metavar="N",
-        type=whole(0),
-        default=0,
-        help="for random generators that the program does not seed (0)",
+        "--seed", metavar="N", type=whole(0), default=0, help="for random generators that the program does not seed (0)"
     )
     after = parser.add_argument_group("the study and its result")
     after.add_argument("--study", metavar="NAME", help="begin, go on with or join the study of this name")

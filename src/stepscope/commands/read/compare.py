@@ -151,7 +151,7 @@ def _redacted(comparisons: Sequence[Comparison], arguments: argparse.Namespace) 
 
 def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
     from stepscope.report.comparison import comparison_document, comparison_json
-    from stepscope.report.html.page import html_of
+    from stepscope.report.html import html_of
 
     def page() -> bytes:
         document = comparison_document(comparisons, _pictures(comparisons, arguments))
@@ -274,7 +274,7 @@ def _run_history(arguments: argparse.Namespace) -> int:
 
 def _write(history: History, arguments: argparse.Namespace, *, only_files: bool) -> None:
     from stepscope.report.history import history_document, history_json
-    from stepscope.report.html.page import html_of
+    from stepscope.report.html import html_of
 
     is_overview = not (arguments.names or arguments.command is not None)
 

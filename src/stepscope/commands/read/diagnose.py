@@ -24,7 +24,13 @@ from stepscope.commands.shared.options import (
     user_code_from,
 )
 from stepscope.commands.shared.options import row_count as whole_number
-from stepscope.commands.shared.reading import readable_traces, redactor_of, side_files, with_evidence
+from stepscope.commands.shared.reading import (
+    garbage_rarely_collected,
+    readable_traces,
+    redactor_of,
+    side_files,
+    with_evidence,
+)
 from stepscope.errors import UsageError
 from stepscope.report.format import printable, share
 
@@ -54,16 +60,7 @@ examples:
 _TEXT_ROWS: Final = 5
 _REPORT_ROWS: Final = 20
 _NOTEWORTHY_SHARE: Final = 0.01
-_SCALES: Final = {
-    "%": 0.01,
-    "ns": 1,
-    "us": 1e3,
-    "ms": 1e6,
-    "s": 1e9,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-}
+_SCALES: Final = {"%": 0.01, "ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 DEVICE_WINDOW: Final = "device"
@@ -79,10 +76,7 @@ def prepare_parser(parser: CommandParser) -> None:
     reports.add_argument("--json", metavar="FILE", type=file_to_write, help="for programs")
     reports.add_argument("--markdown", metavar="FILE", type=file_to_write, help="for an issue or a pull request")
     reports.add_argument(
-        "--html",
-        metavar="FILE",
-        type=file_to_write,
-        help="one page that needs nothing else, with a picture of a step",
+        "--html", metavar="FILE", type=file_to_write, help="one page that needs nothing else, with a picture of a step"
     )
     reports.add_argument(
         "--diff", metavar="FILE", type=file_to_write, help="changes of your own files, for git apply or patch -p1"
@@ -106,6 +100,7 @@ def prepare_parser(parser: CommandParser) -> None:
     add_reading_options(parser, or_device=True)
 
 
+@garbage_rarely_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose every trace, write the reports, and return the exit code under --fail-on."""
     targets = [each for each in (arguments.json, arguments.markdown, arguments.html, arguments.diff) if each == "-"]

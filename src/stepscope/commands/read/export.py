@@ -78,7 +78,7 @@ def _run_export(arguments: argparse.Namespace) -> int:
             f"{trace.metadata.path} has nothing to draw: no operator, call, frame, annotation or work of a device"
         )
     if arguments.format in _TABLES:
-        from stepscope.report.exports.tables import write_tables
+        from stepscope.report.tables import write_tables
 
         shown = redacted(arguments, trace)
         output.write_folder(
@@ -116,12 +116,12 @@ def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
 
             return chrome(shown(trace))
         case "perfetto":
-            from stepscope.report.exports.perfetto import perfetto
+            from stepscope.report.exports.protobuf import perfetto
 
             return perfetto(shown(trace))
         case "openmetrics":
             from stepscope.diagnosis import diagnose
-            from stepscope.report.exports.tables import openmetrics
+            from stepscope.report.tables import openmetrics
 
             return iter((openmetrics(shown(diagnose(trace, user_code=user_code))),))
         case _:
@@ -134,7 +134,7 @@ def _pieces(trace: Trace, arguments: argparse.Namespace) -> Iterator[bytes]:
 
 def _write_log_folder(trace: Trace, target: str) -> None:
     """Write the run into a TensorBoard log folder, which may hold other runs."""
-    from stepscope.report.exports.xspace import xspace
+    from stepscope.report.exports.protobuf import xspace
 
     run = _plain_name(re.sub(r"(\.[A-Za-z]\w{0,8}){1,3}$", "", Path(trace.metadata.path).name)) or "trace"
     host = _plain_name(trace.metadata.host or "") or "localhost"

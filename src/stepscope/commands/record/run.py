@@ -23,11 +23,12 @@ from stepscope.commands.shared.options import (
     add_batch_model_options,
     add_record_flags,
     add_report_options,
+    allocator_variables,
+    applications,
     record_options,
     whole,
 )
 from stepscope.commands.shared.output import say
-from stepscope.commands.shared.programs import allocator_variables, applications
 from stepscope.errors import RunFolderError, StepscopeError, UsageError
 from stepscope.report.format import printable
 

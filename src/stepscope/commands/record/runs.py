@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -141,6 +140,8 @@ def _end(manifest: RunManifest) -> str:
 def _open(folder: RunFolder) -> None:
     page = folder.path / "report.html"
     diagnose.COMMAND.run_with([str(folder.path), "--html", str(page)])
+    import webbrowser
+
     if not webbrowser.open(page.as_uri()):
         output.print_text(f"No browser could be opened; the report is {page}.\n")
 
@@ -216,7 +217,7 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
 
     from stepscope.analysis.telemetry import telemetry_picture
     from stepscope.report.diagnosis import telemetry_document
-    from stepscope.report.html.page import html_of
+    from stepscope.report.html import html_of
 
     pictures = []
     for rank in telemetry.samples["rank"].unique().sort():

@@ -199,10 +199,7 @@ def _order(arguments: argparse.Namespace) -> ProfilerOrder:
     if ignored:
         say(f"a profiler server does not record {' and '.join(ignored)}; of these options only --stacks matters")
     return ProfilerOrder(
-        seconds=seconds,
-        host_level=arguments.host_tracer_level,
-        python_frames=asked.stacks,
-        timeout_s=arguments.timeout,
+        seconds=seconds, host_level=arguments.host_tracer_level, python_frames=asked.stacks, timeout_s=arguments.timeout
     )
 
 

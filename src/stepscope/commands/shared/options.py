@@ -1,4 +1,4 @@
-"""Commands, the options that several of them share, and the values of options: numbers, units, lists, names."""
+"""Commands, the options that several of them share, and the values of options: numbers, units, lists, remedies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import difflib
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -437,3 +438,47 @@ def add_record_flags(group: argparse._ActionsContainer) -> None:
 def record_options(arguments: argparse.Namespace) -> RecordOptions:
     """What to record, by the options."""
     return RecordOptions(**{option.name: getattr(arguments, option.name) for option in fields(RecordOptions)})
+
+
+INTERRUPTED: Final = 130
+"""The exit code after Ctrl-C."""
+
+
+def applications(lists: Sequence[str] | None) -> tuple[str, ...]:
+    """The remedies of all `--apply` options together.
+
+    Raises:
+        UsageError: an option is invalid, or a remedy needs something that this machine lacks.
+    """
+    if lists is None:
+        return ()
+    from stepscope.record.apply import environment_of, parse_applications
+
+    words = parse_applications(",".join(lists))
+    environment_of(words, os.environ)  # report what is missing before anything starts
+    return words
+
+
+def allocator_variables(name: str | None, command: Sequence[str]) -> dict[str, str]:
+    """Environment variables that start the command with that allocator; empty without a name.
+
+    Warns on standard error if the command itself will not load it; its child processes may load it all the same.
+
+    Raises:
+        UsageError: the allocator is not installed, or cannot be loaded.
+    """
+    from stepscope.remedies.allocators import allocator_environment, loading_problem, preload_obstacle
+
+    if name is None:
+        return {}
+    try:
+        variables = allocator_environment(name, os.environ)
+    except RuntimeError as error:
+        raise UsageError(str(error)) from error
+    problem = loading_problem(name, variables)
+    if problem is not None:
+        raise UsageError(problem)
+    obstacle = preload_obstacle(shutil.which(command[0]) or command[0])
+    if obstacle is not None:
+        say(obstacle)
+    return variables

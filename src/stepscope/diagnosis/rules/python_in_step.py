@@ -6,9 +6,11 @@ While the main thread computes in Python (builds lists, formats text, runs NumPy
 nothing to do; without a device, no operator runs meanwhile.
 
 # How it is measured
-Stretches in which the main thread ran Python and no operator, each at least as long as the threshold `stretch`: with a
-device only as far as the device was idle. Short stretches, which every operator call has, are ignored, and so are long
-stretches at lines where they are rare: there the operating system took the processor away, or the work happened once.
+Stretches in which the main thread ran Python and no operator, each at least as long as the threshold `stretch`: with
+a device only as far as the device was idle. Short stretches, which every operator call has, are ignored, and so are
+long stretches at lines where they are rare: there the operating system took the processor away, or the work happened
+once. Without a device, a line counts if such stretches are at least half of its time: elsewhere they lie between the
+operators of what the line calls, which the line cannot change.
 If one kind of work takes most of these stretches, the finding names its lines and saves what it takes, less 5 % (rows
 of a table, searches through lists, ever longer slices) or 10 % (loops): `slow-input-function` says how a kind is told.
 
@@ -41,6 +43,8 @@ from stepscope.whatif.changes import scaled_host_time, together
 
 _HABIT: Final = 0.25
 """Share of a line's stretches that must be long; if fewer are, the line is not the cause."""
+_MOSTLY: Final = 0.5
+"""Share of a line's time that must be such Python; with less, what the line calls is between its operators."""
 
 _REMEDY: Final = Remedy(
     "Move what does not depend on the batch out of the step, and let a background thread do what need not be done at "
@@ -56,6 +60,8 @@ def check(view: View, limits: Limits) -> Answers:
     pieces = _with_stretch(view.pieces_of("python"))
     is_long = pl.col("ns") >= shortest
     lengths = _stretches(view, pieces).filter(is_long & (is_long.mean().over("place") >= _HABIT))
+    if view.device is None:
+        lengths = _of_python_lines(view, lengths)
     mine = pieces.join(lengths, on="stretch", how="semi", maintain_order="left")
     cost = int(mine["duration_ns"].sum())
     if not limits.reached(cost):
@@ -80,6 +86,14 @@ def check(view: View, limits: Limits) -> Answers:
     works = FunctionWork(view, mine)
     work = works.costliest()
     yield found if work is None else _of_work(view, found, work, works)
+
+
+def _of_python_lines(view: View, stretches: pl.DataFrame) -> pl.DataFrame:
+    """The stretches at lines that mostly are such stretches; all whose line is unknown."""
+    lines = view.begin_in_span(view.trace.lines).group_by(place="name").agg(whole=pl.col("duration_ns").sum())
+    known = stretches.join(lines, on="place", how="left", maintain_order="left")
+    mostly = pl.col("ns").sum().over("place") >= _MOSTLY * pl.col("whole")
+    return known.filter(pl.col("whole").is_null() | mostly).drop("whole")
 
 
 def _of_work(view: View, found: Found, work: Work, works: FunctionWork) -> Found:

@@ -47,12 +47,7 @@ _BY_THOUSAND: Final = {
 """Thread number // 1000 -> engine: the bridge numbers a device's rows by the engine's position in its own list."""
 _MATRIX_NAMES: Final = frozenset({"GEMM", "BatchGemm"})
 MEASURED: Final = frozenset(
-    {
-        "TPC_SPU_START_TO_SPU_HALT",
-        "MMEH_WB0_MON_TS_BIT1",
-        "MMEH_WB1_MON_TS_BIT1",
-        "DBG_DMA_TRC_WR_DATA_LAST",
-    }
+    {"TPC_SPU_START_TO_SPU_HALT", "MMEH_WB0_MON_TS_BIT1", "MMEH_WB1_MON_TS_BIT1", "DBG_DMA_TRC_WR_DATA_LAST"}
 )
 """Hardware events that span all of some work; other events of the same engine mark parts of it."""
 

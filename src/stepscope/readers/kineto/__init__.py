@@ -22,15 +22,7 @@ from stepscope.trace.program_facts import KEY, from_header
 from stepscope.trace.window import StepRange, Window
 
 _WANTED: Final = frozenset(
-    {
-        *RECORDED,
-        KEY,
-        "traceEvents",
-        "distributedInfo",
-        "deviceProperties",
-        "baseTimeNanoseconds",
-        "host_name",
-    }
+    {*RECORDED, KEY, "traceEvents", "distributedInfo", "deviceProperties", "baseTimeNanoseconds", "host_name"}
 )
 _LONGEST_NAME: Final = 100
 _LENIENT_BYTES: Final = 2**21

@@ -269,12 +269,7 @@ class Others(TableReader):
             compiles = batch.filter(kind.is_in(list(_COMPILES)))
             name = kind.replace_strict(_COMPILES, default=None, return_dtype=pl.String)
             self._gathering.add(
-                "launches",
-                compiles.select(
-                    *("start_ns", "duration_ns", "lane"),
-                    name=name,
-                    kind=pl.lit("compile"),
-                ),
+                "launches", compiles.select(*("start_ns", "duration_ns", "lane"), name=name, kind=pl.lit("compile"))
             )
             self._add_annotations(batch.filter(kind == _FULL_QUEUE), "host")
             is_profilers = ~kind.is_in([*_COMPILES, _FULL_QUEUE]).fill_null(False)
@@ -292,10 +287,7 @@ class Others(TableReader):
             yield self._selection.complete(table, batch.with_columns(lanes, names))
 
     def _add_annotations(self, batch: pl.DataFrame, kind: str) -> None:
-        self._gathering.add(
-            "annotations",
-            batch.select("start_ns", "duration_ns", "name", "lane", kind=pl.lit(kind)),
-        )
+        self._gathering.add("annotations", batch.select("start_ns", "duration_ns", "name", "lane", kind=pl.lit(kind)))
 
     def _scheduling(self) -> Iterator[None]:
         """Add a counter for each known thread: 1 while it runs on a processor, else 0."""

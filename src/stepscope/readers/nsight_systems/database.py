@@ -138,12 +138,7 @@ class Database:
             return False
 
     def batches(
-        self,
-        table: str,
-        columns: Mapping[str, type[pl.DataType]],
-        *,
-        where: str = "",
-        parameters: Sequence[int] = (),
+        self, table: str, columns: Mapping[str, type[pl.DataType]], *, where: str = "", parameters: Sequence[int] = ()
     ) -> Iterator[pl.DataFrame]:
         """Yield the table's rows in batches; nothing if the table does not exist.
 

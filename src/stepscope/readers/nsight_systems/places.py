@@ -271,10 +271,7 @@ class Selection:
         """Select rows that overlap the window."""
         if self._window is None or not self._database.has(table, "start", "end"):
             return "", ()
-        return (
-            '"start" < ? AND ("end" >= ? OR "end" IS NULL)',
-            (self._window.end_ns, self._window.start_ns),
-        )
+        return ('"start" < ? AND ("end" >= ? OR "end" IS NULL)', (self._window.end_ns, self._window.start_ns))
 
     def inside(self, table: str, column: str) -> tuple[str, tuple[int, ...]]:
         """Select instants in the window."""

@@ -74,12 +74,7 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "source_function": "source_function",
         "scope": "scope",
     },
-    "launches": {
-        "kind": "kind",
-        "correlation": "correlation",
-        "external_id": "External id",
-        "bytes": "bytes",
-    },
+    "launches": {"kind": "kind", "correlation": "correlation", "external_id": "External id", "bytes": "bytes"},
     "device_work": {
         "kind": "kind",
         "device": "device",
@@ -101,13 +96,7 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "call_stack": "Call stack",
         "scope": "scope",
     },
-    "frames": {
-        "python_id": "Python id",
-        "file": "file",
-        "line": "line",
-        "function": "function",
-        "module": "module",
-    },
+    "frames": {"python_id": "Python id", "file": "file", "line": "line", "function": "function", "module": "module"},
     "lines": {"file": "file", "line": "line", "function": "function"},
     "modules": {"evaluates": "evaluates"},
     "annotations": {"kind": "kind", "step": "step", "call_stack": "Call stack"},

@@ -177,12 +177,7 @@ class Process:
         )
 
     def _add_work(
-        self,
-        records: list[Record],
-        called: list[str],
-        devices: list[str],
-        queues: list[str],
-        **columns: list[Any],
+        self, records: list[Record], called: list[str], devices: list[str], queues: list[str], **columns: list[Any]
     ) -> None:
         """Add device work; `queues` is used for files of tools that do not record streams."""
         queues = [

@@ -426,14 +426,7 @@ def _read_stats(
 
 
 def _read_oddly(
-    data: Bytes,
-    start: int,
-    end: int,
-    row: int,
-    name: Positions,
-    offset: Positions,
-    duration: Positions,
-    lasts: Mask,
+    data: Bytes, start: int, end: int, row: int, name: Positions, offset: Positions, duration: Positions, lasts: Mask
 ) -> bool:
     """Read one event field by field; False if it is damaged or only counts occurrences."""
     known = {1: name, 2: offset, 3: duration}

@@ -31,10 +31,9 @@ import msgspec
 import platformdirs
 
 from stepscope.errors import AgentError, UsageError
-from stepscope.files import private_folder
+from stepscope.files import converted, private_folder
 from stepscope.record.run_folder import write_json
 from stepscope.record.schedule import RecordOptions
-from stepscope.trace.conversion import converted
 
 VERSION: Final = 1
 """Protocol version, part of an agent's status."""

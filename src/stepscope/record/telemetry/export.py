@@ -13,7 +13,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.errors import UsageError
-from stepscope.trace.csv_text import csv_text
+from stepscope.trace.tables import csv_text
 from stepscope.trace.telemetry import Telemetry
 
 _STEP: Final = "step"

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from stepscope.remedies.attempts import Attempt
-from stepscope.remedies.host_settings import check_whole, default_device, streams_of
+from stepscope.remedies.settings import check_whole, default_device, streams_of
 
 
 class ThreadedIterator(Iterator[Any]):
@@ -162,11 +162,7 @@ def _filled(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def prefetch_to_device(
-    loader: Iterable[Any],
-    device: torch.device | str | int | None = None,
-    ahead: int = 2,
-    *,
-    in_thread: bool = False,
+    loader: Iterable[Any], device: torch.device | str | int | None = None, ahead: int = 2, *, in_thread: bool = False
 ) -> DevicePrefetcher:
     """Wrap a loader so that its batches are on the device and the next ones are copied while the step computes.
 

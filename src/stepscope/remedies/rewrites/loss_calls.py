@@ -25,10 +25,7 @@ from stepscope.remedies.rewrites.context import (
     whole_number,
 )
 
-_FUNCTIONS: Final = {
-    "torch.nn.functional.cross_entropy": "cross_entropy",
-    "torch.nn.functional.nll_loss": "nll_loss",
-}
+_FUNCTIONS: Final = {"torch.nn.functional.cross_entropy": "cross_entropy", "torch.nn.functional.nll_loss": "nll_loss"}
 _CLASSES: Final = {"torch.nn.CrossEntropyLoss": "cross_entropy", "torch.nn.NLLLoss": "nll_loss"}
 _MOVES: Final = ("to", "cuda", "cpu", "xpu", "npu", "hpu")
 _CASTS: Final = ("float", "double", "half", "bfloat16", "long", "int", "contiguous")

@@ -19,17 +19,10 @@ import polars as pl
 from stepscope.analysis.idle import idle_time
 from stepscope.readers.kineto.arguments import RECORDED
 from stepscope.readers.perfetto.events import ANNOTATIONS, category
+from stepscope.report.tables import PART_ROWS, parts
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import KEY, to_json
 from stepscope.trace.tables import SLICE_TABLES
-
-PART_ROWS: Final = 100_000
-
-
-def parts(rows: pl.LazyFrame, height: int) -> Iterator[pl.DataFrame]:
-    """Yield the rows in batches of about PART_ROWS, so that memory stays bounded."""
-    for first in range(0, height, PART_ROWS):
-        yield rows.slice(first, PART_ROWS).collect()
 
 
 def by_value(column: pl.Series, function: Callable[[Any], Any], dtype: type[pl.DataType]) -> pl.Series:

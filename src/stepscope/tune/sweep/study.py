@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from stepscope.errors import UsageError
-from stepscope.trace.conversion import converted
+from stepscope.files import converted
 from stepscope.tune.study import OWNER, SILENT_S, SharedStudy, held, import_optuna, open_study, quietly
 from stepscope.tune.sweep.file import EarlyEnd, Metric, Sweep
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepscope.diagnosis.rules.fusible_chain import RULE as rule
-from stepscope.trace import Trace
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import OperationFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import (
     US,
     Cases,
@@ -22,10 +23,15 @@ FULL, ROW = "[100]", "[1]"
 
 
 def chained(
-    names: tuple[str, ...], repetitions: int = 1, *, between: str = "aten::linear", step_ns: int = 2000
+    names: tuple[str, ...],
+    repetitions: int = 1,
+    *,
+    between: str = "aten::linear",
+    step_ns: int = 2000,
+    unit_ns: int = 1,
 ) -> Trace:
     """Chains over 100 numbers; operators take 1 ns for each number they read or write, and 3 ns of Python follow."""
-    recording = Recording()
+    recording = Recording(unit_ns=unit_ns)
     recording.step(0, step_ns, 1)
     recording.frame(0, step_ns, "model.py(7): activation")
     now = 0
@@ -37,6 +43,18 @@ def chained(
             now += 303 if two else 203
         recording.operator(now, 50, between, input_shapes="[[1, 100], [100, 100], [100]]")
         now += 53
+    return recording.trace()
+
+
+def written(operations: int) -> Trace:
+    """Three operators on line 9, whose statement makes so many operations itself."""
+    recording = Recording(
+        Metadata(program=ProgramFacts(operations=(OperationFacts(file="model.py", counts=(*[0] * 8, operations)),)))
+    )
+    recording.step(0, 1000, 1)
+    recording.line(0, 1000, "model.py(9): sample")
+    for number, name in enumerate(("logsumexp", "sub", "exp")):
+        recording.operator(200 * number, 190, f"aten::{name}", input_shapes=f"[{FULL}, {FULL}]")
     return recording.trace()
 
 
@@ -73,15 +91,18 @@ def on_a_device() -> Trace:
 
 FIRES: Cases = {
     "a known function, once": lambda: chained(("sigmoid", "2mul")),
-    "an unknown one, five times": lambda: chained(("mul", "add", "clamp"), 5, step_ns=10_000),
+    "an unknown one, five times": lambda: chained(("mul", "add", "clamp"), 5, step_ns=10_000, unit_ns=US),
     "with its backward pass": with_backward,
+    "three operators of a statement that makes three": lambda: written(3),
     "on a device": on_a_device,
 }
 SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
-    "an unknown one, four times": lambda: chained(("mul", "add", "clamp"), 4, step_ns=10_000),
-    "two operators": lambda: chained(("add", "relu"), 8, step_ns=10_000),
+    "an unknown one, four times": lambda: chained(("mul", "add", "clamp"), 4, step_ns=10_000, unit_ns=US),
+    "one that takes no longer than a compiled function": lambda: chained(("mul", "add", "clamp"), 5, step_ns=10_000),
+    "a library's": lambda: written(2),
+    "two operators": lambda: chained(("add", "relu"), 8, step_ns=10_000, unit_ns=US),
     "the same operator again and again": lambda: chained(("add",) * 9, 6, step_ns=20_000),
     "a little": lambda: chained(("sigmoid", "2mul"), step_ns=100_000),
     "a loop": lambda: chained(("mul", "add", "clamp"), 40, between="aten::exp", step_ns=60_000),
@@ -145,7 +166,7 @@ def test_on_a_device_the_idle_time_of_one_launch_remains() -> None:
     ],
 )
 def test_functions_that_are_known(names: tuple[str, ...], function: str) -> None:
-    assert function in the_finding(rule, chained(names, step_ns=10_000)).title
+    assert function in the_finding(rule, chained(names, step_ns=10_000, unit_ns=US)).title
 
 
 @pytest.mark.parametrize(
@@ -156,7 +177,7 @@ def test_the_thresholds_decide(settings: dict[str, float], count: int) -> None:
 
 
 def test_an_unknown_chain_must_come_often_and_be_long() -> None:
-    trace = chained(("mul", "add", "clamp"), 5, step_ns=10_000)
+    trace = chained(("mul", "add", "clamp"), 5, step_ns=10_000, unit_ns=US)
 
     assert asked(rule, trace, repetitions=6).findings == ()
     assert asked(rule, trace, operators=4).findings == ()

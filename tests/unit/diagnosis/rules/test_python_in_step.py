@@ -62,7 +62,21 @@ def preempted(often: int) -> Trace:
     return recording.trace()
 
 
+def around_operators(operators_us: int) -> Trace:
+    """Two steps of one line that calls 20 operators of this length, with 400 us of Python before each."""
+    recording = Recording()
+    each = (400 + operators_us) * 1000
+    for step in range(2):
+        begin = 20 * each * step
+        recording.step(begin, 20 * each, step)
+        recording.line(begin, 20 * each, "train.py(8): train")
+        for call in range(20):
+            recording.operator(begin + call * each + 400_000, operators_us * 1000, "aten::linear")
+    return recording.trace()
+
+
 FIRES: Cases = {
+    "at a line that mostly is Python": lambda: around_operators(300),
     "every third call": lambda: preempted(3),
     "by lines": formatting,
     "by frames": lambda: formatting(lines=False),
@@ -72,6 +86,7 @@ SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "little": lambda: formatting(2),
+    "between the operators of what a line calls": lambda: around_operators(500),
     "now and then": lambda: preempted(10),
     "many short pieces": lambda: formatting(30, pieces=300),
 }

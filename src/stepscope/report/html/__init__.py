@@ -1,1 +1,0 @@
-"""HTML reports: single files that work offline."""
