@@ -135,7 +135,7 @@ def test_an_error_in_any_entry_changes_nothing(scenario: str, run: Run, reached:
 def test_an_unusual_program_runs_as_without_us(name: str, run: Run) -> None:
     program = unusual.PROGRAMS[name]
     plain = run("training", options=None, program=program)
-    recorded = run("training", options={**RECORD, "warmup": 6}, program=program)
+    recorded = run("training", options={**RECORD, "warmup": 6, "telemetry": True}, program=program)
 
     assert "Traceback" not in plain["err"]
     assert recorded["out"] == plain["out"]

@@ -20,7 +20,6 @@ from typing import Any, Final
 import msgspec
 
 from stepscope import guard
-from stepscope.locks import Lock
 from stepscope.record.input_functions import (
     COLLATE,
     StageCounters,
@@ -38,6 +37,7 @@ from stepscope.record.input_functions import (
     start_method,
 )
 from stepscope.record.program_objects import attributes
+from stepscope.threads import Lock
 from stepscope.trace.program_facts import InputStageFacts, LoaderFacts
 
 _MOST: Final = 100
