@@ -146,7 +146,7 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
     items = items.drop_nulls("place").filter(pl.len().over("place") >= limits["reads"] * view.step_count)
     if items.is_empty():
         return np.zeros(0, np.int64), {}
-    needed = {place for place in items["place"].unique() if _feeds_next(view, place)}
+    needed = {place for place in items["place"].unique() if _feeds_next(view, place) or not _measures(view, place)}
     items = items.filter(~pl.col("place").is_in(list(needed)))
     lines = dict(zip(items["place"], items["slice"], strict=True))
     source = view.backward_source
@@ -166,6 +166,14 @@ def _feeds_next(view: View, place: str) -> bool:
     around = [loop for loop in view.program.loops if loop.file == file and loop.first <= int(line) <= loop.last]
     innermost = min(around, key=lambda loop: loop.last - loop.first, default=None)
     return innermost is not None and bool(innermost.carried)
+
+
+def _measures(view: View, place: str) -> bool:
+    """Whether a line may only measure: by the source, no tensor is made of the values that it reads."""
+    file, _, line = place.rpartition(":")
+    if not any(each.file == file for each in view.program.operations):
+        return True
+    return any(each.file == file and each.first <= int(line) <= each.last for each in view.program.metrics)
 
 
 def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading_lines: dict[str, int]) -> pl.DataFrame:
