@@ -10,11 +10,12 @@ wait, which `host-synchronisation` reports.
 # How it is measured
 Idle time of the device (without a device: the main thread's time) inside such calls, and in Python code on the same
 lines, which prepares what is logged, unless the line runs modules itself, as one that prints what a trainer returns.
-`stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow, rich and torchmetrics in
-the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line that reads many values
+`stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow, rich and torchmetrics
+in the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line that reads many values
 with `.item()` in a step counts as a measurement; if its function takes no part in the training, as with a metric, the
-whole function counts. The finding gives how often they run now and the number of steps N at which they would cost less
-than 1 % of the step. The saving assumes that they run every N steps. Where the recorder timed a step before it
+whole function counts. Not so where each repetition of its loop needs the last one's result, or the source makes
+tensors of such values. The finding gives how often they run now and the number of steps N at which they would cost
+less than 1 % of the step. The saving assumes that they run every N steps. Where the recorder timed a step before it
 recorded, the overhead of recording each operator is subtracted: printing a tensor runs thousands of operators.
 
 # Known false positives
