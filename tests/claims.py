@@ -17,7 +17,7 @@ from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Figure, Finding
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.view import View
-from stepscope.report.words.diagnosis import headline
+from stepscope.report.words import headline
 
 _NUMBER: Final = re.compile(
     r"(?<![\w.,/#<-])(?P<digits>\d+(?:,\d{3})*(?:\.\d+)?)(?:e(?P<power>[+-]\d+))?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,12 +62,15 @@ def _folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         for name, folder in _FOLDERS.items():
             (home / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
             patch.setenv(name, str(home / folder))
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [_WITHOUT_COMPILER, os.environ.get("PYTHONPATH")])))
         yield
     changed = sorted({path for path, _ in before ^ _files_in(users)})
     if changed:
         pytest.fail(f"tests wrote into the user's own folders, or stepscope ran meanwhile: {', '.join(changed[:10])}")
 
 
+_WITHOUT_COMPILER: Final = str(Path(__file__).with_name("without_compiler"))
+"""Where programs that tests start find a `sitecustomize`, which see."""
 _FOLDERS: Final = {
     "HOME": ".",
     "USERPROFILE": ".",
@@ -99,6 +103,13 @@ def _files_in(folders: list[Path]) -> set[tuple[str, int]]:
     """Every file below the folders, with the time of its last change."""
     files = [path for folder in folders for path in folder.rglob("*") if not path.is_dir()]
     return {(str(path), path.lstat().st_mtime_ns) for path in files}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_stands_already_is_not_collected() -> None:
+    """Keep what was imported and collected from the collector: going through it takes longer than most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

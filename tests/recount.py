@@ -49,9 +49,18 @@ class Recount:
         left = self._left_over(mine)
         return [row for row in mine if id(row) not in left and self._is_in_steps(self._begun(row))]
 
+    @cached_property
+    def are_steps_of_device(self) -> bool:
+        return are_of_a_device(self.view.trace, self.view.steps)
+
+    @cached_property
+    def backend_marks(self) -> list[Row]:
+        """The marks of NCCL, RCCL, HCCL and the like around their collectives."""
+        return [row for row in self.view.trace.annotations.rows(named=True) if re.match("[a-z]*ccl:", row["name"])]
+
     def _left_over(self, rows: Sequence[Row]) -> set[int]:
         """Work of steps that was launched before the recording: before all of its queue whose launch is known."""
-        if not self.view.complete_steps.height or are_of_a_device(self.view.trace, self.view.steps):
+        if not self.view.complete_steps.height or self.are_steps_of_device:
             return set()
         left = set()
         for queue in {row["lane"] for row in rows}:
@@ -116,7 +125,7 @@ class Recount:
         return found | {(fact.file or "", fact.line or 0) for fact in program.input_stages}
 
     def _begun(self, row: Row) -> int:
-        by_itself = row["launch"] is None or are_of_a_device(self.view.trace, self.view.steps)
+        by_itself = row["launch"] is None or self.are_steps_of_device
         return int(row["start_ns"] if by_itself else self.launches[row["launch"]]["start_ns"])
 
     def _is_in_steps(self, ns: int) -> bool:
@@ -165,10 +174,9 @@ def _around(recount: Recount, row: Row) -> Iterator[str]:
         if name.startswith("c10d::"):
             yield name
         number = operators["parent"][number]
-    for mark in recount.view.trace.annotations.rows(named=True):
+    for mark in recount.backend_marks:
         begin = mark["start_ns"]
-        holds = begin <= call["start_ns"] < begin + mark["duration_ns"] and mark["lane"] == call["lane"]
-        if holds and re.match("[a-z]*ccl:", mark["name"]):
+        if begin <= call["start_ns"] < begin + mark["duration_ns"] and mark["lane"] == call["lane"]:
             yield mark["name"]
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from stepscope.analysis.idle import device_window, idle_time
 from stepscope.diagnosis import Diagnosis, Finding, diagnose
-from stepscope.trace import Trace
-from stepscope.trace.window import union
-from tests.golden.opened import opened
+from tests.golden.opened import check_findings, check_the_law, opened
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OWN_TRACES = {
@@ -29,13 +25,6 @@ needs_traces = pytest.mark.traces
 @lru_cache(maxsize=2)
 def diagnosed(path: Path) -> Diagnosis:
     return diagnose(opened(path))
-
-
-def all_names() -> list[str | None]:
-    """Every Kineto trace in the folder; a single None without it, for the fixture to skip."""
-    folder = Path(os.environ.get("STEPSCOPE_TRACES", "")) / "kineto"
-    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json*")) if folder.is_dir() else []
-    return [*found] or [None]
 
 
 def kineto(traces_folder: Path, name: str) -> Path:
@@ -64,33 +53,6 @@ def idle_shares(diagnosis: Diagnosis) -> dict[str, float]:
 def idle_share(diagnosis: Diagnosis) -> float:
     [device] = diagnosis.devices
     return device.idle_ns / device.window_ns
-
-
-def check_the_law(trace: Trace, diagnosis: Diagnosis) -> None:
-    """Busy time and the pieces of idle time fill every device's window to the nanosecond."""
-    pieces = idle_time(trace)
-    for device in diagnosis.devices:
-        window = device_window(trace, device.device)
-        work = trace.device_work.filter(pl.col("device") == device.device)
-        starts = work["start_ns"].to_numpy()
-        busy = union(starts, starts + work["duration_ns"].to_numpy()).clip(window.start_ns, window.end_ns).total_ns
-        mine = pieces.filter(pl.col("device") == device.device)
-        assert busy + mine["duration_ns"].sum() == window.duration_ns == device.window_ns
-        assert (device.busy_ns, device.idle_ns) == (busy, window.duration_ns - busy)
-        assert diagnosis.idle.filter(pl.col("device") == device.device)["ns"].sum() == device.idle_ns
-        assert mine.filter(pl.col("duration_ns") <= 0).is_empty()
-
-
-def check_findings(diagnosis: Diagnosis) -> None:
-    savings = [finding.saving_ns_per_step for finding in diagnosis.findings]
-    assert savings == sorted(savings, reverse=True)
-    for finding in diagnosis.findings:
-        least = 0 if finding.severity == "note" else 1
-        assert least <= finding.saving_ns_per_step <= diagnosis.step_ns, finding.title
-        assert finding.title
-        assert finding.remedy.text
-        assert finding.evidence.figures
-        assert all(0 < place.share <= 1 for place in finding.where)
 
 
 @pytest.mark.parametrize("name", OWN_TRACES)
@@ -124,17 +86,6 @@ def test_the_loop_is_what_the_two_steps_differ_by() -> None:
     predicted = slow.step_ns - slow.findings[0].saving_ns_per_step
 
     assert abs(predicted - fast.step_ns) < 0.1 * slow.step_ns
-
-
-@needs_traces
-@pytest.mark.parametrize("name", all_names())
-def test_every_nanosecond_of_every_trace_is_told(traces_folder: Path, name: str) -> None:
-    path = traces_folder / "kineto" / name
-    diagnosis = diagnosed(path)
-
-    check_the_law(opened(path), diagnosis)
-    check_findings(diagnosis)
-    assert diagnosis.host["ns"].sum() >= 0
 
 
 @needs_traces

@@ -1,11 +1,10 @@
-"""Whatever is diagnosed, each finding says only what its evidence shows, and the tables counted again say the same.
+"""Whatever is simulated, each finding says only what its evidence shows, and the tables counted again say the same.
 
-The accounting of the steps adds up, too.
+The accounting of the steps adds up, too. test_every_trace holds real traces against the same.
 """
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +13,8 @@ import pytest
 from stepscope.diagnosis.diagnosis import asked, diagnose_view, rule_by_id
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
-from stepscope.errors import TraceError
 from stepscope.readers import open_trace
-from stepscope.report.words.diagnosis import headline
+from stepscope.report.words import headline
 from tests.claims import false_headline, unsupported
 from tests.recount import Recount, differences
 from tests.unit.rendered import json_report
@@ -24,23 +22,6 @@ from tests.zoo.simulated import SIMULATED, Simulated
 
 REPOSITORY: Final = Path(__file__).parents[2]
 SAMPLES: Final = sorted((REPOSITORY / "examples").glob("*.json.gz"))
-REAL: Final = ("kineto", "second", "nsys", "xplane", "kernels")
-
-
-def _real() -> list[Path]:
-    """Every file of the real traces, also those of single ranks, that is a trace by its name."""
-    folder = Path(os.environ.get("STEPSCOPE_TRACES", ""))
-    files = [path for name in REAL for path in sorted((folder / name).rglob("*"))]
-    return [path for path in files if path.name.endswith((".json", ".json.gz", ".sqlite", ".pb"))]
-
-
-@pytest.mark.traces
-@pytest.mark.parametrize("path", _real(), ids=lambda path: path.name)
-def test_what_is_said_of_a_real_trace_is_true(path: Path) -> None:
-    try:
-        _check(path)
-    except TraceError as refused:
-        pytest.skip(f"refused: {refused}")
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)

@@ -111,7 +111,7 @@ class Sight:
             self.main_by_number or any(slice_.name.startswith(MARKS) for slice_ in main.slices)
         )
         truth = tell_truth(main if known else None, seen.works, seen.ledger.overheads)
-        apart = machine.ledger.overheads if self.overheads == "apart" else []
+        apart = [(start, end) for start, end in machine.ledger.overheads if self.overheads == "apart" and end > start]
         return truth.shifted(-min([seen.first_event_ns(), *(start_ns for start_ns, _ in apart)]))
 
     def _host(self, host: Host, seen: Machine, slices: dict[int, Slice]) -> Host:

@@ -16,7 +16,7 @@ from stepscope.errors import UsageError
 from stepscope.predict.buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Gradients, buckets_of, gradients_of
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange
 from stepscope.predict.limits import FASTEST, Link
-from stepscope.remedies.parallel_settings import DataParallelSettings
+from stepscope.remedies.settings import DataParallelSettings
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import DataParallelFacts
 from stepscope.whatif import Experiment

@@ -1,5 +1,334 @@
 """Readers turn the files of each profiler into traces: one module or folder per format, opened through `open_trace`."""
 
-from stepscope.readers.opening import READERS, open_trace, trace_files
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
+from stepscope.readers.source import Budget, ByteSource, Found, Progress, Reader, is_regular_file, text_of
+from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
+from stepscope.record.run_folder import recording_of
+from stepscope.record.step_times import Stretch
+from stepscope.trace.cache import TraceCache, content_key, temporary_store
+from stepscope.trace.metadata import UnrecordedSteps
+from stepscope.trace.model import StoreWriter, Trace, is_store, open_store
+from stepscope.trace.window import StepRange, Window
 
 __all__ = ["READERS", "open_trace", "trace_files"]
+
+_TAR_AT: Final = 257
+_REPORTS_OF_NSIGHT_SYSTEMS: Final = (".nsys-rep", ".qdrep", ".qdstrm")
+
+_BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
+    (b"PAR1", "a Parquet file, not a trace"),
+    (b"PK\x03\x04", "a zip archive: unpack it and give the trace inside"),
+    (b"\x7fELF", "a program, not a trace"),
+    (b"\x89PNG", "a picture, not a trace"),
+    (b"BZh", "packed with bzip2: unpack it, or pack it with gzip or zstd"),
+    (b"\xfd7zXZ\0", "packed with xz: unpack it, or pack it with gzip or zstd"),
+    (b"\xff\xfe", "text in UTF-16: save it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16: save it as UTF-8"),
+    (b"%PDF", "a PDF document, not a trace"),
+)
+_BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
+    (
+        re.compile(rb'\A\{\s*"schema"\s*:\s*"[^"]*chakra|"nodes"\s*:\s*\['),
+        "a PyTorch execution trace (a graph of operators without device times), not a profiler trace: "
+        "record one with torch.profiler.profile and export_chrome_trace",
+    ),
+    (
+        re.compile(rb"\A\[\s*\[\s*-?\d"),
+        "a memory timeline (lists of times and sizes), not a profiler trace: "
+        "record one with torch.profiler.profile and export_chrome_trace",
+    ),
+    (re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'), "a speedscope profile, not a trace"),
+    (re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
+    (
+        re.compile(rb'\A\[\s*\{\s*"metric_name"\s*:'),
+        "a metrics file of Intel Gaudi, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --gaudi-metrics FILE",
+    ),
+    (
+        re.compile(rb"^Metric: \w+\s*\n\s+TotalSamples: \d", re.MULTILINE),
+        "a metrics report of PyTorch/XLA, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --xla-metrics FILE",
+    ),
+    (
+        re.compile(rb"^(?:Compilation|Execution) Analysis: |^pt-xla-profiler: ", re.MULTILINE),
+        "debugging output of PyTorch/XLA, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --xla-debug-log FILE",
+    ),
+    (
+        re.compile(
+            rb"^[^\n\"{]{0,200}CPU fallback [\w:.]+ : |^Frequency of op and op name that were executed on CPU",
+            re.MULTILINE,
+        ),
+        "a log of operators that ran on the CPU, not a trace: give it beside one, with "
+        "stepscope diagnose TRACE --fallback-log FILE",
+    ),
+    (re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
+)
+
+
+def what_it_is(head: bytes) -> str | None:
+    """Identify a file that is not a trace from its first unpacked bytes; None if unknown."""
+    for magic, name in _BY_MAGIC:
+        if head.startswith(magic):
+            return name
+    if head[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        return "a tar archive: unpack it and give the trace inside"
+    text = text_of(head)
+    if b'"traceEvents"' in text:
+        return None
+    return next((name for pattern, name in _BY_TEXT if pattern.search(text)), None)
+
+
+def what_its_name_says(name: str, head: bytes) -> str | None:
+    """Identify an undocumented binary file by its suffix; None for other names."""
+    ends = name.lower().endswith(_REPORTS_OF_NSIGHT_SYSTEMS)
+    if not ends or head.startswith(b"SQLite format 3\0") or text_of(head)[:1] in (b"{", b"["):
+        return None
+    return (
+        "a report of Nsight Systems, which only that program reads: export it with "
+        "nsys export --type sqlite --output OUT.sqlite IN.nsys-rep, and give OUT.sqlite"
+    )
+
+
+SUFFIXES: Final = (".xplane.pb", ".xplane.pb.gz", ".xplane.pb.zst")
+_RUNS: Final = ("plugins", "profile")
+_TWIN: Final = ".trace.json.gz"
+_NUMBERS: Final = re.compile(r"(\d+)")
+
+
+def profile_files(folder: Path) -> list[Path]:
+    """Return the profiles of the latest run in a folder, one per host; empty if there are no runs.
+
+    Args:
+        folder: the directory given to the profiler, its folder of all runs, or the folder of one run.
+    """
+    place = Path(os.path.abspath(folder))
+    if place.parts[-3:-1] == _RUNS:
+        return _hosts(folder)
+    runs = folder if place.parts[-2:] == _RUNS else folder.joinpath(*_RUNS)
+    names = sorted(child.name for child in _children(runs) if child.is_dir())
+    return next((found for name in reversed(names) if (found := _hosts(runs / name))), [])
+
+
+def place_among_hosts(path: Path) -> tuple[int, int] | None:
+    """Return a profile's position among its run's hosts, from 0, and the number of hosts; None if it is alone.
+
+    Only the profiler's own folders count: elsewhere, profiles side by side need not belong to one run.
+    """
+    run = Path(os.path.abspath(path)).parent
+    if not path.name.endswith(SUFFIXES) or run.parts[-3:-1] != _RUNS:
+        return None
+    hosts = [each.name for each in _hosts(run)]
+    return (hosts.index(path.name), len(hosts)) if len(hosts) > 1 and path.name in hosts else None
+
+
+def without_twins(files: list[Path]) -> list[Path]:
+    """Drop each HOST.trace.json.gz, which XLA writes beside HOST.xplane.pb with the same content."""
+    stems = {str(file)[: -len(suffix)] for file in files for suffix in SUFFIXES if file.name.endswith(suffix)}
+    return [file for file in files if not any(str(file) == stem + _TWIN for stem in stems)]
+
+
+def _hosts(folder: Path) -> list[Path]:
+    found = [child for child in _children(folder) if child.name.endswith(SUFFIXES) and child.is_file()]
+    return sorted(found, key=_by_number)
+
+
+def _by_number(path: Path) -> list[tuple[int, int, str]]:
+    parts = _NUMBERS.split(path.name)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+READERS: Final[tuple[Reader, ...]] = (
+    xplane.READER,
+    perfetto.READER,
+    nsight_systems.READER,
+    rocprof.READER,
+    torch_snapshot.READER,
+    xla_json.READER,
+    gaudi.READER,
+    kineto.READER,
+)
+"""Every format's reader, in the order in which they are tried."""
+
+_SUFFIXES: Final = (
+    ".json",
+    ".json.gz",
+    ".json.zst",
+    ".trace",
+    ".trace.gz",
+    ".pickle",
+    ".pickle.gz",
+    ".pickle.zst",
+    ".hltv",
+    ".hltv.gz",
+    ".sqlite",
+    ".sqlite.gz",
+    ".sqlite.zst",
+    ".pftrace",
+    ".pftrace.gz",
+    ".perfetto-trace",
+    ".perfetto-trace.gz",
+)
+
+
+def open_trace(
+    path: str | Path,
+    *,
+    window: Window | None = None,
+    steps: StepRange | None = None,
+    cache: TraceCache | None = None,
+    progress: Progress | None = None,
+) -> Trace:
+    """Read a trace of any supported format.
+
+    Args:
+        path: a trace file (plain, gzip or zstd), "-" for standard input, or a folder written by `Trace.save`.
+        window: read only this span of time.
+        steps: read only these annotated steps; cannot be combined with `window`.
+        cache: where parsed traces are kept and looked up; None always reads the file.
+        progress: called with the compressed bytes read so far and in total.
+
+    Raises:
+        NotATraceError: the file is not a trace; the message says what it is.
+        UnreadableTraceError: the file cannot be opened, or nothing in it can be read.
+        UsageError: the requested steps do not exist.
+    """
+    if str(path) != "-" and os.path.isdir(path) and is_store(Path(path)):
+        return open_store(Path(path))
+    return with_unrecorded_steps(_of_its_host(_opened(path, window, steps, cache, progress), path), path)
+
+
+def _opened(
+    path: str | Path,
+    window: Window | None,
+    steps: StepRange | None,
+    cache: TraceCache | None,
+    progress: Progress | None,
+) -> Trace:
+    if cache is None or window is not None or steps is not None or not _can_be_kept(path):
+        return temporary_store(lambda writer: _read(path, writer, window, steps, progress))
+    key = content_key(path, variant_of(path))
+    found = cache.lookup(key)
+    if found is None:
+        found = cache.add(key, lambda writer: _read(path, writer, None, None, progress))
+    return _renamed(found, str(path))
+
+
+def trace_files(path: str | Path) -> list[Path]:
+    """Return the trace files at a path: the file itself, those in a folder by name, or XLA's profiles of the last run.
+
+    Raises:
+        UnreadableTraceError: the path does not exist, or is a folder without trace files.
+    """
+    place = Path(path)
+    if str(path) == "-" or not os.path.isdir(path) or is_store(place):
+        return [place]
+    if profiles := profile_files(place):
+        return profiles
+    known = (*_SUFFIXES, *SUFFIXES)
+    found = without_twins(sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(known)))
+    if not found:
+        raise UnreadableTraceError(f"the folder {place} holds no trace file ({', '.join(known)})")
+    return found
+
+
+def _can_be_kept(path: str | Path) -> bool:
+    """Whether the file can be read twice, for its key and for its events, unlike standard input."""
+    if not is_regular_file(path):
+        return False
+    ByteSource(path).close()  # reports an empty or unreadable file before it is hashed
+    return True
+
+
+def _renamed(trace: Trace, path: str) -> Trace:
+    """Equal files share a cache entry, so the cached path may not be the one that the user gave."""
+    return trace if trace.metadata.path == path else replace(trace, metadata=replace(trace.metadata, path=path))
+
+
+def _of_its_host(trace: Trace, path: str | Path) -> Trace:
+    """The trace with the rank from its position among a run's hosts, if it has no rank of its own."""
+    place = place_among_hosts(Path(path)) if trace.metadata.rank is None else None
+    if place is None:
+        return trace
+    return replace(trace, metadata=replace(trace.metadata, rank=place[0], world_size=place[1]))
+
+
+def _read(
+    path: str | Path, writer: StoreWriter, window: Window | None, steps: StepRange | None, progress: Progress | None
+) -> Found:
+    source = ByteSource(path, progress)
+    Budget.of(source.name)
+    try:
+        head = source.peek()
+        if not head and source.damage:
+            raise UnreadableTraceError(f"{source.name} cannot be unpacked: {source.damage}")
+        known = what_it_is(head) or what_its_name_says(source.name, head)
+        if known is not None:
+            raise NotATraceError(f"{source.name} is {known}")
+        for reader in READERS:
+            if reader.recognises(head):
+                metadata, warnings = reader.read(source, writer, window, steps)
+                join_pauses(writer, metadata)
+                metadata, more = join_lines(path, writer, metadata)
+                return metadata, (*warnings, *more)
+        raise NotATraceError(f"{source.name} is not a trace: it begins with neither a JSON object nor a list of events")
+    finally:
+        source.close()
+
+
+_COLD_STEPS: Final = 2
+"""First steps of a program, which are longer than others."""
+_FEWEST: Final = 3
+"""Fewest steps of a kind for a median."""
+
+
+def unrecorded_steps(stretches: object) -> UnrecordedSteps | None:
+    """Compare steps that no profiler recorded with those that one did; None if there are too few of a kind.
+
+    Args:
+        stretches: in the form written by `StepTimes.to_json`.
+    """
+    parts = [part for each in stretches if (part := Stretch.from_json(each))] if isinstance(stretches, list) else []
+    parts = [part for part in parts if part.first_step > _COLD_STEPS]
+    recorded_ns = [ns for part in parts if part.recorded for ns in part.durations_ns]
+    others = [part for part in parts if not part.recorded]
+    others_ns = [ns for part in others for ns in part.durations_ns]
+    if min(len(recorded_ns), len(others_ns)) < _FEWEST:
+        return None
+
+    def typical(counts: Iterable[Sequence[int]]) -> int | None:
+        known = [each for part in counts for each in part]
+        return round(median(known)) if len(known) == len(others_ns) else None
+
+    return UnrecordedSteps(
+        len(others_ns),
+        round(median(others_ns)),
+        round(median(recorded_ns)),
+        typical(part.processor_ns for part in others),
+        typical(part.faults for part in others),
+    )
+
+
+def with_unrecorded_steps(trace: Trace, path: str | Path) -> Trace:
+    """Add the times of the run's unrecorded steps to a trace in the folder of a run."""
+    content = recording_of(Path(path)) if trace.metadata.program is not None else {}
+    unrecorded = unrecorded_steps(content.get("step_times"))
+    return replace(trace, metadata=replace(trace.metadata, unrecorded=unrecorded)) if unrecorded is not None else trace

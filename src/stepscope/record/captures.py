@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 from stepscope import guard
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.locks import Lock
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.unseen import unseen
 
@@ -107,7 +108,7 @@ class ProfilerRecording:
         self.notice: str | None = None
         self.step_number = first_step
         self._state = RecorderState.NEW
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._annotation: Any = None
         self._held: object = None
 

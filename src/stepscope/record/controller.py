@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from stepscope import guard
+from stepscope.locks import Lock
 from stepscope.record.captures import (
     PATIENCE_S,
     Capture,
@@ -111,7 +112,7 @@ class StepController:
         self._step = 0
         self._thread = 0
         self._last_boundary_s = time.monotonic()
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._waiting: deque[CaptureHandle] = deque()
         self._capture: Capture | None = None
         self._busy = False
@@ -197,7 +198,7 @@ class StepController:
 
     def forget(self) -> None:
         """In a forked process, drop the parent's captures without touching its profiler."""
-        self._lock, self._wake, self._watched = threading.RLock(), threading.Event(), False
+        self._wake, self._watched = threading.Event(), False
         self._capture, self._busy = None, False
         self._waiting.clear()
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from stepscope import guard
+from stepscope.locks import Lock
 from stepscope.record.input_functions import (
     COLLATE,
     StageCounters,
@@ -97,7 +98,7 @@ class InputWatch:
     def __init__(self) -> None:
         self._users: set[int] = set()
         self._restore: list[Callable[[], None]] = []
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._pipelines: dict[int, _Pipeline] = {}
         self._ended = _sums()
         self._before = _sums()
@@ -246,7 +247,7 @@ def _patched(watch: InputWatch) -> list[Callable[[], None]]:
     return restore
 
 
-_starting: Final = threading.RLock()
+_starting: Final = Lock()
 """Held while the workers of a loader are started."""
 
 

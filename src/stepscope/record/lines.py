@@ -23,6 +23,7 @@ from stepscope import guard
 from stepscope.record.busy_functions import REVIEW_EVERY, STRIDE, BusyFunctions, Notes
 from stepscope.record.program_objects import ModuleRef, attributes, module_ref, names_in_roots
 from stepscope.record.repetition import seen_before
+from stepscope.record.stack_room import stack_room
 from stepscope.trace.naming import UserCode
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, Location, ThreadLines
 
@@ -502,6 +503,7 @@ class LineTracker:
         _stop_in_forked_children()
         watch = self._watch = _new_watch()
         _running.add(self)
+        stack_room.take()
         with guard.attempt() as starting:
             self.problem = watch.start(sys._getframe(1))
         if starting.error is not None:
@@ -511,6 +513,7 @@ class LineTracker:
         if self._watch is not None and not self._end_unix_ns:
             self._end_unix_ns = self._watch.gave_up_unix_ns or time.time_ns()
             _running.discard(self)
+            stack_room.give_back()
             with guard.attempt() as stopping:
                 self._watch.stop()
             if stopping.error is not None:

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from stepscope.remedies.graphs import CapturedStep as CapturedStep
     from stepscope.remedies.graphs import capture_step as capture_step
     from stepscope.remedies.graphs import mark_step as mark_step
-    from stepscope.remedies.host_settings import ThreadCounts as ThreadCounts
-    from stepscope.remedies.host_settings import collect_garbage_at_steps as collect_garbage_at_steps
-    from stepscope.remedies.host_settings import set_thread_counts as set_thread_counts
-    from stepscope.remedies.host_settings import thread_counts as thread_counts
     from stepscope.remedies.loading.padding import LengthBucketSampler as LengthBucketSampler
     from stepscope.remedies.loading.padding import PadCollate as PadCollate
     from stepscope.remedies.loading.padding import pad_dimension as pad_dimension
@@ -48,9 +44,13 @@ if TYPE_CHECKING:
     from stepscope.remedies.optimizers.fused import fuse_optimizer as fuse_optimizer
     from stepscope.remedies.optimizers.horizontal import HorizontalTrainer as HorizontalTrainer
     from stepscope.remedies.optimizers.vendor import clip_grad_norm as clip_grad_norm
-    from stepscope.remedies.parallel_settings import DataParallelSettings as DataParallelSettings
     from stepscope.remedies.rewrites import rewrites_of as rewrites_of
     from stepscope.remedies.rewrites import unified_diff as unified_diff
+    from stepscope.remedies.settings import DataParallelSettings as DataParallelSettings
+    from stepscope.remedies.settings import ThreadCounts as ThreadCounts
+    from stepscope.remedies.settings import collect_garbage_at_steps as collect_garbage_at_steps
+    from stepscope.remedies.settings import set_thread_counts as set_thread_counts
+    from stepscope.remedies.settings import thread_counts as thread_counts
     from stepscope.remedies.tied_weights import LoopConstants as LoopConstants
     from stepscope.remedies.tied_weights import check_tied as check_tied
     from stepscope.remedies.tied_weights import keeps_ties as keeps_ties
@@ -62,7 +62,7 @@ _PUBLIC: Final = {
     "deferred_scalars": "DeferredNumber DeferredScalars every",
     "fused_attention": "attention recompute_attention recompute_attention_enabled set_recompute_attention",
     "graphs": "CapturedStep capture_step mark_step",
-    "host_settings": "ThreadCounts collect_garbage_at_steps set_thread_counts thread_counts",
+    "settings": "DataParallelSettings ThreadCounts collect_garbage_at_steps set_thread_counts thread_counts",
     "loading.padding": "LengthBucketSampler PadCollate pad_dimension pad_to_lengths pad_vocabulary padded_size",
     "loading.prefetch": "prefetch_to_device",
     "loading.trials": "LoaderChoice tune_loader",
@@ -71,7 +71,6 @@ _PUBLIC: Final = {
     "optimizers.fused": "Fusion fuse_optimizer",
     "optimizers.horizontal": "HorizontalTrainer",
     "optimizers.vendor": "clip_grad_norm",
-    "parallel_settings": "DataParallelSettings",
     "rewrites": "rewrites_of unified_diff",
     "tied_weights": "LoopConstants check_tied keeps_ties tie_again tied_parameters",
 }

@@ -29,7 +29,7 @@ from typing import Any, Final, TypeAlias, cast, overload
 import torch
 
 from stepscope.remedies.attempts import Attempt
-from stepscope.remedies.host_settings import check_whole, host_memory, streams_of
+from stepscope.remedies.settings import check_whole, host_memory, streams_of
 
 _DEEPEST: Final = 64
 """Deepest chain of deferred sums: a host further ahead waits."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from stepscope.remedies.host_settings import autocast_type
+from stepscope.remedies.settings import autocast_type
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 

@@ -34,7 +34,7 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.format import change_words, count, duration, interval_words, share, share_of, size
-from stepscope.report.words.comparison import detectable_sentences, verdict_sentence
+from stepscope.report.words import detectable_sentences, verdict_sentence
 
 _FEWEST_RUNS: Final = 3
 _UNLIKELY: Final = 0.01

@@ -33,7 +33,7 @@ from stepscope.report.energy import energy
 from stepscope.report.format import change_words, count, duration, file_name, interval_words, share, share_of
 from stepscope.report.html import View, cause_view, picture_view
 from stepscope.report.redaction import Redactor
-from stepscope.report.words.comparison import (
+from stepscope.report.words import (
     advice,
     detectable_sentences,
     place_of_line,

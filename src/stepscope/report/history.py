@@ -37,7 +37,7 @@ from stepscope.report.document import (
 )
 from stepscope.report.format import change_words, count, duration, interval_words, plot_range, share, share_of
 from stepscope.report.html import View
-from stepscope.report.words.comparison import verdict_sentence
+from stepscope.report.words import verdict_sentence
 
 _SOURCE_WORDS: Final = {"unprofiled": "steps without the profiler", "profiled": "steps slowed down by the profiler"}
 _OVERVIEW_SCHEMA: Final[dict[str, type[pl.DataType]]] = {

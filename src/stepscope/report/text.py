@@ -18,7 +18,7 @@ from stepscope.analysis.host import CAUSES
 from stepscope.report import document as doc
 from stepscope.report.format import cell, count, duration, filled, plot_range, printable, share
 from stepscope.report.tables import heading, showing, table_lines
-from stepscope.report.words.diagnosis import after_sentence, joined_causes, place_words
+from stepscope.report.words import after_sentence, joined_causes, place_words
 
 _BAR_WIDTH: Final = 20
 _WIDE: Final = 60

@@ -12,7 +12,7 @@ from stepscope.compare import Comparison, compare_samples
 from stepscope.compare.record import SideSummary
 from stepscope.report.comparison import comparison_document, comparison_json, overview, redacted_comparison
 from stepscope.report.text import markdown_of, text_of
-from stepscope.report.words.comparison import advice, cause_phrase, side_sentence, where_sentences
+from stepscope.report.words import advice, cause_phrase, side_sentence, where_sentences
 from stepscope.trace import Trace
 from tests.unit.rendered import written
 

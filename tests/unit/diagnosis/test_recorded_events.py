@@ -12,8 +12,8 @@ import pytest
 from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.recorded_events import OPERATOR_NS, recorded_events
 from stepscope.diagnosis.view import View
-from stepscope.readers.opening import unrecorded_steps, with_unrecorded_steps
-from stepscope.report.words.diagnosis import headline
+from stepscope.readers import unrecorded_steps, with_unrecorded_steps
+from stepscope.report.words import headline
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import UnrecordedSteps
 from stepscope.trace.program_facts import ProgramFacts, StepFacts

@@ -25,6 +25,7 @@ from tests.unit.machines import allowed, control_group, machine, server
 @pytest.fixture(autouse=True)
 def undisturbed() -> Iterator[None]:
     """What a test leaves behind would make the next ones lie."""
+    gc.unfreeze()
     before = surroundings()
     yield
     gc.enable()

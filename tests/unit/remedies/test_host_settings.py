@@ -13,16 +13,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.remedies import host_settings
-from stepscope.remedies.host_settings import (
-    collect_garbage_at_steps,
-    quota,
-    thread_counts,
-    usable_cores,
-    usable_processors,
-)
+from stepscope.remedies import settings
+from stepscope.remedies.settings import collect_garbage_at_steps, quota, thread_counts, usable_cores, usable_processors
 
-SOURCES = str(Path(host_settings.__file__).parents[2])
+SOURCES = str(Path(settings.__file__).parents[2])
 
 
 class Cycle:
@@ -36,6 +30,7 @@ class Cycle:
 def collector() -> Iterator[None]:
     """The collector as other tests want it, whatever happens here."""
     enabled = gc.isenabled()
+    gc.unfreeze()
     yield
     (gc.enable if enabled else gc.disable)()
     gc.unfreeze()
@@ -110,7 +105,7 @@ def test_one_inside_another() -> None:
 def test_a_forked_worker_collects_by_itself() -> None:
     code = (
         "import gc, os\n"
-        "from stepscope.remedies.host_settings import collect_garbage_at_steps\n"
+        "from stepscope.remedies.settings import collect_garbage_at_steps\n"
         "with collect_garbage_at_steps():\n"
         "    child = os.fork()\n"
         "    if not child:\n"
@@ -184,7 +179,7 @@ def test_the_quota_of_control_groups(tmp_path: Path, files: dict[str, str], expe
 
 
 def test_cores_are_counted_once_and_within_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_settings, "allowed_processors", lambda: {0, 1, 2, 3, 4, 5})
+    monkeypatch.setattr(settings, "allowed_processors", lambda: {0, 1, 2, 3, 4, 5})
     siblings = {0: "0,3", 3: "0,3", 1: "1,4", 4: "1,4", 2: "2,5", 5: "2,5"}
     root = machine(
         tmp_path,
@@ -214,8 +209,8 @@ def test_cores_are_counted_once_and_within_the_quota(tmp_path: Path, monkeypatch
 def test_threads_follow_from_processors_ranks_and_workers(
     count: int, arguments: dict[str, Any], intra_op: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_settings, "allowed_processors", lambda: set(range(count)))
-    monkeypatch.setattr(host_settings, "_has_its_own_processors", lambda: False)
+    monkeypatch.setattr(settings, "allowed_processors", lambda: set(range(count)))
+    monkeypatch.setattr(settings, "_has_its_own_processors", lambda: False)
 
     counts = thread_counts(**{"environ": {}, **arguments}, root=tmp_path)
 
@@ -224,7 +219,7 @@ def test_threads_follow_from_processors_ranks_and_workers(
 
 
 def test_workers_take_the_second_threads_of_cores_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_settings, "allowed_processors", lambda: set(range(8)))
+    monkeypatch.setattr(settings, "allowed_processors", lambda: set(range(8)))
     root = machine(
         tmp_path,
         {
@@ -237,8 +232,8 @@ def test_workers_take_the_second_threads_of_cores_first(tmp_path: Path, monkeypa
 
 
 def test_a_rank_that_was_given_its_processors_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_settings, "allowed_processors", lambda: {0, 1})
-    monkeypatch.setattr(host_settings, "allowed_processors", lambda: {0, 1})
+    monkeypatch.setattr(settings, "allowed_processors", lambda: {0, 1})
+    monkeypatch.setattr(settings, "allowed_processors", lambda: {0, 1})
     monkeypatch.setattr(os, "sched_getaffinity", lambda number: {0, 1, 2, 3}, raising=False)
 
     assert thread_counts(environ={"LOCAL_WORLD_SIZE": "2"}, root=tmp_path).intra_op == 2
@@ -261,7 +256,7 @@ def test_counts_that_cannot_be_used(arguments: dict[str, Any], message: str) -> 
 def test_a_real_process_gets_its_threads_and_says_what_came_too_late() -> None:
     code = (
         "import json, os, torch\n"
-        "from stepscope.remedies.host_settings import set_thread_counts\n"
+        "from stepscope.remedies.settings import set_thread_counts\n"
         "first = set_thread_counts(intra_op=3, inter_op=2)\n"
         "def too_late(number):\n"
         "    raise RuntimeError('cannot set number of interop threads after parallel work has started')\n"

@@ -6,7 +6,7 @@ import pytest
 
 from stepscope.diagnosis.diagnosis import DeviceSummary, Together, Unreadable
 from stepscope.diagnosis.finding import Remedy
-from stepscope.report.words.diagnosis import causes_of, headline, joined_causes, rank_table, together_sentence
+from stepscope.report.words import causes_of, headline, joined_causes, rank_table, together_sentence
 from stepscope.trace import Metadata
 from tests.unit.hand_built import FULL, HOST, IDLE, INPUT_BOUND, empty, full
 from tests.unit.rendered import golden, markdown_report, text_report, text_reports

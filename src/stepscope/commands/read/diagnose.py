@@ -24,7 +24,13 @@ from stepscope.commands.shared.options import (
     user_code_from,
 )
 from stepscope.commands.shared.options import row_count as whole_number
-from stepscope.commands.shared.reading import readable_traces, redactor_of, side_files, with_evidence
+from stepscope.commands.shared.reading import (
+    garbage_rarely_collected,
+    readable_traces,
+    redactor_of,
+    side_files,
+    with_evidence,
+)
 from stepscope.errors import UsageError
 from stepscope.report.format import printable, share
 
@@ -34,7 +40,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.ranks import RankRecord
     from stepscope.diagnosis.rule import Rule
-    from stepscope.report.trace_report import TraceReport
+    from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
 
 NAME: Final = "diagnose"
@@ -94,6 +100,7 @@ def prepare_parser(parser: CommandParser) -> None:
     add_reading_options(parser, or_device=True)
 
 
+@garbage_rarely_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose every trace, write the reports, and return the exit code under --fail-on."""
     targets = [each for each in (arguments.json, arguments.markdown, arguments.html, arguments.diff) if each == "-"]
@@ -154,8 +161,8 @@ def parsed_setting(text: str) -> tuple[str, float]:
 def _report(arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs) -> TraceReport:
     """One trace's report, either redacted or with diffs of the user's own lines."""
     from stepscope.diagnosis.view import View
+    from stepscope.report.diagnosis import trace_report
     from stepscope.report.redaction import secrets_in
-    from stepscope.report.trace_report import trace_report
 
     report = trace_report(
         View(trace, settings, user_code_from(arguments)),

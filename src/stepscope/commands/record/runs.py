@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import webbrowser
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -141,6 +140,8 @@ def _end(manifest: RunManifest) -> str:
 def _open(folder: RunFolder) -> None:
     page = folder.path / "report.html"
     diagnose.COMMAND.run_with([str(folder.path), "--html", str(page)])
+    import webbrowser
+
     if not webbrowser.open(page.as_uri()):
         output.print_text(f"No browser could be opened; the report is {page}.\n")
 

@@ -62,13 +62,12 @@ def write_reports(
         page: HTML, if it differs from the rendered document.
         is_printed: whether the terminal gets the document.
     """
-    from stepscope.report.html import html_of
     from stepscope.report.text import markdown_of
 
     made = functools.cache(document)
     forms: dict[str, Report] = {
         "markdown": lambda: markdown_of(made(), top=top).encode(),
-        "html": page or (lambda: html_of(made())),
+        "html": page or (lambda: _page_of(made())),
         **reports,
     }
     targets = {form: target for form in forms if (target := getattr(arguments, form, None))}
@@ -91,6 +90,12 @@ def write_document(
         print_document(document(), top=top)
     else:
         write_output(arguments.output, text_of(document(), width=width(), top=top).encode())
+
+
+def _page_of(document: Document) -> bytes:
+    from stepscope.report.html import html_of  # its engine of templates is imported only for a page
+
+    return html_of(document)
 
 
 def print_document(document: Document, *, top: int = 0) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -157,7 +158,19 @@ def _ends_with(path: str, ending: str) -> bool:
 _T = TypeVar("_T")
 _SECRETS: Final = "secrets_of_traces"
 _QUIET_S: Final = 1.0
+_OBJECTS_BEFORE_COLLECTION: Final = 50_000
 _REDRAW_S: Final = 0.1
+
+
+@contextlib.contextmanager
+def garbage_rarely_collected() -> Iterator[None]:
+    """Let more objects gather before Python looks for cycles: importing and reading make many, and few cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:

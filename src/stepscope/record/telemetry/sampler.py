@@ -286,6 +286,7 @@ class ProcessTree:
 
 DEFAULT_INTERVAL_S: Final = 1.0
 _LONGEST_STOP_S: Final = 2.0
+_PACKAGES: Final = ("psutil", "pynvml")
 
 
 class Source(Protocol):
@@ -310,6 +311,9 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="stepscope telemetry sampler", daemon=True)
 
     def start(self) -> None:
+        for package in _PACKAGES if self._sources is None else ():
+            with guard.attempt():  # not on our thread: a child forked meanwhile could never import it
+                import_module(package)
         self._thread.start()
 
     def close(self) -> None:

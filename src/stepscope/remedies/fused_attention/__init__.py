@@ -22,7 +22,7 @@ from stepscope.remedies.fused_attention.blocks import (
     can_use_flex,
     zero_padding,
 )
-from stepscope.remedies.host_settings import autocast_type
+from stepscope.remedies.settings import autocast_type
 
 SOFTMAX_MODES: Final = ("exact", "fast")
 PADDINGS: Final = ("left", "right")

@@ -11,7 +11,7 @@ import torch
 
 from stepscope.remedies.graphs.recording import CudaRecorder, GraphedSteps
 from stepscope.remedies.graphs.static_arguments import NotStatic, flat
-from stepscope.remedies.host_settings import check_whole
+from stepscope.remedies.settings import check_whole
 
 __all__ = ["CapturedStep", "capture_step", "mark_step"]
 

@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from stepscope.remedies.graphs.static_arguments import Flat, GraphedOptimizers, NotStatic, StaticArguments, flat
-from stepscope.remedies.host_settings import autocast_type
+from stepscope.remedies.settings import autocast_type
 
 
 @dataclass

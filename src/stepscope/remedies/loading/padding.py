@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler, default_collate
 
-from stepscope.remedies.host_settings import check_whole
+from stepscope.remedies.settings import check_whole
 
 _FEWEST_POOLS: Final = 4
 

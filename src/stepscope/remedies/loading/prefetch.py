@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from stepscope.remedies.attempts import Attempt
-from stepscope.remedies.host_settings import check_whole, default_device, streams_of
+from stepscope.remedies.settings import check_whole, default_device, streams_of
 
 
 class ThreadedIterator(Iterator[Any]):

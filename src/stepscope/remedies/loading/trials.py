@@ -24,8 +24,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stepscope.remedies.attempts import Attempt
-from stepscope.remedies.host_settings import check_whole, default_device, usable_processors
 from stepscope.remedies.loading.prefetch import moved, tensors_of
+from stepscope.remedies.settings import check_whole, default_device, usable_processors
 
 _MOST_BATCHES: Final = 64
 _FEWEST_BATCHES: Final = 2

@@ -1,1 +1,0 @@
-"""The sentences of reports: pure functions from results to text."""
