@@ -29,6 +29,12 @@ def is_module(value: Any) -> bool:
     return kind is not None and issubclass(type(value), kind)
 
 
+def is_plain(value: Any) -> bool:
+    """Whether it is a tensor of torch's own, whose attributes run nothing of the program's."""
+    kind, torch = type(value), sys.modules["torch"]
+    return kind is torch.Tensor or kind is torch.nn.Parameter
+
+
 def modules_in(root: Any) -> dict[int, tuple[str, Any]]:
     """Return a module and those inside it, each once, as id -> (qualified name, module), the outer ones first."""
     found: dict[int, tuple[str, Any]] = {}
