@@ -6,7 +6,6 @@ Attributes come from the objects' own dictionaries, kinds from `type`, as `isins
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -98,24 +97,3 @@ def names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
             parts = [part for part in name.split(".") if part and part != _COMPILED]
             names.setdefault(number, ".".join([label, *parts]))
     return names
-
-
-class ModuleRef(weakref.ref[Any]):
-    """A called module, which it does not keep alive, and its class."""
-
-    __slots__ = ("kind",)
-
-    kind: str
-
-
-def module_ref(module: Any, known: dict[int, ModuleRef]) -> ModuleRef:
-    """Return the reference to a module, made at its first call.
-
-    Args:
-        known: the references made so far, by the module's id.
-    """
-    found = known.get(id(module))
-    if found is None or found() is not module:
-        found = known[id(module)] = ModuleRef(module)
-        found.kind = type(module).__name__
-    return found
