@@ -17,7 +17,6 @@ import gc
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
@@ -25,6 +24,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from stepscope.errors import StepscopeError
+from stepscope.threads import Lock
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -46,7 +46,7 @@ _failed_in: str | None = None
 _held: Final[dict[object, _Held]] = {}
 _inside: Final[set[int]] = set()
 """Threads inside an entry, which may still install something after another entry has failed."""
-_lock = threading.RLock()
+_lock: Final = Lock()
 
 
 class _Held:
@@ -100,32 +100,48 @@ def _entry(
 
     @wraps(function)
     def guarded(*positional: _P.args, **named: _P.kwargs) -> _R:
-        here = get_ident()
-        is_inner = in_background or here in _inside
-        if _failed_in is not None:
-            if _held and not is_inner:
-                _take_off()
-            return otherwise  # type: ignore[no-any-return]
-        if not is_inner:
-            _inside.add(here)
+        inside, is_inner, passes = _inside, True, False
         try:
+            here = get_ident()
+            was_inside = in_background or here in inside
+            if _failed_in is not None:
+                if _held and not was_inside:
+                    _take_off()
+                return otherwise  # type: ignore[no-any-return]
+            if not was_inside:
+                inside.add(here)
+                is_inner = False
             if probe is not None:
                 probe(name)
             return function(*positional, **named)
-        except BaseException as error:
-            if isinstance(error, raises) or is_users(error):
-                hide(error)
+        except RecursionError as error:
+            try:
+                passes = _passes(error, name, raises)
+            except RecursionError:  # the program's stack is full: even this finds no room
+                passes = False
+            if passes:
                 raise
-            failed(error, name)
+        except BaseException as error:
+            if _passes(error, name, raises):
+                raise
         finally:
             if not is_inner:
-                _inside.discard(here)
+                inside -= {here}  # no call, for which a full stack has no room
                 if _failed_in is not None and _held:
                     _take_off()
         return otherwise  # type: ignore[no-any-return]
 
     ENTRIES[name] = guarded
     return guarded
+
+
+def _passes(error: BaseException, name: str, raises: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
+    """Whether an error in an entry is the program's own; one of ours ends our part."""
+    if isinstance(error, raises) or is_users(error):
+        hide(error)
+        return True
+    failed(error, name)
+    return False
 
 
 def around(
@@ -480,8 +496,6 @@ def _signal_handlers() -> set[CodeType]:
 
 
 def _in_child() -> None:
-    global _lock
-    _lock = threading.RLock()
     _inside.intersection_update({get_ident()})
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepscope.record.apply import all_flags
-from tests.guest import entries, programs
+from tests.guest import entries, programs, unusual
 
 SERVER = Path(programs.__file__).parent / "server.py"
 RECORD = {"steps": 2, "warmup": 2, "telemetry": False}
@@ -43,7 +43,9 @@ ELSEWHERE = {
     "machine.energy_counters.SampledPower._run": "tests/unit/test_guard.py",
     "machine.quiet._SeedWhenImported._imported": "tests/unit/test_guard.py",
     "record.busy_functions.BusyFunctions._sample": "tests/unit/test_guard.py",
+    "record.bootstrap._exit_late": "tests/unit/test_guard.py",
     "record.constants.ConstantLook.compiles": "tests/unit/record/test_constants.py",
+    "record.constants.ConstantLook.leave": "tests/unit/record/test_constants.py",
     "record.hooks.XlaHooks._seen": "tests/e2e/test_jax.py",
     "record.hooks._Calls._begins": "tests/e2e/test_jax.py",
     "record.hooks._jitted": "tests/e2e/test_jax.py",
@@ -128,6 +130,19 @@ def test_an_error_in_any_entry_changes_nothing(scenario: str, run: Run, reached:
         if not as_it_was or not told or "Traceback" in broken["err"] or broken["clean"]:
             wrong.append((entry, kind, broken["code"], broken["clean"], broken["out"][-300:], broken["err"][-2000:]))
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", unusual.PROGRAMS)
+def test_an_unusual_program_runs_as_without_us(name: str, run: Run) -> None:
+    program = unusual.PROGRAMS[name]
+    plain = run("training", options=None, program=program)
+    recorded = run("training", options={**RECORD, "warmup": 6, "telemetry": True}, program=program)
+
+    assert "Traceback" not in plain["err"]
+    assert recorded["out"] == plain["out"]
+    assert recorded["code"] == plain["code"]
+    assert "stepscope leaves" not in recorded["err"]
+    assert "record.values._stop_in_child" in recorded["hit"] or name != "python"
 
 
 @pytest.mark.parametrize("flag", [flag.name for flag in all_flags()])

@@ -23,11 +23,10 @@ from stepscope.diagnosis.diagnosis import rule_by_id
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
-from stepscope.report.diagnosis import diagnosis_document, json_reports
+from stepscope.report.diagnosis import TraceReport, diagnosis_document, json_reports, trace_report
 from stepscope.report.document import json_bytes
 from stepscope.report.text import text_of
-from stepscope.report.trace_report import TraceReport, trace_report
-from stepscope.report.words.diagnosis import headline
+from stepscope.report.words import headline
 from tests.claims import false_headline, unsupported
 from tests.golden.opened import check_findings, check_the_law
 from tests.recount import Recount, differences

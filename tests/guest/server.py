@@ -139,6 +139,8 @@ def _left_behind(guard: Any) -> list[str]:
     from torch.utils import data
     from torch.utils.data import dataloader
 
+    from stepscope.record.telemetry import log as telemetry_log
+
     time.sleep(0.1)  # threads that were told to end do so when they look next
     patched = {
         "print": builtins.print,
@@ -151,7 +153,8 @@ def _left_behind(guard: Any) -> list[str]:
     found += ["trace"] if sys.gettrace() is not None else []
     found += ["collector"] if not gc.isenabled() else []
     found += ["callbacks" for each in gc.callbacks if "stepscope" in getattr(each, "__module__", "")]
-    found += [each.name for each in threading.enumerate() if each.name.startswith("stepscope telemetry sampler")]
+    samplers = [run._sampler for run in telemetry_log._OPEN]
+    found += ["sampler" for each in samplers if each is not None and each._thread.is_alive()]
     return found + [f"held {held.what}" for held in guard._held.values() if held.process == os.getpid()]
 
 

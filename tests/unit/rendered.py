@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.diagnosis.diagnosis import Diagnosis
-from stepscope.report.diagnosis import diagnosis_document, json_reports
+from stepscope.report.diagnosis import TraceReport, diagnosis_document, json_reports
 from stepscope.report.document import json_bytes
 from stepscope.report.html import html_of
 from stepscope.report.text import markdown_of, text_of
-from stepscope.report.trace_report import TraceReport
 
 
 def reports_of(diagnoses: Sequence[Diagnosis], **parts: Sequence[Any]) -> list[TraceReport]:

@@ -25,10 +25,12 @@ from stepscope import guard
 from stepscope.guard import around, attempt, entry, hide, on_failure, replaced
 from stepscope.machine.energy_counters import SampledPower
 from stepscope.machine.quiet import _SeedWhenImported
+from stepscope.record import bootstrap
 from stepscope.record import lines as line_watches
 from stepscope.record.apply.code_swaps import Guard
 from stepscope.record.busy_functions import BusyFunctions
 from stepscope.record.lines import LineTracker
+from stepscope.threads import Lock, Thread
 from stepscope.trace.energy_records import Counter
 from tests.guest import entries
 
@@ -297,6 +299,16 @@ def test_a_thread_that_samples_lines_fails_alone() -> None:
 
 
 @fails
+def test_a_late_exit_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(bootstrap, "_EXIT", ended.append)
+    guard.probe = _fails_in("record.bootstrap._exit_late")
+    bootstrap._exit_late(3)
+
+    assert (guard.has_failed(), ended) == (True, [])
+
+
+@fails
 def test_a_seed_that_cannot_be_fixed_lets_the_import_pass() -> None:
     loader = ModuleType("loader")
     loader.exec_module = lambda module: setattr(module, "imported", True)  # type: ignore[attr-defined]
@@ -333,6 +345,75 @@ def test_the_collector_rests_while_frames_of_threads_are_read(monkeypatch: pytes
     assert [path.name for path in modules if "sys._current_frames()" in path.read_text()] == ["guard.py"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_lock_is_free_in_a_forked_child_and_for_the_thread_that_holds_it() -> None:
+    lock, held, over = Lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock, lock:
+            held.set()
+            over.wait(10)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    child = os.fork()
+    if not child:
+        os._exit(0 if lock.acquire(timeout_s=0) else 1)
+    here = lock.acquire(timeout_s=0)
+    over.set()
+    thread.join()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not here
+    assert lock.acquire(timeout_s=0)
+
+
+def test_no_thread_of_the_program_waits_for_another_kind_of_lock() -> None:
+    """These three are never waited for."""
+    root = Path(guard.__file__).parent
+    modules = [path for room in ("record", "machine") for path in (root / room).rglob("*.py")]
+    kinds = ("threading.Lock()", "threading.RLock()", "threading.Condition()")
+    found = {path.name: path.read_text() for path in modules if any(kind in path.read_text() for kind in kinds)}
+
+    assert set(found) == {"recorder.py", "profile_block.py", "values.py"}
+    assert all("acquire(blocking=False)" in text for text in found.values())
+
+
+def test_the_programs_list_of_threads_has_none_of_ours() -> None:
+    over, before = threading.Event(), threading.enumerate()
+    thread = Thread(over.wait)
+    thread.start()
+    during, alive = threading.enumerate(), thread.is_alive()
+    thread.join(0.001)
+    over.set()
+    thread.join(10)
+
+    assert during == before
+    assert (alive, thread.is_alive()) == (True, False)
+
+
+@fails
+def test_an_entry_needs_no_more_of_a_nearly_full_stack_than_a_function_does() -> None:
+    def deep(left: int, function: Callable[[], Any]) -> Any:
+        return function() if left == 0 else deep(left - 1, function)
+
+    def plain() -> str:
+        return "done"
+
+    def fits(left: int, function: Callable[[], Any]) -> bool:
+        try:
+            deep(left, function)
+        except RecursionError:
+            return False
+        return True
+
+    depths = range(sys.getrecursionlimit() - 200, sys.getrecursionlimit())
+    deepest = max(left for left in depths if fits(left, plain))
+    assert all(fits(left, _hook) for left in range(deepest - 40, deepest + 1))
+
+
 def _fails_in(name: str) -> Callable[[str], None]:
     def probe(entered: str) -> None:
         if entered == name:
@@ -345,6 +426,7 @@ WAYS_IN = {
     "atexit.register",
     "os.register_at_fork",
     "threading.Thread",
+    "Thread",
     "_thread.start_new_thread",
     "threading.Timer",
     "gc.callbacks.append",

@@ -95,7 +95,8 @@ class Finding:
         saving_basis: how the saving was obtained, in words.
         where: places in the user's code, the costliest first; empty if the trace does not show them.
         ends_run_in_ns: time until the cause ends the run, as a leak does; 0 if it has already ended it; None if it
-            does not end it. Such findings come before all savings.
+            does not end it. If it ends it soon, as a severity of "high" says, the finding comes before all savings,
+            otherwise after the large ones.
         change: the change to replay; None if no replay can show it.
     """
 
@@ -114,10 +115,12 @@ class Finding:
     change: Change | None = field(default=None, compare=False, repr=False)
 
     @property
-    def rank(self) -> tuple[bool, int, int, str]:
-        """Sort key: findings that end the run come first, the soonest first, then the largest saving."""
+    def rank(self) -> tuple[int, int, int, str]:
+        """Sort key: findings that end the run soon, large savings, what ends it later, and small savings."""
         ends = self.ends_run_in_ns
-        return (ends is None, ends or 0, -self.saving_ns_per_step, self.rule)
+        is_large = self.severity in ("high", "medium")
+        group = (1 if is_large else 3) if ends is None else (0 if self.severity == "high" else 2)
+        return (group, ends or 0, -self.saving_ns_per_step, self.rule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from stepscope import guard
 from stepscope.guard import sentence
+from stepscope.threads import Lock, Thread
 from stepscope.trace.energy_records import KINDS, Counter, Kind, MissingCounter
 
 NO_PACKAGE: Final = "the package zeus is missing: pip install 'stepscope[energy]'"
@@ -78,13 +79,13 @@ class SampledPower:
         self.counter = counter
         self._read_w = read_w
         self._interval_s = interval_s
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._joules = 0.0
         self._last: tuple[float, float] | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self.sample()
-        self._thread = threading.Thread(target=self._run, name="stepscope power samples", daemon=True)
+        self._thread = Thread(self._run)
         self._thread.start()
 
     def sample(self) -> None:

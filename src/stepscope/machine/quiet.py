@@ -26,6 +26,7 @@ from stepscope.machine.checks.devices import accelerators
 from stepscope.machine.checks.host import usable_cores
 from stepscope.machine.environment import program_settings
 from stepscope.machine.observed import Machine, Runtime, cpu_list, cpu_list_text
+from stepscope.threads import Lock
 
 __all__ = ["QuietReport", "QuietSteps", "prepare_quiet", "quiet_steps"]
 
@@ -310,17 +311,17 @@ class _HeldCollector:
     """The garbage collector of the process, held off while at least one user needs it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._holders = 0
         self._was_on = False
         self._froze = False
 
     def hold(self) -> str:
+        gc.collect()  # runs the program's finalizers, and is no work to hold a lock for
         with self._lock:
             self._holders += 1
             if self._holders == 1:
                 self._was_on = gc.isenabled()
-                gc.collect()
                 # Objects that the program froze cannot be distinguished from ours: unfreezing would
                 # free them too.
                 self._froze = gc.get_freeze_count() == 0
@@ -345,7 +346,6 @@ class _HeldCollector:
     @guard.entry
     def forget(self) -> None:
         """Restore it in a forked child, which does not have the threads that held it."""
-        self._lock = threading.Lock()
         if self._holders:
             self._holders = 1
             self.release()

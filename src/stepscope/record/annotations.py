@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -135,15 +136,11 @@ class step(annotate):
         tell_controller()
 
 
-_numbers: dict[str, int] = {}
-_numbers_lock = threading.Lock()
+_numbers: dict[str, Iterator[int]] = {}
 
 
 def _next_number(name: str) -> int:
-    with _numbers_lock:
-        number = _numbers.get(name, 0)
-        _numbers[name] = number + 1
-        return number
+    return next(_numbers.setdefault(name, itertools.count()))
 
 
 @guard.entry

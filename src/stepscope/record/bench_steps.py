@@ -65,8 +65,8 @@ class BackwardLosses:
         if len(self._tensors) >= MOST_LOSSES:
             return
         torch: Any = sys.modules["torch"]
-        first = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-        loss = getattr(first, _BEFORE_SCALING, first)
+        first = next(iter(tensors), None) if type(tensors) in (list, tuple) else tensors  # an iterator is not consumed
+        loss = getattr(first, _BEFORE_SCALING, first) if isinstance(first, torch.Tensor) else None
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or _is_captured(torch, loss):
             return
         self._tensors.append(loss.detach().clone())

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import functools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -54,6 +56,8 @@ MOST_FORWARD_CALLS: Final = 512
 LONG_WARMUP_S: Final = 60.0
 """If two steps take this long, the program is warm after them."""
 _LONGEST_STEP_S: Final = 60.0
+_LONGEST_END_S: Final = 30.0
+_EXIT: Final = os._exit
 _LONGEST_STEP_RATIO: Final = 20
 
 
@@ -464,7 +468,21 @@ def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> No
 
 def _before_exit(action: Callable[[], None]) -> None:
     """Also run the action if the program ends by os._exit, which skips atexit handlers."""
-    os._exit = guard.around(os._exit, before=lambda *_, **__: action())
+    os._exit = guard.around(os._exit, before=functools.partial(_ends_now, os.getpid(), action))
+
+
+@guard.entry
+def _ends_now(process: int, action: Callable[[], None], status: int = 0) -> None:
+    """End what we do, but not for long: a program may call os._exit because its device or another thread hangs."""
+    if os.getpid() == process:
+        _thread.start_new_thread(_exit_late, (status,))
+    action()
+
+
+@guard.entry(in_background=True)
+def _exit_late(status: int) -> None:
+    time.sleep(_LONGEST_END_S)
+    _EXIT(status)
 
 
 @guard.entry

@@ -16,6 +16,7 @@ from stepscope import guard
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.unseen import unseen
+from stepscope.threads import Lock
 
 PATIENCE_S: Final = 60.0
 
@@ -107,7 +108,7 @@ class ProfilerRecording:
         self.notice: str | None = None
         self.step_number = first_step
         self._state = RecorderState.NEW
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._annotation: Any = None
         self._held: object = None
 

@@ -29,6 +29,7 @@ from stepscope.record.captures import (
 )
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.unseen import unseen
+from stepscope.threads import Lock, Thread
 
 __all__ = [
     "CaptureHandle",
@@ -45,6 +46,7 @@ __all__ = [
 
 
 _AT_LEAST_S: Final = 0.05
+_LONGEST_END_S: Final = 30.0
 _GAVE_WAY: Final = "the program started {} itself, so the recording was ended"
 
 
@@ -111,7 +113,7 @@ class StepController:
         self._step = 0
         self._thread = 0
         self._last_boundary_s = time.monotonic()
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._waiting: deque[CaptureHandle] = deque()
         self._capture: Capture | None = None
         self._busy = False
@@ -170,18 +172,25 @@ class StepController:
             self._wake.set()
             if not self._watched:
                 self._watched = True
-                threading.Thread(target=self._watch_captures, name="stepscope-captures", daemon=True).start()
+                Thread(self._watch_captures).start()
         return handle
 
     def finish(self, problem: str) -> None:
-        """End every capture, for example at the program's end; what was recorded is kept."""
-        with self._lock:
+        """End every capture, for example at the program's end; what was recorded is kept.
+
+        A thread that does not come back from its recording, as its device hangs, is not waited for.
+        """
+        if not self._lock.acquire(timeout_s=_LONGEST_END_S):
+            return
+        try:
             self._settle_capture(problem)
             if self._capture is not None:
                 self._drop(self._capture)
             while self._waiting:
                 self._waiting.popleft().settle(CaptureResult(problem=problem))
             self._rest()
+        finally:
+            self._lock.release()
 
     def abandon(self) -> None:
         """After an internal error, discard every capture and stop all work."""
@@ -197,7 +206,7 @@ class StepController:
 
     def forget(self) -> None:
         """In a forked process, drop the parent's captures without touching its profiler."""
-        self._lock, self._wake, self._watched = threading.RLock(), threading.Event(), False
+        self._wake, self._watched = threading.Event(), False
         self._capture, self._busy = None, False
         self._waiting.clear()
 

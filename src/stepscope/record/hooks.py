@@ -204,8 +204,11 @@ def _optimizer_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
     is_compiling = compiling()
 
     def stepped(optimizer: object, positional: object, named: object) -> None:
-        if steps is not None and not is_compiling():
-            steps.ended(optimizer)
+        try:
+            if steps is not None and not is_compiling():
+                steps.ended(optimizer)
+        except RecursionError:  # the program's stack is full
+            return
 
     handle = register_optimizer_step_post_hook(stepped)
 

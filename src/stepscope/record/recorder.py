@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,7 @@ class Recorder(ProfilerRecording):
         self._stop_wanted = False
         self._unwanted = False
         self._saved: Path | None = None
+        _living.add(self)
 
     def prepare(self) -> None:
         """Warm the profiler up; nothing before `start` is kept."""
@@ -266,6 +268,20 @@ class Recorder(ProfilerRecording):
             self.options = replace(self.options, memory=False)
             self.notice = "allocations were not recorded, because the steps run on another thread than the main one"
 
+    def leave_child(self) -> None:
+        """In a forked child, end what it inherited: the profiler would keep about 1 kB of each operator of the child's.
+
+        With a device, ending the parent's profiler is not safe; the child's first thread is then not recorded.
+        """
+        if self._state not in (RecorderState.PREPARED, RecorderState.RECORDING):
+            return
+        if self._state is RecorderState.PREPARED:
+            self._profiler = None
+        elif len(_activities()) > 1:
+            self._profiler = None
+            guard.attempted(_record_nothing)
+        self._abandon()
+
     def _abandon(self) -> None:
         """After an internal error, stop the profiler the shortest way and discard the recording."""
         was_prepared, self._state = self._state is RecorderState.PREPARED, RecorderState.STOPPED
@@ -305,6 +321,26 @@ class Recorder(ProfilerRecording):
         if self._state is RecorderState.STOPPED:
             self._profiler = self._lines = None
             self._give_profiler_back()
+
+
+def _record_nothing() -> None:
+    import torch.autograd
+
+    autograd: Any = torch.autograd
+    autograd._enable_record_function(False)
+
+
+_living: Final[weakref.WeakSet[Recorder]] = weakref.WeakSet()
+
+
+@guard.entry
+def _in_child() -> None:
+    for each in list(_living):
+        each.leave_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:

@@ -26,9 +26,11 @@ from stepscope import guard
 from stepscope.record.constants import ConstantLook
 from stepscope.record.gradients import GradientLook
 from stepscope.record.kept_graphs import KeptGraphs
-from stepscope.record.lines import call_code, hide_from_compiler, is_users
+from stepscope.record.lines import hide_from_compiler, is_users
 from stepscope.record.made import MadeInSteps
+from stepscope.record.module_calls import call_code
 from stepscope.record.program_objects import names_in_roots
+from stepscope.record.stack_room import stack_room
 from stepscope.record.unseen import unseen
 from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, KeptGraphFacts, ListFacts, ValueFacts
 
@@ -181,6 +183,7 @@ class ValueLook:
             self._thread, self._until_s = threading.get_ident(), time.monotonic() + longest_s
             self._taken_off = guard.on_failure("", self.stop, thread=threading.get_ident())
             guard.attempted(self._gradients.start)
+            stack_room.take()
             hide_from_compiler(self._event)
             sys.setprofile(self._event)
 
@@ -219,6 +222,7 @@ class ValueLook:
         """End the look."""
         if not self.is_over:
             self.is_over = True
+            stack_room.give_back()
             guard.off(self._taken_off)
             self._constants.stop()
             self._take_off()

@@ -97,6 +97,14 @@ def test_a_note_shows_what_the_rule_gives_it_and_saves_nothing() -> None:
     assert finding.evidence.figures == (Figure("calls", 3, "count"),)
 
 
+def test_what_ends_the_run_soon_comes_first_and_later_after_large_savings() -> None:
+    leak = replace(the_finding(FOUND), saving_ns_per_step=0, ends_run_in_ns=10**12)
+    soon, later = replace(leak, severity="high"), replace(leak, severity="medium")
+    large, small = (replace(the_finding(FOUND), severity=severity) for severity in ("medium", "low"))
+
+    assert sorted([small, later, large, soon], key=lambda each: each.rank) == [soon, large, later, small]
+
+
 def test_a_question_is_the_rules() -> None:
     assert asked(NotAnswered("why?", "it lacks", "record")).not_answered == (
         NotAnswered("why?", "it lacks", "record", "a-rule"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,3 +135,19 @@ class TestPhases:
         recording.step_ended(3)
         assert recording.phase is Phase.OVER
         assert "failed" in recording._folder.recordings()[0]["problem"]
+
+
+def test_a_program_that_ends_at_once_does_not_wait_long_for_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(bootstrap, "_EXIT", ended.append)
+    monkeypatch.setattr(bootstrap, "_LONGEST_END_S", 0.0)
+
+    def hang() -> None:
+        until = time.monotonic() + 10
+        while not ended and time.monotonic() < until:
+            time.sleep(0.001)
+
+    bootstrap._ends_now(os.getpid(), hang, 7)
+    bootstrap._ends_now(os.getpid() + 1, lambda: None, 8)  # of a child's parent
+
+    assert ended == [7]

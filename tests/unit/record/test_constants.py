@@ -225,3 +225,21 @@ def test_a_look_that_another_thread_ends_leaves_its_own_thread_soon() -> None:
         buffer + 1
         assert torch._C._len_torch_function_stack() == 1
     assert (look._noted, torch._C._len_torch_function_stack(), sys.getprofile()) == (0, 0, None)
+
+
+@pytest.mark.fails
+def test_a_watch_that_cannot_leave_stays_without_effect() -> None:
+    def probe(entered: str) -> None:
+        if entered == "record.constants.ConstantLook.leave":
+            raise RuntimeError("planted")
+
+    look = ConstantLook()
+    look.start()
+    look.is_over = True
+    guard.probe = probe
+    result = buffer + 1
+    guard.probe = None
+
+    assert guard.has_failed()
+    assert (look._noted, sys.getprofile(), float(result.sum())) == (0, None, float((buffer + 1).sum()))
+    look.take_off()

@@ -23,6 +23,7 @@ from stepscope.record import busy_functions
 from stepscope.record import lines as line_watches
 from stepscope.record import lines as module
 from stepscope.record.lines import LineTracker
+from stepscope.record.values import ValueLook
 from stepscope.trace import Trace
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, lines_path, read_lines, write_lines
@@ -703,3 +704,25 @@ def test_the_interval_between_threads_is_given_back_without_the_thread_that_samp
     thread.join(10)
 
     assert (found, sys.getswitchinterval()) == (usual, usual)
+
+
+def down(left: int) -> int:
+    return down(left - 1) + 1 if left else 0
+
+
+def fits(left: int) -> bool:
+    try:
+        return down(left) == left
+    except RecursionError:
+        return False
+
+
+def test_a_stack_that_the_program_just_fits_on_is_enough() -> None:
+    limit, tracker, look = sys.getrecursionlimit(), LineTracker(), ValueLook()
+    deepest = next(left for left in range(limit, 0, -1) if fits(left))
+    for start, stop in ((tracker.start, tracker.stop), (look.start, look.stop)):
+        start()
+        found = fits(deepest)
+        stop()
+        assert found
+    assert sys.getrecursionlimit() == limit

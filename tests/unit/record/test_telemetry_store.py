@@ -9,7 +9,9 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -243,3 +245,41 @@ def test_rows_beyond_what_memory_may_hold_are_counted(tmp_path: Path, monkeypatc
     read = read_telemetry(telemetry_files(tmp_path))
     assert read.samples["step"].to_list() == [3, 4, 5, 6, 7]
     assert read.missing["reason"].to_list() == ["3 rows were lost while the disk took none"]
+
+
+def test_a_write_that_hangs_is_not_waited_for_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LONGEST_WAIT_S", 0.01)
+    writer, over, begun = Writer(tmp_path, {}), threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        begun.set()
+        over.wait(10)
+
+    monkeypatch.setattr(TelemetryStore, "append", hang)
+    writer.lacks(LOSS, "a reason")
+    hanging = threading.Thread(target=writer.flush)
+    hanging.start()
+    begun.wait(10)
+    writer.close()
+    is_waiting = hanging.is_alive()
+    over.set()
+    hanging.join()
+
+    assert is_waiting
+
+
+def test_a_finalizer_may_log_while_rows_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, appended = Writer(tmp_path, {"rank": "0"}), TelemetryStore.append
+
+    def append(self: TelemetryStore, *rows: Any) -> None:
+        writer.add(Sample(LOSS, 2, 2, 2.0))
+        writer.flush()
+        appended(self, *rows)
+
+    monkeypatch.setattr(TelemetryStore, "append", append)
+    writer.add(Sample(LOSS, 1, 1, 1.0))
+    writer.flush()
+    monkeypatch.setattr(TelemetryStore, "append", appended)
+    writer.close()
+
+    assert read_telemetry(telemetry_files(tmp_path)).samples["step"].to_list() == [1, 2]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.ranks import RankRecord
     from stepscope.diagnosis.rule import Rule
-    from stepscope.report.trace_report import TraceReport
+    from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
 
 NAME: Final = "diagnose"
@@ -161,8 +161,8 @@ def parsed_setting(text: str) -> tuple[str, float]:
 def _report(arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs) -> TraceReport:
     """One trace's report, either redacted or with diffs of the user's own lines."""
     from stepscope.diagnosis.view import View
+    from stepscope.report.diagnosis import trace_report
     from stepscope.report.redaction import secrets_in
-    from stepscope.report.trace_report import trace_report
 
     report = trace_report(
         View(trace, settings, user_code_from(arguments)),

@@ -10,11 +10,12 @@ wait, which `host-synchronisation` reports.
 # How it is measured
 Idle time of the device (without a device: the main thread's time) inside such calls, and in Python code on the same
 lines, which prepares what is logged, unless the line runs modules itself, as one that prints what a trainer returns.
-`stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow, rich and torchmetrics in
-the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line that reads many values
+`stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow, rich and torchmetrics
+in the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line that reads many values
 with `.item()` in a step counts as a measurement; if its function takes no part in the training, as with a metric, the
-whole function counts. The finding gives how often they run now and the number of steps N at which they would cost less
-than 1 % of the step. The saving assumes that they run every N steps. Where the recorder timed a step before it
+whole function counts. Not so where each repetition of its loop needs the last one's result, or the source makes
+tensors of such values. The finding gives how often they run now and the number of steps N at which they would cost
+less than 1 % of the step. The saving assumes that they run every N steps. Where the recorder timed a step before it
 recorded, the overhead of recording each operator is subtracted: printing a tensor runs thousands of operators.
 
 # Known false positives
@@ -146,7 +147,7 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
     items = items.drop_nulls("place").filter(pl.len().over("place") >= limits["reads"] * view.step_count)
     if items.is_empty():
         return np.zeros(0, np.int64), {}
-    needed = {place for place in items["place"].unique() if _feeds_next(view, place)}
+    needed = {place for place in items["place"].unique() if _feeds_next(view, place) or not _measures(view, place)}
     items = items.filter(~pl.col("place").is_in(list(needed)))
     lines = dict(zip(items["place"], items["slice"], strict=True))
     source = view.backward_source
@@ -166,6 +167,14 @@ def _feeds_next(view: View, place: str) -> bool:
     around = [loop for loop in view.program.loops if loop.file == file and loop.first <= int(line) <= loop.last]
     innermost = min(around, key=lambda loop: loop.last - loop.first, default=None)
     return innermost is not None and bool(innermost.carried)
+
+
+def _measures(view: View, place: str) -> bool:
+    """Whether a line may only measure: by the source, no tensor is made of the values that it reads."""
+    file, _, line = place.rpartition(":")
+    if not any(each.file == file for each in view.program.operations):
+        return True
+    return any(each.file == file and each.first <= int(line) <= each.last for each in view.program.metrics)
 
 
 def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading_lines: dict[str, int]) -> pl.DataFrame:

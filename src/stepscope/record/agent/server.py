@@ -47,6 +47,7 @@ from stepscope.record.captures import CaptureHandle, CaptureRequest
 from stepscope.record.controller import StepController
 from stepscope.record.manifest import rank_and_world_size
 from stepscope.record.run_folder import RunFolder
+from stepscope.threads import Lock
 
 _KEPT: Final = 16
 """Number of captures kept; older ones are dropped, with their files unless a run keeps those."""
@@ -83,7 +84,7 @@ class AgentService:
         self._begun = 0
         self._folder: Path | None = None
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def handle(self, method: str, target: str, body: bytes, *, may_wait: bool = True) -> Reply:
         """Carry out a request.
@@ -290,7 +291,7 @@ def _wait_s(query: str) -> float:
     return min(MAX_WAIT_S, wait_s) if wait_s > 0 else 0.0
 
 
-_lock = threading.RLock()
+_lock: Final = Lock()
 _agent: Agent | None = None
 
 
@@ -512,8 +513,7 @@ def _identity(run: RunFolder | None, rank: int, world_size: int) -> dict[str, An
 @guard.entry
 def _after_fork_in_child() -> None:
     """Forget the agent in a forked child, which has neither its thread nor the program's steps."""
-    global _agent, _lock
-    _lock = threading.RLock()
+    global _agent
     inherited, _agent = _agent, None
     if inherited is not None:
         inherited._leave_child()

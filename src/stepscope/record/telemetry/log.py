@@ -16,7 +16,6 @@ import functools
 import operator
 import os
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from stepscope.files import private_folder
 from stepscope.record.telemetry.sampler import DEFAULT_INTERVAL_S, Sampler
 from stepscope.record.telemetry.store import Series, Writer
 from stepscope.record.telemetry.values import Logged, ModelWatch, OptimizerWatch, ScalarReader, Watch, chosen_modules
+from stepscope.threads import Lock
 
 RUN_VARIABLE: Final = "STEPSCOPE_RUN"
 """The run folder of a program that `stepscope run` started."""
@@ -226,7 +226,7 @@ def _inert() -> Telemetry:
 
 _INERT: Final = _inert()
 _OPEN: Final[weakref.WeakSet[Telemetry]] = weakref.WeakSet()
-_LOCK = threading.Lock()
+_LOCK: Final = Lock()
 _current: Telemetry | None = None
 _warned: Final[set[str]] = set()
 
@@ -367,8 +367,6 @@ def _close_all() -> None:
 
 @guard.entry
 def _after_fork() -> None:
-    global _LOCK
-    _LOCK = threading.Lock()  # another thread may have held it
     for run in list(_OPEN):
         run.after_fork()
 

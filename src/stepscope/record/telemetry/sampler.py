@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias
 from stepscope import guard
 from stepscope.guard import sentence
 from stepscope.record.telemetry.store import Sample, Series, Writer
+from stepscope.threads import Thread
 
 Values: TypeAlias = list[tuple[Series, float | None]]
 Counter: TypeAlias = Callable[[Any], tuple[float, ...]]
@@ -286,6 +287,7 @@ class ProcessTree:
 
 DEFAULT_INTERVAL_S: Final = 1.0
 _LONGEST_STOP_S: Final = 2.0
+_PACKAGES: Final = ("psutil", "pynvml")
 
 
 class Source(Protocol):
@@ -307,9 +309,12 @@ class Sampler:
         self._sources = sources
         self._ended = threading.Event()
         self._abandoned = False
-        self._thread = threading.Thread(target=self._run, name="stepscope telemetry sampler", daemon=True)
+        self._thread = Thread(self._run)
 
     def start(self) -> None:
+        for package in _PACKAGES if self._sources is None else ():
+            with guard.attempt():  # not on our thread: a child forked meanwhile could never import it
+                import_module(package)
         self._thread.start()
 
     def close(self) -> None:

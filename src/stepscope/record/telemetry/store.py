@@ -26,6 +26,7 @@ from stepscope import guard
 from stepscope.errors import StepscopeError
 from stepscope.files import private_file, private_folder
 from stepscope.guard import sentence
+from stepscope.threads import Lock, Thread
 
 FORMAT_VERSION: Final = 1
 
@@ -139,6 +140,8 @@ class TelemetryStore:
 
 FLUSH_S: Final = 1.0
 """Seconds between two writes, which is what a killed process loses at most."""
+LONGEST_WAIT_S: Final = 5.0
+"""How long a thread waits for a write of another one, whose disk may hang."""
 MAXIMUM_WAITING: Final = 500_000
 """Maximum number of buffered rows while the disk fails; beyond it the oldest are dropped, and the file says how
 many.
@@ -167,9 +170,10 @@ class Writer:
         self._missing: deque[Missing] = deque()
         self._dropped = 0
         self._warned = False
-        self._writing = threading.Lock()
+        self._writing = Lock()
+        self._is_writing = False
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def add(self, sample: Sample) -> None:
         """Append one row at the next write; after closing, rows are dropped."""
@@ -193,29 +197,53 @@ class Writer:
             self.lacks(series, sentence(noting.error))
 
     def flush(self) -> None:
-        """Write the waiting rows. A failing disk is reported once, and the write is retried the next time."""
-        with self._writing:
-            samples = [self._samples.popleft() for _ in range(len(self._samples))]
-            missing = [self._missing.popleft() for _ in range(len(self._missing))]
-            if not samples and not missing:
-                return
-            if self._dropped:
-                lost = f"{self._dropped} rows were lost while the disk took none"
-                missing.append(Missing(_LOST_ROWS, lost, time.time_ns()))
-            try:
-                if self._store is None:
-                    self._store = self._opened()
-                self._store.append(samples, missing)
-                self._dropped = 0
-            except (OSError, sqlite3.Error, StepscopeError) as error:
-                self._keep(samples, [each for each in missing if each.series != _LOST_ROWS])
-                self._warn(f"telemetry cannot be written into {self.folder}: {sentence(error)}")
+        """Write the waiting rows, unless another write hangs.
+
+        A failing disk is reported once, and the write is retried the next time.
+        """
+        with self._turn() as is_ours:
+            if is_ours:
+                self._write()
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[bool]:
+        """Whether the block may use the store: not while another thread does, or the block that it interrupts."""
+        is_held = self._writing.acquire(timeout_s=LONGEST_WAIT_S)
+        is_ours = is_held and not self._is_writing
+        self._is_writing |= is_ours
+        try:
+            yield is_ours
+        finally:
+            if is_ours:
+                self._is_writing = False
+            if is_held:
+                self._writing.release()
+
+    def _write(self) -> None:
+        samples = [self._samples.popleft() for _ in range(len(self._samples))]
+        missing = [self._missing.popleft() for _ in range(len(self._missing))]
+        if not samples and not missing:
+            return
+        if self._dropped:
+            lost = f"{self._dropped} rows were lost while the disk took none"
+            missing.append(Missing(_LOST_ROWS, lost, time.time_ns()))
+        try:
+            if self._store is None:
+                self._store = self._opened()
+            self._store.append(samples, missing)
+            self._dropped = 0
+        except (OSError, sqlite3.Error, StepscopeError) as error:
+            self._keep(samples, [each for each in missing if each.series != _LOST_ROWS])
+            self._warn(f"telemetry cannot be written into {self.folder}: {sentence(error)}")
 
     @guard.entry
     def close(self) -> None:
+        """Write the waiting rows and close the file; one that hangs is waited for LONGEST_WAIT_S at most."""
         self._ended.set()
-        self.flush()
-        with self._writing:
+        with self._turn() as is_ours:
+            if not is_ours:
+                return
+            self._write()
             if self._store is not None:
                 with contextlib.suppress(sqlite3.Error):
                     self._store.close()
@@ -234,10 +262,10 @@ class Writer:
         self._begin()
 
     def _start(self) -> None:
-        with self._writing:
-            if self._thread is None and not self._ended.is_set():
+        with self._turn() as is_ours:
+            if is_ours and self._thread is None and not self._ended.is_set():
                 _close_with_child(self)
-                self._thread = threading.Thread(target=self._run, name="stepscope telemetry writer", daemon=True)
+                self._thread = Thread(self._run)
                 self._thread.start()
 
     @guard.entry(in_background=True)

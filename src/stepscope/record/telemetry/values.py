@@ -73,11 +73,13 @@ class ScalarReader:
 
     def poll(self) -> None:
         """Record the copies that have arrived; never waits."""
-        if not self._waiting or is_capturing():
+        if not self._waiting or is_capturing() or not self._lock.acquire(blocking=False):
             return
-        with self._lock:
+        try:
             while self._waiting and self._arrived(self._waiting[0]):
                 self._waiting.popleft()
+        finally:
+            self._lock.release()
 
     def drain(self, timeout_s: float = 5.0) -> None:
         """Wait for pending copies at the end of a run, at most `timeout_s`, since a device may hang."""
@@ -109,8 +111,7 @@ class ScalarReader:
         series = [each for each, _ in values]
         with guard.attempt() as copying:  # drivers and tensor subclasses may raise anything
             copy = self._copy(device, [value for _, value in values], series, unix_ns, step)
-            with self._lock:
-                self._waiting.append(copy)
+            self._waiting.append(copy)
         if copying.error is not None:
             for each in series:
                 self._lack(each, unix_ns, step, sentence(copying.error))

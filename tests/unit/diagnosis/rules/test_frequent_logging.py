@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stepscope.diagnosis.finding import Finding
 from stepscope.diagnosis.rules.frequent_logging import RULE as rule
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.program_facts import MetricFacts, OperationFacts, ProgramFacts
 from tests.simulator.programs import PROGRAMS
 from tests.unit.diagnosis.rules.cases import (
     US,
@@ -259,6 +261,18 @@ def test_a_metric_that_reads_values_counts_whole() -> None:
 
 def test_of_a_function_that_takes_part_in_the_training_only_the_line_counts() -> None:
     assert the_finding(rule, reading(10, gradient=True)).evidence.figures[0].value == 0.2
+
+
+@pytest.mark.parametrize("first", [29, 31])
+def test_values_of_which_the_program_makes_tensors_are_no_metric(first: int) -> None:
+    """Its source is known, and holds one statement that only measures: at the line of the reads, or elsewhere."""
+    trace = reading(10)
+    measuring = MetricFacts(file="train.py", function="score", first=first, last=first + 1)
+    program = ProgramFacts(operations=(OperationFacts(file="train.py"),), metrics=(measuring,))
+
+    found = asked(rule, replace(trace, metadata=Metadata(program=program))).findings
+
+    assert bool(found) is (first <= 30)
 
 
 def test_the_number_of_reads_decides() -> None:
