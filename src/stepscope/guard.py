@@ -24,7 +24,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from stepscope.errors import StepscopeError
-from stepscope.locks import Lock
+from stepscope.threads import Lock
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -546,6 +546,16 @@ class TestMistakes:
         (tmp_path / "bad.json").write_bytes(content)
         assert said in run("diagnose", tmp_path / "bad.json").mistake()
 
+    def test_a_diagnosis_imports_nothing_slow_that_it_does_not_need(self, gpu: Path) -> None:
+        script = (
+            "import sys; from stepscope.commands import main; main(sys.argv[1:]); "
+            "sys.exit(' '.join({'jinja2', 'scipy', 'torch', 'optuna', 'asyncio', 'http.client'} & sys.modules.keys()))"
+        )
+        words = [sys.executable, "-c", script, "diagnose", str(gpu)]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment(), check=False)
+        assert done.stderr.strip() == ""
+        assert "a step takes" in done.stdout
+
     def test_in_a_process_too(self) -> None:
         assert "did you mean diagnose?" in run_stepscope("diagnos", "trace.json").mistake()
 

@@ -81,7 +81,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             servers[kind] = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
         count += 1
         program, options, call = SCENARIOS[scenario]
-        job = {"program": program, "options": options, "call": call, "entry": entry, "error": error, **changed}
+        job = {"program": program, "options": options, "call": call, "entry": entry, "error": error}
+        job |= {"whole": entry is None, **changed}
         key = json.dumps(job)
         if key in known:
             return known[key]
@@ -135,7 +136,7 @@ def test_an_error_in_any_entry_changes_nothing(scenario: str, run: Run, reached:
 def test_an_unusual_program_runs_as_without_us(name: str, run: Run) -> None:
     program = unusual.PROGRAMS[name]
     plain = run("training", options=None, program=program)
-    recorded = run("training", options={**RECORD, "warmup": 6}, program=program)
+    recorded = run("training", options={**RECORD, "warmup": 6, "telemetry": True}, program=program)
 
     assert "Traceback" not in plain["err"]
     assert recorded["out"] == plain["out"]
@@ -149,10 +150,11 @@ def test_an_error_in_a_remedy_changes_nothing(flag: str, run: Run) -> None:
     chosen = next(each for each in all_flags() if each.name == flag)
     word = flag if chosen.value is None or chosen.value.default is not None else f"{flag}={2}"
     options = {**RECORD, "apply": [word]}
-    plain, applied = run("training", options=None), run("training", options=options)
+    program = programs.COMPILED if flag == "compile" else programs.TRAINING
+    plain, applied = run("training", options=None), run("training", options=options, program=program, whole=False)
     entered = [entry for entry in applied["hit"] if entry.startswith(("apply.", "record.apply"))]
     for entry in entered:
-        broken = run("training", entry, options=options)
+        broken = run("training", entry, options=options, program=program)
         is_exact = flag not in INEXACT  # until the error comes up, the remedy computes in its own precision
         assert broken["code"] == plain["code"]
         assert (broken["out"] if is_exact else len(broken["out"])) == (plain["out"] if is_exact else len(plain["out"]))

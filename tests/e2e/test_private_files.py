@@ -83,9 +83,17 @@ def names_in(folder: Path) -> set[str]:
 
 
 def test_a_run_with_telemetry_lines_report_and_cache(place: Path) -> None:
+    """What an earlier version left open is closed, too, and the mask of the program stays."""
+    left_open = [place / "kept" / "data" / "runs", place / "kept" / "cache" / "traces"]
+    for folder in left_open:
+        folder.mkdir(parents=True, mode=0o755)
+    masked = textwrap.dedent(TRAINING) + "open('made', 'w').close()\n"
+    (place / "training.py").write_text(masked)
     stepscope(place, "run", "--name", "it", "--html", "report.html", "--lines", "training.py")
     stepscope(place, "run", "--name", "other", "--no-diagnose", "--folder", "chosen", "training.py")
     stepscope(place, "runs")
+    assert {stat.S_IMODE(each.stat().st_mode) for each in left_open} == {0o700}
+    assert stat.S_IMODE((place / "made").stat().st_mode) == 0o666
     assert {"runs.sqlite", "run.json", "trace-1.json.gz", "telemetry", "store.json"} <= names_in(place / "kept")
     assert any(".lines" in name for name in names_in(place / "kept"))
     assert open_to_others(place / "kept") == {}
@@ -110,23 +118,6 @@ def test_a_search(place: Path) -> None:
     stepscope(place, "tune", "--steps", "5", "--only", "zero-grad", "--study", "mine", "training.py")
     assert "mine" in names_in(place / "kept" / "data" / "tunes")
     assert open_to_others(place / "kept") == {}
-
-
-def test_what_an_earlier_version_left_open_is_closed(place: Path) -> None:
-    data = place / "kept" / "data"
-    (data / "runs").mkdir(parents=True, mode=0o755)
-    traces = place / "kept" / "cache" / "traces"
-    traces.mkdir(parents=True, mode=0o755)
-    stepscope(place, "run", "--name", "it", "training.py")
-    assert {stat.S_IMODE(each.stat().st_mode) for each in (data / "runs", traces)} == {0o700}
-
-
-def test_the_mask_of_the_program_stays(place: Path) -> None:
-    (place / "masked.py").write_text(
-        textwrap.dedent(TRAINING) + "import os\nopen('made', 'w').close()\nprint(oct(os.umask(0)))"
-    )
-    stepscope(place, "run", "--name", "it", "--no-diagnose", "masked.py")
-    assert stat.S_IMODE((place / "made").stat().st_mode) == 0o666
 
 
 def test_a_trace_that_the_program_exports_is_as_its_mask_has_it(place: Path) -> None:

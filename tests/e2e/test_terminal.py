@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from stepscope.commands import COMMANDS
+from stepscope.commands import COMMANDS, main
 from tests.e2e.conftest import environment
 from tests.simulator import write_kineto
 from tests.simulator.programs import PROGRAMS
@@ -68,24 +72,29 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_a_terminal(words: tuple[str, ...], **variables: str) -> tuple[str, str]:
-    """What the process writes to a terminal that is its standard output, and to standard error."""
+    """What a command writes to a terminal that is its standard output, and to standard error."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "stepscope", *words]
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=subprocess.PIPE, env=environment(**variables)
-    ) as process:
-        os.close(theirs)
-        said = b""
-        try:
-            while piece := os.read(ours, 1 << 16):
-                said += piece
-        except OSError:  # how a terminal ends
-            pass
-        os.close(ours)
-        assert process.stderr is not None
-        error = process.stderr.read().decode()
-    assert process.returncode in (0, 2), error
-    return said.decode(), error
+    said: list[bytes] = []
+    reader = threading.Thread(target=lambda: said.extend(_until_it_ends(ours)))
+    reader.start()
+    error = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, open(theirs, "w", encoding="utf-8") as terminal:
+        patch.delenv("NO_COLOR", raising=False)
+        for name, value in {"TERM": "xterm-256color", **variables}.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "stdout", terminal)
+        patch.setattr(sys, "stderr", error)
+        code = main([*words])
+    reader.join(60)
+    assert code in (0, 2), error.getvalue()
+    return b"".join(said).decode(), error.getvalue()
+
+
+def _until_it_ends(terminal: int) -> Iterator[bytes]:
+    with contextlib.suppress(OSError):  # how a terminal ends
+        while piece := os.read(terminal, 1 << 16):
+            yield piece
+    os.close(terminal)
 
 
 def obeyed(text: str) -> set[str]:

@@ -1,11 +1,11 @@
 """Runs programs in forked children of one process that has imported torch already, with an error put into an entry.
 
-Reads a job a line from standard input, as JSON: {"program", "folder", "options", "call", "entry", "error"}; answers
-with {"code", "out", "err", "hit", "clean"}. `options` are those of `stepscope run`, None for a program that it did not
-start; `call` is what the bootstrap is told was imported, once that is so.
+Reads a job a line from standard input, as JSON: {"program", "folder", "options", "call", "entry", "error", "whole"};
+answers with {"code", "out", "err", "hit", "clean"}. `options` are those of `stepscope run`, None for a program that it
+did not start; `call` is what the bootstrap is told was imported, once that is so.
 
-A program without an error ends as any program does. One with an error ends after its threads and exit handlers: taking
-the modules apart would copy all the memory that it shares with this process, half of the time of a run.
+A program that is `whole` ends as any program does. The others end after their threads and exit handlers: taking the
+modules apart would copy all the memory that they share with this process, half of the time of a run.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
         child = os.fork()
         if not child:
             code = _become(job, folder)
-            if job["entry"] is None:
+            if job["whole"]:
                 sys.exit(code)
             threading._shutdown()
             atexit._run_exitfuncs()
@@ -139,6 +139,8 @@ def _left_behind(guard: Any) -> list[str]:
     from torch.utils import data
     from torch.utils.data import dataloader
 
+    from stepscope.record.telemetry import log as telemetry_log
+
     time.sleep(0.1)  # threads that were told to end do so when they look next
     patched = {
         "print": builtins.print,
@@ -151,7 +153,8 @@ def _left_behind(guard: Any) -> list[str]:
     found += ["trace"] if sys.gettrace() is not None else []
     found += ["collector"] if not gc.isenabled() else []
     found += ["callbacks" for each in gc.callbacks if "stepscope" in getattr(each, "__module__", "")]
-    found += [each.name for each in threading.enumerate() if each.name.startswith("stepscope telemetry sampler")]
+    samplers = [run._sampler for run in telemetry_log._OPEN]
+    found += ["sampler" for each in samplers if each is not None and each._thread.is_alive()]
     return found + [f"held {held.what}" for held in guard._held.values() if held.process == os.getpid()]
 
 

@@ -17,7 +17,8 @@ def left():
     return (
         *(getattr(each, "__qualname__", each) for each in functions), round(sys.getswitchinterval(), 6),
         sys.getrecursionlimit(), torch._C._len_torch_function_stack(), gc.isenabled(), gc.get_threshold(),
-        len(gc.callbacks), torch.overrides.has_torch_function.__module__, torch.nn.Module.train.__module__,
+        len(gc.callbacks), threading.active_count(),
+        torch.overrides.has_torch_function.__module__, torch.nn.Module.train.__module__,
     )
 
 def step(loss):
@@ -254,6 +255,11 @@ print(pools[0].submit(calls).result())
 for number in range(12):
     print(pools[number // 2 % 2].submit(trained, number).result())
 print([pool.submit(left).result() for pool in pools], left())
+for pool in pools:
+    pool.shutdown()
+for thread in threading.enumerate():
+    if thread is not threading.current_thread():
+        thread.join()
 """
 )
 

@@ -27,7 +27,7 @@ DOCUMENT = [
     kernel(20, 30, 1),
     launch(45, 2, "cudaStreamSynchronize", 40),
 ]
-TRIES = 250
+TRIES = 100
 
 
 def damage(file: Path, other: Path, chance: random.Random) -> str:
@@ -96,7 +96,7 @@ def test_the_report_stays_and_one_line_says_so(
     assert main(["diagnose", str(file)]) == 0
     right = capsys.readouterr().out
     chance = random.Random(17)
-    for number in range(25):
+    for number in range(12):
         shutil.copytree(cache_folder, tmp_path / str(number) / "traces")  # of this one no trace is open
         monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path / str(number)))
         (entry,) = (tmp_path / str(number) / "traces").iterdir()

@@ -197,7 +197,7 @@ def test_damage_is_one_sentence(
 ) -> None:
     chance = random.Random(name)
     is_json = name.endswith(".json") and not name.endswith("limit.json")
-    more = ["strange"] * 20 if is_json else ["flip", "zero"] * 10 if name.endswith(".sqlite") else []
+    more = ["strange"] * 12 if is_json else ["flip", "zero"] * 6 if name.endswith(".sqlite") else []
     for number, kind in enumerate([*BYTES, *more]):
         home = tmp_path / str(number)
         shutil.copytree(intact, home)

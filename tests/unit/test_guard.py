@@ -23,7 +23,6 @@ import pytest
 import stepscope
 from stepscope import guard
 from stepscope.guard import around, attempt, entry, hide, on_failure, replaced
-from stepscope.locks import Lock
 from stepscope.machine.energy_counters import SampledPower
 from stepscope.machine.quiet import _SeedWhenImported
 from stepscope.record import bootstrap
@@ -31,6 +30,7 @@ from stepscope.record import lines as line_watches
 from stepscope.record.apply.code_swaps import Guard
 from stepscope.record.busy_functions import BusyFunctions
 from stepscope.record.lines import LineTracker
+from stepscope.threads import Lock, Thread
 from stepscope.trace.energy_records import Counter
 from tests.guest import entries
 
@@ -381,6 +381,19 @@ def test_no_thread_of_the_program_waits_for_another_kind_of_lock() -> None:
     assert all("acquire(blocking=False)" in text for text in found.values())
 
 
+def test_the_programs_list_of_threads_has_none_of_ours() -> None:
+    over, before = threading.Event(), threading.enumerate()
+    thread = Thread(over.wait)
+    thread.start()
+    during, alive = threading.enumerate(), thread.is_alive()
+    thread.join(0.001)
+    over.set()
+    thread.join(10)
+
+    assert during == before
+    assert (alive, thread.is_alive()) == (True, False)
+
+
 @fails
 def test_an_entry_needs_no_more_of_a_nearly_full_stack_than_a_function_does() -> None:
     def deep(left: int, function: Callable[[], Any]) -> Any:
@@ -413,6 +426,7 @@ WAYS_IN = {
     "atexit.register",
     "os.register_at_fork",
     "threading.Thread",
+    "Thread",
     "_thread.start_new_thread",
     "threading.Timer",
     "gc.callbacks.append",

@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 Verdict: TypeAlias = Literal["faster", "slower", "no difference shown"]
 Numbers: TypeAlias = npt.NDArray[np.float64]
@@ -243,13 +242,13 @@ class _Intervals:
         error, freedom = _error_of_change((before, after))
         units = (before.units, after.units)
         low, high = self._around(float(np.log1p(change)), error, freedom, units, _logarithm_of_ratio)
-        factor = 1 + float(stats.t.ppf(POWER, freedom)) / self._quantile(freedom)
+        factor = 1 + float(_stats().t.ppf(POWER, freedom)) / self._quantile(freedom)
         detectable = float(np.expm1(min((high - low) / 2 * factor, 700.0)))
         return float(np.expm1(low)), float(np.expm1(high)), detectable
 
     def _quantile(self, freedom: float) -> float:
         """Number of standard errors between the middle and each end of an interval."""
-        return float(stats.t.ppf((1 + self.confidence) / 2, freedom))
+        return float(_stats().t.ppf((1 + self.confidence) / 2, freedom))
 
     def _around(
         self, middle: float, error: float, freedom: float, units: tuple[Numbers, ...], statistic: Callable[..., Any]
@@ -266,18 +265,22 @@ class _Intervals:
             return None
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")  # degenerate data, whose interval is dropped below
-            found = stats.bootstrap(
-                samples,
-                statistic,
-                confidence_level=self.confidence,
-                n_resamples=self.resamples,
-                batch=1000,
-                vectorized=True,
-                method="BCa",
-                random_state=self.generator,
-            ).confidence_interval
+            found = (
+                _stats()
+                .bootstrap(
+                    samples,
+                    statistic,
+                    confidence_level=self.confidence,
+                    n_resamples=self.resamples,
+                    batch=1000,
+                    vectorized=True,
+                    method="BCa",
+                    random_state=self.generator,
+                )
+                .confidence_interval
+            )
         middle = float(statistic(*samples))
-        normal = float(stats.norm.ppf((1 + self.confidence) / 2))
+        normal = float(_stats().norm.ppf((1 + self.confidence) / 2))
         widened = self._quantile(fewest - 1) / normal * (fewest / (fewest - 1)) ** 0.5
         low, high = (middle + (float(end) - middle) * widened for end in (found.low, found.high))
         return (low, high) if np.isfinite([low, high]).all() else None
@@ -379,6 +382,13 @@ def warm_up(step_ns: Sequence[float]) -> WarmUp:
     return WarmUp(dropped, batch, _is_steady(step_ns[dropped:]))
 
 
+def _stats() -> Any:
+    """scipy.stats, which takes longer to import than a trace to diagnose, and which only measured samples need."""
+    from scipy import stats
+
+    return stats
+
+
 def _is_steady(step_ns: Sequence[float]) -> bool:
     """Whether the halves are alike, by the Mann-Whitney test and by their medians."""
     if len(step_ns) < _FEWEST_TO_JUDGE:
@@ -386,4 +396,4 @@ def _is_steady(step_ns: Sequence[float]) -> bool:
     half = len(step_ns) // 2
     first, second = step_ns[:half], step_ns[half:]
     change = abs(float(np.median(second) / np.median(first)) - 1) if min(step_ns) > 0 else 0.0
-    return change < _NOTICEABLE or float(stats.mannwhitneyu(first, second).pvalue) >= _UNLIKELY
+    return change < _NOTICEABLE or float(_stats().mannwhitneyu(first, second).pvalue) >= _UNLIKELY

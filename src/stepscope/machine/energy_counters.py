@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 from stepscope import guard
 from stepscope.guard import sentence
-from stepscope.locks import Lock
+from stepscope.threads import Lock, Thread
 from stepscope.trace.energy_records import KINDS, Counter, Kind, MissingCounter
 
 NO_PACKAGE: Final = "the package zeus is missing: pip install 'stepscope[energy]'"
@@ -85,7 +85,7 @@ class SampledPower:
         self._error: BaseException | None = None
         self._ended = threading.Event()
         self.sample()
-        self._thread = threading.Thread(target=self._run, name="stepscope power samples", daemon=True)
+        self._thread = Thread(self._run)
         self._thread.start()
 
     def sample(self) -> None:

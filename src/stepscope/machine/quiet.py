@@ -22,11 +22,11 @@ from types import ModuleType
 from typing import Any, Final
 
 from stepscope import guard
-from stepscope.locks import Lock
 from stepscope.machine.checks.devices import accelerators
 from stepscope.machine.checks.host import usable_cores
 from stepscope.machine.environment import program_settings
 from stepscope.machine.observed import Machine, Runtime, cpu_list, cpu_list_text
+from stepscope.threads import Lock
 
 __all__ = ["QuietReport", "QuietSteps", "prepare_quiet", "quiet_steps"]
 

@@ -26,7 +26,7 @@ from stepscope.analysis.work import ELEMENT_BYTES, LARGEST, NUMBER_TYPES, Call, 
 from stepscope.analysis.work_formulas import CONVOLUTIONS, Layout, distinct_calls, spatial_size, work_of
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.operations import Cast, Operations, by_type, in_precision
-from stepscope.trace import Trace, Window
+from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, inherit
 
 
@@ -376,17 +376,14 @@ _LONGEST_NAME: Final = 100  # characters; NumPy reserves the longest name's size
 _BACKWARD_OPERATOR: Final = r"_backward(?:_|$)"
 
 
-def operations_of_calls(trace: Trace, *, window: Window | None = None) -> tuple[Rows, Operations]:
+def operations_of_calls(trace: Trace) -> tuple[Rows, Operations]:
     """Find every operator call that itself launched device work, and describe its work.
-
-    Args:
-        window: only calls that start in it.
 
     Returns:
         Rows in `operators`, ascending, and the operations in the same order; `kind` is "" for unknown operators,
             `number_type` is "tf32" where kernel names say so.
     """
-    calls = roofline_calls(trace, window=window).unique("row", keep="first", maintain_order=True).sort("row")
+    calls = roofline_calls(trace).unique("row", keep="first", maintain_order=True).sort("row")
     rows: Rows = calls["row"].to_numpy()
     found = described(trace, rows)
     is_tf32 = (calls["number_type"] == "tf32").fill_null(False).to_numpy()

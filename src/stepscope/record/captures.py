@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 
 from stepscope import guard
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.locks import Lock
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.unseen import unseen
+from stepscope.threads import Lock
 
 PATIENCE_S: Final = 60.0
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from stepscope import guard
 from stepscope.record.lines import hide_from_compiler, is_users
+from stepscope.record.program_objects import is_plain
 from stepscope.trace.program_facts import ConstantFacts
 
 STEPS: Final = 2
@@ -310,23 +311,18 @@ def _name(function: Any) -> str:
 def _written(name: str, positional: Any, named: Any) -> Any:
     """The tensor that a call changes in place; None if there is none."""
     if "out" in named:
-        return named["out"] if _is_tensor(named["out"]) else None
+        return named["out"] if is_plain(named["out"]) else None
     is_special = name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
     is_in_place = is_special or (name.endswith("_") and not name.endswith("__"))
-    return positional[0] if is_in_place and positional and _is_tensor(positional[0]) else None
+    return positional[0] if is_in_place and positional and is_plain(positional[0]) else None
 
 
 def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
-    if _is_tensor(value):
+    if is_plain(value):
         yield value
     elif type(value) in (list, tuple) and depth < 3:
         for each in value[:_MOST_ITEMS]:
             yield from _tensors(each, depth + 1)
-
-
-def _is_tensor(value: Any) -> bool:
-    """Whether it is a tensor by its class; the program's objects are asked nothing."""
-    return issubclass(type(value), sys.modules["torch"].Tensor)
 
 
 def _arguments(positional: Any, named: Any) -> object:
@@ -339,7 +335,7 @@ def _comparable(value: Any) -> object:
     import torch
 
     kind = type(value)
-    if _is_tensor(value):
+    if is_plain(value):
         return tuple(value.shape), str(value.dtype)
     if kind in (*_PLAIN, *_CALLABLE, torch.dtype, torch.device, torch.layout, torch.memory_format):
         return kind.__name__, repr(value)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from stepscope import guard
-from stepscope.locks import Lock
 from stepscope.record.captures import (
     PATIENCE_S,
     Capture,
@@ -30,6 +29,7 @@ from stepscope.record.captures import (
 )
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.unseen import unseen
+from stepscope.threads import Lock, Thread
 
 __all__ = [
     "CaptureHandle",
@@ -46,6 +46,7 @@ __all__ = [
 
 
 _AT_LEAST_S: Final = 0.05
+_LONGEST_END_S: Final = 30.0
 _GAVE_WAY: Final = "the program started {} itself, so the recording was ended"
 
 
@@ -171,18 +172,25 @@ class StepController:
             self._wake.set()
             if not self._watched:
                 self._watched = True
-                threading.Thread(target=self._watch_captures, name="stepscope-captures", daemon=True).start()
+                Thread(self._watch_captures).start()
         return handle
 
     def finish(self, problem: str) -> None:
-        """End every capture, for example at the program's end; what was recorded is kept."""
-        with self._lock:
+        """End every capture, for example at the program's end; what was recorded is kept.
+
+        A thread that does not come back from its recording, as its device hangs, is not waited for.
+        """
+        if not self._lock.acquire(timeout_s=_LONGEST_END_S):
+            return
+        try:
             self._settle_capture(problem)
             if self._capture is not None:
                 self._drop(self._capture)
             while self._waiting:
                 self._waiting.popleft().settle(CaptureResult(problem=problem))
             self._rest()
+        finally:
+            self._lock.release()
 
     def abandon(self) -> None:
         """After an internal error, discard every capture and stop all work."""

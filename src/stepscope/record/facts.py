@@ -467,7 +467,7 @@ def _tensors(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]
     import torch
 
     kind = type(value)
-    if issubclass(kind, torch.Tensor):
+    if kind is torch.Tensor:
         if _is_sequences(value):
             yield name, value
     elif depth < _DEEPEST and issubclass(kind, (dict, UserDict)):

@@ -16,10 +16,10 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from stepscope import guard
-from stepscope.record.kept_graphs import is_plain
 from stepscope.record.program_objects import (
     attributes,
     is_module,
+    is_plain,
     modules_in,
     names_in_roots,
     parameters_in,

@@ -20,7 +20,6 @@ from typing import Any, Final
 import msgspec
 
 from stepscope import guard
-from stepscope.locks import Lock
 from stepscope.record.input_functions import (
     COLLATE,
     StageCounters,
@@ -38,6 +37,7 @@ from stepscope.record.input_functions import (
     start_method,
 )
 from stepscope.record.program_objects import attributes
+from stepscope.threads import Lock
 from stepscope.trace.program_facts import InputStageFacts, LoaderFacts
 
 _MOST: Final = 100
@@ -128,12 +128,22 @@ class InputWatch:
             loader.before = loader.begun
 
     def loaders(self) -> tuple[LoaderFacts, ...]:
-        """Return the loaders iterated since `begin`, including iterations still running."""
-        return tuple(
-            msgspec.structs.replace(loader.facts, iterators=loader.begun - loader.before, batches=loader.batches)
-            for loader in list(self._loaders.values())
-            if loader.begun > loader.before or loader.alive
-        )
+        """Return the loaders iterated since `begin`, including iterations still running.
+
+        A program may make a loader anew in each epoch: the batches of one like it count, if they are always as many.
+        """
+        loaders = list(self._loaders.values())
+        alike: defaultdict[LoaderFacts, set[int]] = defaultdict(set)
+        for loader in loaders:
+            alike[loader.facts].update([] if loader.batches is None else [loader.batches])
+        found = []
+        for loader in loaders:
+            counts = alike[loader.facts] if loader.batches is None else {loader.batches}
+            batches = next(iter(counts)) if len(counts) == 1 else None
+            if loader.begun > loader.before or loader.alive:
+                iterators = loader.begun - loader.before
+                found.append(msgspec.structs.replace(loader.facts, iterators=iterators, batches=batches))
+        return tuple(found)
 
     def stages(self) -> tuple[InputStageFacts, ...]:
         """Return the stages measured since `begin`, the longest first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from types import CodeType
 from typing import Any, Final
 
 from stepscope import guard
+from stepscope.record.program_objects import is_plain
 from stepscope.trace.program_facts import KeptGraphFacts
 
 _MOST_NODES: Final = 5_000
@@ -99,9 +99,3 @@ def _items(value: Any) -> Iterator[Any]:
 def _node(value: Any) -> Any:
     """The node that made a tensor; None for a leaf and for anything else."""
     return value.grad_fn if is_plain(value) else None
-
-
-def is_plain(value: Any) -> bool:
-    """Whether it is a tensor of torch's own, whose attributes run nothing of the program's."""
-    kind = type(value)
-    return kind is sys.modules["torch"].Tensor or kind is sys.modules["torch"].nn.Parameter

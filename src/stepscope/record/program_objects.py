@@ -6,7 +6,6 @@ Attributes come from the objects' own dictionaries, kinds from `type`, as `isins
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -27,6 +26,12 @@ def is_module(value: Any) -> bool:
     """Whether it is a torch.nn.Module."""
     kind = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
     return kind is not None and issubclass(type(value), kind)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a tensor of torch's own, whose attributes run nothing of the program's."""
+    kind, torch = type(value), sys.modules["torch"]
+    return kind is torch.Tensor or kind is torch.nn.Parameter
 
 
 def modules_in(root: Any) -> dict[int, tuple[str, Any]]:
@@ -92,24 +97,3 @@ def names_in_roots(roots: Iterable[Any]) -> dict[int, str]:
             parts = [part for part in name.split(".") if part and part != _COMPILED]
             names.setdefault(number, ".".join([label, *parts]))
     return names
-
-
-class ModuleRef(weakref.ref[Any]):
-    """A called module, which it does not keep alive, and its class."""
-
-    __slots__ = ("kind",)
-
-    kind: str
-
-
-def module_ref(module: Any, known: dict[int, ModuleRef]) -> ModuleRef:
-    """Return the reference to a module, made at its first call.
-
-    Args:
-        known: the references made so far, by the module's id.
-    """
-    found = known.get(id(module))
-    if found is None or found() is not module:
-        found = known[id(module)] = ModuleRef(module)
-        found.kind = type(module).__name__
-    return found

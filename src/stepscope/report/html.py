@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import polars as pl
-from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from stepscope.analysis.flame import FlameGraph
@@ -26,6 +25,9 @@ from stepscope.analysis.picture import PathPiece, Shown, StepPicture
 from stepscope.report import document as doc
 from stepscope.report.format import cell, count, duration, printable, share
 from stepscope.report.tables import heading, showing
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 View: TypeAlias = dict[str, Any]
 """Variables of a template."""
@@ -258,6 +260,8 @@ def html_of(document: doc.Document, *, top: int = 0) -> bytes:
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # only a page needs it
+
     environment = Environment(
         loader=FunctionLoader(_template_text),
         autoescape=True,

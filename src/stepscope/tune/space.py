@@ -109,7 +109,7 @@ def search_space(findings: Sequence[Finding], user: Sequence[Knob], around: Surr
         findings: of the baseline, the largest saving first.
     """
     known = {flag.name for flag in all_flags()}
-    prescribed = [knob for finding in findings for knob in _of_finding(finding, around)]
+    prescribed = [knob for finding in findings for knob in _of_finding(finding)]
     standard = list(_standard(around))
     first, second = [knob for knob in prescribed if knob.promised_ns], [k for k in prescribed if not k.promised_ns]
     first.sort(key=lambda knob: -(knob.promised_ns or 0))
@@ -162,7 +162,7 @@ def _is_allowed(knob: Knob, value: str, known: set[str], around: Surroundings) -
         return False
 
 
-def _of_finding(finding: Finding, around: Surroundings) -> Iterator[Knob]:
+def _of_finding(finding: Finding) -> Iterator[Knob]:
     """A knob for each word of a finding's remedy; the first carries the promised saving."""
     for place, word in enumerate(finding.remedy.apply):
         name, _, value = word.partition("=")

@@ -11,7 +11,7 @@ import pytest
 from stepscope.predict.operations import KINDS, Operations
 from stepscope.predict.trace_operations import described, is_backward, operations_of_calls
 from stepscope.readers import open_trace
-from stepscope.trace import Trace, Window
+from stepscope.trace import Trace
 from tests.unit.recording import Recording
 
 FLOAT, HALF = '"float"', '"c10::BFloat16"'
@@ -194,12 +194,6 @@ def test_only_calls_that_launched_work() -> None:
     assert rows.tolist() == [0, 2]
     assert operations.name.tolist() == ["mm", "mm"]
     assert operations.number_type.tolist() == ["fp32", "fp32"]
-
-
-def test_a_window() -> None:
-    rows, _ = operations_of_calls(launched(), window=Window(250, 400))
-
-    assert rows.tolist() == [2]
 
 
 def test_tf32_by_the_kernels_name() -> None:

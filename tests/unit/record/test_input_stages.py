@@ -237,3 +237,20 @@ def test_a_measured_function_passes_for_the_one_it_stands_for() -> None:
     assert timed(3.0) == 2.0
     assert copy.copy(timed) is darker
     assert type(pickle.loads(pickle.dumps(timed))) is Darker
+
+
+def test_batches_are_counted_where_an_iteration_ends(watch: InputWatch) -> None:
+    def loader() -> Any:
+        return data.DataLoader(Pictures(None), batch_size=4, collate_fn=keep)
+
+    first, stream = loader(), data.DataLoader(Stream(), batch_size=2)
+    assert len(list(first)) == 2
+    list(stream)
+    begun = iter(loader())
+    next(begun)
+
+    assert [(each.dataset, each.batches) for each in watch.loaders()] == [
+        ("Pictures", 2),
+        ("Stream", None),
+        ("Pictures", 2),
+    ]

@@ -24,7 +24,6 @@ from urllib.parse import parse_qs
 
 from stepscope import guard
 from stepscope.errors import AgentError, UsageError
-from stepscope.locks import Lock
 from stepscope.record.agent import protocol
 from stepscope.record.agent.http import Place
 from stepscope.record.agent.protocol import (
@@ -48,6 +47,7 @@ from stepscope.record.captures import CaptureHandle, CaptureRequest
 from stepscope.record.controller import StepController
 from stepscope.record.manifest import rank_and_world_size
 from stepscope.record.run_folder import RunFolder
+from stepscope.threads import Lock
 
 _KEPT: Final = 16
 """Number of captures kept; older ones are dropped, with their files unless a run keeps those."""

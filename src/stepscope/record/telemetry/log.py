@@ -26,10 +26,10 @@ from typing import Any, Final
 from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
-from stepscope.locks import Lock
 from stepscope.record.telemetry.sampler import DEFAULT_INTERVAL_S, Sampler
 from stepscope.record.telemetry.store import Series, Writer
 from stepscope.record.telemetry.values import Logged, ModelWatch, OptimizerWatch, ScalarReader, Watch, chosen_modules
+from stepscope.threads import Lock
 
 RUN_VARIABLE: Final = "STEPSCOPE_RUN"
 """The run folder of a program that `stepscope run` started."""

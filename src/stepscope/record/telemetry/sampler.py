@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias
 from stepscope import guard
 from stepscope.guard import sentence
 from stepscope.record.telemetry.store import Sample, Series, Writer
+from stepscope.threads import Thread
 
 Values: TypeAlias = list[tuple[Series, float | None]]
 Counter: TypeAlias = Callable[[Any], tuple[float, ...]]
@@ -308,7 +309,7 @@ class Sampler:
         self._sources = sources
         self._ended = threading.Event()
         self._abandoned = False
-        self._thread = threading.Thread(target=self._run, name="stepscope telemetry sampler", daemon=True)
+        self._thread = Thread(self._run)
 
     def start(self) -> None:
         for package in _PACKAGES if self._sources is None else ():

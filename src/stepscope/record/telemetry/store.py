@@ -26,7 +26,7 @@ from stepscope import guard
 from stepscope.errors import StepscopeError
 from stepscope.files import private_file, private_folder
 from stepscope.guard import sentence
-from stepscope.locks import Lock
+from stepscope.threads import Lock, Thread
 
 FORMAT_VERSION: Final = 1
 
@@ -173,7 +173,7 @@ class Writer:
         self._writing = Lock()
         self._is_writing = False
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def add(self, sample: Sample) -> None:
         """Append one row at the next write; after closing, rows are dropped."""
@@ -265,7 +265,7 @@ class Writer:
         with self._turn() as is_ours:
             if is_ours and self._thread is None and not self._ended.is_set():
                 _close_with_child(self)
-                self._thread = threading.Thread(target=self._run, name="stepscope telemetry writer", daemon=True)
+                self._thread = Thread(self._run)
                 self._thread.start()
 
     @guard.entry(in_background=True)

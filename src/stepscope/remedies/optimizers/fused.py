@@ -314,7 +314,7 @@ def _group(optimizer: Optimizer, family: type[Optimizer] | None, group: dict[str
         group["foreach"] = None
         return "fused"
     reasons.append(reason)
-    if _takes_lists(optimizer, family, group):
+    if _takes_lists(family, group):
         group["foreach"] = True
         return "foreach"
     return "unchanged"
@@ -389,7 +389,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _takes_lists(optimizer: Optimizer, family: type[Optimizer] | None, group: dict[str, Any]) -> bool:
+def _takes_lists(family: type[Optimizer] | None, group: dict[str, Any]) -> bool:
     """Whether lists of tensors are supported for the group, and faster than the loop."""
     parameters = group["params"]
     if family is None or "foreach" not in group or group.get("differentiable") or not parameters:

@@ -197,7 +197,6 @@ def _batched(
         return None
     used = {*names_in(call), *(name for value in temporary.values() for name in names_in(value))}
     needed = names_in(found.logits.base) | names_in(found.targets.base)
-    is_bare = not found.logits.axis and not found.targets.axis
     if (used | needed) & written or not _temporaries_serve(call, temporary):
         return None
     if any(not part.axis and is_list(place.scope, part.base) for part in (found.logits, found.targets)):
@@ -212,7 +211,7 @@ def _batched(
     if texts[0] is None or texts[1] is None:
         return None
     before, each, total = _form(context, found, texts[0][0], texts[1][0])
-    assumptions = list(_assumptions(found, expected, is_bare))
+    assumptions = list(_assumptions(found, expected))
     bases = " and ".join(dict.fromkeys(f"`{one.expression}`" for one in expected))
     if loop.stop is None:
         assumptions.append(f"{bases} are equally long: the loop ended with the shorter one.")
@@ -283,7 +282,7 @@ def _called(callee: str, arguments: Sequence[str], before: str = "") -> str:
     return f"{callee}(\n    {', '.join(arguments)}\n)"
 
 
-def _assumptions(found: LossCall, expected: Sequence[Expected], is_bare: bool) -> Iterator[str]:
+def _assumptions(found: LossCall, expected: Sequence[Expected]) -> Iterator[str]:
     logits, targets = (each.expression for each in expected)
     yield f"`{targets}` holds class numbers, not a probability for each class."
     criterion = found.callee.criterion
