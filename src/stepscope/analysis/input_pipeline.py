@@ -231,6 +231,8 @@ class Load:
         processor = max(self.batch_processor_ns - cheaper_ns, 0.0)
         if workers == 0:
             return self.compute_ns + batch
+        if self.processors is not None and self.processors < 1:  # other programs leave less than one: they take turns
+            return self.ahead_ns + batch
         processors = self.processors or math.inf
         used = self.busy_ns + self.received_ns + processor
         rate = (batch + self.received_ns) / workers  # handing a batch over takes as long as receiving it

@@ -175,6 +175,7 @@ def test_waiting_for_a_disk_needs_no_processor() -> None:
     [
         (60, 60, facts(processors=2, item_ms=60, busy_ms=180)),  # the computation has both processors
         (60, 60, facts(processors=2, item_ms=60, busy_ms=120, waiting_ms=120)),  # other programs have them
+        (60, 60, facts(processors=2, item_ms=60, item_processor_ms=20, busy_ms=50, waiting_ms=70)),  # most of them
         (1, 2, facts(processors=8, item_ms=1, busy_ms=3)),  # receiving a batch takes as long as making it
     ],
 )
