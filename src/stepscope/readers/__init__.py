@@ -12,7 +12,7 @@ from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
-from stepscope.readers.source import Budget, ByteSource, Found, Progress, Reader, is_regular_file, text_of
+from stepscope.readers.source import ByteSource, Found, Progress, Reader, is_regular_file, text_of
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.record.run_folder import recording_of
 from stepscope.record.step_times import Stretch
@@ -275,7 +275,6 @@ def _read(
     path: str | Path, writer: StoreWriter, window: Window | None, steps: StepRange | None, progress: Progress | None
 ) -> Found:
     source = ByteSource(path, progress)
-    Budget.of(source.name)
     try:
         head = source.peek()
         if not head and source.damage:

@@ -1,6 +1,7 @@
 """The Reader interface, and the input of readers: a trace file's bytes, decompressed, even if damaged, within a budget.
 
-    budget = Budget.of(name)         when a file is opened; `current()` returns it anywhere below
+    source = ByteSource(path)        opens a file with a budget of its own; `current()` returns it anywhere below
+    budget = current()
     budget.spend("rows", 1000)       counts, and rejects the file above the limit
     budget.tick()                    rejects it after a minute without progress, or when memory runs short
 
@@ -295,7 +296,7 @@ ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 
 class ByteSource:
-    """A file, or standard input ("-"), as decompressed blocks.
+    """A file, or standard input ("-"), as decompressed blocks; opening it begins a new `current` budget.
 
     Attributes:
         name: for messages.
@@ -308,6 +309,7 @@ class ByteSource:
     def __init__(self, path: str | Path, progress: Progress | None = None) -> None:
         self.progress: Progress = progress or (lambda done, total: None)
         self.name = "standard input" if str(path) == "-" else str(path)
+        Budget.of(self.name)
         self.damage: str | None = None
         self._raw = _open(path)
         regular = Path(path) if is_regular_file(path) else None

@@ -11,7 +11,8 @@ import pytest
 from stepscope.commands import main
 from stepscope.errors import TooLargeError, UsageError
 from stepscope.readers import open_trace
-from stepscope.readers.source import LIMITS, VARIABLE, Budget, parse_limits
+from stepscope.readers.side_files import lines
+from stepscope.readers.source import LIMITS, VARIABLE, Budget, current, parse_limits
 from stepscope.readers.torch_snapshot import load
 from tests.unit.small_traces import complete
 
@@ -55,6 +56,18 @@ def test_a_reading_that_nothing_comes_of_is_given_up(monkeypatch: pytest.MonkeyP
         else:
             budget.spend("rows", 1)
             budget.unpack(2**20, 2**20)
+
+
+def test_time_between_two_files_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    open_trace(_file(tmp_path))
+    now += 1
+    current().tick()
+    now += 3600
+    beside = tmp_path / "report.txt"
+    beside.write_text("one\ntwo\n")
+    assert list(lines(beside)) == ["one", "two"]
 
 
 def test_values_of_a_pickle_count(monkeypatch: pytest.MonkeyPatch) -> None:
