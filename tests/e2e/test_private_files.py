@@ -86,7 +86,9 @@ def test_a_run_with_telemetry_lines_report_and_cache(place: Path) -> None:
     """What an earlier version left open is closed, too, and the mask of the program stays."""
     left_open = [place / "kept" / "data" / "runs", place / "kept" / "cache" / "traces"]
     for folder in left_open:
-        folder.mkdir(parents=True, mode=0o755)
+        for parent in (place / "kept", folder.parent):
+            parent.mkdir(exist_ok=True, mode=0o700)
+        folder.mkdir(mode=0o755)
     masked = textwrap.dedent(TRAINING) + "open('made', 'w').close()\n"
     (place / "training.py").write_text(masked)
     stepscope(place, "run", "--name", "it", "--html", "report.html", "--lines", "training.py")

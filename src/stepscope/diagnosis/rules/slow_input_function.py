@@ -103,6 +103,7 @@ def check(view: View, limits: Limits) -> Answers:
         confidence="medium",
         weighed_ns=loading.wait_ns if is_sampler else None,
         figures=[
+            view.share_figure("waiting for data", loading.wait_ns),
             Figure("share of the time to make a batch", costly.share, "share", CARRIES_MOST),
             Figure("time of one call", costly.total_ns // max(costly.calls, 1), "ns"),
             Figure("calls per batch", costly.calls / max(loading.calls, 1), "count"),
