@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.commands import main
-from stepscope.diagnosis.pages import SECTIONS, rule_index, rule_page
-from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
+from stepscope.diagnosis.rule import SECTIONS, Answers, Limits, Rule, Threshold, rule_index, rule_page
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from tests import api_page
