@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from stepscope.diagnosis.rule import Rule, Threshold
-from stepscope.diagnosis.rules import RULES
 
 SECTIONS: Final = (
     "What it finds",
@@ -27,9 +26,9 @@ def rule_page(rule: Rule) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def rule_index() -> str:
-    """The list of all rules, in the order in which they run."""
-    rows = [f"| [{rule.id}]({rule.id}.md) | {rule.title} | {_first_sentence(rule)} |" for rule in RULES]
+def rule_index(rules: Iterable[Rule]) -> str:
+    """The list of the rules, in the order in which they run."""
+    rows = [f"| [{rule.id}]({rule.id}.md) | {rule.title} | {_first_sentence(rule)} |" for rule in rules]
     return "\n".join(
         [
             "# The rules",

@@ -154,7 +154,7 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """The user's page: the docstring of the rule's module, with the headings of `pages.SECTIONS`."""
+        """The user's page: the docstring of the rule's module, with the headings of SECTIONS."""
         return inspect.cleandoc(sys.modules[self.check.__module__].__doc__ or "")
 
     def limits(self, view: View) -> Limits:

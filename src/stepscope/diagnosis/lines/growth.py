@@ -12,7 +12,8 @@ import polars as pl
 from stepscope.analysis.rows import at
 from stepscope.analysis.work import elements, tensor_shapes_of
 from stepscope.diagnosis.lines.costs import MOST_SHOWN, SHOWN, LineCosts
-from stepscope.diagnosis.view import View, rows_of
+from stepscope.diagnosis.rule import View
+from stepscope.diagnosis.view import rows_of
 from stepscope.trace.nesting import Rows
 
 LOOKED_AT: Final = 3
