@@ -42,7 +42,7 @@ ELSEWHERE = {
     "record.apply.code_swaps.Guard.__call__": "tests/unit/test_guard.py",
     "machine.energy_counters.SampledPower._run": "tests/unit/test_guard.py",
     "machine.quiet._SeedWhenImported._imported": "tests/unit/test_guard.py",
-    "record.busy_functions.BusyFunctions._sample": "tests/unit/test_guard.py",
+    "record.repetition.BusyFunctions._sample": "tests/unit/test_guard.py",
     "record.bootstrap._exit_late": "tests/unit/test_guard.py",
     "record.constants.ConstantLook.compiles": "tests/unit/record/test_constants.py",
     "record.constants.ConstantLook.leave": "tests/unit/record/test_constants.py",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepscope.diagnosis.diagnosis import diagnose
-from stepscope.diagnosis.recorded_events import OPERATOR_NS, recorded_events
+from stepscope.diagnosis.recording_costs import OPERATOR_NS, recorded_events
 from stepscope.diagnosis.view import View
 from stepscope.readers import unrecorded_steps, with_unrecorded_steps
 from stepscope.report.words import headline

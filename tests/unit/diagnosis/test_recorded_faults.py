@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.diagnosis.recorded_faults import faults_before, fresh_bytes, without_recorded_faults
+from stepscope.diagnosis.recording_costs import faults_before, fresh_bytes, without_recorded_faults
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import UnrecordedSteps

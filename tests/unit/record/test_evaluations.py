@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.record.evaluations import EvaluationWatch  # noqa: E402
+from stepscope.record.step_objects import EvaluationWatch  # noqa: E402
 
 
 def test_steps_with_an_evaluation_are_told_apart_with_their_time() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.kept_graphs import KeptGraphs
+from stepscope.record.step_objects import KeptGraphs
 
 torch = pytest.importorskip("torch")
 

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from stepscope.record.metrics import metrics_of_source
+from stepscope.record.source_facts import metrics_of_source
 
 METRIC = """\
 def confusion(prediction, target):

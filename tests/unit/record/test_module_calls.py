@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.readers import open_trace
 from stepscope.record.lines import LineTracker
-from stepscope.record.module_calls import call_time, module_ref, named_calls
+from stepscope.record.program_objects import call_time, module_ref, named_calls
 from stepscope.trace import Window
 from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ThreadLines, read_lines, write_lines
 from tests.unit.small_traces import complete

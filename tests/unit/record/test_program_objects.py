@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.evaluations import EvaluationWatch
 from stepscope.record.hooks import _key_of
 from stepscope.record.input_functions import sampler_function, stage_functions
 from stepscope.record.lines import LineTracker
@@ -18,8 +17,9 @@ from stepscope.record.program_objects import (
     names_in_roots,
     parameters_in,
     parameters_of,
+    unseen,
 )
-from stepscope.record.unseen import unseen
+from stepscope.record.step_objects import EvaluationWatch
 
 torch = pytest.importorskip("torch")
 asked: list[str] = []
