@@ -134,8 +134,16 @@ def _permissions(path: Path) -> int | None:
         return None
 
 
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+def text_of(head: bytes) -> bytes:
+    """Strip a byte-order mark and white space."""
+    return head.lstrip().removeprefix(_BOM).lstrip()
+
+
 def read_small(path: Path, largest_mib: int, why_not: str) -> bytes:
-    """Read a whole file of limited size.
+    """Read a whole file of limited size, without a byte-order mark at its beginning; its lines keep their numbers.
 
     Args:
         largest_mib: size limit in MiB.
@@ -151,7 +159,8 @@ def read_small(path: Path, largest_mib: int, why_not: str) -> bytes:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > largest_mib * 2**20:
         raise UsageError(f"{path} is larger than {largest_mib} MiB{why_not}")
-    return data
+    text = text_of(data)
+    return data[: len(data) - len(text)].replace(_BOM, b"") + text
 
 
 LARGEST_MIB: Final = 64

@@ -42,7 +42,7 @@ ELSEWHERE = {
     "record.apply.code_swaps.Guard.__call__": "tests/unit/test_guard.py",
     "machine.energy_counters.SampledPower._run": "tests/unit/test_guard.py",
     "machine.quiet._SeedWhenImported._imported": "tests/unit/test_guard.py",
-    "record.busy_functions.BusyFunctions._sample": "tests/unit/test_guard.py",
+    "record.repetition.BusyFunctions._sample": "tests/unit/test_guard.py",
     "record.bootstrap._exit_late": "tests/unit/test_guard.py",
     "remedies.compile_caches.BackgroundEviction._run_alone": "tests/unit/remedies/test_background.py",
     "remedies.deferred_scalars.DeferredScalars._close_at_exit": "tests/unit/remedies/test_background.py",

@@ -294,7 +294,7 @@ def peak_and_message(path: Path, setting: str = "pass") -> tuple[int, str]:
     """Peak memory in MiB of a process that opens the file, and its error."""
     program = f"""
 import resource, sys
-from stepscope.readers import budget, open_trace
+from stepscope.readers import open_trace, source
 from stepscope.errors import StepscopeError
 {setting}
 try:
@@ -331,7 +331,7 @@ def test_a_small_file_that_unpacks_to_the_same_event_for_ever_is_refused(tmp_pat
     path = tmp_path / "bomb.json.gz"
     same = json.dumps(event("aten::mm", "cpu_op", 1, 2, **{"Input Dims": [[1, 2]] * 20})).encode() + b", "
     path.write_bytes(gzip.compress(b'{"traceEvents": [') + gzip.compress(same * (2**22 // len(same))) * 2048)
-    peak, message = peak_and_message(path, "budget.RATIO_FROM_BYTES = 2**26")
+    peak, message = peak_and_message(path, "source.RATIO_FROM_BYTES = 2**26")
     assert "TooLargeError" in message
     assert "150 times its packed size" in message
     assert peak < 500

@@ -4,8 +4,7 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis
-from stepscope.diagnosis.exceptional import Once, SetApart
+from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, SetApart
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location, NotAnswered, Remedy
 from stepscope.trace import Metadata, TraceWarning
 

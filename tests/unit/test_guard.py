@@ -29,8 +29,8 @@ from stepscope.machine.quiet import _SeedWhenImported
 from stepscope.record import bootstrap
 from stepscope.record import lines as line_watches
 from stepscope.record.apply.code_swaps import Guard
-from stepscope.record.busy_functions import BusyFunctions
 from stepscope.record.lines import LineTracker
+from stepscope.record.repetition import BusyFunctions
 from stepscope.threads import Lock, Thread
 from stepscope.trace.energy_records import Counter
 from tests.guest import entries
@@ -290,13 +290,13 @@ def test_a_thread_that_samples_power_fails_alone(monkeypatch: pytest.MonkeyPatch
 
 @fails
 def test_a_thread_that_samples_lines_fails_alone() -> None:
-    guard.probe = _fails_in("record.busy_functions.BusyFunctions._sample")
+    guard.probe = _fails_in("record.repetition.BusyFunctions._sample")
 
     thread = threading.Thread(target=BusyFunctions(lambda file: True)._sample)
     thread.start()
     thread.join(10)
 
-    assert guard._failed_in == "record.busy_functions.BusyFunctions._sample"
+    assert guard._failed_in == "record.repetition.BusyFunctions._sample"
 
 
 @fails

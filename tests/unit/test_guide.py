@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.analysis.derived import DERIVED
 from stepscope.analysis.host import CAUSES
 from stepscope.commands import COMMANDS
+from stepscope.commands.read.export import derived_tables
 from stepscope.commands.shared.options import Command, CommandParser
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
@@ -29,6 +29,7 @@ def test_every_command_and_option_stands_in_the_guide(command: Command) -> None:
     assert [word for word in wanted if word not in guide and word != "--help"] == []
 
 
+DERIVED = derived_tables()
 COLUMNS = {**SCHEMAS, **{name: schema for name, (_, schema) in DERIVED.items()}}
 
 

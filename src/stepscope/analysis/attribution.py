@@ -40,10 +40,9 @@ from stepscope.analysis.module_paths import (
     phases,
     phases_of_scopes,
 )
-from stepscope.analysis.rows import Numbering, at, by_value, gathered, inside, nullable, row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode, is_telling_library
-from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.nesting import Numbering, Rows, at, by_value, gathered, inherit, inside, nullable, row_numbers
 
 ATTRIBUTION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "file": pl.String,

@@ -14,10 +14,9 @@ from stepscope.analysis.attribution import attribute, parse, user_entries
 from stepscope.analysis.host import HostActivity
 from stepscope.analysis.module_paths import BACKWARD_NAME, backward_source
 from stepscope.analysis.operators import innermost_operators
-from stepscope.analysis.rows import at, beginning_in, conformed, gathered, row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
-from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.nesting import Rows, at, beginning_in, conformed, gathered, inherit, row_numbers
 
 BLOCK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,

@@ -12,11 +12,10 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import covered_by
-from stepscope.analysis.rows import beginning_in
 from stepscope.analysis.work import elements, listed_shapes, shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import HOST_BACKEND
-from stepscope.trace.nesting import inherit
+from stepscope.trace.nesting import beginning_in, inherit
 from stepscope.trace.window import IntervalSet, union
 
 COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {

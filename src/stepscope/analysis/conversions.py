@@ -11,10 +11,9 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.module_paths import backward_source
-from stepscope.analysis.rows import at, row_numbers
 from stepscope.analysis.work import Shape, elements, first_shape, shapes_of, types_of
 from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, at, row_numbers
 
 FLOATS: Final = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
 """The profiler's names of floating-point types -> PyTorch's."""

@@ -21,10 +21,9 @@ from stepscope.analysis.host import TABLES, HostActivity
 from stepscope.analysis.module_paths import FORWARD, PHASES
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.places import call_path
-from stepscope.analysis.rows import at, row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.naming import UserCode
-from stepscope.trace.nesting import Rows, depths
+from stepscope.trace.nesting import Rows, at, depths, row_numbers
 from stepscope.trace.window import Times
 
 NAME_LENGTH: Final = 200

@@ -14,12 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.once import once_table
-from stepscope.analysis.rows import at, by_value, nullable
-from stepscope.analysis.steps import step_table
+from stepscope.analysis.steps import once_table, step_table
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, HOST_BACKEND, LAZY_EXECUTION, UserCode, cause_of_name
-from stepscope.trace.nesting import Rows, enclosing, inherit, open_after, parents
+from stepscope.trace.nesting import Rows, at, by_value, enclosing, inherit, nullable, open_after, parents
 from stepscope.trace.window import IntervalSet, Times, union
 
 CAUSES: Final[dict[str, str]] = {
@@ -101,7 +99,7 @@ class HostActivity:
 
     @cached_property
     def once(self) -> pl.DataFrame:
-        """What host threads did once; see `stepscope.analysis.once.once_table`."""
+        """What host threads did once; see `stepscope.analysis.steps.once_table`."""
         return once_table(self._trace, step_table(self._trace) if self._steps is None else self._steps)
 
     @cached_property

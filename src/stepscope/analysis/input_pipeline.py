@@ -16,10 +16,9 @@ import polars as pl
 
 from stepscope.analysis.attribution import parse
 from stepscope.analysis.host import HostActivity, host_activity
-from stepscope.analysis.rows import at, beginning_in, by_value, conformed, row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import cause_of_name
-from stepscope.trace.nesting import Rows, by_level, depths, inherit
+from stepscope.trace.nesting import Rows, at, beginning_in, by_level, by_value, conformed, depths, inherit, row_numbers
 from stepscope.trace.program_facts import InputStageFacts, ProgramFacts
 
 INPUT_SCHEMA: Final[dict[str, type[pl.DataType]]] = {

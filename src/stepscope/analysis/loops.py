@@ -12,11 +12,10 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, HostActivity
-from stepscope.analysis.rows import at, row_numbers
 from stepscope.analysis.work import base_name
 from stepscope.analysis.work import tensor_shapes_of as shapes_of
 from stepscope.trace import Trace, Window
-from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.nesting import Rows, at, inherit, row_numbers
 from stepscope.trace.window import Times
 
 SHORT_BODY: Final = 24

@@ -23,10 +23,10 @@ from stepscope.analysis.blocks import (
     out_of_memory,
 )
 from stepscope.analysis.host import HostActivity
-from stepscope.analysis.rows import conformed, gathered
 from stepscope.analysis.steps import span_of, step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace, Window
+from stepscope.trace.nesting import conformed, gathered
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 

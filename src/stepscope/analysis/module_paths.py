@@ -12,10 +12,9 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import TABLES, HostActivity, without_closures
-from stepscope.analysis.rows import Numbering, at, by_value, row_numbers
 from stepscope.trace import Trace
 from stepscope.trace.naming import cause_of_name
-from stepscope.trace.nesting import Rows, inherit, innermost_at
+from stepscope.trace.nesting import Numbering, Rows, at, by_value, inherit, innermost_at, row_numbers
 from stepscope.trace.nesting import parents as parents_of
 from stepscope.trace.program_facts import DEEPEST_MODULE, LONGEST_MODULE
 

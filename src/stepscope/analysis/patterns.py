@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.rows import outermost, row_numbers
 from stepscope.analysis.work import (
     ARITHMETIC,
     PLAIN,
@@ -26,7 +25,7 @@ from stepscope.analysis.work import (
     types_of,
 )
 from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, outermost, row_numbers
 
 NUMBER_BYTES: Final = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2}
 

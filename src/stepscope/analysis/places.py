@@ -1,4 +1,4 @@
-"""Cost of the user's lines and modules, forward and backward."""
+"""Cost of the user's lines and modules, forward and backward, and library functions in which their host time goes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.attribution import Attribution, SourcePlace, attribute, parse, user_entries
 from stepscope.analysis.host import TABLES, HostActivity
 from stepscope.analysis.idle import idle_time
-from stepscope.analysis.library_calls import library_functions
 from stepscope.analysis.module_paths import OTHER, PHASES
 from stepscope.analysis.operators import operator_costs
-from stepscope.analysis.rows import at, row_numbers
 from stepscope.analysis.steps import span_of, step_table
 from stepscope.trace import Trace, Window
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, at, row_numbers
 
 PHASE_COLUMNS: Final = tuple(f"{phase}_ns" for phase in PHASES)
 COST_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
@@ -446,3 +445,57 @@ def merged(found: list[Place]) -> list[Place]:
             exact = known.exact_line or place.exact_line
             lines[key] = Place(*key, exact, known.ns + place.ns, known.call_path or place.call_path, known.inside)
     return sorted(lines.values(), key=lambda place: (-place.ns, place.file, place.line))
+
+
+_MOST_SLICES: Final = 10_000
+"""Costliest slices that are followed to their frames; what they leave out counts as time of no function."""
+
+
+def library_functions(attribution: Attribution, slices: Rows, ns: Rows) -> tuple[str, ...]:
+    """The libraries' functions below a user's frame that each contain at least half of this time, outermost first.
+
+    Each as "file:line function". Backward work, which a line only causes, counts as time of no function.
+
+    Args:
+        slices: indices into the attribution's activity, all of one place; shape (n,).
+        ns: cost of each; shape (n,).
+    """
+    if attribution.trace.frames.is_empty():
+        return ()
+    total = int(ns.sum())
+    order = np.argsort(-ns, kind="stable")[:_MOST_SLICES]
+    order = order[~attribution.caused[slices[order]]]
+    weights, found = ns[order], []
+    for level in _from_outside(attribution, slices[order]):
+        numbers, which = np.unique(level, return_inverse=True)
+        sums = np.where(numbers >= 0, np.bincount(which, weights, len(numbers)), 0)
+        best = int(np.argmax(sums)) if len(sums) else 0
+        if not len(sums) or sums[best] <= 0 or 2 * sums[best] < total:
+            break
+        found.append(int(numbers[best]))
+        weights = np.where(level == numbers[best], weights, 0)
+    return tuple(name for number in found if (name := _function(attribution, number)))
+
+
+def _from_outside(attribution: Attribution, slices: Rows) -> npt.NDArray[np.int64]:
+    """Library frames around each slice up to the user's, from the outside: shape (depth, n), -1 past the innermost."""
+    activity, library = attribution.activity, attribution.library_frames
+    is_frame = activity.table == TABLES.index("frames")
+    is_users = is_frame & (activity.user_frame == activity.row)
+    levels, current = [], slices
+    while (current >= 0).any():
+        levels.append(at(library, current))
+        ended = (current < 0) | is_users[np.maximum(current, 0)]
+        current = np.where(ended, -1, at(activity.around, current))
+    chain = np.full((len(levels), len(slices)), -1, np.int64)
+    depth, columns = np.zeros(len(slices), np.int64), np.arange(len(slices))
+    for level in reversed(levels):
+        known = level >= 0
+        chain[depth[known], columns[known]] = level[known]
+        depth += known
+    return chain
+
+
+def _function(attribution: Attribution, frame: int) -> str | None:
+    entry = parse(attribution.trace.frames["name"][frame])
+    return "{}:{} {}".format(*entry) if entry else None

@@ -12,12 +12,12 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.analysis.kernels import arithmetic
-from stepscope.analysis.rows import beginning_in, conformed
+from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.work_formulas import work_of_operators
 from stepscope.machine.devices import DevicePeaks, find_device
 from stepscope.trace import Trace, Window
 from stepscope.trace.metadata import Device
+from stepscope.trace.nesting import beginning_in, conformed
 
 WORK_KINDS: Final = ("compute", "copy_on_device", "set")
 """Kinds of device work that count for an operator: its work on the device itself."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.analysis.rows import conformed
+from stepscope.trace.nesting import conformed
 from stepscope.trace.telemetry import SERIES, Telemetry
 
 SUMMARY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {

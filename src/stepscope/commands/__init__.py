@@ -21,8 +21,8 @@ from stepscope.commands.record import attach, run, runs
 from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
 from stepscope.commands.shared.output import discard_standard_output, refuse_mixed_reports
 from stepscope.errors import StepscopeError
-from stepscope.machine.signals import ENDING, handled, leave
 from stepscope.report.format import printable
+from stepscope.threads import ENDING, handled, leave
 
 __all__ = ["COMMANDS", "OWN_ERROR", "main"]
 

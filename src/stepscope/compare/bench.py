@@ -27,7 +27,6 @@ from stepscope.compare.statistics import SampleComparison, WarmUp, compare_sampl
 from stepscope.errors import UsageError
 from stepscope.files import converted, private_file, readable, say_changed
 from stepscope.machine.observed import Machine
-from stepscope.machine.signals import handled
 from stepscope.record.apply import applied_outcomes
 from stepscope.record.apply.flags import Outcome
 from stepscope.record.bench_steps import PREFIX
@@ -35,6 +34,7 @@ from stepscope.record.launch import command_of, environment_of
 from stepscope.record.manifest import RunManifest, without_secrets
 from stepscope.record.run_folder import RunFolder
 from stepscope.record.run_process import RUN, RunOptions
+from stepscope.threads import handled
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024

@@ -23,12 +23,12 @@ from stepscope.compare.statistics import warm_up
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import readable, with_checksum
 from stepscope.record.apply import applied_outcomes
+from stepscope.record.counters import Stretch, are_durations
 from stepscope.record.launch import NAME as BATCH_SIZES
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.run_process import RunOptions
 from stepscope.record.runs import RunRecord
-from stepscope.record.step_times import Stretch, are_durations
 from stepscope.trace import Trace
 
 KEPT: Final = "trace-steps.json"

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.recorded_faults import whole_figure
+from stepscope.diagnosis.recording_costs import whole_figure
 from stepscope.diagnosis.rule import PartName
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace

@@ -1,12 +1,17 @@
-"""The type of a rule and how it runs: the engine applies thresholds, drops small findings and replays the rest."""
+"""The type of a rule, how it runs, and its page.
+
+The engine applies thresholds, drops small findings and replays the rest. Pages are Markdown: the contents of docs/rules
+and the output of `stepscope explain`.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from stepscope.analysis.idle import clipped
 from stepscope.diagnosis.finding import (
@@ -42,6 +47,7 @@ __all__ = [
     "severity",
     "tally_figures",
 ]
+
 PartName: TypeAlias = Literal["steps", "lines", "operators", "shapes", "types", "messages", "memory", "grids"]
 """A part that a recording may lack; see `stepscope.diagnosis.parts`."""
 _MORE = 1.2
@@ -154,7 +160,7 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """The user's page: the docstring of the rule's module, with the headings of `pages.SECTIONS`."""
+        """The user's page: the docstring of the rule's module, with the headings of SECTIONS."""
         return inspect.cleandoc(sys.modules[self.check.__module__].__doc__ or "")
 
     def limits(self, view: View) -> Limits:
@@ -212,3 +218,64 @@ def severity(share: float) -> Severity:
     if share >= HIGH_SHARE:
         return "high"
     return "medium" if share >= MEDIUM_SHARE else "low"
+
+
+SECTIONS: Final = (
+    "What it finds",
+    "Why it costs time",
+    "How it is measured",
+    "Known false positives",
+    "What to do",
+    "Reference",
+)
+"""The headings of every rule's docstring, in order."""
+
+
+def rule_page(rule: Rule) -> str:
+    """The page of one rule: title, identifier, the sections of its docstring, and its thresholds."""
+    sections = re.sub("^# ", "## ", rule.page, flags=re.MULTILINE)
+    parts = [f"# {rule.title}", f"Rule `{rule.id}`", sections, *_thresholds(rule)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def rule_index(rules: Iterable[Rule]) -> str:
+    """The list of the rules, in the order in which they run."""
+    rows = [f"| [{rule.id}]({rule.id}.md) | {rule.title} | {_first_sentence(rule)} |" for rule in rules]
+    return "\n".join(
+        [
+            "# The rules",
+            "",
+            "What stepscope looks for. These pages are generated from the rules by `scripts/generate_docs`;",
+            "`stepscope explain RULE` prints them.",
+            "",
+            "| rule | title | what it finds |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _first_sentence(rule: Rule) -> str:
+    found = rule.page.partition("\n\n")[0].removeprefix(f"# {SECTIONS[0]}\n")
+    return " ".join(found.split())
+
+
+def _thresholds(rule: Rule) -> Iterator[str]:
+    if not rule.thresholds:
+        return
+    rows = [
+        f"| `{rule.id}.{name}` | {_amount(threshold)} | {threshold.meant()} |"
+        for name, threshold in rule.thresholds.items()
+    ]
+    yield "## Thresholds"
+    yield "\n".join(["| threshold | default | meaning |", "|---|---|---|", *rows])
+    name, threshold = next(iter(rule.thresholds.items()))
+    yield "Set one when diagnosing:"
+    yield f"    stepscope diagnose TRACE --set {rule.id}.{name}={threshold.value:g}"
+
+
+def _amount(threshold: Threshold) -> str:
+    if threshold.unit == "share":
+        return f"{threshold.value:g} (a share: {threshold.value:.0%})"
+    return f"{threshold.value:g}" if threshold.unit == "count" else f"{threshold.value:g} {threshold.unit}"

@@ -17,17 +17,15 @@ from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.places import Place, line_places, merged, places
-from stepscope.analysis.rows import at, inside, outermost
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
-from stepscope.diagnosis.recorded_events import RecordedEvents, recorded_events
-from stepscope.diagnosis.recorded_faults import without_recorded_faults
+from stepscope.diagnosis.recording_costs import RecordedEvents, recorded_events, without_recorded_faults
 from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, at, inside, outermost
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.kernels import arithmetic
+from stepscope.analysis.operators import arithmetic
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
 from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of

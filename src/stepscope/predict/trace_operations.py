@@ -19,8 +19,8 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.attribution import operator_places
-from stepscope.analysis.kernels import arithmetic
 from stepscope.analysis.module_paths import BACKWARD_NAME
+from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import roofline_calls
 from stepscope.analysis.work import ELEMENT_BYTES, LARGEST, NUMBER_TYPES, Call, Shape, Work, base_name, broadcast
 from stepscope.analysis.work_formulas import CONVOLUTIONS, Layout, distinct_calls, spatial_size, work_of

@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.kernels import arithmetic
+from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.operation_times import operation_times, scaled_ns, sustained_bandwidth, wave_factors

@@ -11,11 +11,12 @@ from statistics import median
 from typing import Final
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.files import text_of
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
-from stepscope.readers.source import ByteSource, Found, Progress, Reader, is_regular_file, text_of
+from stepscope.readers.source import ByteSource, Found, Progress, Reader, is_regular_file
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
+from stepscope.record.counters import Stretch
 from stepscope.record.run_folder import recording_of
-from stepscope.record.step_times import Stretch
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.metadata import UnrecordedSteps
 from stepscope.trace.model import StoreWriter, Trace, is_store, open_store

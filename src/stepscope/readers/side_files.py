@@ -29,14 +29,14 @@ LARGEST_COUNT: Final = 2**62
 
 
 def lines(path: str | Path) -> Iterator[str]:
-    """Yield the lines without their ends; invalid UTF-8 is replaced.
+    """Yield the lines without their ends, from the first text on; invalid UTF-8 is replaced.
 
     Raises NotATraceError if the file is empty, UnreadableTraceError if it cannot be read.
     """
     source = ByteSource(path)
     try:
         rest, some = b"", False
-        for block in source.blocks():
+        for block in source.text_blocks():
             some = True
             *whole, rest = (rest + block).split(b"\n")
             for line in whole:
@@ -349,7 +349,7 @@ def _text(path: str | Path) -> str:
 def _entries(text: str) -> Iterator[dict[str, Any]]:
     """Yield the objects of the array until it ends or is damaged."""
     position = text.find("[") + 1
-    if position == 0 or text[: position - 1].strip("\ufeff \t\r\n"):
+    if position == 0 or text[: position - 1].strip():
         return
     while True:
         position = _BETWEEN.match(text, position).end()  # type: ignore[union-attr]
@@ -513,9 +513,9 @@ def _from_header(source: ByteSource) -> Iterator[str]:
 
 
 def _lines(source: ByteSource) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     rest = ""
-    for block in source.blocks():
+    for block in source.text_blocks():
         *whole, rest = (rest + decoder.decode(block)).split("\n")
         yield from whole
         if len(rest) > _LONGEST_LINE:

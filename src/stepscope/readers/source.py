@@ -27,6 +27,7 @@ import zstandard
 from isal import igzip_lib
 
 from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError, UsageError
+from stepscope.files import text_of
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -345,6 +346,14 @@ class ByteSource:
             yield block
             self.progress(self.read_bytes, self.total_bytes)
 
+    def text_blocks(self) -> Iterator[bytes]:
+        """Yield the content without a byte-order mark and white space at its beginning."""
+        begun = False
+        for block in self.blocks():
+            text = block if begun else text_of(block)
+            begun = begun or bool(text)
+            yield text
+
     def peek(self) -> bytes:
         """Return the first decompressed block without consuming it; empty if nothing could be decompressed."""
         if self._head is None:
@@ -430,14 +439,8 @@ def _open(path: str | Path) -> BinaryIO:
         raise UnreadableTraceError(f"cannot read {str(path)!r}: {error}") from error
 
 
-_BOM: Final = b"\xef\xbb\xbf"
 _DOCUMENT: Final = re.compile(rb"[{\[][\t\n\r -\x7e\x80-\xff]*")
 _LOOKED_AT_BYTES: Final = 256
-
-
-def text_of(head: bytes) -> bytes:
-    """Strip a byte-order mark and white space."""
-    return head.lstrip().removeprefix(_BOM).lstrip()
 
 
 def is_json(head: bytes) -> bool:

@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 import polars as pl
 
 from stepscope.errors import NotATraceError, UsageError
-from stepscope.readers.source import Budget, ByteSource, Found, Reader, current, text_of
+from stepscope.files import text_of
+from stepscope.readers.source import Budget, ByteSource, Found, Reader, current
 from stepscope.trace.metadata import Device, Metadata, TraceWarning
 from stepscope.trace.model import PART_ROWS, StoreWriter
 from stepscope.trace.tables import conform, rows_frame
@@ -525,7 +526,7 @@ def _value(data: bytes, name: str) -> Plain:
         return load(data, name)
     current().require("values", data.count(b"[") + data.count(b"{"))  # a byte or two each, but a hundred in memory
     try:
-        value: Plain = json.loads(data)
+        value: Plain = json.loads(text_of(data))
     except (ValueError, RecursionError) as error:
         raise NotATraceError(f"{name} looks like a memory snapshot as JSON, but cannot be read: {error}") from None
     return value

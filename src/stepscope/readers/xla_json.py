@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from stepscope.files import text_of
 from stepscope.readers import xplane
 from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto import EXPLANATIONS as OF_CHROME_TRACES
 from stepscope.readers.kineto.events import DECODE_ERRORS, Event, EventStream
-from stepscope.readers.source import ByteSource, Found, Progress, Reader, text_of
+from stepscope.readers.source import ByteSource, Found, Progress, Reader
 from stepscope.readers.xplane.meanings import DEVICE_PLANE, HOST_PLANES
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.protobuf_fields import beginning, double, message, text, whole

@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 
 from stepscope import guard
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.record.program_objects import unseen
 from stepscope.record.schedule import RecordOptions
-from stepscope.record.unseen import unseen
 from stepscope.threads import Lock
 
 PATIENCE_S: Final = 60.0

@@ -27,8 +27,8 @@ from stepscope.record.captures import (
     OtherProfilers,
     Recording,
 )
+from stepscope.record.program_objects import unseen
 from stepscope.record.schedule import RecordOptions
-from stepscope.record.unseen import unseen
 from stepscope.threads import Lock, Thread
 
 __all__ = [

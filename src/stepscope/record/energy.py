@@ -21,9 +21,9 @@ from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.guard import sentence
 from stepscope.machine.energy_counters import NO_DRIVER, NO_PACKAGE, Source, machine_identity, open_counters
-from stepscope.machine.signals import ENDING, handled, leave
 from stepscope.record.launch import INTERRUPTED
 from stepscope.record.run_folder import RunFolder, write_json
+from stepscope.threads import ENDING, handled, leave
 from stepscope.trace.energy_records import (
     KINDS,
     Counter,

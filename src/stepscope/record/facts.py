@@ -19,12 +19,10 @@ from typing import Any, Final
 from stepscope import guard
 from stepscope.machine.environment import process_figures, torch_settings
 from stepscope.record.annotations import CheckpointCalls
-from stepscope.record.counters import PauseWatch, StepCounters
+from stepscope.record.counters import PauseWatch, StepCounters, mark, start_times
 from stepscope.record.input_stages import InputWatch, input_watch
 from stepscope.record.manifest import speed_environment
-from stepscope.record.program_objects import attributes, groups_of, parameters_in, parameters_of
-from stepscope.record.step_times import mark, start_times
-from stepscope.record.unseen import unseen
+from stepscope.record.program_objects import attributes, groups_of, parameters_in, parameters_of, unseen
 from stepscope.trace.program_facts import (
     KEY,
     CompilationFacts,

@@ -32,10 +32,10 @@ from typing import Any, Final
 
 from stepscope import guard
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
+from stepscope.record.counters import mark
 from stepscope.record.lines import compiling
 from stepscope.record.program_objects import attributes, parameters_of
 from stepscope.record.repetition import Repetition
-from stepscope.record.step_times import mark
 
 _TAKES_OVER_AFTER: Final = 16
 """After this many repetitions of another object without one of the marker, the marker counts as gone."""

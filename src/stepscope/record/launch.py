@@ -21,9 +21,9 @@ from typing import Final
 
 from stepscope.errors import UsageError
 from stepscope.files import read_kept, with_checksum
-from stepscope.machine.signals import handled
 from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.run_process import RUN, RUN_OPTIONS, RunOptions
+from stepscope.threads import handled
 
 _PATH_FOLDER: Final = Path(__file__).resolve().parent / "bootstrap_path"
 _SILENT: Final = "6"

@@ -19,8 +19,7 @@ from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
 from stepscope import guard
-from stepscope.record.busy_functions import REVIEW_EVERY, STRIDE, BusyFunctions, Notes
-from stepscope.record.module_calls import (
+from stepscope.record.program_objects import (
     CallNotes,
     ModuleRef,
     NamedCalls,
@@ -28,9 +27,9 @@ from stepscope.record.module_calls import (
     call_time,
     module_ref,
     named_calls,
+    stack_room,
 )
-from stepscope.record.repetition import seen_before
-from stepscope.record.stack_room import stack_room
+from stepscope.record.repetition import REVIEW_EVERY, STRIDE, BusyFunctions, Notes, seen_before
 from stepscope.trace.naming import UserCode
 from stepscope.trace.program_facts import LineRecords, Location, ThreadLines
 

@@ -1,17 +1,52 @@
-"""`stepscope.profile`: record a block of code. Cheap to import, since programs that do not record import it too."""
+"""`stepscope.profile`: record a block of code, or nothing.
+
+Cheap to import, since programs that do not record import it too.
+"""
 
 from __future__ import annotations
-
-from stepscope.record.null_profile import NullProfile
 
 TYPE_CHECKING = False  # like typing.TYPE_CHECKING; typing is too slow to import here
 if TYPE_CHECKING:
     from collections.abc import Callable
     from os import PathLike
+    from pathlib import Path
+    from types import TracebackType
     from typing import Any
 
+    from stepscope import Diagnosis
     from stepscope.record.profile_block import ProfileBlock
     from stepscope.record.schedule import Schedule
+
+
+class NullProfile:
+    """The result of `profile(enabled=False)`: the interface of a profile block without any effect."""
+
+    __slots__ = ()
+
+    enabled = False
+    is_recording = False
+    step_number = 0
+    problem: str | None = None
+    traces: tuple[Path, ...] = ()
+
+    def __enter__(self) -> NullProfile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return None
+
+    def start(self) -> None: ...
+
+    def step(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def export_chrome_trace(self, path: str | PathLike[str], use_python_export: bool = False) -> None: ...
+
+    def diagnosis(self) -> Diagnosis | None:
+        return None
 
 
 _NOTHING = NullProfile()
@@ -69,4 +104,5 @@ def profile(
     options = RecordOptions(
         shapes=shapes, stacks=stacks, memory=memory, lines=lines, flops=flops, modules=modules
     )  # fmt: skip
-    return open_block(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)
+    block = open_block(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)
+    return _NOTHING if block is None else block

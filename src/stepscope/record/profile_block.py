@@ -19,7 +19,6 @@ from stepscope.record import schedule as schedules
 from stepscope.record.annotations import tell_controller
 from stepscope.record.input_stages import input_watch
 from stepscope.record.manifest import RunManifest, rank_and_world_size
-from stepscope.record.null_profile import NullProfile
 from stepscope.record.recorder import Recorder, copy_trace, profiler_is_active
 from stepscope.record.run_folder import RunFolder, default_root, is_run_folder
 from stepscope.record.schedule import RecordOptions
@@ -247,7 +246,7 @@ class ProfileBlock:
             guard.tell(f"{what}: {error}")
 
 
-@guard.entry(otherwise=NullProfile(), raises=UsageError)
+@guard.entry(raises=UsageError)
 def open_block(
     out: str | os.PathLike[str] | None,
     schedule: schedules.Schedule | None,
@@ -256,8 +255,8 @@ def open_block(
     diagnose: bool,
     on_trace_ready: Callable[[ProfileBlock], Any] | None,
     name: str | None,
-) -> ProfileBlock | NullProfile:
-    """Make the block of `stepscope.profile`, which documents the arguments."""
+) -> ProfileBlock | None:
+    """Make the block of `stepscope.profile`, which documents the arguments; None if that failed."""
     return ProfileBlock(out, schedule, options, diagnose=diagnose, on_trace_ready=on_trace_ready, name=name)
 
 

@@ -25,13 +25,9 @@ import xxhash
 from stepscope import guard
 from stepscope.record.constants import ConstantLook
 from stepscope.record.gradients import GradientLook
-from stepscope.record.kept_graphs import KeptGraphs
 from stepscope.record.lines import hide_from_compiler, is_users
-from stepscope.record.made import MadeInSteps
-from stepscope.record.module_calls import call_code
-from stepscope.record.program_objects import names_in_roots
-from stepscope.record.stack_room import stack_room
-from stepscope.record.unseen import unseen
+from stepscope.record.program_objects import call_code, names_in_roots, stack_room, unseen
+from stepscope.record.step_objects import KeptGraphs, MadeInSteps
 from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, KeptGraphFacts, ListFacts, ValueFacts
 
 STEPS: Final = 2

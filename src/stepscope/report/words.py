@@ -12,8 +12,7 @@ from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
 from stepscope.compare.record import SideSummary
 from stepscope.compare.statistics import POWER, SampleComparison
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Unreadable
-from stepscope.diagnosis.exceptional import Once
+from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, Unreadable
 from stepscope.diagnosis.finding import Finding, Remedy
 from stepscope.diagnosis.lines.costs import LineShare
 from stepscope.report.document import Cause, Place

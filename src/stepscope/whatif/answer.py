@@ -15,14 +15,12 @@ from stepscope.analysis.communication import collectives
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import host_time
 from stepscope.analysis.input_pipeline import Batches, batches
-from stepscope.analysis.kernels import kernel_table
 from stepscope.analysis.module_paths import BACKWARD, OPTIMIZER
-from stepscope.analysis.operators import operator_table
+from stepscope.analysis.operators import kernel_table, operator_table
 from stepscope.analysis.places import line_table, module_table, place_costs
-from stepscope.analysis.rows import at
 from stepscope.errors import UsageError
 from stepscope.trace import TraceWarning
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, at
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 from stepscope.whatif.build import loader_calls

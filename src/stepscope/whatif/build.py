@@ -10,9 +10,8 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import HostActivity, host_activity
-from stepscope.analysis.rows import row_numbers
 from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, row_numbers
 from stepscope.trace.window import Times
 from stepscope.whatif.graph import (
     Durations,

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSES, DEVICE_CAUSES
-from stepscope.analysis.rows import at, inside, outermost, row_numbers
 from stepscope.errors import UsageError
-from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.nesting import Rows, at, inherit, inside, outermost, row_numbers
 from stepscope.trace.window import Times, union
 from stepscope.whatif.experiment import Change, Experiment
 from stepscope.whatif.graph import Edges, Graph, nothing

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import slice_columns
-from stepscope.analysis.rows import conformed, nullable
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, conformed, nullable
 from stepscope.trace.window import Times
 from stepscope.whatif.experiment import Experiment
 from stepscope.whatif.graph import Replay, handovers_by_target, launch_offsets, scaled_own, sources_by_target

@@ -11,11 +11,10 @@ import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import TABLES, HostActivity
-from stepscope.analysis.rows import at, row_numbers
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import HOST_BACKEND
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, at, row_numbers
 from stepscope.trace.window import Times
 from stepscope.whatif.graph import Durations, Stretches, Works, concatenated, nothing, previous_in, selected
 

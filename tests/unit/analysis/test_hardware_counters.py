@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from stepscope.analysis.kernels import join_counters, kernel_key, kernel_table, with_counters
+from stepscope.analysis.operators import join_counters, kernel_key, kernel_table, with_counters
 from stepscope.commands import main
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.side_files import COUNTERS, read_ncu

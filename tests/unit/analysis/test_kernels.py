@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from stepscope.analysis.kernels import Arithmetic, arithmetic, kernel_table, launch_table
+from stepscope.analysis.operators import Arithmetic, arithmetic, kernel_table, launch_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace
 from tests.unit.recording import Recording

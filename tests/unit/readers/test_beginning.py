@@ -5,13 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.errors import StepscopeError
+from stepscope.machine.devices import read_devices
+from stepscope.predict.cost.price_files import read_price_file
 from stepscope.readers import READERS, open_trace
+from stepscope.readers.side_files import (
+    read_fallback_log,
+    read_gaudi_metrics,
+    read_ncu,
+    read_xla_debug_log,
+    read_xla_metrics,
+)
 from tests.simulator import kineto_bytes
 from tests.simulator.gaudi import gaudi_bytes
 from tests.simulator.machine import Machine
@@ -29,6 +39,7 @@ BLANKS = {
     "newlines": b"\n\r\n\n",
     "mark": b"\xef\xbb\xbf",
     "both": b"\xef\xbb\xbf\n\n",
+    "mark behind a newline": b"\n\xef\xbb\xbf",
 }
 
 
@@ -51,6 +62,46 @@ BINARY: dict[str, Callable[[Path], bytes]] = {
     "xplane": lambda _: _plain(xplane_bytes(_machine())),
     "nsight_systems": lambda folder: write_nsight(_machine(), folder / "made.sqlite").read_bytes(),
 }
+
+
+SIDE_FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "xla metrics": ("Metric: CompileTime\n  TotalSamples: 21\nCounter: MarkStep\n  Value: 11\n", read_xla_metrics),
+    "xla debug log": ("pt-xla-profiler: CompileTime too frequent: 21 counts during 11 steps\n", read_xla_debug_log),
+    "gaudi metrics": ('[{"metric_name": "recipe_cache", "statistics": {"TotalHit": 18}}]', read_gaudi_metrics),
+    "fallback log": ("Frequency of op and op name that were executed on CPU:\n3 aten::median\n", read_fallback_log),
+    "ncu": ('"ID","Kernel Name","SM [%]"\n"","","%"\n"0","add(float*)","50"\n', lambda path: read_ncu(path).rows()),
+    "prices": (
+        "provider,instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot\n"
+        "gcp,a2-highgpu-1g,us-central1-a,3.67,12,85,1,A100,40,False\n",
+        lambda path: read_price_file(path, provider=None, as_of=date(2026, 11, 1)),
+    ),
+    "devices": (
+        '[[device]]\nname = "Card 7"\nbandwidth_gb_s = 600.5\npeak_tflop_s = { bf16 = 80.5 }\n',
+        lambda path: read_devices(path),
+    ),
+    "snapshot": (
+        '{"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 512, "frames": []}]]}',
+        lambda path: open_trace(path).memory.rows(),
+    ),
+}
+
+
+@pytest.mark.parametrize("before", BLANKS)
+@pytest.mark.parametrize("kind", SIDE_FILES)
+def test_side_files_are_read_the_same_behind_blanks(kind: str, before: str, tmp_path: Path) -> None:
+    text, read = SIDE_FILES[kind]
+    path = tmp_path / "file"
+    path.write_text(text)
+    plain = read(path)
+    path.write_bytes(BLANKS[before] + text.encode())
+    assert read(path) == plain
+
+
+def test_rows_of_prices_keep_their_numbers(tmp_path: Path) -> None:
+    text, _ = SIDE_FILES["prices"]
+    path = tmp_path / "prices.csv"
+    path.write_bytes(b"\xef\xbb\xbf\n\n" + text.encode() + b"gcp,a,us-central1-a,none,12,85,1,A100,40,False\n")
+    assert [bad.first_line for bad in read_price_file(path, provider=None, as_of=date(2026, 11, 1)).bad] == [5]
 
 
 def _first_reader(head: bytes) -> str:

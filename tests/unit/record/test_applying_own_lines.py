@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from stepscope.record.apply import install
-from stepscope.record.apply.losses import kept_in
 from stepscope.record.apply.patching import Applying
+from stepscope.record.apply.training import kept_in
 from stepscope.remedies import DeferredNumber
 
 Load = Callable[[str], ModuleType]
@@ -544,7 +544,7 @@ def test_lines_that_only_keep_what_they_read(tmp_path: Path) -> None:
 
 
 def test_json_and_torch_take_deferred_numbers_while_they_are_given_out(applying: Applying) -> None:
-    from stepscope.record.apply.losses import _let_others_read
+    from stepscope.record.apply.training import _let_others_read
 
     numbers: list[Any] = [DeferredNumber(torch.tensor(1.5)), 2.0]
     with pytest.raises(TypeError):

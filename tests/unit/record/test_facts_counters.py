@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.machine.environment import process_figures
-from stepscope.record.counters import Counters, PauseWatch, StepCounters, WarmUp
-from stepscope.record.step_times import mark, start_times
+from stepscope.record.counters import Counters, PauseWatch, StepCounters, WarmUp, mark, start_times
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 

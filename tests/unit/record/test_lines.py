@@ -19,9 +19,9 @@ import pytest
 from stepscope.analysis.attribution import attribute
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers import open_trace
-from stepscope.record import busy_functions
 from stepscope.record import lines as line_watches
 from stepscope.record import lines as module
+from stepscope.record import repetition
 from stepscope.record.lines import LineTracker
 from stepscope.record.values import ValueLook
 from stepscope.trace import Trace
@@ -219,8 +219,8 @@ def brighten(pixels: list[int]) -> list[int]:
 
 def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the line of its definition, whenever it is called; lines around it are noted as before."""
-    monkeypatch.setattr(busy_functions, "_BUSY_NS", 10**12)
-    monkeypatch.setattr(busy_functions, "_INTERVAL_S", 5)
+    monkeypatch.setattr(repetition, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(repetition, "_INTERVAL_S", 5)
     definition = brighten.__code__.co_firstlineno
 
     def images() -> None:
@@ -242,7 +242,7 @@ def test_a_busy_function_is_noted_as_a_whole(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_busy_function_is_sampled() -> None:
     """The part of a call before the first sample belongs to its line as well."""
-    busy = busy_functions.BusyFunctions(lambda file: file == __file__)
+    busy = repetition.BusyFunctions(lambda file: file == __file__)
     frame = sys._getframe()
     code, first = frame.f_code, frame.f_code.co_firstlineno
     busy[code] = 1
@@ -259,7 +259,7 @@ def test_a_busy_function_is_sampled() -> None:
 
 
 def test_a_function_that_is_called_very_often_belongs_to_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(busy_functions, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(repetition, "_BUSY_NS", 10**12)
 
     def often() -> None:
         for value in range(20_000):
@@ -571,7 +571,7 @@ def frames() -> Iterator[Any]:
 
 def test_frames_that_go_on_are_as_they_were(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     only_tracing(request)
-    monkeypatch.setattr(busy_functions, "_BUSY_NS", 10**12)
+    monkeypatch.setattr(repetition, "_BUSY_NS", 10**12)
     tracker = LineTracker()
 
     def busy() -> tuple[Any, bool]:
@@ -694,7 +694,7 @@ def test_a_second_recording_tells_other_tools_nothing_twice(request: pytest.Fixt
 def test_the_interval_between_threads_is_given_back_without_the_thread_that_samples() -> None:
     """A forked child has no such thread."""
     usual = sys.getswitchinterval()
-    busy = busy_functions.BusyFunctions(lambda file: True)
+    busy = repetition.BusyFunctions(lambda file: True)
     thread = threading.Thread(target=busy._sample, daemon=True)
     thread.start()
     while busy._intervals_s is None:

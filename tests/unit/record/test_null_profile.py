@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import stepscope
-from stepscope.record.null_profile import NullProfile
+from stepscope.record.profile import NullProfile
 from stepscope.record.profile_block import ProfileBlock
 from stepscope.record.schedule import RecordOptions
 

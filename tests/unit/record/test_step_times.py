@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.record.step_times import StepTimes, Stretch
+from stepscope.record.counters import StepTimes, Stretch
 
 
 class Clock:

@@ -30,8 +30,8 @@ from stepscope.commands.shared.output import say
 from stepscope.commands.shared.reading import open_from, place_of, trace_paths
 from stepscope.errors import NotATraceError, TraceError, UnreadableTraceError, UsageError
 from stepscope.files import private_folder
-from stepscope.machine.signals import ENDING, handled, interrupt
 from stepscope.report.format import duration, printable
+from stepscope.threads import ENDING, handled, interrupt
 
 if TYPE_CHECKING:
     from stepscope.analysis.batch_size import Measurement

@@ -27,8 +27,8 @@ from stepscope.commands.shared.output import counted, say
 from stepscope.commands.shared.reading import local_names
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
-from stepscope.machine.signals import ENDING, handled, interrupt
 from stepscope.report.format import duration
+from stepscope.threads import ENDING, handled, interrupt
 
 if TYPE_CHECKING:
     from stepscope.compare.bench import Bench, BenchRun, BenchSettings

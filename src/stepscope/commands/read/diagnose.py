@@ -287,7 +287,7 @@ def _prepare_explain(parser: CommandParser) -> None:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from stepscope.diagnosis.pages import rule_page
+    from stepscope.diagnosis.rule import rule_page
 
     output.print_text(rule_page(rule_named(arguments.rule)))
     return 0

@@ -7,7 +7,7 @@ import os
 import re
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, TimeoutError
 from functools import partial
 from pathlib import Path
@@ -232,14 +232,14 @@ def _answer(trace: Trace, sql: str, timeout_s: float | None, redactor: Redactor 
     """
     import polars as pl
 
-    from stepscope.analysis.derived import DERIVED
     from stepscope.trace.tables import SCHEMAS
 
     _refuse_more_than_reading(sql)
-    named = {name for name in (*SCHEMAS, *DERIVED) if re.search(rf"\b{name}\b", sql, re.IGNORECASE)}
+    derived = derived_tables()
+    named = {name for name in (*SCHEMAS, *derived) if re.search(rf"\b{name}\b", sql, re.IGNORECASE)}
     shown = trace if redactor is None else redactor.redact(trace)
     tables = {name: (shown if name in named else trace).scan(name).with_row_index("row") for name in SCHEMAS}
-    for name, (make, schema) in DERIVED.items():
+    for name, (make, schema) in derived.items():
         frame = make(trace) if name in named else pl.DataFrame(schema=dict(schema))
         tables[name] = (frame if redactor is None else redactor.redact(frame)).lazy().with_row_index("row")
     try:
@@ -318,14 +318,42 @@ def _tables(trace: Trace) -> pl.DataFrame:
     """Columns table, rows, columns; the trace's own tables first, then derived ones."""
     import polars as pl
 
-    from stepscope.analysis.derived import DERIVED
     from stepscope.trace.tables import SCHEMAS
 
+    derived = derived_tables()
     rows = [
         (name, trace.scan(name).select(pl.len()).collect().item(), ["row", *schema]) for name, schema in SCHEMAS.items()
     ]
-    rows += [(name, None, ["row", *schema]) for name, (_, schema) in DERIVED.items()]  # computed when named
+    rows += [(name, None, ["row", *schema]) for name, (_, schema) in derived.items()]  # computed when named
     return pl.DataFrame(rows, schema=["table", "rows", "columns"], orient="row")
+
+
+def derived_tables() -> dict[str, tuple[Callable[[Trace], pl.DataFrame], Mapping[str, type[pl.DataType]]]]:
+    """Name -> the function that makes the table from a trace, and its columns.
+
+    `operator_costs` and `operator_places` have the rows of `operators`, `work_places` those of `device_work`.
+    """
+    from stepscope.analysis.attribution import ATTRIBUTION_SCHEMA, operator_places, work_places
+    from stepscope.analysis.device_time import DEVICE_TIME_SCHEMA, QUEUE_TIME_SCHEMA, device_time, queue_time
+    from stepscope.analysis.host import HOST_SCHEMA, host_time
+    from stepscope.analysis.idle import IDLE_SCHEMA, idle_time
+    from stepscope.analysis.operators import COST_SCHEMA, LAUNCH_SCHEMA, launch_table, operator_costs
+    from stepscope.analysis.roofline import TABLE_SCHEMA, TENSOR_CORE_TABLE, roofline_table, tensor_core_table
+    from stepscope.analysis.steps import STEP_SCHEMA, step_table
+
+    return {
+        "steps": (step_table, STEP_SCHEMA),
+        "idle": (idle_time, IDLE_SCHEMA),
+        "host_time": (host_time, HOST_SCHEMA),
+        "device_time": (device_time, DEVICE_TIME_SCHEMA),
+        "queue_time": (queue_time, QUEUE_TIME_SCHEMA),
+        "launch_statistics": (launch_table, LAUNCH_SCHEMA),
+        "operator_costs": (operator_costs, COST_SCHEMA),
+        "roofline": (roofline_table, TABLE_SCHEMA),
+        "tensor_cores": (tensor_core_table, TENSOR_CORE_TABLE),
+        "operator_places": (operator_places, ATTRIBUTION_SCHEMA),
+        "work_places": (work_places, ATTRIBUTION_SCHEMA),
+    }
 
 
 QUERY: Final = Command(

@@ -271,10 +271,10 @@ def _add_kernel_options(parser: CommandParser) -> None:
 
 def _kernels(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str]:
     if arguments.launches:
-        from stepscope.analysis.kernels import launch_table
+        from stepscope.analysis.operators import launch_table
 
         return launch_table(trace), "devices"
-    from stepscope.analysis.kernels import kernel_table
+    from stepscope.analysis.operators import kernel_table
 
     table = kernel_table(trace, group_by=arguments.group_by)
     return table if arguments.ncu is None else _with_counters(table, trace, arguments), "kernels"
@@ -282,7 +282,7 @@ def _kernels(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame,
 
 def _with_counters(table: pl.DataFrame, trace: Trace, arguments: argparse.Namespace) -> pl.DataFrame:
     """Add Nsight Compute's measurements to the table, and say how many matched a kernel."""
-    from stepscope.analysis.kernels import join_counters, with_counters
+    from stepscope.analysis.operators import join_counters, with_counters
     from stepscope.readers.side_files import read_ncu
 
     joined = join_counters(trace, read_ncu(arguments.ncu))

@@ -235,13 +235,13 @@ def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:
         raise UsageError("an export is written into a folder; name it with --output")
     if arguments.format or arguments.redact:
         raise UsageError(f"--{'format' if arguments.format else 'redact'} does not go with --export")
-    from stepscope.record.telemetry import export
+    from stepscope.trace.telemetry import export_csv, export_tensorboard, export_wandb
 
     folder = Path(arguments.output)
     exporters: dict[str, Callable[[Telemetry, Path], list[Path]]] = {
-        "csv": partial(export.export_csv, raw=arguments.raw),
-        "tensorboard": export.export_tensorboard,
-        "wandb": export.export_wandb,
+        "csv": partial(export_csv, raw=arguments.raw),
+        "tensorboard": export_tensorboard,
+        "wandb": export_wandb,
     }
     try:
         made = exporters[arguments.export](telemetry, folder)

@@ -1,4 +1,7 @@
-"""A prefix that is computed again with each new position."""
+"""Repetitions: a prefix that is computed again with each new position, and loops that need one another's results.
+
+Repetitions that need the results of those before cannot be put into one batch.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.loops import PARAMETRISED
-from stepscope.analysis.rows import outermost
+from stepscope.analysis.loops import PARAMETRISED, Loop
 from stepscope.analysis.work import base_name, elements, shapes_of, tensor_shapes_of
+from stepscope.diagnosis.lines.costs import SourceLoops, carried_by
 from stepscope.diagnosis.lines.graphs import outermost_calls
-from stepscope.diagnosis.lines.source_loops import SourceLoops, carried_by
 from stepscope.diagnosis.view import View, rows_of
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, outermost
+from stepscope.trace.program_facts import LoopFacts
 
 CHOOSING: Final = frozenset({"argmax", "multinomial", "topk", "bernoulli"})
 """Operators that choose from a result: in a loop, mostly the input of the next repetition."""
@@ -161,3 +164,32 @@ def _prefix(view: View, name: str, runs: list[pl.DataFrame]) -> Prefix:
     shortest = float(np.quantile(work, _SHORT)) if len(work) else 0.0
     left = np.maximum(needed[call], shortest / np.maximum(work, 1))
     return Prefix(name, calls, rows, np.minimum(left, 1.0))
+
+
+class Dependencies:
+    """Tells which loops of one view carry results from repetition to repetition."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._prefixes = [prefix.rows for prefix in recomputed_prefixes(view)]
+        self._source_loops = SourceLoops(view)
+
+    def carried(self, loop: Loop) -> tuple[str, ...] | None:
+        """Names that carry results from one repetition to the next; () if there are none, None if that is unknown."""
+        if any(np.isin(loop.operators[:1], rows).any() for rows in self._prefixes):
+            return ("the sequence",)
+        sources = self._sources(loop)
+        if not sources:
+            chooses = any(base_name(name) in CHOOSING for name in loop.body)
+            return ("the chosen position",) if chooses else None
+        return carried_by(sources)
+
+    def runs(self, loop: Loop) -> int:
+        """How often the program came to the loop, whose repetitions may belong to several turns of one around it."""
+        return max((runs for _, runs in self._sources(loop)), default=1)
+
+    def _sources(self, loop: Loop) -> list[tuple[LoopFacts, int]]:
+        operators = self._view.trace.operators
+        begin, last = int(operators["start_ns"][int(loop.operators[0])]), int(loop.operators[-1])
+        end = int(operators["start_ns"][last] + operators["duration_ns"][last])
+        return self._source_loops.between(begin, end, loop.repetitions)

@@ -11,11 +11,10 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.module_paths import BACKWARD_NAME
-from stepscope.analysis.rows import at
 from stepscope.analysis.work import VIEWS, base_name
 from stepscope.diagnosis.lines.costs import LineCosts
 from stepscope.diagnosis.view import View, rows_of
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, at
 from stepscope.trace.program_facts import BindingFacts, ConstantFacts, ValueFacts
 from stepscope.trace.window import Times
 

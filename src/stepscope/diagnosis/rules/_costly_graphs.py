@@ -14,10 +14,10 @@ from stepscope.diagnosis.lines.graphs import (
     UnusedGraph,
     inside_calls,
     needless_backward,
+    recomputation,
     repeated_backward,
     unused_graphs,
 )
-from stepscope.diagnosis.lines.recomputation import recomputation
 from stepscope.diagnosis.rule import Figure, Found, Remedy, Rows, View
 from stepscope.diagnosis.rules._operators import engine_pauses, length_ns, scaled_with_pauses
 from stepscope.whatif.changes import scaled_host_time, scaled_stretches, together

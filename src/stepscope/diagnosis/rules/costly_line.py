@@ -74,9 +74,8 @@ from typing import Final
 import numpy as np
 
 from stepscope.diagnosis.finding import Location
-from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, one_by_one
+from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, detours, one_by_one
 from stepscope.diagnosis.lines.costs import LineCosts, lines_at
-from stepscope.diagnosis.lines.detours import detours
 from stepscope.diagnosis.lines.graphs import (
     inside_calls,
 )

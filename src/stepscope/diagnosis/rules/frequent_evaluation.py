@@ -39,9 +39,8 @@ import polars as pl
 
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.diagnosis.finding import Location
-from stepscope.diagnosis.lines.costs import lines_at
+from stepscope.diagnosis.lines.costs import Visits, lines_at
 from stepscope.diagnosis.lines.graphs import evaluations, outermost_calls, unused_graphs
-from stepscope.diagnosis.lines.visits import Visits
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._waits import every_steps
 from stepscope.trace.window import Times

@@ -40,12 +40,12 @@ import numpy as np
 
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.patterns import Chain, chains
-from stepscope.analysis.rows import at
 from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS
 from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.diagnosis.rules._operators import called_from_python, length_ns, pauses, scaled_with_pauses, working_ns
 from stepscope.diagnosis.rules.loop_in_step import rows_of_loops
+from stepscope.trace.nesting import at
 from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together
 
 _EXCLUDED: Final = ("optimizer", "input", "checkpoint", "logging", "profiler_overhead")

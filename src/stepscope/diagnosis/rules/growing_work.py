@@ -29,11 +29,129 @@ Welford's method for running means and variances (Technometrics 4, 1962).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from stepscope.diagnosis.lines.costs import LineCosts
-from stepscope.diagnosis.lines.growth import Growing, GrowingList, growing_lines, growing_lists
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from stepscope.analysis.work import elements, tensor_shapes_of
+from stepscope.diagnosis.lines.costs import MOST_SHOWN, SHOWN, LineCosts
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.view import rows_of
+from stepscope.trace.nesting import Rows, at
+
+LOOKED_AT: Final = 3
+"""Steps of a run after which the recorder has looked at the lengths of lists."""
+_FEWEST: Final = 4
+"""Steps that show that the same is added in each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """Lines whose inputs grow by the same number of elements from step to step.
+
+    Attributes:
+        numbers: indices into the attribution's places, costliest first.
+        ns: their time in each step; shape (steps,).
+        sizes, added: elements of the inputs of the costliest line's operators in each step, and what each step adds.
+        left: part of their time that goes to what the last step added, 0 to 1.
+    """
+
+    numbers: Rows
+    ns: npt.NDArray[np.float64]
+    sizes: Rows
+    added: int
+    left: float
+
+    @property
+    def ns_a_step(self) -> float:
+        """By how much the time grows from step to step, by least squares."""
+        return float(np.polyfit(np.arange(len(self.ns)), self.ns, 1)[0])
+
+
+def growing_lines(view: View, costs: LineCosts) -> Growing | None:
+    """Find costly lines of a program that trains whose operators' inputs grow in each step; None without any."""
+    bounds = view.complete_steps["start_ns"].to_numpy()
+    if not view.trains or len(bounds) < _FEWEST or view.lane is None:
+        return None
+    costly = [line.number for line in costs.lines[:MOST_SHOWN] if view.share(line.ns) >= SHOWN]
+    sizes = {number: found for number, found in _sizes(view, costly, bounds).items() if _grows(found)}
+    if not sizes:
+        return None
+    numbers = [number for number in costly if number in sizes]
+    times = {number: _times(costs, number, bounds) for number in numbers}
+    added = {number: int(found[1] - found[0]) for number, found in sizes.items()}
+    new = sum(float((times[number] * added[number] / sizes[number]).sum()) for number in numbers)
+    ns: npt.NDArray[np.float64] = np.stack(list(times.values())).sum(axis=0)
+    first = numbers[0]
+    return Growing(np.array(numbers, np.int64), ns, sizes[first], added[first], min(new / max(float(ns.sum()), 1.0), 1))
+
+
+def _sizes(view: View, numbers: list[int], bounds: Rows) -> dict[int, Rows]:
+    """Elements of the inputs of each line's outermost operators on the main thread, by step."""
+    operators = view.operators.filter(
+        (pl.col("lane") == view.lane) & pl.col("parent").is_null() & pl.col("input_shapes").is_not_null()
+    )
+    place = at(view.attribution.place, view.slices_of_operators(rows_of(operators)))
+    mine = operators.filter(pl.Series(np.isin(place, numbers)))
+    place = place[np.isin(place, numbers)]
+    step = np.searchsorted(bounds, mine["start_ns"].to_numpy(), side="right") - 1
+    found = {number: np.zeros(len(bounds), np.int64) for number in numbers}
+    for line, number, shapes in zip(place.tolist(), step.tolist(), mine["input_shapes"], strict=True):
+        found[line][number] += min(sum(map(elements, tensor_shapes_of(shapes))), 2**40)
+    return found
+
+
+def _grows(sizes: Rows) -> bool:
+    added = np.diff(sizes)
+    return bool(added[0] > 0 and (added == added[0]).all() and sizes[0] > added[0])
+
+
+def _times(costs: LineCosts, number: int, bounds: Rows) -> npt.NDArray[np.float64]:
+    mine = costs.pieces.filter(pl.col("place") == number)
+    step = np.searchsorted(bounds, mine["start_ns"].to_numpy(), side="right") - 1
+    weights = mine["duration_ns"].to_numpy().astype(np.float64)
+    taken: npt.NDArray[np.float64] = np.bincount(np.maximum(step, 0), weights, len(bounds)).astype(np.float64)
+    return taken[: len(bounds)]
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingList:
+    """Lines that read a list which is longer in each step.
+
+    Attributes:
+        numbers: indices into the attribution's places.
+        length: its length in the middle of the recording, if each step until then added as many entries.
+        seen, added: its length at the look before, and how many entries a step added.
+    """
+
+    name: str
+    numbers: Rows
+    ns: int
+    length: int
+    seen: int
+    added: int
+
+
+def growing_lists(view: View, costs: LineCosts) -> list[GrowingList]:
+    """Find lines that read lists which grow; those of the most costly list first."""
+    later = int(view.complete_steps["index"].median() or 0) - LOOKED_AT if view.complete_steps.height else 0  # type: ignore[arg-type]
+    found = []
+    for each in view.program.lists:
+        lines = [
+            line
+            for line in costs.lines
+            if line.place.file == each.file and any(first <= line.place.line <= last for first, last in each.read)
+        ]
+        if each.growth > 0 and lines:
+            numbers = np.array([line.number for line in lines], np.int64)
+            length = each.length + each.growth * max(later, 0)
+            ns = sum(line.ns for line in lines)
+            found.append(GrowingList(each.name, numbers, ns, length, each.length, each.growth))
+    return sorted(found, key=lambda one: -one.ns)
+
 
 _REMEDY: Final = Remedy(
     "Keep sums or other running values instead of everything so far, and add only what is new; or keep the last steps "

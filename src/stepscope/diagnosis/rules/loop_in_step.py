@@ -50,8 +50,7 @@ from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, 
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.finding import Interval, Location
-from stepscope.diagnosis.lines.dependency import Dependencies
-from stepscope.diagnosis.lines.repeats import CHOOSING
+from stepscope.diagnosis.lines.repeats import CHOOSING, Dependencies
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,

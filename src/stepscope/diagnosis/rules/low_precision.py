@@ -39,7 +39,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.conversions import Cast, casts, wide_operators
-from stepscope.analysis.kernels import arithmetic
+from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.patterns import logits_losses
 from stepscope.analysis.roofline import device_peaks, eligible_calls, is_eligible
 from stepscope.analysis.work import elements, listed_shapes

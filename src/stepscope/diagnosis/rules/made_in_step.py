@@ -33,7 +33,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Location
-from stepscope.diagnosis.lines.visits import Visits
+from stepscope.diagnosis.lines.costs import Visits
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.trace.program_facts import MadeFacts
 from stepscope.trace.window import Times

@@ -36,9 +36,8 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import TABLES
-from stepscope.diagnosis.lines.function_work import FunctionWork, Work, least
+from stepscope.diagnosis.lines.function_work import FunctionWork, Work, figures_of, least, left_of, remedy_of, said_of
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
-from stepscope.diagnosis.rules._work import figures_of, left_of, remedy_of, said_of
 from stepscope.whatif.changes import scaled_host_time, together
 
 _HABIT: Final = 0.25

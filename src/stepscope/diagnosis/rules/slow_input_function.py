@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.lines.function_work import FunctionWork, Work, least
+from stepscope.diagnosis.lines.function_work import FunctionWork, Work, figures_of, least, left_of, remedy_of, said_of
 from stepscope.diagnosis.loading import (
     CARRIES_MOST,
     NEARLY_ALL,
@@ -66,7 +66,6 @@ from stepscope.diagnosis.loading import (
     settings_figures,
 )
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._work import figures_of, left_of, remedy_of, said_of
 from stepscope.whatif.changes import scaled_cause
 
 _WHAT: Final = {
@@ -103,6 +102,7 @@ def check(view: View, limits: Limits) -> Answers:
         confidence="medium",
         weighed_ns=loading.wait_ns if is_sampler else None,
         figures=[
+            view.share_figure("waiting for data", loading.wait_ns),
             Figure("share of the time to make a batch", costly.share, "share", CARRIES_MOST),
             Figure("time of one call", costly.total_ns // max(costly.calls, 1), "ns"),
             Figure("calls per batch", costly.calls / max(loading.calls, 1), "count"),

@@ -157,7 +157,7 @@ def checked_provider(name: str) -> str:
 def _content(path: Path) -> str:
     data = read_small(path, LARGEST_FILE_MIB, ", which no price list is")
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is no text; expected is {_KNOWN}") from error
     if "\0" in text or not text.strip():
@@ -317,7 +317,9 @@ def _format_of(
     """Find the format's name, its numbered rows, and the function that converts a row to cells."""
     if text.lstrip()[0] in "[{":
         return "DeepView", _json_entries(text, path), _deepview
-    reader = csv.DictReader(io.StringIO(text, newline=""))
+    table = text.lstrip()
+    blank = text[: len(text) - len(table)].count("\n")
+    reader = csv.DictReader(io.StringIO(table, newline=""))
     try:
         header = set(reader.fieldnames or ())
     except csv.Error as error:
@@ -326,7 +328,7 @@ def _format_of(
         if header >= columns:
             if provider is None and "provider" not in header:
                 raise UsageError(f"{path} does not say whose prices these are: name the provider with --provider aws")
-            return name, ((reader.line_num, row) for row in reader), cells_of
+            return name, ((blank + reader.line_num, row) for row in reader), cells_of
     raise UsageError(f"{path} has an unknown format; expected is {_KNOWN}")
 
 

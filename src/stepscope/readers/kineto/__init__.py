@@ -9,13 +9,14 @@ from typing import Any, Final
 import msgspec
 
 from stepscope.errors import UnreadableTraceError
+from stepscope.files import text_of
 from stepscope.readers.assembly import Assembly, Spill
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto.arguments import RECORDED
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
-from stepscope.readers.source import ByteSource, Found, Reader, text_of
+from stepscope.readers.source import ByteSource, Found, Reader
 from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.program_facts import KEY, from_header

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers.source import ByteSource, text_of
+from stepscope.files import text_of
+from stepscope.readers.source import ByteSource
 
 LATEST_NS: Final = 2**61
 """Year 2043; differences of such times can be added and doubled in 64 bits, which nesting does."""

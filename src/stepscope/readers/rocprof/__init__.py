@@ -12,6 +12,7 @@ import msgspec
 import polars as pl
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.files import text_of
 from stepscope.readers import event_names
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import Gathering, fitting, warnings
@@ -29,7 +30,7 @@ from stepscope.readers.rocprof.records import (
     decode_entries,
     decode_records,
 )
-from stepscope.readers.source import ByteSource, Found, Reader, text_of
+from stepscope.readers.source import ByteSource, Found, Reader
 from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window

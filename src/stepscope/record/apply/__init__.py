@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from stepscope import guard
-from stepscope.record.apply import code_swaps, host, loaders, losses, model, optimizers
+from stepscope.record.apply import code_swaps, host, loaders, model, training
 from stepscope.record.apply.flags import Flag, Outcome, Value, applied_records, outcomes, values_of, words_of
 from stepscope.record.apply.patching import Applying
 from stepscope.record.run_folder import RunFolder
@@ -48,19 +48,19 @@ class Family:
 
 
 APPLICATIONS: Final = (
-    Family(optimizers.OPTIMIZER_FLAGS, optimizers.install_optimizers),
+    Family(training.OPTIMIZER_FLAGS, training.install_optimizers),
     Family(loaders.LOADER_FLAGS, loaders.install_loaders),
     Family(loaders.COPY_FLAGS, loaders.install_copies),
     Family(model.COMPILE_FLAGS, model.install_compilation),
     Family(model.PRECISION_FLAGS, model.install_precision),
-    Family(losses.LOSS_FLAGS, losses.install_losses),
+    Family(training.LOSS_FLAGS, training.install_losses),
     Family(host.HOST_FLAGS, host.install_host, host.host_environment),
     Family(host.GARBAGE_FLAGS, host.install_garbage),
     Family(host.PROGRESS_FLAGS, host.install_progress),
     Family(host.DEBUG_FLAGS, host.install_debugging, host.debug_environment),
-    Family(optimizers.DATA_PARALLEL_FLAGS, optimizers.install_data_parallel),
+    Family(training.DATA_PARALLEL_FLAGS, training.install_data_parallel),
     Family(code_swaps.BATCHING_FLAGS, code_swaps.install_batching),
-    Family(losses.LOGGING_FLAGS, losses.install_logging),
+    Family(training.LOGGING_FLAGS, training.install_logging),
 )
 """In the order in which they are installed."""
 

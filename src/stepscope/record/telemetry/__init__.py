@@ -4,7 +4,7 @@
     values.py    converts logged values to numbers without waiting for a device; norms by hooks, learning rates
     sampler.py   the thread that samples processes and devices
     store.py     buffers rows in memory; a thread writes them to one SQLite file
-    export.py    to Weights & Biases, TensorBoard and CSV
 
-Nothing here imports torch, numpy or polars (export.py excepted): it all runs inside the user's program.
+Nothing here imports torch, numpy or polars: it all runs inside the user's program. `stepscope.trace.telemetry` reads
+and exports what it wrote.
 """

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from stepscope.errors import UsageError
-from stepscope.machine.signals import ENDING, handled, interrupt
+from stepscope.threads import ENDING, handled, interrupt
 from stepscope.tune.study import BEAT_S, import_optuna, open_storage, open_study
 from stepscope.tune.sweep.file import Sweep
 from stepscope.tune.sweep.parameters import Parameter

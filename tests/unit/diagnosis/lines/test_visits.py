@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.lines.visits import Visits
+from stepscope.diagnosis.lines.costs import Visits
 
 
 def visits(*names: str) -> Visits:

@@ -10,8 +10,7 @@ import pytest
 
 from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.finding import RuleResult
-from stepscope.diagnosis.pages import SECTIONS
-from stepscope.diagnosis.rule import Rule, Threshold
+from stepscope.diagnosis.rule import SECTIONS, Rule, Threshold
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError

@@ -12,9 +12,14 @@ from typing import Any
 import polars as pl
 import pytest
 
-from stepscope.record.telemetry import export
-from stepscope.record.telemetry.export import export_csv, export_tensorboard, export_wandb
-from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
+from stepscope.trace.telemetry import (
+    MISSING_SCHEMA,
+    SAMPLE_SCHEMA,
+    Telemetry,
+    export_csv,
+    export_tensorboard,
+    export_wandb,
+)
 
 SECOND = 1_000_000_000
 
@@ -128,6 +133,6 @@ def test_a_missing_package_is_one_sentence(
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(export, "import_module", absent)
+    monkeypatch.setattr("stepscope.trace.telemetry.import_module", absent)
     with pytest.raises(UsageError, match=f"pip install {package}$"):
         exporter(telemetry(ROWS), tmp_path)
