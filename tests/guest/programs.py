@@ -109,6 +109,8 @@ for number in range(12):
 """
 )
 
+FUSED: Final = FORKS.replace("    if number", "    optimizer.load_state_dict(optimizer.state_dict())\n    if number")
+
 BLOCK: Final = (
     _TRAINING
     + """

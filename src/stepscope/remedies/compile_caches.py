@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
+from stepscope.remedies.background import in_background
+
 __all__ = [
     "BackgroundEviction",
     "CompileCache",
@@ -525,7 +527,7 @@ class BackgroundEviction:
         self._tell = tell
         self._seen: dict[CompileCache, tuple[int, float]] = {}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self.run, name="stepscope-cache-eviction", daemon=True)
+        self._thread = threading.Thread(target=self._run_alone, name="stepscope-cache-eviction", daemon=True)
         self.evictions: list[tuple[CompileCache, Eviction]] = []
 
     def __enter__(self) -> BackgroundEviction:
@@ -547,6 +549,10 @@ class BackgroundEviction:
             self.look()
             spent = time.monotonic() - begun
             self._stop.wait(max(self._look_s, _PAUSE_PER_LOOK * spent))
+
+    @in_background
+    def _run_alone(self) -> None:
+        self.run()
 
     def look(self) -> None:
         """Evict from each cache that was written since the last look or was above its limit then."""

@@ -29,6 +29,7 @@ from typing import Any, Final, TypeAlias, cast, overload
 import torch
 
 from stepscope.remedies.attempts import Attempt
+from stepscope.remedies.background import in_background
 from stepscope.remedies.settings import check_whole, host_memory, streams_of
 
 _DEEPEST: Final = 64
@@ -350,9 +351,9 @@ class DeferredScalars:
         if closing.error is not None:
             warnings.warn(f"the last scalars could not be read: {closing.error}", RuntimeWarning, stacklevel=2)
 
+    @in_background
     def _close_at_exit(self) -> None:
-        with Attempt():  # the interpreter exits, and a writer or device may be gone
-            self.close()
+        self.close()
 
     def _begin_copying(self) -> None:
         group, self._collected, self._calls = self._collected, _Group(), 0

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from stepscope.remedies.background import in_background
+
 if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -313,6 +315,7 @@ def _register_for_forks() -> None:
         os.register_at_fork(after_in_child=_after_fork)
 
 
+@in_background
 def _after_fork() -> None:
     if any(each._started and each._was_enabled for each in _ACTIVE):
         gc.enable()

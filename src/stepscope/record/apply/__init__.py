@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from stepscope import guard
 from stepscope.record.apply import code_swaps, host, loaders, model, training
 from stepscope.record.apply.flags import Flag, Outcome, Value, applied_records, outcomes, values_of, words_of
 from stepscope.record.apply.patching import Applying
 from stepscope.record.run_folder import RunFolder
+from stepscope.remedies.background import guard_with
 
 __all__ = [
     "APPLICATIONS",
@@ -98,6 +100,7 @@ def install(applications: Sequence[str], folder: RunFolder | None, *, is_recorde
         is_recorded: whether a profiler will record the process; otherwise its steps are only timed.
     """
     chosen = values_of(applications, all_flags())
+    guard_with(guard.entry)
     applying = Applying(chosen, {flag.name: flag.unseen for flag in all_flags()}, folder, is_recorded=is_recorded)
     for family in APPLICATIONS:
         of_family = {flag.name: chosen[flag.name] for flag in family.flags if flag.name in chosen}

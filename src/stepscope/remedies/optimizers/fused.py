@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stepscope.remedies.background import in_background
 from stepscope.remedies.optimizers.vendor import vendor_optimizer
 
 _COUNT: Final = 67
@@ -117,6 +118,7 @@ class GradientWatch:
             self._handle.remove()
             self._handle = None
 
+    @in_background
     def _before_step(
         self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -134,6 +136,7 @@ class GradientWatch:
 
         return arguments[:1], {**named, "closure": closure_then_look}
 
+    @in_background
     def _look(self, optimizer: Optimizer) -> None:
         waiting = []
         for group, parameter in self._waiting:
@@ -291,6 +294,7 @@ def _follow(optimizer: Optimizer, outcomes: list[str]) -> None:
         optimizer.register_load_state_dict_post_hook(_fuse_again)
 
 
+@in_background
 def _fuse_again(optimizer: Optimizer) -> None:
     fuse_optimizer(optimizer)
 
