@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from stepscope.commands import machine
@@ -19,9 +20,9 @@ from stepscope.commands.plan import devices, predict
 from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
 from stepscope.commands.record import attach, run, runs
 from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
-from stepscope.commands.shared.output import discard_standard_output, refuse_mixed_reports
+from stepscope.commands.shared.output import cleaned_by, discard_standard_output, refuse_mixed_reports, say
+from stepscope.commands.shared.reading import redacted_sentence
 from stepscope.errors import StepscopeError
-from stepscope.report.format import printable
 from stepscope.threads import ENDING, handled, leave
 
 __all__ = ["COMMANDS", "OWN_ERROR", "main"]
@@ -97,6 +98,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     words = list(sys.argv[1:] if argv is None else argv)
+    with cleaned_by(partial(redacted_sentence, words) if "--redact" in words else str):
+        return _ended(words)
+
+
+def _ended(words: list[str]) -> int:
+    """Run the command, and turn whatever it raises into a sentence and an exit code."""
     try:
         with handled(leave, *ENDING):
             code = _run(words)
@@ -120,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _said(sentence: str, code: int) -> int:
-    print(f"stepscope: {printable(sentence)}", file=sys.stderr)
+    say(sentence)
     return code
 
 
@@ -150,10 +157,10 @@ class _ToUser(logging.Handler):
         self._said: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        sentence = printable(self.format(record))
+        sentence = self.format(record)
         if sentence not in self._said:
             self._said.add(sentence)
-            print(f"stepscope: {sentence}", file=sys.stderr)
+            say(sentence)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -167,8 +167,12 @@ class Redactor:
 def secrets_in(diagnosis: Diagnosis) -> tuple[list[str], list[str]]:
     """Names and paths to redact in a diagnosis: its host and the users of its home folders, and its paths."""
     paths = list(_paths_in(diagnosis))
-    found = [match[1] for path in paths for match in re.finditer(_HOME, path)]
-    return [*found, *filter(None, [diagnosis.metadata.host])], paths
+    return [*names_in_homes(paths), *filter(None, [diagnosis.metadata.host])], paths
+
+
+def names_in_homes(paths: Iterable[str]) -> list[str]:
+    """Names of the users in whose home folders the paths are."""
+    return [match[1] for path in paths for match in re.finditer(_HOME, path)]
 
 
 def secrets_of(trace: Trace) -> tuple[list[str], list[str]]:
@@ -182,7 +186,7 @@ def secrets_of(trace: Trace) -> tuple[list[str], list[str]]:
                 paths.update(spaced[column])
             users = texts.select(pl.col(column).str.extract_all(_HOME).explode().drop_nulls().unique()).collect()
             names.update(match[1].strip() for text in users[column] for match in re.finditer(_HOME, text))
-    names.update(match[1] for path in paths for match in re.finditer(_HOME, path))
+    names.update(names_in_homes(paths))
     names.update(name.split(".")[0] for name in [trace.metadata.host or ""])
     return sorted(filter(None, names)), sorted(paths)
 

@@ -34,9 +34,23 @@ Report: TypeAlias = Callable[[], "dict[str, Any] | bytes"]
 """Lazily makes a report: an object for JSON, or the bytes of a file."""
 
 
+_cleaned: Callable[[str], str] = str
+
+
+@contextlib.contextmanager
+def cleaned_by(clean: Callable[[str], str]) -> Iterator[None]:
+    """Pass all that `say` prints in the block, in any thread, through `clean`."""
+    global _cleaned
+    before, _cleaned = _cleaned, clean
+    try:
+        yield
+    finally:
+        _cleaned = before
+
+
 def say(sentence: str) -> None:
-    """Print progress or a warning on standard error; standard output is for results."""
-    print(f"stepscope: {printable(sentence)}", file=sys.stderr, flush=True)
+    """Print progress, a warning or an error on standard error; standard output is for results."""
+    print(f"stepscope: {printable(_cleaned(sentence))}", file=sys.stderr, flush=True)
 
 
 def refuse_mixed_reports(arguments: argparse.Namespace) -> None:

@@ -391,6 +391,15 @@ def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths:
     return Redactor([*local_names(), *of_traces, *names], [*found, *paths])
 
 
+def redacted_sentence(words: Sequence[str], sentence: str) -> str:
+    """The sentence without the paths among a command's words, names in their home folders, and local names."""
+    from stepscope.report.redaction import Redactor, names_in_homes
+
+    given = [part for word in words for part in (word, word.partition("=")[2])]
+    paths = [path for part in given for path in (part, os.path.abspath(part)) if os.sep in path.rstrip(os.sep)]
+    return Redactor([*local_names(), *names_in_homes(paths)], paths).text(sentence)
+
+
 def redacted(arguments: argparse.Namespace, thing: _T, names: Sequence[str] = (), paths: Sequence[str] = ()) -> _T:
     """The thing, redacted by `redactor_of` under --redact."""
     return redactor_of(arguments, names, paths).redact(thing) if arguments.redact else thing
