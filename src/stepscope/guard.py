@@ -279,6 +279,8 @@ def inline(name: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
         @wraps(function)
         def guarded(*positional: _P.args, **named: _P.kwargs) -> _R:
             try:
+                if probe is not None:
+                    probe(name)
                 return function(*positional, **named)
             except BaseException as error:
                 return caught(error, name)  # type: ignore[no-any-return]

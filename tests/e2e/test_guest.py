@@ -154,12 +154,14 @@ def test_an_error_in_a_remedy_changes_nothing(flag: str, run: Run) -> None:
     options = {**RECORD, "apply": [word]}
     program = programs.COMPILED if flag == "compile" else programs.TRAINING
     plain, applied = run("training", options=None), run("training", options=options, program=program, whole=False)
-    entered = [entry for entry in applied["hit"] if entry.startswith(("apply.", "record.apply"))]
+    entered = [entry for entry in applied["hit"] if entry.startswith(("apply.", "record.apply", "remedies."))]
+    assert entered
     for entry in entered:
         broken = run("training", entry, options=options, program=program)
         is_exact = flag not in INEXACT  # until the error comes up, the remedy computes in its own precision
         assert broken["code"] == plain["code"]
         assert (broken["out"] if is_exact else len(broken["out"])) == (plain["out"] if is_exact else len(plain["out"]))
+        assert "stepscope leaves" in broken["err"]
         assert not broken["clean"]
         assert "Traceback" not in broken["err"]
 
@@ -176,6 +178,8 @@ def test_a_thread_that_ends_while_it_is_recorded_takes_no_program_down(tmp_path:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the thread has ended\n"
     assert "allocations were not recorded" in done.stderr
+    assert "ValueError" not in done.stderr
+    assert "deep enough" not in done.stderr
     assert len(list((tmp_path / "data").rglob("trace-1.json.gz"))) == 1
 
 

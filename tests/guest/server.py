@@ -102,12 +102,17 @@ def _become(job: dict[str, Any], folder: Path) -> int:
 
     hits = os.open(folder / "hit", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
+    known: set[str] = set()
+
     def probe(name: str) -> None:
-        os.write(hits, f"{name}\n".encode())
+        if name not in known:
+            known.add(name)
+            os.write(hits, f"{name}\n".encode())
         if name == job["entry"]:
             raise ERRORS[job["error"]]()
 
     guard.probe = probe
+    _AT_BEGIN.update(_settings())
     if job["options"] is not None:
         run = folder / "run"
         run.mkdir(exist_ok=True)
@@ -133,6 +138,27 @@ def _become(job: dict[str, Any], folder: Path) -> int:
     return 0
 
 
+def _settings() -> dict[str, Any]:
+    """What a program may not find changed."""
+    return {
+        "os._exit": os._exit,
+        "trace": (sys.gettrace(), threading.gettrace()),
+        "profile": sys.getprofile(),
+        "recursion limit": sys.getrecursionlimit(),
+        "switch interval": sys.getswitchinterval(),
+        "function modes": _modes(),
+    }
+
+
+def _modes() -> int:
+    import torch
+
+    return int(torch._C._len_torch_function_stack())
+
+
+_AT_BEGIN: dict[str, Any] = {}
+
+
 def _left_behind(guard: Any) -> list[str]:
     """What of ours still stands in the process."""
     from torch.autograd import profiler
@@ -150,7 +176,8 @@ def _left_behind(guard: Any) -> list[str]:
     }
     found = [name for name, each in patched.items() if getattr(each, "__code__", None) is guard.around(len).__code__]
     found += ["profiler"] if profiler._is_profiler_enabled else []
-    found += ["trace"] if sys.gettrace() is not None else []
+    now = _settings()
+    found += [name for name, each in _AT_BEGIN.items() if now[name] != each]
     found += ["collector"] if not gc.isenabled() else []
     found += ["callbacks" for each in gc.callbacks if "stepscope" in getattr(each, "__module__", "")]
     samplers = [run._sampler for run in telemetry_log._OPEN]

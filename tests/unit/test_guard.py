@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import stepscope
 from stepscope import guard
@@ -29,8 +30,10 @@ from stepscope.machine.quiet import _SeedWhenImported
 from stepscope.record import bootstrap
 from stepscope.record import lines as line_watches
 from stepscope.record.apply.code_swaps import Guard
+from stepscope.record.constants import ConstantLook
 from stepscope.record.lines import LineTracker
 from stepscope.record.repetition import BusyFunctions
+from stepscope.record.values import ValueLook
 from stepscope.threads import Lock, Thread
 from stepscope.trace.energy_records import Counter
 from tests.guest import entries
@@ -415,6 +418,63 @@ def test_an_entry_needs_no_more_of_a_nearly_full_stack_than_a_function_does() ->
     assert all(fits(left, _hook) for left in range(deepest - 40, deepest + 1))
 
 
+def _values() -> Callable[[], object]:
+    look = ValueLook()
+    look.start()
+    return look.stop
+
+
+def _constants() -> Callable[[], object]:
+    look = ConstantLook()
+    look.start()
+    look.leave()
+    return look.stop
+
+
+def _lines() -> Callable[[], object]:
+    tracker = LineTracker()
+    tracker.start()
+    on_failure("", tracker.stop)
+    return tracker.stop
+
+
+INLINE: dict[str, Callable[[], Callable[[], object]]] = {
+    "record.values.ValueLook": _values,
+    "record.constants.ConstantLook._next": _constants,
+    "record.lines.Tracing" if sys.version_info < (3, 12) else "record.lines.Monitoring": _lines,
+}
+
+
+def _other() -> int:
+    return 3
+
+
+@fails
+@pytest.mark.parametrize("name", sorted(INLINE))
+def test_a_watch_that_fails_at_once_leaves_nothing(name: str) -> None:
+    before, modes = (sys.gettrace(), sys.getprofile()), torch._C._len_torch_function_stack()
+    sys.settrace(None)
+    sys.setprofile(None)
+    found = []
+    try:
+        guard.probe = _fails_in(name)
+        stop = INLINE[name]()
+        thread = threading.Thread(target=_other)
+        thread.start()
+        thread.join()
+        found.append(_other())
+        guard.probe = None
+        left = (sys.gettrace(), sys.getprofile(), threading.gettrace())
+        stop()
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+
+    assert (found, left) == ([3], (None, None, None))
+    assert guard._failed_in == name
+    assert torch._C._len_torch_function_stack() == modes
+
+
 def _fails_in(name: str) -> Callable[[str], None]:
     def probe(entered: str) -> None:
         if entered == name:
@@ -476,6 +536,7 @@ def test_whatever_python_is_given_to_call_is_an_entry() -> None:
                 if given and given.isdisjoint(here) and path.name not in ELSEWHERE:
                     wrong.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
     assert wrong == []
+    assert guard.INLINE - set(INLINE) <= {"record.lines.Tracing", "record.lines.Monitoring"}
 
 
 ELSEWHERE = {

@@ -468,7 +468,8 @@ def _have_listen(steps: StepController, plan: FirstRecording | BenchSteps) -> No
 
 def _before_exit(action: Callable[[], None]) -> None:
     """Also run the action if the program ends by os._exit, which skips atexit handlers."""
-    os._exit = guard.around(os._exit, before=functools.partial(_ends_now, os.getpid(), action))
+    ours = guard.around(os._exit, before=functools.partial(_ends_now, os.getpid(), action))
+    guard.on_failure("", guard.put(os, "_exit", ours))
 
 
 @guard.entry

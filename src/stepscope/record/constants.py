@@ -183,7 +183,7 @@ class ConstantLook:
             hide_from_compiler(self._next)
             sys.setprofile(self._next)
 
-    @guard.inline("record.constants.ConstantLook.leave")
+    @guard.inline("record.constants.ConstantLook._next")
     def _next(self, frame: FrameType, event: str, value: Any) -> None:
         if self.take_off() or self._mode is None:
             sys.setprofile(None)
