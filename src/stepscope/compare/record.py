@@ -217,7 +217,7 @@ def _steps(view: View, window: Window) -> dict[int, int]:
     if steps.is_empty():
         return {}
     starts = steps["start_ns"].to_numpy()
-    bounds = np.append(starts, view.span.end_ns)
+    bounds = np.append(np.maximum(starts, view.span.start_ns), view.span.end_ns)
     if window != view.span:  # each step ends when the device has finished its work
         launched = pl.coalesce("launch_start_ns", "start_ns")
         ends = view.work.select(at=launched, end=pl.col("start_ns") + pl.col("duration_ns"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepscope.compare import compare_traces
-from stepscope.compare.record import LeftOut, far_edges, left_out
+from stepscope.compare.record import LeftOut, far_edges, left_out, trace_record
 from stepscope.trace import Trace, Window
 from tests.unit.recording import Recording
 
@@ -115,3 +115,15 @@ def test_edges_of_several_traces_are_told_together() -> None:
         "Before, the first step of 2 traces (0.2 us) and the last step (0.4 us) are left out: they are far from the "
         "0.1 us of those between, and a recording begins or ends there. --all-steps counts all."
     )
+
+
+def test_a_step_that_begins_with_a_wait_for_work_from_before_begins_after_it() -> None:
+    recording = Recording()
+    recording.step(0, 100 * MS, 3)
+    recording.work(0, 40 * MS, "gemm", 1)  # its launch was not recorded
+    recording.launch(0, 40 * MS, 9, kind="synchronise", name="cudaDeviceSynchronize")
+    recording.launched(41 * MS, 42 * MS, 5 * MS, "gemm", 10)
+
+    record = trace_record(recording.trace(), all_steps=True)
+
+    assert (record.steps, record.total_ns) == ({3: 60 * MS}, 60 * MS)
