@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import stepscope
 from stepscope.record.run_folder import RunFolder
 
 pytest.importorskip("torch")
@@ -191,9 +192,15 @@ def test_loader_workers_record_nothing(run: Run, start: str) -> None:
         if __name__ == "__main__":
             for batch in DataLoader(list(range(60)), batch_size=2, num_workers=2, multiprocessing_context="{start}"):
                 train(1)
+            try:
+                list(DataLoader([print], num_workers=1, collate_fn=sum, multiprocessing_context="{start}"))
+            except Exception as error:
+                print(error)
     """
     ended = run(with_model(script))
     assert (ended.code, ended.sources, ended.steps) == (0, {"optimizer"}, [5])
+    assert "Original Traceback" in ended.out
+    assert str(Path(stepscope.__file__).parent) not in ended.out
 
 
 def test_gradient_accumulation_records_optimizer_steps(run: Run) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -27,7 +28,8 @@ DOCUMENT = [
     kernel(20, 30, 1),
     launch(45, 2, "cudaStreamSynchronize", 40),
 ]
-TRIES = 100
+TRIES = int(os.environ.get("STEPSCOPE_TRIES", "100"))
+"""For each of four seeds."""
 
 
 def damage(file: Path, other: Path, chance: random.Random) -> str:

@@ -36,6 +36,24 @@ def test_a_file_above_a_limit_is_refused_and_may_be_allowed(
     assert open_trace(_file(tmp_path)).operators.height == 100
 
 
+def test_events_that_are_skipped_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "rows=1k")
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [' + "{}," * 2000 + json.dumps(complete("op", "cpu_op", 1, 5)) + "]}")
+    with pytest.raises(TooLargeError, match="--limit rows=2000"):
+        open_trace(path)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_each_refusal_names_its_option(name: str) -> None:
+    limit = 2.0**30 if name in ("bytes", "memory") else 10
+    budget = Budget("file", {name: limit})
+    with pytest.raises(TooLargeError) as caught:
+        budget.require(name, 2**50)
+    option, _, amount = str(caught.value).partition("--limit ")[2].split()[0].partition("=")
+    assert (option, parse_limits(f"{option}={amount}")) == (name, {name: 2 * limit})
+
+
 def test_the_option_sets_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
+from stepscope import guard
+from stepscope.commands import main
 from stepscope.errors import UsageError
+from stepscope.record import launch, run_folder
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder, data_folder, is_run_folder
 
@@ -95,3 +103,53 @@ def test_where_data_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
     monkeypatch.delenv("STEPSCOPE_DATA_DIR")
     assert data_folder().name == "stepscope"
+
+
+@pytest.fixture(params=["ENOSPC", "EIO", "EDQUOT", "EROFS"])
+def full(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """Makes every file of a run fail as it is written; returns what the system says."""
+    number = getattr(errno, request.param)
+
+    @contextlib.contextmanager
+    def whole_file(path: Path, *, private: bool = False) -> Iterator[BytesIO]:
+        yield BytesIO()
+        raise OSError(number, os.strerror(number), str(path))
+
+    def begin() -> str:
+        monkeypatch.setattr(run_folder, "whole_file", whole_file)
+        return os.strerror(number)
+
+    return begin
+
+
+def test_a_program_whose_run_cannot_be_written_runs_as_it_is(
+    full: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        launch, "run_program", lambda command, environment: 7 if "STEPSCOPE_RUN" not in environment else 1
+    )
+    script = tmp_path / "train.py"
+    script.touch()
+    why = full()
+
+    assert main(["run", "--folder", str(tmp_path / "runs"), "--no-diagnose", str(script)]) == 7
+    told = capsys.readouterr().err
+    assert why in told
+    assert "nothing is recorded" in told
+
+
+@pytest.mark.fails
+def test_a_process_that_cannot_write_its_outcome_goes_on(
+    full: Callable[[], str], folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = full()
+
+    assert _ended(folder) is None
+    told = capsys.readouterr().err
+    assert (told.count("\n"), why in told, "details" in told) == (1, True, False)
+    assert guard.has_failed()
+    assert folder.recordings() == []
+
+
+def _ended(folder: RunFolder) -> None:
+    guard.replaced(lambda: None, lambda _: folder.write_recording(0, {"steps": 3}), "ended")()

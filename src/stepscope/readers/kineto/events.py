@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.files import text_of
-from stepscope.readers.source import ByteSource
+from stepscope.readers.source import ByteSource, current
 
 LATEST_NS: Final = 2**61
 """Year 2043; differences of such times can be added and doubled in 64 bits, which nesting does."""
@@ -262,6 +262,7 @@ class EventStream:
 
         Raises NotATraceError.
         """
+        seen = 0
         for text, is_last in self._texts(self._find_array()):
             damage = self.damage.copy()
             events = self._decode(text, is_last=is_last)
@@ -270,6 +271,8 @@ class EventStream:
                 self.damage.clear()
                 self.damage.update(damage)
                 events = self._decode(text, is_last=is_last)
+            seen += len(events)
+            current().require("rows", seen)  # also those that are skipped
             yield events
         for block in self._blocks:  # the text after the array may span blocks
             self._keep_after(block)
