@@ -10,7 +10,7 @@ import stepscope.machine
 import stepscope.record
 import stepscope.remedies
 from stepscope import guard
-from stepscope.remedies.background import BACKGROUND
+from stepscope.remedies.attempts import BACKGROUND
 
 
 def entries() -> set[str]:

@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, get_args
 
-from stepscope.remedies.background import in_background
+from stepscope.remedies.attempts import in_background
 
 __all__ = [
     "BackgroundEviction",

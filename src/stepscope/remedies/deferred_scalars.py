@@ -28,8 +28,7 @@ from typing import Any, Final, TypeAlias, cast, overload
 
 import torch
 
-from stepscope.remedies.attempts import Attempt
-from stepscope.remedies.background import in_background
+from stepscope.remedies.attempts import Attempt, in_background
 from stepscope.remedies.settings import check_whole, host_memory, streams_of
 
 _DEEPEST: Final = 64

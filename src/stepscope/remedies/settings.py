@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from stepscope.remedies.background import in_background
+from stepscope.remedies.attempts import in_background
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from stepscope.record.apply import code_swaps, host, loaders, model, training
 from stepscope.record.apply.flags import Flag, Outcome, Value, applied_records, outcomes, values_of, words_of
 from stepscope.record.apply.patching import Applying
 from stepscope.record.run_folder import RunFolder
-from stepscope.remedies.background import guard_with
+from stepscope.remedies.attempts import guard_with
 
 __all__ = [
     "APPLICATIONS",

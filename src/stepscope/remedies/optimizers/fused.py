@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stepscope.remedies.background import in_background
+from stepscope.remedies.attempts import in_background
 from stepscope.remedies.optimizers.vendor import vendor_optimizer
 
 _COUNT: Final = 67

@@ -13,8 +13,8 @@ import torch
 import stepscope.remedies
 from stepscope import guard
 from stepscope.record.apply import install
-from stepscope.remedies import background, fuse_optimizer
-from stepscope.remedies.background import BACKGROUND, guard_with
+from stepscope.remedies import attempts, fuse_optimizer
+from stepscope.remedies.attempts import BACKGROUND, guard_with
 from stepscope.remedies.compile_caches import BackgroundEviction
 from stepscope.remedies.optimizers.fused import GradientWatch
 
@@ -57,7 +57,7 @@ def test_an_error_in_the_users_own_program_is_a_warning(monkeypatch: pytest.Monk
         optimizer.step()
 
     assert parameter.tolist() == [0.5, 0.5, 0.5]
-    assert background._guard is None
+    assert attempts._guard is None
 
 
 def test_an_error_in_a_closure_is_the_programs() -> None:
