@@ -126,3 +126,10 @@ def test_a_pipe_gets_the_names_as_they_are(trace: Path) -> None:
     command = [sys.executable, "-m", "stepscope", "query", str(trace), SQL, "--format", "csv", "--raw"]
     done = subprocess.run(command, env=environment(), capture_output=True, check=True)
     assert HOSTILE.encode() in done.stdout
+
+
+def test_a_terminal_gets_the_first_thousand_rows_of_csv(trace: Path) -> None:
+    counted = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 1500) select i from n"
+    said, error = on_a_terminal(("query", str(trace), counted, "--format", "csv"))
+    assert said.split() == ["i", *map(str, range(1, 1001))]
+    assert "1,000 of 1,500" in error
