@@ -104,3 +104,8 @@ def test_an_unknown_limit_is_a_mistake(text: str) -> None:
 def test_the_defaults_let_a_trace_of_2_gb_through() -> None:
     assert LIMITS["rows"].default() >= 15_000_000 * 4
     assert LIMITS["bytes"].default() >= 2 * 10**9 * 10
+
+
+def test_the_help_lists_every_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["steps", "--help"]) == 0
+    assert ", ".join(LIMITS) in " ".join(capsys.readouterr().out.split())

@@ -281,7 +281,8 @@ def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = Fa
         "--limit",
         metavar="NAME=NUMBER",
         action=_Limit,
-        help="allow a file more than a trace should need: bytes, ratio, rows, values, strings, depth, idle, memory",
+        help="allow a file more than a trace should need: bytes, ratio, rows, values, strings, names, lines, "
+        "depth, idle, memory",
     )
     group.add_argument("-v", "--verbose", action="store_true", help="say more: what the cache does, every rank")
 
