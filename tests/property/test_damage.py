@@ -35,6 +35,7 @@ from tests.property.documents import (
 )
 from tests.simulator import kineto_bytes
 from tests.simulator.programs import exposed_all_reduce
+from tests.unit.xplanes import part
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDINGS = (
@@ -335,6 +336,22 @@ def test_a_small_file_that_unpacks_to_the_same_event_for_ever_is_refused(tmp_pat
     assert "TooLargeError" in message
     assert "150 times its packed size" in message
     assert peak < 500
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="measures memory with the resource module")
+def test_tiny_events_of_an_xla_profile_take_less_than_300_bytes_each(tmp_path: Path) -> None:
+    counts = (1, 1_000_000)
+    peaks = []
+    for count in counts:
+        path = tmp_path / f"{count}.xplane.pb"
+        six_bytes = part(4, part(1, 1) + part(2, 9))
+        line = part(1, 1) + part(2, "XLA Ops") + six_bytes * count
+        names = part(4, part(1, 1) + part(2, part(1, 1) + part(2, "fusion.1")))
+        path.write_bytes(part(1, part(1, 1) + part(2, "/device:TPU:0") + part(3, line) + names))
+        peak, message = peak_and_message(path)
+        assert message == "read"
+        peaks.append(peak)
+    assert (peaks[1] - peaks[0]) * 2**20 < 300 * counts[1]
 
 
 # Files that are none
