@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from stepscope.analysis.device_time import DeviceUse, HostUse, device_uses, host_use
@@ -12,6 +13,7 @@ from stepscope.analysis.host import host_time
 from stepscope.diagnosis import diagnose
 from stepscope.report.places import glances
 from stepscope.trace import Trace
+from stepscope.trace.tables import SCHEMAS
 from tests.unit.recording import Recording
 from tests.unit.rendered import html_report, json_report, markdown_report, text_report
 
@@ -134,3 +136,18 @@ def test_without_a_device_the_hosts_causes_say_as_much() -> None:
     assert glances(diagnosis) == ()
     assert json_report(diagnosis)["summary"]["devices"] == []
     assert json_report(diagnosis)["summary"]["host"]["compute_ns"] == 10
+
+
+@pytest.mark.filterwarnings("error")
+def test_work_that_a_damaged_file_leaves_without_a_device_takes_no_report_down() -> None:
+    trace = a_bit_of_everything()
+    tables = {name: trace.table(name) for name in SCHEMAS}
+    tables["device_work"] = trace.device_work.with_columns(device=pl.when(pl.int_range(pl.len()) > 0).then("device"))
+    damaged = Trace.from_tables(tables, trace.metadata)
+
+    diagnosis = diagnose(damaged)
+
+    assert [use.device for use in device_uses(damaged)] == ["0"]
+    assert text_report(diagnosis, width=100, top=5)
+    assert markdown_report(diagnosis, top=5)
+    assert json_report(diagnosis)["devices"][0]["device"] == "0"
