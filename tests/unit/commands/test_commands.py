@@ -355,7 +355,7 @@ class TestTables:
     def test_an_empty_table_is_said_to_be_empty(
         self, trace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        tables(monkeypatch, "kernels", kernel_table=lambda trace, group_by: self.FRAME.clear())
+        tables(monkeypatch, "operators", kernel_table=lambda trace, group_by: self.FRAME.clear())
         assert main(["kernels", trace]) == 0
         assert capsys.readouterr().out == "There are no kernels in this trace.\n"
         assert main(["kernels", trace, "--format", "csv"]) == 0
@@ -413,8 +413,7 @@ class TestTables:
             seen.append(group_by)
             return self.FRAME
 
-        tables(monkeypatch, "operators", operator_table=table)
-        tables(monkeypatch, "kernels", kernel_table=table)
+        tables(monkeypatch, "operators", operator_table=table, kernel_table=table)
         assert main(["operators", trace, "--group-by", "name, input_shapes"]) == 0
         assert main(["kernels", trace]) == 0
         assert seen == [("name", "input_shapes"), ("name",)]
