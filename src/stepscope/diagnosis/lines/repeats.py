@@ -65,7 +65,10 @@ def recomputed_prefixes(view: View) -> Iterator[Prefix]:
         return
     bounds = view.steps["start_ns"].to_numpy()
     step = np.searchsorted(bounds, calls["start_ns"].to_numpy(), side="right")
-    calls = calls.with_columns(step=pl.Series(step, dtype=pl.Int64), size=pl.Series(_sizes(view, calls)))
+    shaped = view.operators.filter((pl.col("lane") == view.lane) & pl.col("input_shapes").is_not_null())
+    shaped = shaped.select("name", "input_shapes", "start_ns").sort("start_ns", maintain_order=True)
+    calls = calls.with_columns(step=pl.Series(step, dtype=pl.Int64), size=pl.Series(_sizes(shaped, calls)))
+    loops = SourceLoops(view)
     for (name,), mine in calls.group_by("name", maintain_order=True):
         by_step = [part for _, part in mine.group_by("step", maintain_order=True)]
         growing = [_growing(part) for part in by_step if _grows(part["size"].to_numpy())]
@@ -73,18 +76,16 @@ def recomputed_prefixes(view: View) -> Iterator[Prefix]:
             yield _prefix(view, str(name), growing)
         elif not view.trains and _grows_by_steps(mine["size"].to_numpy()):
             yield _prefix(view, str(name), [_growing(mine)])
-        elif fixed := [part for each in by_step if (part := _of_one_length(view, each)) is not None]:
+        elif fixed := [part for each in by_step if (part := _of_one_length(shaped, loops, each)) is not None]:
             yield _prefix(view, str(name), fixed)
 
 
-def _sizes(view: View, calls: pl.DataFrame) -> Rows:
+def _sizes(shaped: pl.DataFrame, calls: pl.DataFrame) -> Rows:
     """For each call the sum of the input sizes of its operators with parameters."""
-    operators = view.operators.filter((pl.col("lane") == view.lane) & pl.col("input_shapes").is_not_null())
     begin = calls["start_ns"].to_numpy()
     end = begin + calls["duration_ns"].to_numpy()
     sizes = np.zeros(len(begin), np.int64)
-    columns = operators.select("name", "input_shapes", "start_ns")
-    for name, shapes, start in columns.iter_rows():
+    for name, shapes, start in shaped.iter_rows():
         base = base_name(name)
         if base not in PARAMETRISED:
             continue
@@ -117,16 +118,20 @@ def _growing(calls: pl.DataFrame) -> pl.DataFrame:
     return calls.with_columns(added=pl.Series(added))
 
 
-def _of_one_length(view: View, calls: pl.DataFrame) -> pl.DataFrame | None:
-    """A step's calls with `added`, if each is for one more position of sequences of one length, else None."""
+def _of_one_length(shaped: pl.DataFrame, loops: SourceLoops, calls: pl.DataFrame) -> pl.DataFrame | None:
+    """A step's calls with `added`, if each is for one more position of sequences of one length, else None.
+
+    Args:
+        shaped: the thread's operators with shapes, in order.
+    """
     if calls.height < _FEWEST or calls["size"].n_unique() > 1:
         return None
     begin, last = calls["start_ns"].to_numpy(), int(calls["start_ns"][-1])
-    operators = view.operators.filter((pl.col("lane") == view.lane) & pl.col("input_shapes").is_not_null())
-    operators = operators.filter(pl.col("start_ns").is_between(begin[0], last + int(calls["duration_ns"][-1])))
+    end = last + int(calls["duration_ns"][-1])
+    first, behind = shaped["start_ns"].search_sorted(int(begin[0])), shaped["start_ns"].search_sorted(end, side="right")
     read: dict[int, tuple[int, ...]] = {}
     chosen: dict[int, int] = {}
-    for name, text, start in operators.select("name", "input_shapes", "start_ns").iter_rows():
+    for name, text, start in shaped.slice(first, behind - first).iter_rows():
         call = int(np.searchsorted(begin, start, side="right")) - 1
         base, shapes = base_name(name), shapes_of(text)
         if base == "embedding" and len(shapes) > 1 and len(shapes[1]) in (1, 2):
@@ -140,7 +145,7 @@ def _of_one_length(view: View, calls: pl.DataFrame) -> pl.DataFrame | None:
     one_each = sum(rows <= sequences for rows in chosen.values())
     if length < _FEWEST or one_each < _MOST * (calls.height - 1):
         return None
-    if not carried_by(SourceLoops(view).between(int(begin[0]), last, calls.height)):
+    if not carried_by(loops.between(int(begin[0]), last, calls.height)):
         return None
     size = int(calls["size"][0])
     return calls.with_columns(added=pl.Series([size, *[size // length] * (calls.height - 1)]))
@@ -175,7 +180,7 @@ class Dependencies:
         self._source_loops = SourceLoops(view)
 
     def carried(self, loop: Loop) -> tuple[str, ...] | None:
-        """Names that carry results from one repetition to the next; () if there are none, None if that is unknown."""
+        """Names that carry results from one repetition to the next; () for none, None for unknown."""
         if any(np.isin(loop.operators[:1], rows).any() for rows in self._prefixes):
             return ("the sequence",)
         sources = self._sources(loop)
