@@ -37,6 +37,8 @@ INPUT_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 MOST_WORKERS: Final = 64
 """Most workers to recommend where the number of processors is unknown."""
+RECEIVED_NS: Final = 1_000_000
+"""Time to receive a batch of a few tensors by name from a busy worker, measured on slow virtual machines."""
 
 _ITEM: Final = re.compile(r": (?:__getitem__|__getitems__)$")
 _FETCH: Final = re.compile(r"torch/utils/data/_utils/fetch\.py\(\d+\): fetch$")

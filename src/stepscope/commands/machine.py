@@ -9,7 +9,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -94,12 +93,8 @@ def _list(cache: TraceCache) -> None:
     taken = sum(entry.bytes for entry in entries)
     output.print_text(f"{cache.root}: {size(taken)} of at most {size(cache.limit())}\n")
     if entries:
-        rows = [(entry.bytes, _date(entry.last_used_unix), entry.format, entry.path) for entry in entries]
+        rows = [(entry.bytes, output.local_minute(entry.last_used_unix), entry.format, entry.path) for entry in entries]
         output.print_table(pl.DataFrame(rows, schema=("bytes", "last_used", "format", "trace"), orient="row"))
-
-
-def _date(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
 
 
 CACHE: Final = Command(

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.input_pipeline import Batches, Load, batches, input_table
+from stepscope.analysis.input_pipeline import RECEIVED_NS, Batches, Load, batches
 from stepscope.diagnosis.finding import Figure, Location, Remedy
 from stepscope.diagnosis.lines.function_work import FunctionWork
 from stepscope.diagnosis.view import View
@@ -31,8 +31,6 @@ KEPT_ITERATOR: Final = Remedy(
 _AS_FAST: Final = 1.05
 """Workers keep up if a step takes at most this many times its computation."""
 _LEAST_LEFT: Final = 0.01
-RECEIVED_NS: Final = 1_000_000
-"""Time to receive a batch of a few tensors by name from a busy worker, measured on slow virtual machines."""
 _HANDED_OUT_NS: Final = 50_000
 """Time in which a recorded function hands out or puts together a sample that is in memory; it cannot be cheaper."""
 
@@ -211,7 +209,7 @@ def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> C
     Args:
         of_users: look for a function of the user; otherwise for one of a library.
     """
-    table = input_table(view.trace, activity=view.activity, window=view.span)
+    table = view.input_functions
     if table.is_empty():
         return None
     where = "workers" if loading.workers and "workers" in table["runs_in"] else "main process"
@@ -235,8 +233,9 @@ def cheaper_share(view: View, loading: Loading) -> float:
 
     PyTorch's own part is left out.
     """
-    table = input_table(view.trace, activity=view.activity, window=view.span)
-    table = _with_avoidable(table.filter(pl.col("stage").is_in(["item", "transform", "collate"])), "self_ns", loading)
+    table = _with_avoidable(
+        view.input_functions.filter(pl.col("stage").is_in(["item", "transform", "collate"])), "self_ns", loading
+    )
     whole = int(table["self_ns"].sum())
     others = table.filter(~pl.col("file").fill_null("").str.contains("torch/utils/data/", literal=True))
     return int(others["avoidable_ns"].sum()) / whole if whole else 0.0

@@ -13,6 +13,7 @@ import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import HOST_SCHEMA, TABLES, host_time
+from stepscope.analysis.input_pipeline import input_table
 from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
 from stepscope.analysis.operators import operator_costs
@@ -236,6 +237,11 @@ class View(StepView):
     def operator_costs(self) -> pl.DataFrame:
         """Cost of each operator; see `stepscope.analysis.operators.operator_costs`."""
         return operator_costs(self.trace)
+
+    @cached_property
+    def input_functions(self) -> pl.DataFrame:
+        """Functions of the input pipeline in the span; see `stepscope.analysis.input_pipeline.input_table`."""
+        return input_table(self.trace, activity=self.activity, window=self.span)
 
     @cached_property
     def operators(self) -> pl.DataFrame:

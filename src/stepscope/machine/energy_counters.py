@@ -222,7 +222,7 @@ def _zone(kind: Kind, number: str, zone: Any, cpu: Any) -> Source:
     """Return the counter of a CPU package or its memory: RAPL's file, or zeus's daemon, which reads it.
 
     Raises:
-        LookupError: there is none.
+        LookupError: the package has no such counter.
     """
     counter = Counter(kind, number, "counter", name=getattr(zone, "name", None))
     if zone is not None:

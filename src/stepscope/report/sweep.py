@@ -197,7 +197,7 @@ def head_sentence(results: SweepResults) -> str:
 
 
 def best_sentences(results: SweepResults) -> Iterator[str]:
-    """The best value and what gave it; or that there is none."""
+    """The best value with the parameters that gave it, or a sentence that no trial has one."""
     best = results.best
     if best is None:
         yield "No trial is complete yet, so there is no best one."

@@ -14,7 +14,7 @@ import polars as pl
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import host_time
-from stepscope.analysis.input_pipeline import Batches, batches
+from stepscope.analysis.input_pipeline import RECEIVED_NS, Batches, batches
 from stepscope.analysis.module_paths import BACKWARD, OPTIMIZER
 from stepscope.analysis.operators import kernel_table, operator_table
 from stepscope.analysis.places import line_table, module_table, place_costs
@@ -23,7 +23,7 @@ from stepscope.trace import TraceWarning
 from stepscope.trace.nesting import Rows, at
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
-from stepscope.whatif.build import loader_calls
+from stepscope.whatif.build import device_numbers, loader_calls
 from stepscope.whatif.changes import scaled, together, without_cause
 from stepscope.whatif.critical_path import critical_path, resources
 from stepscope.whatif.experiment import Change, Experiment, Outcome, RankProspect
@@ -257,8 +257,6 @@ def _costliest(experiment: Experiment, kind: CurveKind, top: int) -> list[str]:
     return [f"{file}:{line}" for file, line in lines.select("file", "line").iter_rows()]
 
 
-RECEIVED_NS: Final = 1_000_000
-"""Time to receive a batch from a worker, for traces without workers."""
 PREFETCHED: Final = 2
 """Batches that each worker may prefetch: the default of torch's DataLoader."""
 
@@ -454,7 +452,7 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     works, count = graph.works, experiment.trace.device_work.height
     moved = np.zeros(len(works.start), np.bool_)
     moved[rows] = True
-    device = experiment.trace.device_work["device"].rank("dense").cast(pl.Int64).to_numpy()
+    device = device_numbers(experiment.trace)
     group = np.where(moved[:count], -device, works.queue[:count])
     start, end = works.start[:count], (works.start + works.duration)[:count]
     previous = np.append(previous_in(group, start, end), works.previous[count:])

@@ -155,7 +155,7 @@ def with_unseen_waits(trace: Trace, works: Works, waits: Edges, unexplained_ns: 
     for that work.
     """
     end = works.start + works.duration
-    device = _device_numbers(trace)
+    device = device_numbers(trace)
     late = np.flatnonzero((unexplained_ns > UNSEEN_NS) & (works.stretch >= 0))
     sources, targets = [waits.source], [waits.target]
     for number in np.unique(device[late]).tolist():
@@ -210,7 +210,7 @@ def _recorded(trace: Trace) -> tuple[Rows, Rows]:
     return both["source"].to_numpy().astype(np.int64), both["target"].to_numpy().astype(np.int64)
 
 
-def _device_numbers(trace: Trace) -> Rows:
+def device_numbers(trace: Trace) -> Rows:
     """A number for the device of each work; 0 where a damaged file has lost it."""
     return trace.device_work["device"].rank("dense").fill_null(0).to_numpy().astype(np.int64)
 
@@ -219,7 +219,7 @@ def _inferred(trace: Trace, works: Works, calls: pl.DataFrame) -> tuple[Rows, Ro
     """For each call the work that its thread launched next, and the work launched last in each other queue."""
     none = np.zeros(0, np.int64)
     lane = row_numbers(trace.launches["lane"].gather(trace.device_work["launch"]))
-    device = _device_numbers(trace)
+    device = device_numbers(trace)
     known = np.flatnonzero(works.stretch >= 0)
     if calls.is_empty() or not len(known):
         return none, none

@@ -261,7 +261,7 @@ def rule_named(name: str) -> Rule:
     """The rule with this id.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no rule has it.
     """
     from stepscope.diagnosis.rules import RULES
 

@@ -92,7 +92,10 @@ def _list(index: RunIndex) -> None:
         output.print_text("There are no runs yet; stepscope run train.py records one.\n")
         return
     columns = ("name", "started", "state", "traces", "command")
-    rows = [(each.name, _date(each.started_unix_s), _state(each), each.traces, each.command) for each in records]
+    rows = [
+        (each.name, output.local_minute(each.started_unix_s), _state(each), each.traces, each.command)
+        for each in records
+    ]
     output.print_table(pl.DataFrame(rows, schema=columns, orient="row"))
 
 
@@ -107,7 +110,7 @@ def _shown(folder: RunFolder) -> Iterator[str]:
     yield f"run      {folder.name}"
     yield f"folder   {folder.path}"
     yield f"command  {manifest.command_line}"
-    yield f"started  {_date(manifest.started_unix_s)}{_end(manifest)}"
+    yield f"started  {output.local_minute(manifest.started_unix_s)}{_end(manifest)}"
     if manifest.git:
         yield f"git      {manifest.git.get('commit')}{', with changes' if manifest.git.get('dirty') else ''}"
     yield f"versions {', '.join(f'{name} {version}' for name, version in manifest.versions.items())}"
@@ -144,12 +147,6 @@ def _open(folder: RunFolder) -> None:
 
     if not webbrowser.open(page.as_uri()):
         output.print_text(f"No browser could be opened; the report is {page}.\n")
-
-
-def _date(unix_s: float) -> str:
-    from datetime import datetime
-
-    return datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
 
 
 RUNS: Final = Command(

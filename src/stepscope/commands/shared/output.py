@@ -112,6 +112,13 @@ def _page_of(document: Document) -> bytes:
     return html_of(document)
 
 
+def local_minute(unix_s: float) -> str:
+    """A moment in the user's time zone, such as "2026-01-02 12:00"."""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(unix_s).strftime("%Y-%m-%d %H:%M")
+
+
 def print_document(document: Document, *, top: int = 0) -> None:
     """Print a report; `top` rows of each table, 0 for all."""
     from stepscope.report.text import text_of

@@ -46,10 +46,10 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from stepscope.analysis.input_pipeline import RECEIVED_NS
 from stepscope.diagnosis.lines.function_work import MOST, FunctionWork, Work
 from stepscope.diagnosis.loading import (
     KEPT_ITERATOR,
-    RECEIVED_NS,
     Costly,
     Loading,
     cheaper_share,

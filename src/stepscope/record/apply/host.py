@@ -13,8 +13,9 @@ from typing import Any, Final
 from stepscope import guard
 from stepscope.errors import UsageError
 from stepscope.record.apply.flags import MOST_PROCESSES, Flag, Value
-from stepscope.record.apply.patching import Applying, compiling, made_here, users_place
+from stepscope.record.apply.patching import Applying, made_here, users_place
 from stepscope.record.hooks import Marker
+from stepscope.record.lines import compiling
 
 HOST_FLAGS: Final = (
     Flag(

@@ -19,6 +19,7 @@ from stepscope import guard
 from stepscope.errors import StepscopeError
 from stepscope.files import with_checksum
 from stepscope.record.apply.flags import MOST_SENTENCES, PREFIX
+from stepscope.record.lines import compiling
 from stepscope.record.manifest import rank_and_world_size
 from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.run_process import is_distributed, is_helper
@@ -310,14 +311,6 @@ class OutermostCalls:
             return call(*positional, **named)
         finally:
             self._thread.is_inside = False
-
-
-def compiling() -> Callable[[], bool]:
-    """Return a function that says whether torch.compile is tracing; the wrappers must be invisible to it."""
-    import torch
-
-    found: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
-    return found
 
 
 def _is_the_programs(module: Any) -> bool:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from stepscope import guard
 from stepscope.record.apply.code_swaps import source_of
 from stepscope.record.apply.flags import Flag, Value
-from stepscope.record.apply.patching import Applying, compiling, in_a_line, is_users_file, made_here, users_place
+from stepscope.record.apply.patching import Applying, in_a_line, is_users_file, made_here, users_place
+from stepscope.record.lines import compiling
 from stepscope.remedies.rewrites.context import SourceText, is_pure
 
 if TYPE_CHECKING:
