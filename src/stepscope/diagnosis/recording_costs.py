@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -238,7 +239,10 @@ def recorded_events(experiment: Experiment, graph: Graph) -> RecordedEvents | No
 
 
 def _slower_ns(experiment: Experiment) -> float:
-    """How much longer a recorded step takes than others, as the steps' other causes of waiting have it."""
+    """How much longer the median recorded step takes than the median of the others, with their waits for a processor.
+
+    Means would count what comes in one step of several, such as an evaluation, as a cost of recording.
+    """
     unrecorded = experiment.trace.metadata.unrecorded
     if unrecorded is None or not experiment.steps.height:
         return 0.0
@@ -248,7 +252,7 @@ def _slower_ns(experiment: Experiment) -> float:
     recorded_ns = [step.thread_processor_ns for step in steps if step.thread_processor_ns is not None]
     if unrecorded.processor_ns is None or not recorded_ns or len(recorded_ns) < len(steps):
         return 0.0
-    return (sum(recorded_ns) / len(steps) - unrecorded.processor_ns) * waiting_factor(steps)
+    return (median(recorded_ns) - unrecorded.processor_ns) * waiting_factor(steps)
 
 
 def _pieces(experiment: Experiment) -> _Pieces:
