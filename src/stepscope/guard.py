@@ -238,7 +238,7 @@ def put(owner: Any, name: str, ours: Any) -> Callable[[], None]:
     setattr(owner, name, ours)
 
     def give_back() -> None:
-        if vars(owner).get(name) is not ours:  # somebody has wrapped ours since, and still needs it
+        if vars(owner).get(name) is not ours:  # another wrapper around ours still needs it
             return
         if was_there:
             setattr(owner, name, original)
@@ -368,7 +368,7 @@ def current_frames() -> dict[int, FrameType]:
     """Return each thread's frame, as `sys._current_frames` does, which up to Python 3.11 may deadlock.
 
     It holds the lock of the list of threads while it makes objects. If that starts the garbage collector, and a
-    callback or finalizer lets another thread run, which then begins or ends a thread, neither goes on.
+    callback or finalizer lets another thread run, which then begins or ends a thread, both wait forever.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -405,11 +405,11 @@ def _say(error: BaseException, where: str, lost: list[str]) -> None:
         kept = write_report(error, command=sys.argv, doing=where)
         why = f"{type(error).__name__}: {why}"
         details = f"; details: {kept}" if kept is not None else "; no report of it could be written"
-    tell(f"stepscope leaves this process{what}: {why}; the program goes on without it{details}")
+    tell(f"stepscope leaves this process{what}: {why}; the program continues without it{details}")
 
 
 def tell(sentence: str) -> None:
-    """Print a sentence on standard error, if there is one."""
+    """Print a sentence on standard error, if the process has it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"stepscope: {sentence}\n" if not sentence.startswith("stepscope") else f"{sentence}\n")
         sys.stderr.flush()

@@ -63,8 +63,7 @@ class DevicePeaks:
         idle_power_w: measured power without work.
         host_link_bytes_s: between host and device, one direction, bytes per second.
         peer_link_bytes_s: from one device of a machine to the others together, one direction, bytes per second; equal
-            to
-            `host_link_bytes_s` if there is no other link.
+            to `host_link_bytes_s` if there is no other link.
         aliases: other names that users may type.
         measured_source: addresses of the measured figures.
     """
@@ -284,7 +283,7 @@ def _read(path: Path) -> list[tuple[dict[str, Any], DevicePeaks]]:
     for number, table in enumerate(_tables(path), 1):
         device = _device(table, number, path)
         if plain(device.name) in read:
-            raise UsageError(f"{path}: the device {device.name!r} stands there twice")
+            raise UsageError(f"{path}: the device {device.name!r} appears twice")
         read[plain(device.name)] = table, device
     return list(read.values())
 
@@ -293,10 +292,10 @@ def _tables(path: Path) -> list[Any]:
     content = _read_toml(path)
     for key in content:
         if key != "device":
-            raise UsageError(f"{path}: {key!r} means nothing there; each device is a table [[device]]")
+            raise UsageError(f"{path}: {key!r} is not a known key; each device is a table [[device]]")
     tables = content.get("device")
     if not isinstance(tables, list) or not tables:
-        raise UsageError(f"{path} names no device; each is a table [[device]]")
+        raise UsageError(f"{path} contains no device; each is a table [[device]]")
     if len(tables) > _MOST_DEVICES:
         raise UsageError(f"{path} has {len(tables):,} devices, more than {_MOST_DEVICES:,}")
     return tables
@@ -308,13 +307,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
 
-    data = read_small(path, _LARGEST_MIB, ", more than a file of devices has")
+    data = read_small(path, _LARGEST_MIB, ", too large for a file of devices")
     try:
         content: dict[str, Any] = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no TOML file: it is not UTF-8 text") from error
+        raise UsageError(f"{path} is not a TOML file: it is not UTF-8 text") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no TOML file: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{path} is not a TOML file: {' '.join(str(error).split())}") from error
     return content
 
 
@@ -323,7 +322,7 @@ def _device(content: Any, number: int, path: Path) -> DevicePeaks:
     is_named = isinstance(name, str) and len(name) <= _LONGEST_TEXT
     where = f"{path}: {name!r}" if is_named else f"{path}: device {number}"
     if not isinstance(content, dict):
-        raise UsageError(f"{where} is no table [[device]]")
+        raise UsageError(f"{where} is not a table [[device]]")
     try:
         table = msgspec.convert(content, DeviceTable)
     except msgspec.ValidationError as error:
@@ -346,7 +345,7 @@ def _what_is_wrong(message: str) -> str:
     """Rewrite msgspec's message in words: "'idle_w' is wrong: expected a number, got text"."""
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
     if unknown:
-        return f"{unknown[1]!r} is no key of a device; they are {', '.join(KEYS)}"
+        return f"{unknown[1]!r} is not a key of a device; the keys are {', '.join(KEYS)}"
     problem, _, place = message.rpartition(" - at `")
     key = re.sub(r"^key in |\$\.?|\[.*?\]", "", place.replace("`", ""))
     for term, words in _TERMS.items():
@@ -435,7 +434,7 @@ def named_device(name: str) -> DevicePeaks:
     """
     rows, wanted = device_table(), plain(name[:_LONGEST_NAME])
     if not wanted:
-        raise UsageError("the name of a device is empty (stepscope devices lists them)")
+        raise UsageError("the device's name is empty (stepscope devices lists the names)")
     meant = (
         [row for row in rows if wanted in map(plain, _names(row))]
         or [row for row in rows if row.matches and re.search(row.matches, name[:_LONGEST_NAME], re.IGNORECASE)]
@@ -449,7 +448,7 @@ def named_device(name: str) -> DevicePeaks:
         raise UsageError(f"{name!r} could be several devices: {_listed([row.name for row in meant])}")
     near = _near(wanted, rows)
     guess = f"; did you mean {', '.join([*near[:-2], ' or '.join(near[-2:])])}?" if near else ""
-    raise UsageError(f"{name!r} is no device that the table knows{guess} (stepscope devices lists them)")
+    raise UsageError(f"{name!r} is not in the table of devices{guess} (stepscope devices lists them)")
 
 
 def _names(row: DevicePeaks) -> tuple[str, ...]:

@@ -414,7 +414,7 @@ def measured_lines(measured: DeviceMeasurements) -> Iterator[str]:
     if measured.kernel_ns is not None:
         yield _line(SMALL_KERNEL, measured.kernel_ns, 1e3, "us")
     if max((figure.spread for figure in _figures(measured)), default=0.0) > _UNSTEADY:
-        yield "  The runs differ much: other programs used the machine. Measure again when it is idle."
+        yield "  The runs differ widely: other programs used the machine. Measure again when it is idle."
     for what, why in measured.skipped.items():
         yield f"  {what}: not measured: {why}"
 

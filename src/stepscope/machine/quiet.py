@@ -57,17 +57,15 @@ def core_share(machine: Machine, rank: int, ranks: int) -> CoreShare:
     """Choose the cores for rank number `rank` of `ranks` on this machine.
 
     Hyperthreads of one core stay together. Ranks whose devices are on the same NUMA node share its cores equally; if
-    the
-    nodes are unknown, all cores are shared equally, in the order of nodes. A process that its launcher has already
-    pinned
-    stays as it is.
+    the nodes are unknown, all cores are shared equally, in the order of nodes. A process that its launcher has already
+    pinned stays as it is.
     """
     allowed = machine.affinity
     if allowed is None:
         return CoreShare(None, None, "the system does not say which cores the process may use", possible=False)
     granted = _granted(machine)
     if granted and allowed < granted:
-        bound = f"left on cores {cpu_list_text(allowed)}, to which it was bound already"
+        bound = f"left on cores {cpu_list_text(allowed)}, to which it was already bound"
         return CoreShare(None, _quota_limit(machine, allowed), bound)
     nodes = device_nodes(machine)
     node = nodes[rank] if nodes is not None and rank < len(nodes) else None
@@ -80,7 +78,7 @@ def core_share(machine: Machine, rank: int, ranks: int) -> CoreShare:
         return CoreShare(None, None, few, possible=False)
     share = _part(cores, neighbours.index(rank), len(neighbours))
     threads = _thread_limit(machine, len(share), ranks)
-    return _pinned(share, threads, f"on NUMA node {node}, where the device of local rank {rank} hangs")
+    return _pinned(share, threads, f"on NUMA node {node}, which the device of local rank {rank} is attached to")
 
 
 def device_nodes(machine: Machine) -> list[int | None] | None:
@@ -101,7 +99,7 @@ def _equal_share(machine: Machine, allowed: frozenset[int], rank: int, ranks: in
     """Divide all cores among ranks whose devices' nodes are unknown."""
     cores = _physical(machine, allowed)
     if ranks == 1:
-        alone = f"left on all its cores ({cpu_list_text(allowed)}): it is alone, and no node is known to be nearer"
+        alone = f"left on all its cores ({cpu_list_text(allowed)}): it is alone, and no NUMA node is known to be closer"
         return CoreShare(None, _quota_limit(machine, allowed), alone)
     if len(cores) < ranks:
         few = f"{len(cores)} physical cores are too few to give each of {ranks} ranks its own"
@@ -244,7 +242,6 @@ class QuietReport:
     _undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
 
     def sentences(self) -> list[str]:
-        """Return the report as sentences."""
         return [f"Quiet machine: {phrase}." for phrase in self.done] + [
             f"Quiet machine, not done: {phrase}." for phrase in self.refused
         ]
@@ -317,7 +314,7 @@ class _HeldCollector:
         self._froze = False
 
     def hold(self) -> str:
-        gc.collect()  # runs the program's finalizers, and is no work to hold a lock for
+        gc.collect()  # runs the program's finalizers, so not under the lock
         with self._lock:
             self._holders += 1
             if self._holders == 1:
@@ -359,7 +356,7 @@ if hasattr(os, "register_at_fork"):
 def _pin(report: QuietReport, share: CoreShare) -> None:
     """Pin every thread of the process to the share's cores."""
     if not hasattr(os, "sched_setaffinity"):
-        report.refused.append(f"the process is not pinned: {sys.platform} has no way to do so")
+        report.refused.append(f"the process is not pinned: {sys.platform} does not support it")
         return
     assert share.cores is not None
     own = os.sched_getaffinity(0)
@@ -393,7 +390,6 @@ def _threads() -> list[int]:
 
 
 def _limit_threads(report: QuietReport, limit: int) -> None:
-    """Limit an operator's threads to the available cores."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         before = torch.get_num_threads()
@@ -403,7 +399,7 @@ def _limit_threads(report: QuietReport, limit: int) -> None:
             report._undo.callback(torch.set_num_threads, before)
     elif _THREADS_VARIABLE not in os.environ:
         os.environ[_THREADS_VARIABLE] = str(limit)
-        report.done.append(f"{_THREADS_VARIABLE}={limit} is set, as many as there are cores for them")
+        report.done.append(f"{_THREADS_VARIABLE}={limit} is set, to match its cores")
         report._undo.callback(os.environ.pop, _THREADS_VARIABLE, None)
 
 

@@ -247,7 +247,7 @@ def trace_files(path: str | Path) -> list[Path]:
     known = (*_SUFFIXES, *SUFFIXES)
     found = without_twins(sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(known)))
     if not found:
-        raise UnreadableTraceError(f"the folder {place} holds no trace file ({', '.join(known)})")
+        raise UnreadableTraceError(f"the folder {place} contains no trace file ({', '.join(known)})")
     return found
 
 

@@ -82,7 +82,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
         "lines of events in an XLA profile", lambda: 50_000, _plain
     ),  # one per thread and stream: usually a few hundred
     "depth": Limit("levels of nesting", lambda: 1000, _plain),
-    "idle": Limit("seconds of reading in which nothing came of it", lambda: 60, _plain),
+    "idle": Limit("seconds of reading without progress", lambda: 60, _plain),
     "memory": Limit("of memory", memory_limit, _bytes),
 }
 """Limits by the name that --limit accepts."""
@@ -178,7 +178,9 @@ def parse_limits(text: str) -> dict[str, float]:
     for word in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-zA-Z]{0,3})", word, re.ASCII)
         if match is None or match[1] not in LIMITS or match[3].lower() not in _UNITS:
-            raise UsageError(f"{word!r} is no limit: write NAME=NUMBER, such as rows=1G; names are {', '.join(LIMITS)}")
+            raise UsageError(
+                f"{word!r} is not a limit: write NAME=NUMBER, such as rows=1G; names are {', '.join(LIMITS)}"
+            )
         found[match[1]] = float(match[2]) * _UNITS[match[3].lower()]
     return found
 

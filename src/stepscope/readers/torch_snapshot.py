@@ -148,7 +148,6 @@ class DeviceEvents:
     def read(
         cls, number: int, segments: list[dict[Any, Any]], entries: list[Any], stacks: Stacks, budget: Budget
     ) -> DeviceEvents:
-        """Read the events and segments of one device."""
         device = cls(number)
         for entry in entries:
             budget.spend("rows", 1)
@@ -193,7 +192,6 @@ class DeviceEvents:
 
 
 def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[dict[Any, Any]]]:
-    """Group the segments by device number."""
     found: dict[int, list[dict[Any, Any]]] = {}
     for segment in segments:
         budget.spend("rows", 1)
@@ -403,7 +401,7 @@ class _PlainUnpickler(pickle._Unpickler):
     def long1(self) -> None:
         length = self.read(1)[0]
         if length > _LONGEST_NUMBER:
-            raise _RefusedError("holds a number of more than 16 bytes")
+            raise _RefusedError("contains a number of more than 16 bytes")
         self.stack.append(int.from_bytes(self.read(length), "little", signed=True))
 
     def dict_to_mark(self) -> None:
@@ -422,7 +420,7 @@ class _PlainUnpickler(pickle._Unpickler):
         """Set items of the dictionary on top of the stack, from alternating keys and values."""
         target = self.stack[-1]
         if type(target) is not dict:
-            raise _RefusedError("sets items of something that is no dictionary")
+            raise _RefusedError("sets items of something that is not a dictionary")
         if len(values) % 2:
             raise _RefusedError("is damaged: a key without a value")
         for key, value in zip(values[::2], values[1::2], strict=True):
@@ -434,7 +432,7 @@ class _PlainUnpickler(pickle._Unpickler):
 def _refused(code: int) -> Callable[[Any], None]:
     def refuse(_: Any) -> None:
         raise _RefusedError(
-            "holds objects of Python classes, which could run code: not read; a memory snapshot holds none"
+            "contains objects of Python classes, which could run code: not read; a memory snapshot contains none"
             if code in _OBJECTS
             else f"has an operation that memory snapshots do not use ({bytes([code])!r})"
         )
@@ -503,7 +501,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
         DeviceEvents.read(number, parts.get(number, []), events, stacks, budget) for number, events in enumerate(traces)
     ]
     if sum(device.all_bytes for device in devices) > MOST_BYTES:
-        raise NotATraceError(f"{source.name} is no memory snapshot: it tells of more memory than there can be")
+        raise NotATraceError(f"{source.name} is not a memory snapshot: it lists more memory than can exist")
     devices = [device for device in devices if device.events or device.blocks]
     if not devices:
         raise NotATraceError(f"{source.name} is a memory snapshot without a single allocation")
@@ -539,13 +537,13 @@ def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]]]:
     if not isinstance(content, dict) or not any(part in content for part in _PARTS):
         what = "a value" if not isinstance(content, dict) else "a dictionary"
         raise NotATraceError(
-            f"{name} is {what} of Python, but no memory snapshot: it has neither 'segments' nor 'device_traces'"
+            f"{name} is {what} of Python, but not a memory snapshot: it has neither 'segments' nor 'device_traces'"
         )
     segments, traces = content.get("segments", []), content.get("device_traces", [])
     if not isinstance(segments, list) or not isinstance(traces, list):
-        raise NotATraceError(f"{name} is no memory snapshot: its 'segments' or 'device_traces' are no list")
+        raise NotATraceError(f"{name} is not a memory snapshot: its 'segments' or 'device_traces' is not a list")
     if len(traces) > MOST_DEVICES:
-        raise NotATraceError(f"{name} is no memory snapshot: it tells of {len(traces):,} devices")
+        raise NotATraceError(f"{name} is not a memory snapshot: it lists {len(traces):,} devices")
     traces = [events if isinstance(events, list) else [] for events in traces]
     numbers = [each.get("device", 0) for each in segments if isinstance(each, dict)]
     count = max(

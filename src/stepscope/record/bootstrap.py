@@ -46,10 +46,10 @@ MOST_WARMUP_STEPS: Final = 10
 many.
 """
 LOOK_AFTER_STEPS: Final = 2
-"""Steps before those whose values are looked at."""
+"""Steps before the first look at values."""
 _LOOK_S: Final = 5.0
 _LOOK_STEPS: Final = 20
-"""A look ends after this time, or that of so many steps, even if no step ends: the program may have left its loop."""
+"""A look ends after this time, or that of this many steps, even if none ends: the program may have left its loop."""
 CALL_PATIENCE_S: Final = 3.0
 MOST_FORWARD_CALLS: Final = 512
 """Time, or number of forward calls, after which each of them is a step unless a function around them was repeated."""
@@ -62,8 +62,6 @@ _LONGEST_STEP_RATIO: Final = 20
 
 
 class Phase(Enum):
-    """Phase of a first recording."""
-
     WARMING_UP = auto()
     """Steps pass until the program is warm."""
     CAPTURING = auto()
@@ -228,7 +226,7 @@ class FirstRecording:
         if self._energy is not None:
             guard.attempted(self._energy.finish)
         if not is_helper() and (self._result is None or self._result.path is None):
-            self._result = CaptureResult(problem="stepscope failed in the program, which went on without it")
+            self._result = CaptureResult(problem="stepscope failed in the program, which continued without it")
             self._folder.sign(LEFT)
             guard.attempted(self.report)
 

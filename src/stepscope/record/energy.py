@@ -118,7 +118,7 @@ class EnergyMeter:
         for source in self._sources or ():
             source.close()
             if not self.record.windows:
-                self._lacks(source.counter, f"no window of {WINDOW_S:g} s of steps after the recording was full")
+                self._lacks(source.counter, f"no window of {WINDOW_S:g} s of steps after the recording was complete")
         if self._sources is None:
             reason = "the program took no step after the recording"
             self.record.missing += [MissingCounter(kind, None, reason) for kind in KINDS]
@@ -177,9 +177,9 @@ class EnergyMeter:
 def _why_nothing(joules: float, seconds: float, source: Source) -> str | None:
     """Return why the difference of a counter is unusable; None if it is usable."""
     if joules <= 0:
-        return f"its counter did not move in {seconds:.3g} s"
+        return f"its counter did not change in {seconds:.3g} s"
     if seconds > source.longest_s:
-        return f"its counter may have come round more than once in {seconds:.3g} s"
+        return f"its counter may have wrapped more than once in {seconds:.3g} s"
     return None
 
 
@@ -298,7 +298,7 @@ class DeviceLimits:
                 why = sentence(setting.error)
                 lost.append(f"device {number} ({why}): nvidia-smi -i {number} -pl {limit / 1000:g}")
         if lost:
-            raise UsageError(f"power limits could not be put back, do so by hand: {'; '.join(lost)}")
+            raise UsageError(f"power limits could not be restored, do so by hand:  {'; '.join(lost)}")
 
 
 def device_limits() -> DeviceLimits:
@@ -320,7 +320,7 @@ def device_limits() -> DeviceLimits:
         raise UsageError(f"power limits cannot be changed: {NO_DRIVER}")
     with guard.attempt() as reading:
         return DeviceLimits(gpus)
-    raise UsageError(f"the devices do not tell their power limits: {sentence(reading.error)}")
+    raise UsageError(f"the devices do not report their power limits:  {sentence(reading.error)}")
 
 
 def measure_limits(

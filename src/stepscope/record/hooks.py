@@ -233,7 +233,7 @@ class _OptimizerSteps:
 
 
 def _key_of(optimizer: object) -> int:
-    """The same number for optimizers of the same parameters, of which a program may make one in each step."""
+    """The same number for optimizers of the same parameters, since a program may make one in each step."""
     return id(next(iter(parameters_of(optimizer)), optimizer))
 
 
@@ -298,7 +298,7 @@ class _ForwardCalls:
                     return
 
     def _next_call(self, since_s: float) -> Any:
-        """Return the next module that is called, after samples have met none for a while; None if none is."""
+        """Return the next module that is called, after samples have found none for a while; None without one."""
         if since_s < self._next_catch_s:
             return None
         self._next_catch_s = since_s * 2

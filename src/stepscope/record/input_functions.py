@@ -137,7 +137,7 @@ def _code_of(function: Any) -> Any:
 
 
 def _inside(function: Any, kind: Any) -> Any:
-    """The function that is called in place of, or by, an object that is called."""
+    """The function that a called object stands for, or calls."""
     if kind is FunctionType:
         return vars(function)["__wrapped__"]
     if kind in (MethodType, staticmethod, classmethod):
@@ -154,7 +154,7 @@ _BUILTIN: Final = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType,
 
 
 def _of_class(kind: type, name: str) -> Any:
-    """A class's function, as it stands in the class; None without one."""
+    """The function as defined in a class; None if it has none."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 

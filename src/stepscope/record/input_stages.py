@@ -130,7 +130,7 @@ class InputWatch:
     def loaders(self) -> tuple[LoaderFacts, ...]:
         """Return the loaders iterated since `begin`, including iterations still running.
 
-        A program may make a loader anew in each epoch: the batches of one like it count, if they are always as many.
+        A program may make a new loader in each epoch: the batches of similar ones count, if always as many.
         """
         loaders = list(self._loaders.values())
         alike: defaultdict[LoaderFacts, set[int]] = defaultdict(set)
@@ -172,7 +172,7 @@ class InputWatch:
     def choosing_ends(self, begun: tuple[int, int] | None, chosen: Any, iterator: Any) -> None:
         pipeline = self._iterators.get(iterator)
         if pipeline is not None and chosen is None and sys.exc_info()[0] is StopIteration and not pipeline.is_stream:
-            if pipeline.seen is not None:  # the length is not asked for: a data set's may do anything
+            if pipeline.seen is not None:  # len() is not called: a data set's may do anything
                 pipeline.seen.batches = pipeline.chosen[0]
         elif begun is not None and pipeline is not None:
             elapsed = time.perf_counter_ns() - begun[0], time.thread_time_ns() - begun[1]

@@ -212,4 +212,4 @@ def read_runs(folder: Path) -> list[BatchRun]:
             for each in content["runs"]
         ]
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{path} is damaged: it does not say what was recorded of each size") from error
+        raise UsageError(f"{path} is damaged: it does not say what was recorded for each size") from error

@@ -134,7 +134,7 @@ class ProfileBlock:
 
     def _abandon(self) -> None:
         self._is_open, self._recorder = False, None
-        self.problem = self.problem or "stepscope failed, and the program went on without it"
+        self.problem = self.problem or "stepscope failed, and the program continued without it"
         guard.attempted(lambda: input_watch().uninstall(self))
         _one_block.release()
 

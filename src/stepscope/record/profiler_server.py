@@ -2,8 +2,7 @@
 
 `jax.profiler.start_server(9012)` and `torch_xla.debug.profiler.start_server(9012)` answer gRPC
 `tensorflow.ProfilerService`. The client is that of the `xprof` package; each host is captured in a separate process,
-all
-at the same time, under a time limit.
+all at the same time, under a time limit.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _CHILD: Final = (
 _REASONS: Final = (
     ("ALREADY_EXISTS", "another profile of the program is being recorded; only one can be at a time"),
     ("Connection refused", "the connection broke off: the program has ended"),  # the package existed a moment ago
-    ("UNIMPLEMENTED", "it answers gRPC, but is no profiler server"),
+    ("UNIMPLEMENTED", "it answers gRPC, but is not a profiler server"),
     ("DEADLINE_EXCEEDED", "it did not answer in time"),
     ("Socket closed", "the connection broke off: the program has ended"),
     ("No trace event was collected", "it sent no profile"),

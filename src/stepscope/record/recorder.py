@@ -222,9 +222,9 @@ class Recorder(ProfilerRecording):
         self.stop()
         with self._lock:
             if self._stop_wanted:
-                raise UsageError("the trace can be saved when the recorded thread has come to its next step")
+                raise UsageError("the trace can be saved when the recorded thread has reached its next step")
             if self._saved is not None:
-                raise UsageError(f"the trace was saved already, as {self._saved}")
+                raise UsageError(f"the trace was already saved as {self._saved}")
             if self._profiler is None:
                 raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
             if self._lines is not None:
@@ -268,7 +268,7 @@ class Recorder(ProfilerRecording):
             self.notice = "allocations were not recorded, because the steps run on another thread than the main one"
 
     def leave_child(self) -> None:
-        """In a forked child, end what it inherited: the profiler would keep about 1 kB of each operator of the child's.
+        """In a forked child, end the inherited profiler, which would keep about 1 kB for each of the child's operators.
 
         With a device, ending the parent's profiler is not safe; the child's first thread is then not recorded.
         """
@@ -343,9 +343,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:
-    """Add what the recorded lines' source says, and what the look before them saw: equal values, needless gradients.
+    """Add facts from the source of the recorded lines, and the findings of the look: equal values, unused gradients.
 
-    Of the bindings only those of names with hashed values, or that keep graphs, are kept.
+    Only bindings of names with hashed values, or that keep graphs, are kept.
     """
     if facts is None or lines is None:
         return facts
@@ -377,7 +377,6 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
 
 
 def profiler_is_active() -> bool:
-    """Whether any of torch's profilers records in this process."""
     module = sys.modules.get("torch.autograd.profiler")
     return bool(getattr(module, "_is_profiler_enabled", False))
 

@@ -64,7 +64,7 @@ class RunFolder:
             if name is not None:
                 private_folder(place, new=True)
         except FileExistsError:
-            raise UsageError(f"there is a run {name!r} in {root} already; take another name, or remove it") from None
+            raise UsageError(f"there is already a run {name!r} in {root}; choose another name, or remove it") from None
         except OSError as error:
             raise RunFolderError(f"no run folder can be made in {root}: {error.strerror}") from error
         folder = cls(place)
@@ -74,7 +74,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         if not is_run_folder(path):
-            raise UsageError(f"{path} is no run folder: it has no {MANIFEST}")
+            raise UsageError(f"{path} is not a run folder: it has no {MANIFEST}")
         return cls(Path(os.path.abspath(path)))
 
     @property
@@ -142,7 +142,6 @@ class RunFolder:
         write_json(self.path / MANIFEST, with_checksum(manifest.to_json()))
 
     def write_recording(self, rank: int, content: dict[str, Any]) -> None:
-        """Write this process's recording report."""
         write_json(self.rank_folder(rank) / f"recording-{os.getpid()}.json", with_checksum(content))
 
     def recordings(self) -> list[dict[str, Any]]:
@@ -164,7 +163,7 @@ class RunFolder:
 
 
 def recording_of(trace: Path) -> dict[str, Any]:
-    """Return the report of the process that recorded a trace of a run; empty if the trace is of no run."""
+    """Return the report of the process that recorded a trace of a run; empty if the trace belongs to no run."""
     rank = Path(os.path.abspath(trace)).parent
     if not _RANK.fullmatch(rank.name) or not is_run_folder(rank.parent):
         return {}
@@ -189,7 +188,7 @@ def check_name(name: str) -> None:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a run: at most 100 letters, digits and . _ - + = @, the first a letter or digit"
+            f"{name!r} is not a run's name: at most 100 letters, digits and . _ - + = @, the first a letter or digit"
         )
 
 
@@ -204,7 +203,6 @@ def data_folder() -> Path:
 
 
 def default_root() -> Path:
-    """Return the default parent folder of runs."""
     return data_folder() / "runs"
 
 

@@ -130,7 +130,6 @@ def is_helper() -> bool:
 
 
 def is_distributed() -> bool:
-    """Whether torch.distributed has a process group here."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
 

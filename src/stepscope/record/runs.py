@@ -141,7 +141,7 @@ class RunIndex:
             return whole
         database.execute("delete from runs")
         _put(database, [*whole, *self._found()])
-        damaged = "the index of runs, %s, was damaged in %d of %d rows and is made anew from the run folders"
+        damaged = "the index of runs, %s, was damaged in %d of %d rows and is rebuilt from the run folders"
         _log.warning(damaged, self.path, len(rows) - len(whole), len(rows))
         return self._whole_rows(database)
 
@@ -172,7 +172,7 @@ class RunIndex:
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         """Rename a damaged file; the folders have all its data."""
         os.replace(self.path, self.path.with_name(f"{self.path.name}.damaged"))
-        _log.warning("the index of runs, %s, is damaged (%s) and is made anew from the run folders", self.path, error)
+        _log.warning("the index of runs, %s, is damaged (%s) and is rebuilt from the run folders", self.path, error)
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 

@@ -172,7 +172,6 @@ class MadeInSteps:
             self._ns[place] += ns
 
     def border(self) -> None:
-        """A step has ended."""
         self._steps.append(Counter())
 
     def facts(self) -> tuple[MadeFacts, ...]:
@@ -203,7 +202,7 @@ def _kind_of(made: Any) -> str | None:
 
 
 def _first_argument(frame: FrameType) -> Any:
-    """The object whose method a frame runs, mostly called self."""
+    """The object whose method a frame runs, usually called self."""
     names = frame.f_code.co_varnames
     return frame.f_locals.get(names[0]) if names else None
 
@@ -240,7 +239,6 @@ class EvaluationWatch:
 
     @guard.entry
     def switched(self, module: Any, mode: bool = True) -> None:
-        """A module's mode is being set."""
         if not mode and attributes(module).get("training"):
             self._evaluates = True
             code, line = line_of(sys._getframe())
@@ -248,7 +246,6 @@ class EvaluationWatch:
                 self._place = (code.co_filename, line, code.co_name)
 
     def border(self, *, recorded: bool) -> None:
-        """A step has ended."""
         if self._restore is None:
             return
         now_ns = self._clock_ns()
@@ -257,7 +254,7 @@ class EvaluationWatch:
         self._evaluates, self._begun_ns = False, now_ns
 
     def facts(self) -> EvaluationFacts | None:
-        """What was seen; None if no step evaluated."""
+        """None if no step evaluated."""
         evaluating = [number for number, (_, evaluates) in enumerate(self._steps) if evaluates]
         if not evaluating:
             return None
@@ -282,5 +279,4 @@ _watch = EvaluationWatch()
 
 
 def evaluation_watch() -> EvaluationWatch:
-    """Return the watch of this process."""
     return _watch

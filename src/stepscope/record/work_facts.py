@@ -30,7 +30,6 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def work_facts(files: Iterable[str]) -> tuple[tuple[FunctionFacts, ...], tuple[WorkFacts, ...]]:
-    """Return the functions of these source files, and the work in them."""
     found = of_sources(files, work_of_source)
     functions = [function for part, _ in found for function in part]
     works = [work for _, part in found for work in part]
@@ -119,8 +118,6 @@ _Work = tuple[str, ast.expr | ast.stmt, str]
 
 @dataclass
 class _Inside:
-    """What one function does."""
-
     function: _Function
     owner: ast.ClassDef | None
     varying: set[str] = field(default_factory=set)
@@ -203,7 +200,7 @@ class _Inside:
                 yield "row", statement.node, rows[name]
 
     def _growing(self) -> Iterator[_Work]:
-        """Slices from the beginning to a loop's variable, or from there to the end, of which each entry is read."""
+        """Slices from the beginning to a loop's variable, or from there to the end, if each entry is read."""
         for loop in ast.walk(self.function):
             targets: set[str] = set()
             parts: list[ast.AST] = []
@@ -217,25 +214,25 @@ class _Inside:
                     yield "growing", node, dotted_name(node.value)
 
     def loops(self) -> Iterator[_Work]:
-        """Loops that hand nothing out meanwhile, the outer ones first."""
+        """Loops that yield nothing, the outer ones first."""
         for node in ast.walk(self.function):
-            if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _hands_out(node):
+            if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _yields(node):
                 yield "loop", node, ""
 
 
-def _hands_out(node: ast.AST) -> bool:
+def _yields(node: ast.AST) -> bool:
     return any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node))
 
 
 def _table_of(node: ast.AST) -> str:
-    """The name of the table of which an expression takes a row; "" if it does not."""
+    """The name of the table from which an expression takes a row; "" if it takes none."""
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr in _ROWS:
         return _root(node.value.value)
     return ""
 
 
 def _searched(node: ast.AST) -> str:
-    """The name of what an expression searches for one value; "" if it does not."""
+    """The name of the list that an expression searches for one value; "" if it searches none."""
     if isinstance(node, ast.Compare) and any(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops):
         return dotted_name(node.comparators[-1])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SEARCHES:

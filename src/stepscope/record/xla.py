@@ -115,7 +115,6 @@ class XlaRecorder(ProfilerRecording):
                 self._state = RecorderState.PREPARED
 
     def start(self) -> None:
-        """Begin recording with step `step_number`."""
         self.prepare()
         with self._lock, self._guarded("the recording could not be started"):
             if self._state is RecorderState.PREPARED:

@@ -90,7 +90,7 @@ class DeferredNumber:
             what = f"tensor of {tensor.dtype}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             raise TypeError(f"a {what} cannot be deferred: give a tensor of floating point numbers")
         if tensor.numel() != 1:
-            raise ValueError(f"the tensor has {tensor.numel()} elements: a number is one; take its mean first")
+            raise ValueError(f"the tensor has {tensor.numel()} elements, not one: take its mean first")
         single = tensor.detach().reshape(())
         if single.device.type == "cpu":
             self._value = single.item()

@@ -106,7 +106,7 @@ def temporary_store(build: Build) -> Trace:
         folder = tempfile.gettempdir()
         raise CacheError(
             f"the folder for temporary files, {folder}, cannot hold the trace's tables: {error.strerror}; "
-            "TMPDIR names another one"
+            "set TMPDIR to use another one"
         ) from error
 
 
@@ -166,13 +166,13 @@ class TraceCache:
             return None
         try:
             hold = _Hold(directory)
-        except OSError:  # being removed right now, or not readable for us
+        except OSError:  # being removed, or unreadable
             return None
         try:
             trace = open_kept(directory, hold, key)
         except UnreadableTraceError as error:
             hold.release()
-            _log.warning("%s; the trace is read anew from its own file", error)
+            _log.warning("%s; the trace is read again from its file", error)
             self._remove(directory)
             return None
         with contextlib.suppress(OSError):  # a cache that cannot be written can still be read
@@ -225,7 +225,11 @@ class TraceCache:
         except (FileNotFoundError, NotADirectoryError):
             return DEFAULT_LIMIT_BYTES
         except (OSError, ValueError, KeyError):
-            _log.warning("%s holds no number of bytes; the cache keeps to %d GiB", place, DEFAULT_LIMIT_BYTES >> 30)
+            _log.warning(
+                "%s does not contain a number of bytes; the limit of the cache is %d GiB",
+                place,
+                DEFAULT_LIMIT_BYTES >> 30,
+            )
             return DEFAULT_LIMIT_BYTES
 
     def set_limit(self, limit_bytes: int) -> None:
@@ -244,7 +248,7 @@ class TraceCache:
 
     def _directory(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
-            raise ValueError(f"not a key of the cache: {key!r}")
+            raise ValueError(f"not a cache key:  {key!r}")
         return self.root / key
 
     def _made_root(self) -> Path:
@@ -259,7 +263,7 @@ class TraceCache:
         if _size(directory) > self.limit():
             _log.info("the trace is larger than the cache's limit and is not kept")
             return open_unsealed(directory, _Temporary(directory, hold))
-        for _ in range(2):  # again if a damaged entry was in the way
+        for _ in range(2):  # again after a damaged entry was removed
             try:
                 os.replace(directory, self._directory(key))
             except OSError:
@@ -392,7 +396,7 @@ def _limit_in(data: bytes) -> int:
         return content
     limit_bytes = content[_LIMIT]
     if content != with_checksum({_LIMIT: limit_bytes}):
-        raise ValueError("it is not as it was written")
+        raise ValueError("it has changed since it was written")
     return limit_bytes
 
 

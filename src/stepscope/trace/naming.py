@@ -233,7 +233,7 @@ def is_user_file(file: str | None) -> bool:
 
 
 _WITHOUT_MEANING: Final = re.compile(r"(?:^|/)torch/|^<")
-"""Files whose functions say nothing about what is done: torch's calls of modules and operators, and generated code."""
+"""Files whose functions do not reveal what is done: torch's calls of modules and operators, and generated code."""
 
 
 @lru_cache(maxsize=65536)

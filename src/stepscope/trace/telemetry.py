@@ -1,4 +1,4 @@
-"""Read the telemetry of a run's processes: one SQLite file for each, which may still be growing; export it.
+"""Read and export the telemetry of a run's processes: one SQLite file each, which may still be growing.
 
 `stepscope.record.telemetry.store` writes the files. They are untrusted like any trace: only values of the expected type
 are read. Each function that exports to another tool returns the files or folders that it made: missing values are left
@@ -97,9 +97,9 @@ def read_telemetry(files: Sequence[Path]) -> Telemetry:
             *tables, is_whole = _read_file(file)
             parts.append(tables)
             if not is_whole:
-                warnings.append(TraceWarning("telemetry", 1, f"{file} is damaged; what can be read of it is read"))
+                warnings.append(TraceWarning("telemetry", 1, f"{file} is damaged; its readable part is used"))
         except (sqlite3.Error, OSError, UsageError) as error:
-            reason = "it holds no telemetry of stepscope" if "no such table" in str(error) else error
+            reason = "it contains no telemetry of stepscope" if "no such table" in str(error) else error
             warnings.append(TraceWarning("telemetry", 1, f"{file} could not be read: {reason}"))
     if files and not parts:
         raise UsageError(warnings[0].detail)

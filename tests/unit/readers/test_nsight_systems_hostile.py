@@ -143,7 +143,7 @@ class TestTheFileIsLeftAlone:
         data = gzip.compress(written(tmp_path / "run.sqlite", **steps(500)).read_bytes())
         packed.write_bytes(data[: len(data) // 2])
 
-        with pytest.raises(UnreadableTraceError, match="the compressed data ends early, and a part is no database"):
+        with pytest.raises(UnreadableTraceError, match="the compressed data ends early, and part of a database"):
             open_trace(packed)
 
 

@@ -118,7 +118,7 @@ class TestCaptures:
         process.take_steps(4)
         for passed in (3, 4):
             status, body = process.ask("POST", "/captures", {"steps": 1, "first_step": passed})
-            assert (status, body["error"]) == (412, f"step {passed} is not to come: step 4 has begun")
+            assert (status, body["error"]) == (412, f"step {passed} is no longer ahead: step 4 has begun")
         process.ask("POST", "/captures", {"steps": 2, "first_step": 9})
         process.take_steps(20)
         done = process.ask("GET", "/captures/c1")[1]
@@ -136,7 +136,7 @@ class TestCaptures:
         monkeypatch.setattr(controller, "request", overtaken)
         from stepscope.record.agent.protocol import CaptureOrder, Refusal
 
-        with pytest.raises(Refusal, match="step 1 is not to come: step 1 has begun"):
+        with pytest.raises(Refusal, match="step 1 is no longer ahead: step 1 has begun"):
             begin_capture(controller, CaptureOrder(steps=1, first_step=1), Path("unused"))
         monkeypatch.undo()
         assert not begin_capture(controller, CaptureOrder(steps=1), Path("unused")).is_recording
@@ -241,7 +241,7 @@ class TestStrangers:
         process = Process(Place(token=TOKEN))
         try:
             status, body = process.ask("GET", "/status", Authorization=shown)
-            assert (status, body["error"]) == (401, "the token is missing or wrong; it stands in the agent's file")
+            assert (status, body["error"]) == (401, "the token is missing or wrong; it is in the agent's file")
             assert process.ask("GET", "/status")[0] == 200
         finally:
             process.agent.close()
@@ -409,8 +409,8 @@ class TestPlaces:
             (Place(port=-1), "a port is a number from 0 to 65535, not -1"),
             (Place(port="80"), "a port is a number from 0 to 65535, not '80'"),  # type: ignore[arg-type]
             (Place(address=""), "an agent listens on an address, such as 127.0.0.1"),
-            (Place(token="short"), "a token has at least 16 letters"),
-            (Place(token="with space in the middle"), "a token has at least 16 letters"),
+            (Place(token="short"), "at least 16 letters"),
+            (Place(token="with space in the middle"), "at least 16 letters"),
             (Place(socket=Path("x"), port=1), "on a port or on a Unix socket, not on both"),
         ],
     )
@@ -506,7 +506,7 @@ class TestStartServer:
         assert start_server() is first
         assert capsys.readouterr().err == ""
         assert start_server(port=1) is first
-        assert f"this process has an agent at {first.address} already" in capsys.readouterr().err
+        assert f"this process already has an agent at {first.address}" in capsys.readouterr().err
         first.close()
         first.close()
         second = start_server()

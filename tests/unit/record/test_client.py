@@ -199,7 +199,7 @@ class TestCaptures:
         with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf") as address:
             client = AgentClient(HttpTransport(address, None), "it")
             done = CaptureState("c1", "done", 1, 1, None, (("a.json.gz", 100),), None)
-            with pytest.raises(AgentError, match="broke off its answer: the process has ended"):
+            with pytest.raises(AgentError, match="did not finish its answer: the process has ended"):
                 client.fetch(done, tmp_path / "a.json.gz")
         assert not list(tmp_path.glob("*a.json*"))
 

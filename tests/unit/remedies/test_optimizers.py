@@ -410,7 +410,7 @@ def test_on_gaudi_the_vendors_optimizer_takes_over_groups_state_and_schedule() -
     ("kind", "options", "reason"),
     [
         ("AdamW", {"amsgrad": True}, "Gaudi's fused AdamW has neither amsgrad nor maximize"),
-        ("Adam", {"weight_decay": 0.1}, "Gaudi's fused Adam decays weights as AdamW does, so weight_decay has to be 0"),
+        ("Adam", {"weight_decay": 0.1}, "Gaudi's fused Adam decays weights as AdamW does, so weight_decay must be 0"),
         ("SGD", {"lr": 0.1}, "habana_frameworks.torch.hpex.optimizers has no FusedSGD here"),
         ("RMSprop", {}, "Gaudi has no fused RMSprop"),
     ],

@@ -113,12 +113,12 @@ class Activities(TableReader):
 
     def _copies(self, batch: pl.DataFrame) -> pl.DataFrame:
         described = batch.select("copyKind", "srcKind", "dstKind").unique()
-        told = described.with_columns(
-            pl.Series("told", [_copy(*row) for row in described.iter_rows()], dtype=pl.List(pl.String))
+        kind_and_name = described.with_columns(
+            pl.Series("kind_and_name", [_copy(*row) for row in described.iter_rows()], dtype=pl.List(pl.String))
         )
         return batch.join(
-            told, on=["copyKind", "srcKind", "dstKind"], how="left", nulls_equal=True, maintain_order="left"
-        ).with_columns(kind=pl.col("told").list.get(0), name=pl.col("told").list.get(1))
+            kind_and_name, on=["copyKind", "srcKind", "dstKind"], how="left", nulls_equal=True, maintain_order="left"
+        ).with_columns(kind=pl.col("kind_and_name").list.get(0), name=pl.col("kind_and_name").list.get(1))
 
     def _sets(self, batch: pl.DataFrame) -> pl.DataFrame:
         where = pl.col("memKind").replace_strict(_MEMORY_KINDS, default="Unknown", return_dtype=pl.String)

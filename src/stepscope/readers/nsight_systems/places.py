@@ -268,13 +268,11 @@ class Selection:
         self._call_table = call_table
 
     def overlap(self, table: str) -> tuple[str, tuple[int, ...]]:
-        """Select rows that overlap the window."""
         if self._window is None or not self._database.has(table, "start", "end"):
             return "", ()
         return ('"start" < ? AND ("end" >= ? OR "end" IS NULL)', (self._window.end_ns, self._window.start_ns))
 
     def inside(self, table: str, column: str) -> tuple[str, tuple[int, ...]]:
-        """Select instants in the window."""
         if self._window is None or not self._database.has(table, column):
             return "", ()
         return f'"{column}" BETWEEN ? AND ?', (self._window.start_ns, self._window.end_ns)
@@ -312,9 +310,7 @@ class Selection:
         return where, parameters
 
     def complete(self, table: str, frame: pl.DataFrame, *needed: str) -> pl.DataFrame:
-        """Keep rows with times, a lane and the `needed` columns; convert start and end to `start_ns` and
-        `duration_ns`.
-        """
+        """Keep rows with times, a lane and `needed` columns; turn start and end into `start_ns` and `duration_ns`."""
         whole = frame.drop_nulls(["start", "end", "lane", *needed])
         if whole.height < frame.height:
             self._damage[f"incomplete_row:{table}"] += frame.height - whole.height

@@ -33,7 +33,7 @@ def trace_message() -> type[Trace]:
         messages = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     except _unusable() as error:
         raise UsageError(
-            "reading a Perfetto trace needs the packages perfetto and protobuf in versions that fit each other "
+            "reading a Perfetto trace needs the packages perfetto and protobuf in compatible versions "
             f"({str(error).partition('. ')[0]}): pip install --upgrade 'stepscope[perfetto]' protobuf"
         ) from error
     found: type[Trace] = messages.Trace
@@ -231,7 +231,7 @@ def _bounded(data: bytes) -> bytes:
     """Return compressed data if it declares an acceptable size, else raise zstandard.ZstdError."""
     size = zstandard.frame_content_size(data)
     if not 0 <= size <= LARGEST_UNPACKED_BYTES:
-        raise zstandard.ZstdError("the size is not told, or too large")
+        raise zstandard.ZstdError("the size is missing or too large")
     return data
 
 
@@ -296,21 +296,21 @@ _ENDS_EARLY: Final = ("truncated", "compressed_data", "not_packets")
 
 EXPLANATIONS: Final = {
     **COMMON,
-    "truncated": "the file ends in the middle of a packet; what was written before that was read",
-    "not_packets": "from some place on the file holds no packets any more; what was written before that was read",
+    "truncated": "the file is truncated within a packet; the packets before it were read",
+    "not_packets": "the file continues with something other than packets; the packets before that were read",
     "compressed_data": "{}; what could be unpacked was read",
     "damaged_packet": "packets that cannot be decoded were skipped",
     "oversized_packet": "packets of more than 8 MiB were skipped",
-    "invalid_utf8": "bytes that are no UTF-8 were replaced",
-    "lost_name": "events have no name, because the packet that holds it is lost",
+    "invalid_utf8": "bytes that are not UTF-8 were replaced",
+    "lost_name": "events have no name, because the packet with their names is lost",
     "lost_packets": "the recorder says that packets before others were lost",
-    "unknown_category": "slices of a category that tells nothing here were kept by their names: {}",
+    "unknown_category": "slices of an unknown category were classified by their names: {}",
     "unknown_event": "track events of an unknown type were skipped",
-    "unused_instant": "instants were left out: no table holds moments without a duration",
-    "unused_packet": "packets that no table holds were left out: {}",
+    "unused_instant": "instants were left out: a trace has no table for them",
+    "unused_packet": "packets of kinds that a trace has no table for were left out: {}",
     "unmatched_end": "ends of slices that had begun before the recording were left out",
     "unclosed_slice": "slices that did not end before the recording did were left out",
-    "unknown_clock": "events are on a clock that the file does not relate to the others, and were taken as they are",
+    "unknown_clock": "events are on a clock that the file does not relate to others; their times were used as they are",
     "too_many_sequences": "packets of more than 100,000 sequences were skipped",
 }
 
@@ -408,9 +408,9 @@ class _Content:
 def _nothing(name: str, damage: Counter[str]) -> str:
     other = sorted({key.partition(":")[2] for key in damage if key.startswith("unused_packet:")})
     if other:
-        return f"{name} is a Perfetto trace without a single complete slice of a track; it holds {', '.join(other)}"
+        return f"{name} is a Perfetto trace without a single complete slice of a track; it contains {', '.join(other)}"
     early = any(key.partition(":")[0] in _ENDS_EARLY for key, count in damage.items() if count)
-    why = ": the file ends before one does, copy it again" if early else ""
+    why = ": the file is truncated, copy it again" if early else ""
     return f"{name} is a Perfetto trace without a single slice that begins and ends on a track{why}"
 
 

@@ -175,7 +175,6 @@ class Sequence:
         return self._stages.get(number) or otherwise
 
     def annotation_name(self, annotation: DebugAnnotation) -> str:
-        """Return the name of an event's argument."""
         if annotation.name_iid:
             return self._annotation_names.get(annotation.name_iid, "")
         return plain(annotation.name, self._damage)

@@ -128,7 +128,7 @@ class AgentService:
                 return Reply(200, {"shutdown": True})
         parts = _CAPTURE.fullmatch(path)
         if parts is None:
-            raise Refusal(404, "there is no such thing here; GET /status says who answers")
+            raise Refusal(404, "there is nothing at this path; GET /status identifies the process")
         capture = self._captures.get(parts[1])
         if capture is None:
             raise Refusal(404, f"there is no capture {parts[1]}")
@@ -200,7 +200,7 @@ def begin_capture(controller: StepController, order: CaptureOrder, out: Path) ->
     def refuse_passed() -> None:
         step = controller.current_step()
         if order.first_step is not None and order.first_step <= step:
-            raise Refusal(TOO_LATE, f"step {order.first_step} is not to come: step {step} has begun")
+            raise Refusal(TOO_LATE, f"step {order.first_step} is no longer ahead: step {step} has begun")
 
     refuse_passed()
     request = CaptureRequest(order.steps, order.seconds, order.first_step, order.options, out, order.timeout_s)
@@ -279,7 +279,7 @@ class _Capture:
 
 def _require(method: str, *allowed: str) -> None:
     if method not in allowed:
-        raise Refusal(405, f"this is asked for with {' or '.join(allowed)}")
+        raise Refusal(405, f"this request needs the method {' or '.join(allowed)}")
 
 
 def _wait_s(query: str) -> float:
@@ -437,7 +437,7 @@ def start_server(
     with _lock:
         if _agent is not None:
             if not place.includes(_agent.address):
-                guard.tell(f"this process has an agent at {_agent.address} already; no second one is started")
+                guard.tell(f"this process already has an agent at {_agent.address}; no second one is started")
             return _agent
         path = os.environ.get("STEPSCOPE_RUN")  # the run folder of the `stepscope run` that started this process
         return _started(place, RunFolder.open(Path(path)) if path else None, *rank_and_world_size())
@@ -474,7 +474,7 @@ def installed_controller() -> StepController:
             import torch  # noqa: F401  # the hooks need it, and the program will
         except ImportError as error:
             raise AgentError(
-                f"an agent records with torch, which cannot be imported here, or with jax, which is not: {error}"
+                f"an agent records with jax, which is not imported, or torch, which cannot be imported here: {error}"
             ) from error
     from stepscope.record.hooks import watch_steps
 

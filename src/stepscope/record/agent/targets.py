@@ -64,7 +64,7 @@ def clients_for(target: str, *, find_run: FindRun, token: str | None, through_fi
     if target.isascii() and target.isdigit():
         return [_of_process(int(target), token)]
     raise UsageError(
-        f"{target!r} is no address (host:port or unix:PATH), no number of a process and no run that can be found"
+        f"{target!r} is not an address (host:port or unix:PATH), a process number or a run that can be found"
     )
 
 

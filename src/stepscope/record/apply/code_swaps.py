@@ -187,11 +187,11 @@ def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) ->
     new = _same_place(compile(tree, code.co_filename, "exec", dont_inherit=True), code)
     for name in ("co_freevars", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"):
         if new is None or getattr(new, name) != getattr(code, name):
-            raise NotSwapped("its new code would need other variables around it")
+            raise NotSwapped("its new code would need other enclosing variables")
     assert new is not None
     count = code.co_argcount + code.co_kwonlyargcount
     if new.co_varnames[:count] != code.co_varnames[:count] or (new.co_flags ^ code.co_flags) & ~_NESTED:
-        raise NotSwapped("its new code would be called in another way")
+        raise NotSwapped("its new code would have another signature")
     return new
 
 
@@ -363,8 +363,8 @@ BATCHING_FLAGS: Final = (
         _BATCHED,
         "computes a loss that a loop sums up position by position for all positions at once",
         "no loop over positions that only adds up their cross entropy was seen",
-        "What is recognised stands on the page of rewrites. A function gets other code from its second call on; a loop "
-        "that runs already, or stands outside of any function, is handed losses that were computed at once.",
+        "The page of rewrites says what is recognised. A function gets new code from its second call on; a loop that "
+        "is already running, or is outside any function, gets losses that were computed together.",
     ),
 )
 
@@ -452,8 +452,8 @@ class _Batching:
             self._applying.could_not(_BATCHED, f"{name}: {what} are not what the new code needs; see its assumptions")
             return
         others = [each for each in rewrites_in(code.co_filename, _BATCHED) if each.function == rewrite.function]
-        is_checked_anew = any(each.criterion is not None and each.criterion.is_argument for each in others)
-        if code.co_name != "<module>" and not is_checked_anew:
+        is_rechecked = any(each.criterion is not None and each.criterion.is_argument for each in others)
+        if code.co_name != "<module>" and not is_rechecked:
             try:
                 new = swap(code, [each for each in others if each is rewrite or _is_right(each, around)], self._guard)
                 self._new.append(new)

@@ -79,8 +79,7 @@ class Telemetry:
         """Log values by name: numbers, or tensors of one element on any device; the host does not wait for them.
 
         The value at the time of the call is kept, even if the tensor is changed later. Without `step`, the recording's
-        current
-        step is used, if there is one.
+        current step is used, if there is one.
 
         Raises:
             UsageError: `values` is not a mapping, or `step` is not a whole number.
@@ -284,7 +283,6 @@ def _launched_rank() -> int:
 
 
 def _step_now() -> int | None:
-    """Return the step counted by a recording in this process, if any."""
     module = sys.modules.get("stepscope.record.controller")
     found = module.controller() if module is not None else None
     return None if found is None else int(found.current_step())

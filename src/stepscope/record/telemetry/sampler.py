@@ -291,8 +291,6 @@ _PACKAGES: Final = ("psutil", "pynvml")
 
 
 class Source(Protocol):
-    """A source of values at each interval."""
-
     @property
     def series(self) -> Series: ...
 
@@ -370,7 +368,7 @@ def available_sources(writer: Writer) -> list[Source]:
     if absent:
         what = "processor, memory, disk and network" if "psutil" in absent else "NVIDIA devices"
         print(
-            f"stepscope: {what} are not sampled, for want of {' and '.join(absent)}: pip install {' '.join(absent)}",
+            f"stepscope: {what} are not sampled without {' and '.join(absent)}: pip install {' '.join(absent)}",
             file=sys.stderr,
         )
     return sources

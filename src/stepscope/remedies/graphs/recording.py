@@ -423,7 +423,7 @@ def in_words(given: Flat) -> str:
 
 
 def _uncached(call: Call) -> Any:
-    """Run without autocast's cache: a graph would keep its outdated copies of weights for ever."""
+    """Run without autocast's cache: a graph would keep its outdated copies of weights forever."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     torch.clear_autocast_cache()

@@ -298,8 +298,6 @@ class LoaderChoice:
 
 @dataclass(slots=True)
 class _Search:
-    """One search: its limits, and its trials so far."""
-
     dataset: Dataset[Any]
     step_ms: float
     arguments: dict[str, Any]

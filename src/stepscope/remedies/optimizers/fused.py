@@ -166,7 +166,7 @@ def _reason(parameter: torch.Tensor, gradient: torch.Tensor) -> str | None:
     if gradient.layout != torch.strided:
         return f"{what} is sparse"
     several = sum(size != 1 for size in parameter.shape) > 1 and parameter.numel() > 1
-    return f"{what} lies in memory unlike it" if several and gradient.stride() != parameter.stride() else None
+    return f"{what} has another memory layout" if several and gradient.stride() != parameter.stride() else None
 
 
 def _late(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> str | None:
@@ -378,7 +378,7 @@ def _state_reason(state: dict[str, Any], parameter: torch.Tensor) -> str | None:
             own = f"its parameter {parameter.dtype} on {parameter.device}"
             return f"state {name!r} is {value.dtype} on {value.device}, {own}"
         if value.shape != parameter.shape or value.stride() != parameter.stride():
-            return f"state {name!r} is laid out in memory unlike its parameter of shape {tuple(parameter.shape)}"
+            return f"state {name!r} has another memory layout than its parameter of shape {tuple(parameter.shape)}"
     return None
 
 

@@ -68,7 +68,7 @@ class SourceText:
 
     def __init__(self, text: str) -> None:
         if len(text) > MOST_CHARACTERS:
-            raise ValueError(f"the source has {len(text):,} characters: at most {MOST_CHARACTERS:,} are looked through")
+            raise ValueError(f"the source has {len(text):,} characters: at most {MOST_CHARACTERS:,} are searched")
         self.text = text
         self._mark = 1 if text.startswith("\ufeff") else 0
         bounds = [self._mark, *(match.end() for match in _LINE_END.finditer(text))]
@@ -79,11 +79,11 @@ class SourceText:
         try:
             self.tree = ast.parse(text[self._mark :])
         except SyntaxError as error:
-            raise ValueError(f"the source is no Python: {error.msg} (line {error.lineno})") from error
+            raise ValueError(f"the source is not Python: {error.msg} (line {error.lineno})") from error
         except (RecursionError, MemoryError) as error:
-            raise ValueError("the source nests too deep to be parsed") from error
+            raise ValueError("the source nests too deeply to be parsed") from error
         except ValueError as error:  # null characters, lone surrogates
-            raise ValueError(f"the source is no Python: {error}") from error
+            raise ValueError(f"the source is not Python: {error}") from error
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
         """Start and end of the node, in characters of the text; a decorated definition without its decorators."""
@@ -122,7 +122,6 @@ class SourceText:
         return match.group() if match else "\n"
 
     def comments(self, statement: ast.stmt) -> list[str]:
-        """The comments inside the statement, in order."""
         lines = self.of(statement)
         if "#" not in lines:
             return []

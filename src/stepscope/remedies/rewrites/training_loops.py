@@ -90,7 +90,7 @@ def find_copies(context: Context) -> Iterator[Rewrite]:
                 NON_BLOCKING,
                 call,
                 place.scope,
-                "Copies the batch while the host goes on; that takes a DataLoader with pin_memory=True.",
+                "Copies the batch while the host continues, which needs a DataLoader with pin_memory=True.",
                 [edit],
                 [f"`{context.source.of(function.value)}` comes from the host, and is not changed there right after."],
             )
@@ -231,9 +231,7 @@ def find_loaders(context: Context) -> Iterator[Rewrite]:
         new = _of_loader(wanted, given, is_iterable="IterableDataset" in context.every_name)
         edits = _edits(context, call, given, new)
         if edits:
-            assumptions = ["Random numbers that samples draw may be others in worker processes."] * (
-                "num_workers" in new
-            )
+            assumptions = ["Random numbers that samples draw may differ in worker processes."] * ("num_workers" in new)
             if new.get("persistent_workers") == "True":
                 assumptions.append("The dataset stays the same from epoch to epoch.")
             sentence = f"Makes the DataLoader with {', '.join(f'{key}={value}' for key, value in new.items())}."
