@@ -505,10 +505,10 @@ def read_ncu(path: str | Path) -> pl.DataFrame:
 
 def _from_header(source: ByteSource) -> Iterator[str]:
     """Yield the lines from the CSV header on, without the output of the program and of ncu."""
-    begun = False
+    started = False
     for line in _lines(source):
-        begun = begun or _HEADER.match(line) is not None
-        if begun and not line.startswith("=="):
+        started = started or _HEADER.match(line) is not None
+        if started and not line.startswith("=="):
             yield line
 
 

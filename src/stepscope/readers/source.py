@@ -350,10 +350,10 @@ class ByteSource:
 
     def text_blocks(self) -> Iterator[bytes]:
         """Yield the content without a byte-order mark and white space at its beginning."""
-        begun = False
+        started = False
         for block in self.blocks():
-            text = block if begun else text_of(block)
-            begun = begun or bool(text)
+            text = block if started else text_of(block)
+            started = started or bool(text)
             yield text
 
     def peek(self) -> bytes:

@@ -124,8 +124,8 @@ class FirstRecording:
             *([self._energy] if self._energy is not None else []),
         ]
         self._source = StepSource.NONE
-        self._counted = 0  # steps of this source since `_begun_s`
-        self._begun_s = time.monotonic()
+        self._counted = 0  # steps of this source since `_started_s`
+        self._started_s = time.monotonic()
         self._waits_for_optimizer: bool | None = None
         self._handle: CaptureHandle | None = None
         self._result: CaptureResult | None = None  # the last capture that was reported
@@ -158,7 +158,7 @@ class FirstRecording:
         self._look.border()
         self._watch_evaluations()
         if self.phase is Phase.WARMING_UP and self._counted == LOOK_AFTER_STEPS and self._looks:
-            self._look.start(max(_LOOK_S, (now - self._begun_s) * _LOOK_STEPS))
+            self._look.start(max(_LOOK_S, (now - self._started_s) * _LOOK_STEPS))
         if self.phase is Phase.WARMING_UP and self._is_warm(now):
             self._look.stop()
             if is_helper():
@@ -259,7 +259,7 @@ class FirstRecording:
         """Drop the request made for a worse step source, since a better one was seen."""
         self._move(Event.BETTER_SIGN)
         self._source = self._controller.source
-        self._counted, self._begun_s = 0, now
+        self._counted, self._started_s = 0, now
         for meter in self._meters:
             meter.clear()
         if self._handle is not None and self._handle.result is None:
@@ -276,7 +276,7 @@ class FirstRecording:
         self._move(Event.WARM)
         self._helpers.recording_begins()
         asked = max(self._options.warmup, 1) if self._options.warmup is not None else None
-        mean_s = (now - self._begun_s) / self._counted
+        mean_s = (now - self._started_s) / self._counted
         # Reserve the name before the agent names any trace, so that the run's own trace is not the latest one
         # later.
         out = self._folder.new_trace_path(rank_and_world_size()[0]) if self._options.serve else None
@@ -339,7 +339,7 @@ class FirstRecording:
 
     def _is_warm(self, now: float) -> bool:
         """Whether the profiler may warm up in the step that begins, so that the next one is recorded."""
-        past_s, count = now - self._begun_s, self._counted + 1
+        past_s, count = now - self._started_s, self._counted + 1
         if self._source < StepSource.OPTIMIZER and past_s < OPTIMIZER_PATIENCE_S and self._has_optimizer(count):
             return False
         if self._options.warmup is not None:

@@ -77,7 +77,7 @@ class EnergyMeter:
         self._clock_ns = clock_ns
         self._sources: list[Source] | None = None
         self._devices: Sequence[int] = ()
-        self._begun: _Border | None = None
+        self._started: _Border | None = None
         self._first_step = 0
         self._steps = 0
         self._over = False
@@ -88,14 +88,14 @@ class EnergyMeter:
             return
         if self._sources is None:
             self._open()
-        if self._sources and self._begun is None:
-            self._begun = self._border()
+        if self._sources and self._started is None:
+            self._started = self._border()
             self._first_step, self._steps = step, 0
 
     def ended(self) -> None:
-        if self._begun is not None:
+        if self._started is not None:
             self._steps += 1
-            if self._clock_ns() - self._begun.ns >= WINDOW_S * 1e9:
+            if self._clock_ns() - self._started.ns >= WINDOW_S * 1e9:
                 self._close_window()
 
     def wants_more(self, past_s: float) -> bool:
@@ -104,17 +104,17 @@ class EnergyMeter:
 
     def pauses(self) -> None:
         """Drop the current window: the next steps are not measured."""
-        self._begun = None
+        self._started = None
 
     def clear(self) -> None:
-        self._begun = None
+        self._started = None
         self.record.windows.clear()
 
     def finish(self) -> None:
         """Stop measuring; drop an incomplete window, and list the counters without a value."""
         if self._over:
             return
-        self._over, self._begun = True, None
+        self._over, self._started = True, None
         for source in self._sources or ():
             source.close()
             if not self.record.windows:
@@ -152,20 +152,20 @@ class EnergyMeter:
 
     def _close_window(self) -> None:
         """End the window and begin the next one at the same moment."""
-        begun, now = self._begun, self._border()
-        assert begun is not None
+        started, now = self._started, self._border()
+        assert started is not None
         joules = {}
         for source in self._sources or ():
             key = source.counter.key
-            if key in begun.joules and key in now.joules:
-                used = now.joules[key] - begun.joules[key]
-                reason = _why_nothing(used, (now.ns - begun.ns) / 1e9, source)
+            if key in started.joules and key in now.joules:
+                used = now.joules[key] - started.joules[key]
+                reason = _why_nothing(used, (now.ns - started.ns) / 1e9, source)
                 if reason is None:
                     joules[key] = used
                 else:
                     self._lacks(source.counter, reason)
-        self.record.windows.append(EnergyWindow(self._first_step, self._steps, now.ns - begun.ns, joules))
-        self._begun = now
+        self.record.windows.append(EnergyWindow(self._first_step, self._steps, now.ns - started.ns, joules))
+        self._started = now
         self._first_step, self._steps = self._first_step + self._steps, 0
 
     def _lacks(self, counter: Counter, reason: str) -> None:

@@ -138,8 +138,8 @@ class RunManifest:
     def suggested_name(self) -> str:
         """Return a name made of the program's name and the start time."""
         program = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(_program_of(self.command)).stem).strip("-.") or "run"
-        begun = datetime.fromtimestamp(self.started_unix_s, timezone.utc).astimezone()
-        return f"{program[:60]}-{begun:%Y%m%d-%H%M%S}"
+        started = datetime.fromtimestamp(self.started_unix_s, timezone.utc).astimezone()
+        return f"{program[:60]}-{started:%Y%m%d-%H%M%S}"
 
     @property
     def command_line(self) -> str:

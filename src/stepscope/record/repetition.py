@@ -44,7 +44,7 @@ class Repetition:
         self._times: defaultdict[tuple[int, CodeType], list[float]] = defaultdict(list)
         self._counts: defaultdict[tuple[int, CodeType], int] = defaultdict(int)
         self._chosen: tuple[int, CodeType] | None = None
-        self._has_begun = False
+        self._has_started = False
 
     def begins(self, frames: list[FrameType]) -> bool:
         """Whether a new call of the chosen function has come to the model; False while none is chosen.
@@ -56,8 +56,8 @@ class Repetition:
         first = new[0] if new else len(frames)
         for depth in new:
             frames[depth].f_trace = getattr(frames[depth].f_trace, "when_marked", seen_before)
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_started:
+            self._has_started = True
             return False
         if first < len(frames):
             self._entered(first, frames[first].f_code)

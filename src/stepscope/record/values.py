@@ -149,7 +149,7 @@ class ValueLook:
 
     def __init__(self) -> None:
         self.is_over = True
-        self._begun_s = 0.0
+        self._started_s = 0.0
         self._spent_s = 0.0
         self._step = 0
         self._seen: defaultdict[_Key, _Seen] = defaultdict(_Seen)
@@ -285,14 +285,14 @@ class ValueLook:
     def _add(self, seen: _Seen, value: Any) -> None:
         if self._spent_s > _LONGEST_S:
             return
-        begun_s = time.perf_counter()
+        started_s = time.perf_counter()
         with guard.attempt():
             found = fingerprint(value)
             if found is not None:
                 while len(seen.steps) <= self._step:
                     seen.steps.append([])
                 seen.steps[self._step].append(found)
-        self._spent_s += time.perf_counter() - begun_s
+        self._spent_s += time.perf_counter() - started_s
 
     def lists(self) -> tuple[ListFacts, ...]:
         """The long lists that functions could reach in the steps that were looked at, by their last lengths."""

@@ -545,9 +545,9 @@ class BackgroundEviction:
     def run(self) -> None:
         """Look repeatedly, in the calling thread, until `stop` is called."""
         while not self._stop.is_set():
-            begun = time.monotonic()
+            started = time.monotonic()
             self.look()
-            spent = time.monotonic() - begun
+            spent = time.monotonic() - started
             self._stop.wait(max(self._look_s, _PAUSE_PER_LOOK * spent))
 
     @in_background

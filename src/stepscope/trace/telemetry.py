@@ -272,12 +272,12 @@ def _log_to_wandb(run: Any, samples: pl.DataFrame) -> None:
             # A dot in a metric's definition means nesting; a backslash before it escapes it.
             escaped = _full_name(row).replace("\\", "\\\\").replace(".", "\\.")
             run.define_metric(escaped, step_metric=_SECONDS if row["step"] is None else _STEP)
-    begun_ns = kept["unix_ns"][0] if kept.height else 0
+    started_ns = kept["unix_ns"][0] if kept.height else 0
     for group in kept.partition_by("unix_ns", "step", maintain_order=True):
         rows = group.rows(named=True)
         values = {_full_name(row): row["value"] for row in rows}
         values["_timestamp"] = rows[0]["unix_ns"] / 1e9
-        values[_SECONDS] = (rows[0]["unix_ns"] - begun_ns) / 1e9
+        values[_SECONDS] = (rows[0]["unix_ns"] - started_ns) / 1e9
         if rows[0]["step"] is not None:
             values[_STEP] = rows[0]["step"]
         run.log(values)

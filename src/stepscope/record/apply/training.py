@@ -143,7 +143,7 @@ class _LoggedNumbers:
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._held: list[Any] = []
         self._unread: deque[DeferredNumber] = deque()
-        self._has_begun = False
+        self._has_started = False
         self.verdicts: dict[tuple[int, int], str] = {}
         self.types = (torch.Tensor, torch.nn.Parameter)
 
@@ -167,8 +167,8 @@ class _LoggedNumbers:
 
         number = DeferredNumber(tensor)
         self._applying.did(_DEFERRED, f"{where} no longer waits for the device")
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_started:
+            self._has_started = True
             _let_others_read(self._applying)
         self._unread.append(number)
         while self._unread and (len(self._unread) > _MOST_UNREAD or self._unread[0].is_there):

@@ -170,7 +170,7 @@ class ProcessTree:
         """Find the child processes, less often if the machine has very many processes."""
         if now_ns < self._list_next_ns:
             return
-        begun = time.thread_time_ns()
+        started = time.thread_time_ns()
         try:
             found = self._self.children(recursive=True)
         except self._psutil.Error:
@@ -178,7 +178,7 @@ class ProcessTree:
         self._tree = {self._self.pid: self._self} | {
             each.pid: self._tree[each.pid] if self._tree.get(each.pid) == each else each for each in found
         }
-        self._list_next_ns = now_ns + int((time.thread_time_ns() - begun) / _LISTING_SHARE)
+        self._list_next_ns = now_ns + int((time.thread_time_ns() - started) / _LISTING_SHARE)
 
     def _of_processes(self, passed_s: float | None) -> Values:
         cpu_s: dict[int, float] = {}

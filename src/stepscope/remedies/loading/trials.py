@@ -305,7 +305,7 @@ class _Search:
     most: int
     budget_s: float
     report: Callable[[str], object] | None
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     trials: list[LoaderTrial] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -326,7 +326,7 @@ class _Search:
 
     @property
     def left_s(self) -> float:
-        return self.begun + self.budget_s - time.monotonic()
+        return self.started + self.budget_s - time.monotonic()
 
     @property
     def over(self) -> bool:
