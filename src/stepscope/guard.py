@@ -1,13 +1,13 @@
 """The guard between the user's process and stepscope: an error in stepscope never changes the program.
 
-    @entry          marks a function of ours that the user's process calls: a hook, thread, callback or public method
+    @entry          marks a stepscope function that the user's process calls: a hook, thread, callback or public method
     around          wraps a function of the program or a library with ours before and after it
-    put             replaces an attribute of theirs with ours, and returns how to restore it
+    put             replaces an attribute of a library with ours, and returns how to restore it
     attempt         runs a part of our work that may fail alone, such as one fact of many
     on_failure      registers how to remove a patch if any entry fails
 
-An error in an entry removes everything of ours and is reported in one line, which names a fault report. Exceptions of
-the user's own program propagate, without our frames in the traceback. Imports only the standard library.
+An error in an entry removes everything that stepscope installed and is reported in one line, which names a fault report.
+Exceptions of the user's own program propagate, without our frames in the traceback. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def entry(
     Args:
         otherwise: the return value on failure, and after any entry has failed.
         raises: errors about the caller's own mistakes, which propagate.
-        in_background: the function runs on a thread of ours, for the thread's whole life.
+        in_background: the function is what one of our threads runs.
     """
     if function is None:
         return lambda given: _entry(given, otherwise, raises, in_background)
@@ -136,7 +136,7 @@ def _entry(
 
 
 def _passes(error: BaseException, name: str, raises: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
-    """Whether an error in an entry is the program's own; one of ours ends our part."""
+    """Whether an error in an entry is the program's own; any other one ends stepscope's part."""
     if isinstance(error, raises) or is_users(error):
         hide(error)
         return True
@@ -345,7 +345,7 @@ def has_failed() -> bool:
 
 
 def failed(error: BaseException, where: str) -> None:
-    """Remove everything of ours from this process, and report the error in one line."""
+    """Remove everything that stepscope installed in this process, and report the error in one line."""
     global _failed_in
     with _lock:
         if _failed_in is not None:

@@ -1,4 +1,4 @@
-"""Threads and locks of ours in the user's process, and signal handlers for the length of a block."""
+"""Stepscope's threads and locks in the user's process, and signal handlers for the length of a block."""
 
 from __future__ import annotations
 

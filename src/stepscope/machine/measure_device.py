@@ -28,7 +28,7 @@ _MOST_OF_MEMORY: Final = 8
 _SMALLEST_SIDE: Final = 512
 _LARGEST_SIDE: Final = 16384
 _LARGE_ENOUGH_S: Final = 5e-3
-"""Above this time per product, larger products are hardly faster."""
+"""Above this time per product, larger products are barely faster."""
 _SMALL_KERNELS: Final = 500
 
 

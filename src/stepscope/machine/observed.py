@@ -119,7 +119,7 @@ class Machine:
     """A machine, read from its files, and one process on it.
 
     Attributes:
-        root: the folder that contains /proc, /sys and /dev; tests use another one than "/".
+        root: the folder that contains /proc, /sys and /dev; tests do not use "/".
         process: process number; None for the calling process.
         environ: that process's environment variables; None if they may not be read.
         runtime: the state of that process, seen from inside.

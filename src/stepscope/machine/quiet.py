@@ -157,7 +157,7 @@ _SEEDERS: Final[dict[str, Callable[[Any, int], object]]] = {
 
 
 class FixedSeeds:
-    """Seeds the random generators of Python, NumPy and PyTorch; the latter two at their import, if it is yet to come.
+    """Seeds the random generators of Python, NumPy and PyTorch; the latter two not before they are imported.
 
     `stop()` drops those that were never imported. Numbers that were already drawn are unaffected.
     """

@@ -231,7 +231,7 @@ class FirstRecording:
             guard.attempted(self.report)
 
     def report(self) -> None:
-        """Write into the run folder what was recorded."""
+        """Write what was recorded into the run folder."""
         rank, world_size = rank_and_world_size()
         result = self._result or CaptureResult(problem=self._why_nothing())
         self._folder.write_recording(

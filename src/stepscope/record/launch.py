@@ -197,7 +197,7 @@ def record_sizes(
 
 
 def read_runs(folder: Path) -> list[BatchRun]:
-    """Read what `record_sizes` wrote into a run's folder; empty without such a file.
+    """Read what `record_sizes` wrote into a run's folder; empty if there is no such file.
 
     Raises:
         UsageError: the file is damaged.

@@ -288,8 +288,8 @@ _IDS: Final = (4, 3)
 class Monitoring:
     """Uses `sys.monitoring` (Python 3.12): covers all threads.
 
-    Calls of other functions than the user's are reported once and then disabled, for this recording and later ones:
-    `restart_events` would also report to other tools again what they have disabled.
+    Calls of functions that are not the user's are reported once and then disabled, for this recording and later ones:
+    `restart_events` would also re-enable what other tools have disabled.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ class ProfileBlock:
         enabled: False for what `profile(enabled=False)` gives.
         step_number: number of the step that runs now, from 0.
         traces: the files saved so far.
-        problem: what went wrong, in a sentence; None as long as nothing did.
+        problem: what went wrong, in a sentence; None if nothing did.
     """
 
     enabled: Final = True

@@ -231,7 +231,7 @@ _FRAMES: Final = 60
 
 
 class _StackRoom:
-    """Raises the recursion limit while a profile, trace or monitoring function of ours is on.
+    """Raises the recursion limit while a profile, trace or monitoring function of stepscope is on.
 
     Without it a function that just fits the program's limit would end in a RecursionError, since ours do not fit.
     """

@@ -21,7 +21,7 @@ RUN: Final = "STEPSCOPE_RUN"
 """The environment variable with the run folder of a program that stepscope started."""
 RUN_OPTIONS: Final = "STEPSCOPE_RUN_OPTIONS"
 OPTIMIZER_PATIENCE_S: Final = 30.0
-"""How long a program with an optimizer may take to step it, before worse step sources count."""
+"""How long a program with an optimizer may take to step it before worse step sources count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def allocator_environment(name: str, environ: Mapping[str, str]) -> dict[str, st
 def how_to_install(name: str) -> str:
     """Say how to install an allocator's library, with the package managers present or else the usual ones.
 
-    Raises ValueError for another name than "jemalloc" and "tcmalloc".
+    Raises ValueError for any name but "jemalloc" and "tcmalloc".
     """
     _check(name)
     place = 1 + ALLOCATORS.index(name)

@@ -174,7 +174,7 @@ class DeferredNumber:
     __add__, __radd__ = _put_off(operator.add)
     __sub__, __rsub__ = _put_off(operator.sub)
     __mul__, __rmul__ = _put_off(operator.mul)
-    __truediv__, __rtruediv__ = _read_now(operator.truediv)  # a mean is mostly computed to be printed
+    __truediv__, __rtruediv__ = _read_now(operator.truediv)  # a mean is usually computed to be printed
     __floordiv__, __rfloordiv__ = _read_now(operator.floordiv)
     __mod__, __rmod__ = _read_now(operator.mod)
     __divmod__, __rdivmod__ = _read_now(divmod)

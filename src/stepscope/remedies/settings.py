@@ -222,7 +222,7 @@ _OLDEST: Final = 2
 
 
 def collect_garbage_at_steps(every: int = 50, *, generation: int = _OLDEST, freeze: bool = True) -> GarbageAtSteps:
-    """Keep Python's garbage collector from running within steps; collect between steps, every so many, instead.
+    """Keep Python's garbage collector from running within steps; collect between steps instead, after every few.
 
     It begins with the `with` statement, with `start()`, or with the first `step()`: everything is collected, live
     objects (modules, model, optimizer) are frozen, so that later collections skip them, and the automatic collector is

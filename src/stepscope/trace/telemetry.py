@@ -1,4 +1,4 @@
-"""Read and export the telemetry of a run's processes: one SQLite file each, which may still be growing.
+"""Read and export the telemetry of a run's processes: one SQLite file each, which may still grow.
 
 `stepscope.record.telemetry.store` writes the files. They are untrusted like any trace: only values of the expected type
 are read. Each function that exports to another tool returns the files or folders that it made: missing values are left

@@ -235,7 +235,7 @@ class ModelWatch(Watch):
 
     Args:
         modules: maps module names to the norms' names; "" is the whole model.
-        every: record one in so many optimizer steps and forward passes.
+        every: record one in `every` optimizer steps and forward passes.
     """
 
     def __init__(self, model: Any, modules: Mapping[str, str], every: int, record: Record, writer: Writer) -> None:

@@ -45,7 +45,7 @@ class LoaderTrial:
         batch_ms: time between batches taken without pause.
         wait_ms, longest_ms: mean and longest time a step waited for its batch and its copy to the device.
         batches: number of waits counted.
-        epochs: how often the loader was begun; beyond one, the waits include beginning an epoch, as in training.
+        epochs: how often the loader was started; above 1, the waits include starting an epoch, as in training.
         problem: why it could not be measured, in one sentence.
     """
 
@@ -481,7 +481,7 @@ def _choice(search: _Search) -> LoaderChoice:
 def _what_is_left(search: _Search, best: LoaderTrial) -> Iterator[str]:
     """The causes of the remaining wait, in sentences."""
     if best.epochs > 1:
-        yield "The data set is shorter than a trial: beginning an epoch is in the waits."
+        yield "The data set is shorter than a trial: the waits include starting an epoch."
     if search.hides(best):
         return
     if best.workers and best.batch_ms <= search.step_ms:

@@ -210,7 +210,7 @@ class HorizontalTrainer:
         batches: "shared" if all members see the same batch, "own" if the first dimension of each tensor of a batch is
             the members.
         max_norm: clip each member's gradient to this norm, as torch.nn.utils.clip_grad_norm_ does for one model.
-        chunk_size: map so many members at a time, to need less memory; None for all at once.
+        chunk_size: members to map at a time, to need less memory; None for all at once.
 
     Attributes:
         members: the initial number of members.

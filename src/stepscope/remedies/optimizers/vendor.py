@@ -107,7 +107,7 @@ def _sharing(
 ) -> tuple[Optimizer | None, str | None]:
     """Make a new optimizer that shares the old one's group dictionaries and state.
 
-    A scheduler that changes a group's learning rate on the old one thereby changes it on the new one.
+    A scheduler that changes a group's learning rate on the old one also changes it on the new one.
 
     Args:
         counts: group -> steps made so far, for optimizers that count them in the group.
