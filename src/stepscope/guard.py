@@ -6,8 +6,9 @@
     attempt         runs a part of our work that may fail alone, such as one fact of many
     on_failure      registers how to remove a patch if any entry fails
 
-An error in an entry removes everything that stepscope installed and is reported in one line, which names a fault report.
-Exceptions of the user's own program propagate, without our frames in the traceback. Imports only the standard library.
+An error in an entry removes everything that stepscope installed and is reported in one line, which names a fault
+report. Exceptions of the user's own program propagate, without our frames in the traceback. Imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -399,7 +400,7 @@ def _take_off() -> None:
 def _say(error: BaseException, where: str, lost: list[str]) -> None:
     what = f" and loses {', '.join(lost)}" if lost else ""
     why, details = sentence(error), ""
-    if not isinstance(error, StepscopeError):  # an internal error
+    if not isinstance(error, StepscopeError):
         from stepscope.fault_report import write_report
 
         kept = write_report(error, command=sys.argv, doing=where)

@@ -277,8 +277,7 @@ class FirstRecording:
         self._helpers.recording_begins()
         asked = max(self._options.warmup, 1) if self._options.warmup is not None else None
         mean_s = (now - self._started_s) / self._counted
-        # Reserve the name before the agent names any trace, so that the run's own trace is not the latest one
-        # later.
+        # Reserve the name before the agent names any trace, so that the run's own trace is not the latest one later.
         out = self._folder.new_trace_path(rank_and_world_size()[0]) if self._options.serve else None
         self._handle = self._controller.request(
             CaptureRequest(

@@ -69,8 +69,6 @@ class Process:
         self._operations: list[KindNames] = []
         self._messages: dict[int, str] = {}
 
-    # Descriptions, which precede the records
-
     def describe(self, key: str, text: bytes) -> None:
         if len(text) > _LARGEST_BYTES.get(key, len(text)):
             self._damage["oversized_value"] += 1
