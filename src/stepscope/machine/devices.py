@@ -201,8 +201,7 @@ def _peaks(table: DeviceTable, *, matches: str, source: str) -> DevicePeaks:
 def device_table() -> tuple[DevicePeaks, ...]:
     """Return every known accelerator, the user's own first; these replace shipped ones of the same name.
 
-    Raises:
-        UsageError: a file of the user's devices is invalid.
+    Raises UsageError if a file of the user's devices is invalid.
     """
     return _with(users_files())
 
@@ -263,8 +262,7 @@ def users_files() -> tuple[Path, ...]:
 def read_devices(path: Path) -> tuple[DevicePeaks, ...]:
     """Read the devices of a TOML file.
 
-    Raises:
-        UsageError: the file cannot be read or is invalid; the message names the key and the expected value.
+    Raises UsageError if the file cannot be read or is invalid; the message names the key and the expected value.
     """
     return tuple(device for _, device in _read(path))
 
@@ -272,8 +270,7 @@ def read_devices(path: Path) -> tuple[DevicePeaks, ...]:
 def read_tables(path: Path) -> list[dict[str, Any]]:
     """Read the devices of a TOML file as plain tables; empty if the file does not exist.
 
-    Raises:
-        UsageError: as in `read_devices`.
+    Raises UsageError as in `read_devices`.
     """
     return [table for table, _ in _read(path)] if path.exists() else []
 

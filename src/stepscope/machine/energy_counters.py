@@ -216,8 +216,7 @@ def _host(get_cpus: Callable[[], Any]) -> Iterator[Source | MissingCounter]:
 def _zone(kind: Kind, number: str, zone: Any, cpu: Any) -> Source:
     """Return the counter of a CPU package or its memory: RAPL's file, or zeus's daemon, which reads it.
 
-    Raises:
-        LookupError: the package has no such counter.
+    Raises LookupError if the package has no such counter.
     """
     counter = Counter(kind, number, "counter", name=getattr(zone, "name", None))
     if zone is not None:

@@ -319,11 +319,7 @@ class _Bench:
 
 
 def _device(torch: Any, named: str | None) -> Any:
-    """Return the device of this name, after a first operation on it.
-
-    Raises:
-        UsageError: it does not exist.
-    """
+    """Return the device of this name, after a first operation on it. Raises UsageError if it does not exist."""
     if named is None:
         accelerator = getattr(torch, "accelerator", None)
         found = accelerator.current_accelerator() if accelerator and accelerator.is_available() else None

@@ -236,8 +236,7 @@ def _opened(
 def trace_files(path: str | Path) -> list[Path]:
     """Return the trace files at a path: the file itself, those in a folder by name, or XLA's profiles of the last run.
 
-    Raises:
-        UnreadableTraceError: the path does not exist, or is a folder without trace files.
+    Raises UnreadableTraceError if the path does not exist, or is a folder without trace files.
     """
     place = Path(path)
     if str(path) == "-" or not os.path.isdir(path) or is_store(place):

@@ -160,11 +160,7 @@ class CaptureHandle:
         return self._result
 
     def wait(self, timeout: float | None = None) -> CaptureResult:
-        """Wait for the capture to end.
-
-        Raises:
-            TimeoutError: it has not ended by then; it continues.
-        """
+        """Wait for the capture to end. Raises TimeoutError if it has not ended by then; it continues."""
         if not self._done.wait(timeout) or self._result is None:
             raise TimeoutError(f"the capture has not ended after {timeout} s")
         return self._result

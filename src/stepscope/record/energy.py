@@ -255,11 +255,7 @@ class DeviceLimits:
         self._before = [gpu.get_power_management_limit() for gpu in self._gpus]
 
     def watts(self, limit: Limit) -> float:
-        """Convert a limit to watts for these devices.
-
-        Raises:
-            UsageError: a device does not allow it.
-        """
+        """Convert a limit to watts for these devices. Raises UsageError if a device does not allow it."""
         bounds = [gpu.get_power_management_limit_constraints() for gpu in self._gpus]
         low, high = max(each[0] for each in bounds) / 1000, min(each[1] for each in bounds) / 1000
         watts = round(limit.value * high) if limit.is_share else limit.value
@@ -268,11 +264,7 @@ class DeviceLimits:
         return watts
 
     def set(self, watts: float) -> None:
-        """Limit every device.
-
-        Raises:
-            UsageError: the limit is not allowed.
-        """
+        """Limit every device. Raises UsageError if the limit is not allowed."""
         with guard.attempt() as setting, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # zeus warns about what the error already reports
             for gpu in self._gpus:
@@ -285,8 +277,7 @@ class DeviceLimits:
     def restore(self) -> None:
         """Restore every device's original limit.
 
-        Raises:
-            UsageError: a limit cannot be restored; the message says how to do it by hand.
+        Raises UsageError if a limit cannot be restored; the message says how to do it by hand.
         """
         lost = []
         for number, (gpu, limit) in enumerate(zip(self._gpus, self._before, strict=True)):
@@ -304,8 +295,7 @@ class DeviceLimits:
 def device_limits() -> DeviceLimits:
     """Return the power limits of this machine's devices.
 
-    Raises:
-        UsageError: no device has a readable limit, or zeus is not installed.
+    Raises UsageError if no device has a readable limit, or zeus is not installed.
     """
     gpus: Any = ()
     with guard.attempt() as finding, warnings.catch_warnings():

@@ -35,8 +35,7 @@ _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT", "SIGHUP")
 def command_of(program: Sequence[str]) -> list[str]:
     """Return the command to start: a script or `-m module` with this Python, anything else unchanged.
 
-    Raises:
-        UsageError: the script or program does not exist.
+    Raises UsageError if the script or program does not exist.
     """
     if not program:
         raise UsageError("say what to run: stepscope run train.py, or stepscope run torchrun train.py")
@@ -57,8 +56,7 @@ def command_of(program: Sequence[str]) -> list[str]:
 def environment_of(folder: RunFolder, options: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a program that records itself into that folder.
 
-    Raises:
-        UsageError: a remedy needs something before the program starts that is missing.
+    Raises UsageError if a remedy needs something before the program starts that is missing.
     """
     if options.apply:
         from stepscope.record import apply
@@ -77,8 +75,7 @@ def environment_of(folder: RunFolder, options: RunOptions, environment: Mapping[
 def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the program to its end, forwarding signals; return its exit code, 128 + N if signal N ended it.
 
-    Raises:
-        UsageError: it cannot be started.
+    Raises UsageError if it cannot be started.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -199,8 +196,7 @@ def record_sizes(
 def read_runs(folder: Path) -> list[BatchRun]:
     """Read what `record_sizes` wrote into a run's folder; empty if there is no such file.
 
-    Raises:
-        UsageError: the file is damaged.
+    Raises UsageError if the file is damaged.
     """
     path = folder / NAME
     if not path.exists():

@@ -152,8 +152,7 @@ class RunManifest:
     def from_json(cls, content: Mapping[str, Any]) -> tuple[RunManifest, bool]:
         """Read `run.json`; return also whether all of it could be read. Keys of later versions are ignored.
 
-        Raises:
-            ValueError: the command is missing.
+        Raises ValueError if the command is missing.
         """
         if not isinstance(content.get("command"), list) or not _fits(content["command"], list[str]):
             raise ValueError("it does not say which command was run")

@@ -86,11 +86,7 @@ class ProfileBlock:
         self._end(failed=error is not None)
 
     def start(self) -> None:
-        """Begin the block.
-
-        Raises:
-            UsageError: PyTorch is not installed, or another recording runs in this process.
-        """
+        """Begin the block. Raises UsageError if PyTorch is not installed, or another recording runs in this process."""
         self._begin(schedules.action_of(self._schedule(0)))
 
     @guard.entry(raises=UsageError)
@@ -141,8 +137,7 @@ class ProfileBlock:
     def diagnosis(self) -> Diagnosis | None:
         """Diagnose why the steps of the last trace are slow; None if no trace was saved.
 
-        Raises:
-            TraceError: the file can no longer be read.
+        Raises TraceError if the file can no longer be read.
         """
         if not self._traces:
             return None
@@ -263,8 +258,7 @@ def open_block(
 class TracePlaces:
     """The paths of a block's traces, one after the other: a trace file, a folder, or a run folder.
 
-    Raises:
-        UsageError: a file's name has another suffix.
+    Raises UsageError if a file's name has another suffix.
     """
 
     def __init__(self, out: str | os.PathLike[str] | None, name: str | None) -> None:

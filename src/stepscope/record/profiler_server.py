@@ -80,8 +80,7 @@ class HostProfile:
 def check_client() -> None:
     """Check early that the client package is installed.
 
-    Raises:
-        AgentError: it is not; the message says how to install it.
+    Raises AgentError if it is not; the message says how to install it.
     """
     if find_spec("xprof") is None:
         raise AgentError(
@@ -278,11 +277,7 @@ def file_name(address: str) -> str:
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
-    """Hard-link the file, or copy it if the file system has no links.
-
-    Raises:
-        AgentError: neither is possible.
-    """
+    """Hard-link the file, or copy it if the file system has no links. Raises AgentError if neither is possible."""
     try:
         private_folder(destination.parent, tighten=False)
         try:

@@ -64,8 +64,7 @@ def write_trace(path: Path, export: Callable[[str], None], *, private: bool = Tr
 def copy_trace(source: Path, target: Path) -> None:
     """Copy a trace and its line records, compressing or decompressing by file name.
 
-    Raises:
-        UsageError: a file cannot be read or written.
+    Raises UsageError if a file cannot be read or written.
     """
 
     def export(plain: str) -> None:
@@ -216,8 +215,7 @@ class Recorder(ProfilerRecording):
     def save(self, path: Path) -> Path:
         """Write the trace, complete or not at all, compressed if the name of `path` ends in `.gz`.
 
-        Raises:
-            UsageError: nothing was recorded, it was saved before, or the file cannot be written.
+        Raises UsageError if nothing was recorded, it was saved before, or the file cannot be written.
         """
         self.stop()
         with self._lock:

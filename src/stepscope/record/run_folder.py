@@ -124,11 +124,7 @@ class RunFolder:
         return [traces[-1] for rank in self.ranks() if (traces := self.traces_of(rank))]
 
     def manifest(self) -> RunManifest:
-        """Read `run.json`.
-
-        Raises:
-            UsageError: it cannot be read.
-        """
+        """Read `run.json`. Raises UsageError if it cannot be read."""
         path = self.path / MANIFEST
         try:
             manifest, whole = RunManifest.from_json(read_kept(path))
@@ -181,11 +177,7 @@ def is_run_folder(path: str | Path) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Check that a run name is valid on every file system.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Check that a run name is valid on every file system. Raises UsageError if it is not."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} is not a run's name: at most 100 letters, digits and . _ - + = @, the first a letter or digit"
@@ -209,8 +201,7 @@ def default_root() -> Path:
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically, readable for its owner only from the start.
 
-    Raises:
-        RunFolderError: it cannot be written.
+    Raises RunFolderError if it cannot be written.
     """
     try:
         with whole_file(path, private=True) as file:

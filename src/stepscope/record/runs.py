@@ -94,8 +94,7 @@ class RunIndex:
     def remove(self, record: RunRecord) -> None:
         """Delete a run's folder with all its content, and remove the run from the index.
 
-        Raises:
-            UsageError: the folder cannot be removed.
+        Raises UsageError if the folder cannot be removed.
         """
         if not record.is_gone:
             try:
@@ -110,8 +109,7 @@ class RunIndex:
     def _using(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
         """Run an action on the database in a transaction; a new or replaced database is first filled from the folders.
 
-        Raises:
-            UsageError: it cannot be read or written.
+        Raises UsageError if it cannot be read or written.
         """
         try:
             private_folder(self.path.parent, tighten="STEPSCOPE_DATA_DIR" not in os.environ)
@@ -180,8 +178,7 @@ class RunIndex:
 def run_named(name: str) -> RunFolder | None:
     """Return the folder of the run of that name; None if there is none.
 
-    Raises:
-        UsageError: the run is known, but its folder is gone.
+    Raises UsageError if the run is known, but its folder is gone.
     """
     index = RunIndex()
     if not index.path.exists() and not default_root().is_dir():

@@ -70,8 +70,7 @@ def every_step(_: int) -> str:
 def action_of(found: object) -> str:
     """Convert a schedule's result, a word or torch's ProfilerAction, to an action.
 
-    Raises:
-        UsageError: it is neither.
+    Raises UsageError if it is neither.
     """
     name = found if isinstance(found, str) else getattr(found, "name", None)
     if name not in ACTIONS:

@@ -67,8 +67,7 @@ def of_sources(files: Iterable[str], read: Callable[[str, str], _Facts]) -> list
 def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
     """Return the statements that bind or change names and have their lines for themselves, by function.
 
-    Raises:
-        SyntaxError: it is not Python.
+    Raises SyntaxError if it is not Python.
     """
     tree = ast.parse(text)
     scopes = [(0, tree.body)]
@@ -91,8 +90,7 @@ def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
 def operations_of_source(text: str, file: str) -> OperationFacts:
     """Return how many operations the statements of a source text make themselves.
 
-    Raises:
-        SyntaxError: it is not Python.
+    Raises SyntaxError if it is not Python.
     """
     counts = [0] * (text.count("\n") + 1)
     for statement in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)):
@@ -146,11 +144,7 @@ def function_begin(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def loops_of_source(text: str, file: str) -> list[LoopFacts]:
-    """Return the loops of a source text.
-
-    Raises:
-        SyntaxError: it is not Python.
-    """
+    """Return the loops of a source text. Raises SyntaxError if it is not Python."""
     loops = [node for node in ast.walk(ast.parse(text)) if isinstance(node, Loop)]
     return [
         LoopFacts(
@@ -322,8 +316,7 @@ def metric_facts(files: Iterable[str]) -> tuple[MetricFacts, ...]:
 def metrics_of_source(text: str, file: str) -> list[MetricFacts]:
     """Return these statements of a source text, and its functions that are called with such values.
 
-    Raises:
-        SyntaxError: it is not Python.
+    Raises SyntaxError if it is not Python.
     """
     tree = ast.parse(text)
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)}

@@ -37,11 +37,7 @@ def work_facts(files: Iterable[str]) -> tuple[tuple[FunctionFacts, ...], tuple[W
 
 
 def work_of_source(text: str, file: str) -> tuple[list[FunctionFacts], list[WorkFacts]]:
-    """Return the functions of a source text, and the work in them.
-
-    Raises:
-        SyntaxError: it is not Python.
-    """
+    """Return the functions of a source text, and the work in them. Raises SyntaxError if it is not Python."""
     tree = ast.parse(text)
     lists = _lists(tree)
     functions, works = [], []

@@ -77,8 +77,7 @@ def default_root() -> Path:
 def content_key(path: str | Path, variant: str = "") -> str:
     """Return the SHA-256 of a file's bytes, the reader and store versions, and `variant`, such as a window.
 
-    Raises:
-        UnreadableTraceError: the file cannot be read.
+    Raises UnreadableTraceError if the file cannot be read.
     """
     digest = hashlib.sha256(f"{READER_VERSION}/{VERSION}/{variant}/".encode())
     try:
@@ -208,8 +207,7 @@ class TraceCache:
     def clear(self) -> list[CacheEntry]:
         """Remove every store that no process has open, and return the removed entries.
 
-        Raises:
-            CacheError: an unused entry cannot be removed.
+        Raises CacheError if an unused entry cannot be removed.
         """
         removed = [entry for entry in self.entries() if self._remove(entry.directory, strict=True)]
         self._sweep(older_than_s=0 if fcntl else _DAY_S)
@@ -235,8 +233,7 @@ class TraceCache:
     def set_limit(self, limit_bytes: int) -> None:
         """Save a limit in the folder, and remove stores that exceed it.
 
-        Raises:
-            CacheError: the folder cannot be written.
+        Raises CacheError if the folder cannot be written.
         """
         try:
             with whole_file(self._made_root() / "limit.json", private=True) as file:

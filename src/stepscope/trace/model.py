@@ -334,8 +334,7 @@ def to_disk(path: Path) -> None:
 def save(trace: Trace, directory: str | Path) -> None:
     """Write a trace into a new directory, complete or not at all.
 
-    Raises:
-        CacheError: the directory already exists or cannot be written.
+    Raises CacheError if the directory already exists or cannot be written.
     """
     target = Path(directory)
     if target.exists():
@@ -379,8 +378,7 @@ def is_store(directory: Path) -> bool:
 def open_store(directory: Path, owner: object = None) -> Trace:
     """Open the trace in a directory written by `Trace.save`; each table's checksum is verified on first access.
 
-    Raises:
-        UnreadableTraceError: there is no store, its manifest is damaged, or its version is newer.
+    Raises UnreadableTraceError if there is no store, its manifest is damaged, or its version is newer.
     """
     manifest = _manifest(directory)
     if manifest.version < _FIRST_WITH_CONTENTS and not (directory / CONTENTS).exists():
@@ -394,8 +392,7 @@ def open_store(directory: Path, owner: object = None) -> Trace:
 def open_kept(directory: Path, owner: object, kept_as: str) -> Trace:
     """Open the trace in a directory sealed under that name, after verifying every file's checksum.
 
-    Raises:
-        UnreadableTraceError: a file was changed, added or removed.
+    Raises UnreadableTraceError if a file was changed, added or removed.
     """
     contents = _contents(directory)
     if contents.kept_as != kept_as:

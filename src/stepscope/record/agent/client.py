@@ -50,18 +50,10 @@ class Transport(Protocol):
     """A connection to one agent."""
 
     def call(self, method: str, target: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
-        """Send a request and wait for the reply.
-
-        Raises:
-            AgentError: the agent cannot be reached or does not reply.
-        """
+        """Send a request and wait for the reply. Raises AgentError if the agent cannot be reached or does not reply."""
 
     def download(self, target: str, destination: Path, timeout_s: float) -> None:
-        """Fetch a file, completely or not at all.
-
-        Raises:
-            AgentError: the file cannot be fetched or written.
-        """
+        """Fetch a file, completely or not at all. Raises AgentError if the file cannot be fetched or written."""
 
 
 class CaptureState(msgspec.Struct, frozen=True):
@@ -116,8 +108,7 @@ class AgentClient:
     def status(self) -> dict[str, Any]:
         """Return the process's identity and its current step.
 
-        Raises:
-            AgentError: nobody answers, or something other than this agent does.
+        Raises AgentError if nobody answers, or something other than this agent does.
         """
         status = self._ask("GET", "/status")
         if status.get("agent") != VERSION or not isinstance(status.get("step"), int):
@@ -172,8 +163,7 @@ class AgentClient:
     def fetch(self, state: CaptureState, destination: Path) -> Path:
         """Copy the trace of a finished capture to `destination`, together with its companion files.
 
-        Raises:
-            AgentError: there is no trace, or it cannot be fetched or written.
+        Raises AgentError if there is no trace, or it cannot be fetched or written.
         """
         if state.state != DONE or not state.files:
             raise AgentError(f"{self.name}: {state.problem or f'the capture is {state.state} and has no trace'}")

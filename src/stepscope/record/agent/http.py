@@ -317,11 +317,7 @@ class Place:
     socket: Path | None = None
 
     def check(self) -> None:
-        """Check the settings before anything is started.
-
-        Raises:
-            UsageError: a setting is invalid.
-        """
+        """Check the settings before anything is started. Raises UsageError if a setting is invalid."""
         if not isinstance(self.port, int) or not 0 <= self.port <= 65535:
             raise UsageError(f"a port is a number from 0 to 65535, not {self.port!r}")
         if not self.address:
@@ -332,11 +328,7 @@ class Place:
             raise UsageError(f"a token needs at least {_MIN_TOKEN} letters, digits or symbols, and no spaces")
 
     def listen(self, token: str, handle: Handle) -> Server:
-        """Start listening.
-
-        Raises:
-            AgentError: it cannot listen here.
-        """
+        """Start listening. Raises AgentError if it cannot listen here."""
         if self.socket is not None:
             return self._listen_on_socket(self.socket, token, handle)
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET

@@ -102,11 +102,7 @@ class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, body: object) -> CaptureOrder:
-        """Read the body of POST /captures, which is untrusted.
-
-        Raises:
-            Refusal: the body is invalid.
-        """
+        """Read the body of POST /captures, which is untrusted. Raises Refusal if the body is invalid."""
         if not isinstance(body, dict):
             raise Refusal(400, 'a capture request is a JSON object, such as {"steps": 5}')
         given = {name: value for name, value in body.items() if value is not None}
@@ -123,11 +119,7 @@ class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decoded(data: bytes) -> object:
-    """Decode `data` as JSON; empty data is an empty object.
-
-    Raises:
-        Refusal: the data is too long or not JSON.
-    """
+    """Decode `data` as JSON; empty data is an empty object. Raises Refusal if the data is too long or not JSON."""
     if len(data) > MAX_BODY_BYTES:
         raise Refusal(413, f"a request may have at most {MAX_BODY_BYTES} bytes")
     if not data.strip():
@@ -188,8 +180,7 @@ def user_agents() -> Path:
 def write_user_file(content: AgentFile) -> Path:
     """Write the file by which the process is found by its number.
 
-    Raises:
-        AgentError: the folder belongs to another user, is open to others, or cannot be written.
+    Raises AgentError if the folder belongs to another user, is open to others, or cannot be written.
     """
     folder = user_agents()
     try:
@@ -206,11 +197,7 @@ def write_user_file(content: AgentFile) -> Path:
 
 
 def write_agent_file(path: Path, content: AgentFile) -> Path:
-    """Write the file atomically, with mode 0600 from the start.
-
-    Raises:
-        AgentError: it cannot be written.
-    """
+    """Write the file atomically, with mode 0600 from the start. Raises AgentError if it cannot be written."""
     try:
         private_folder(path.parent)
         write_json(path, msgspec.structs.asdict(content))

@@ -191,11 +191,7 @@ class AgentService:
 
 
 def begin_capture(controller: StepController, order: CaptureOrder, out: Path) -> CaptureHandle:
-    """Record what was ordered into the file `out`.
-
-    Raises:
-        Refusal: the first step has begun already.
-    """
+    """Record what was ordered into the file `out`. Raises Refusal if the first step has begun already."""
 
     def refuse_passed() -> None:
         step = controller.current_step()
@@ -466,8 +462,7 @@ def _started(place: Place, run: RunFolder | None, rank: int, world_size: int) ->
 def installed_controller() -> StepController:
     """Return this process's step controller; if there is none yet, install hooks in torch and jax.
 
-    Raises:
-        AgentError: neither jax nor torch is imported, so nothing can be recorded.
+    Raises AgentError if neither jax nor torch is imported, so nothing can be recorded.
     """
     if "jax" not in sys.modules:
         try:

@@ -160,8 +160,7 @@ def rewrites_in(file: str, kind: str) -> tuple[Rewrite, ...]:
 def swap(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
     """Give all live functions with this code object the rewritten code; return the new code object.
 
-    Raises:
-        NotSwapped: the functions keep their code.
+    Raises NotSwapped if the functions keep their code.
     """
     new = rewritten_code(code, rewrites, guard)
     functions = [each for each in gc.get_referrers(code) if isinstance(each, FunctionType) and each.__code__ is code]
@@ -175,8 +174,7 @@ def swap(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
 def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
     """Compile the source of a code object after the rewrites, each guarded.
 
-    Raises:
-        NotSwapped: the file has changed since it was compiled, or the new code does not fit the function.
+    Raises NotSwapped if the file has changed since it was compiled, or the new code does not fit the function.
     """
     source = _current_source(code)
     lines = _old_lines(source, [edit for rewrite in rewrites for edit in rewrite.edits])

@@ -66,8 +66,7 @@ class Flag:
 def words_of(text: str, flags: Iterable[Flag]) -> tuple[str, ...]:
     """Split a list such as "fuse-optimizer,workers=4" into unique words, in their order.
 
-    Raises:
-        UsageError: a flag is unknown, has an invalid value, or contradicts another.
+    Raises UsageError if a flag is unknown, has an invalid value, or contradicts another.
     """
     known = {flag.name: flag for flag in flags}
     found: dict[str, str] = {}
@@ -115,8 +114,7 @@ def _unknown(part: str, name: str, known: Sequence[str]) -> str:
 def _checked(flag: Flag, value: str, is_given: bool) -> str:
     """Normalise a value: a number without leading zeros, or a choice.
 
-    Raises:
-        UsageError: the value is invalid for this flag.
+    Raises UsageError if the value is invalid for this flag.
     """
     allowed = flag.value
     if allowed is None:

@@ -39,8 +39,7 @@ _WORKER: Final = "torch.utils.data._utils.worker"
 def host_environment(chosen: Mapping[str, str], variables: dict[str, str]) -> dict[str, str]:
     """Return the environment to start the program with.
 
-    Raises:
-        UsageError: the allocator is missing or cannot be loaded.
+    Raises UsageError if the allocator is missing or cannot be loaded.
     """
     if "threads" in chosen:
         variables = {**variables, **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), chosen["threads"])}

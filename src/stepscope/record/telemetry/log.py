@@ -123,8 +123,7 @@ class Telemetry:
     def watch_optimizer(self, optimizer: Any, *, name: str = "learning_rate", every: int = 1) -> Watch:
         """Record an optimizer's learning rate at each `every`th step; one series per parameter group.
 
-        Raises:
-            UsageError: it is not a torch optimizer, or `every` is less than 1.
+        Raises UsageError if it is not a torch optimizer, or `every` is less than 1.
         """
         if not hasattr(optimizer, "register_step_pre_hook"):
             raise UsageError(f"watch_optimizer takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")

@@ -137,8 +137,7 @@ def _machine(name: str, unit: str | None) -> Series:
 class ProcessTree:
     """Samples this process and its descendants, summed, through psutil.
 
-    Raises:
-        ImportError: psutil is not installed.
+    Raises ImportError if psutil is not installed.
     """
 
     series: ClassVar[Series] = Series("process", "(all)")
