@@ -354,7 +354,7 @@ def failed(error: BaseException, where: str) -> None:
         _failed_in = where
         lost = list(dict.fromkeys(held.what for held in _held.values() if held.what and held.process == os.getpid()))
     interrupts: list[BaseException] = []
-    actions: tuple[Callable[[], None], ...] = (lambda: _say(error, where, lost), _take_off)
+    actions: tuple[Callable[[], None], ...] = (lambda: _report(error, where, lost), _take_off)
     for action in actions:
         try:
             action()
@@ -397,7 +397,7 @@ def _take_off() -> None:
             held.take_off()
 
 
-def _say(error: BaseException, where: str, lost: list[str]) -> None:
+def _report(error: BaseException, where: str, lost: list[str]) -> None:
     what = f" and loses {', '.join(lost)}" if lost else ""
     why, details = sentence(error), ""
     if not isinstance(error, StepscopeError):

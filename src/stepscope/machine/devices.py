@@ -383,9 +383,9 @@ def figures_of(row: DevicePeaks) -> dict[str, Any]:
         attribute, unit = _UNITS.get(key, (key, None))
         value = getattr(row, attribute, None)
         if isinstance(value, dict):
-            value = {kind: _over(rate, unit or 1) for kind, rate in value.items()}
+            value = {kind: _in_unit(rate, unit or 1) for kind, rate in value.items()}
         elif unit is not None and value is not None:
-            value = _over(value, unit)
+            value = _in_unit(value, unit)
         elif isinstance(value, tuple):
             value = list(value)
         if value not in (None, "", [], {}):
@@ -393,7 +393,7 @@ def figures_of(row: DevicePeaks) -> dict[str, Any]:
     return table
 
 
-def _over(value: float, unit: float) -> float:
+def _in_unit(value: float, unit: float) -> float:
     """Convert to a file's unit, rounded to nine digits, which hides binary rounding."""
     number = float(f"{value / unit:.9g}")
     return int(number) if number.is_integer() else number
@@ -443,7 +443,7 @@ def named_device(name: str) -> DevicePeaks:
         return meant[0]
     if meant:
         raise UsageError(f"{name!r} could be several devices: {_listed([row.name for row in meant])}")
-    near = _near(wanted, rows)
+    near = _similar_names(wanted, rows)
     guess = f"; did you mean {', '.join([*near[:-2], ' or '.join(near[-2:])])}?" if near else ""
     raise UsageError(f"{name!r} is not in the table of devices{guess} (stepscope devices lists them)")
 
@@ -453,7 +453,7 @@ def _names(row: DevicePeaks) -> tuple[str, ...]:
     return (row.name, re.sub(r" \(.*\)$", "", row.name), *row.aliases)
 
 
-def _near(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
+def _similar_names(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
     """Return row names similar to the wanted one, the most similar first."""
     called = {plain(name): row.name for row in reversed(rows) for name in _names(row)}
     found = difflib.get_close_matches(wanted, list(called), n=_NAMED_AT_MOST, cutoff=_ALIKE)

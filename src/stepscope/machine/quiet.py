@@ -63,7 +63,7 @@ def core_share(machine: Machine, rank: int, ranks: int) -> CoreShare:
     allowed = machine.affinity
     if allowed is None:
         return CoreShare(None, None, "the system does not say which cores the process may use", possible=False)
-    granted = _granted(machine)
+    granted = _available_cores(machine)
     if granted and allowed < granted:
         bound = f"left on cores {cpu_list_text(allowed)}, to which it was already bound"
         return CoreShare(None, _quota_limit(machine, allowed), bound)
@@ -140,7 +140,7 @@ def _part(cores: list[frozenset[int]], number: int, parts: int) -> list[frozense
     return cores[number * len(cores) // parts : (number + 1) * len(cores) // parts]
 
 
-def _granted(machine: Machine) -> frozenset[int]:
+def _available_cores(machine: Machine) -> frozenset[int]:
     """Return the cores of the control group or the machine; the process's own affinity may be narrower."""
     for group in machine.cgroup_folders("cpuset"):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
@@ -296,7 +296,7 @@ def quiet_steps() -> Iterator[QuietSteps]:
     All garbage is collected once and the live objects are frozen, so that the collection after the block has little to
     scan. Blocks may be nested and may overlap in several threads: the last one to end restores.
     """
-    report = QuietSteps(noise=_noise())
+    report = QuietSteps(noise=_debugging_aids())
     report.done.append(_COLLECTOR.hold())
     try:
         yield report
@@ -403,7 +403,7 @@ def _limit_threads(report: QuietReport, limit: int) -> None:
         report._undo.callback(os.environ.pop, _THREADS_VARIABLE, None)
 
 
-def _noise() -> list[str]:
+def _debugging_aids() -> list[str]:
     """Return the debugging aids that the running program has switched on."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "is_anomaly_enabled"):

@@ -51,7 +51,7 @@ class Spill:
     def _write(self) -> None:
         for table, frames in self._held.items():
             path = self._directory / f"spill-{table}-{len(self._files[table]):05}.arrow"
-            _together(frames).write_ipc(path, compression="uncompressed")
+            _concatenated(frames).write_ipc(path, compression="uncompressed")
             self._files[table].append(path)
         self._held.clear()
         self._size = 0
@@ -60,14 +60,14 @@ class Spill:
         """Return and forget all rows of a table; None if there were none."""
         frames = [pl.scan_ipc(path).collect() for path in self._files.pop(table, [])]
         frames += self._held.pop(table, [])
-        return _together(frames) if frames else None
+        return _concatenated(frames) if frames else None
 
     def clean(self) -> None:
         for path in self._directory.glob("spill-*.arrow"):
             path.unlink()
 
 
-def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
+def _concatenated(frames: list[pl.DataFrame]) -> pl.DataFrame:
     """Concatenate the frames; a column that a frame lacks is null there."""
     return pl.concat(frames, how="diagonal")
 

@@ -493,7 +493,7 @@ def read_ncu(path: str | Path) -> pl.DataFrame:
         if header is None:
             raise NotATraceError(f"{source.name} is not a CSV of Nsight Compute (it has no header line):  {_EXPORT}")
         is_long = "Metric Name" in header
-        launches = _of_metrics(rows, header) if is_long else _of_columns(rows, header)
+        launches = _launches_of_details(rows, header) if is_long else _launches_of_raw_page(rows, header)
     except csv.Error as error:
         raise NotATraceError(f"{source.name} is not a readable CSV of Nsight Compute ({error}):  {_EXPORT}") from None
     finally:
@@ -529,7 +529,7 @@ def _lines(source: ByteSource) -> Iterator[str]:
 Launch = list["str | float | None"]
 
 
-def _of_metrics(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
+def _launches_of_details(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
     """The details page has a line for each metric of each launch."""
     place = {name: number for number, name in enumerate(header)}
     found: dict[tuple[str, str], tuple[Launch, dict[str, int]]] = {}
@@ -548,7 +548,7 @@ def _of_metrics(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
     return [launch for launch, _ in found.values()]
 
 
-def _of_columns(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
+def _launches_of_raw_page(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
     """The raw page has a line for each launch, below a line with the units."""
     found: list[Launch] = []
     for row in rows:

@@ -152,7 +152,7 @@ class DeviceEvents:
         for entry in entries:
             budget.spend("rows", 1)
             device._add(entry, stacks)
-        at_end, reserved = _at_end(segments, stacks, budget)
+        at_end, reserved = _blocks_in_use(segments, stacks, budget)
         device.all_bytes = sum(event.size for event in device.events) + sum(block.size for block in at_end) + reserved
         live: set[int] = set()
         change = reserved_change = 0
@@ -201,7 +201,7 @@ def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[di
     return found
 
 
-def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> tuple[list[Block], int]:
+def _blocks_in_use(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> tuple[list[Block], int]:
     """A device's blocks in use when the snapshot was taken, and the bytes of its segments."""
     found: list[Block] = []
     reserved = 0
@@ -217,14 +217,14 @@ def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> t
             begin = _whole(block.get("address"), 1 << 64)
             state = block.get("state")
             if type(state) is str and state.startswith("active"):
-                frames, requested = _of_block(block, size)
+                frames, requested = _frames_and_size(block, size)
                 place = (address if begin is None else begin) & _LARGEST_ADDRESS
                 found.append(Block(place, requested, stacks.number(frames)))
             address += size
     return found, reserved
 
 
-def _of_block(block: dict[Any, Any], size: int) -> tuple[Any, int]:
+def _frames_and_size(block: dict[Any, Any], size: int) -> tuple[Any, int]:
     """A block's frames and requested bytes, which old snapshots keep in its history."""
     history = block.get("history")
     if type(history) is list and history and type(history[0]) is dict:

@@ -159,7 +159,7 @@ class EnergyMeter:
             key = source.counter.key
             if key in started.joules and key in now.joules:
                 used = now.joules[key] - started.joules[key]
-                reason = _why_nothing(used, (now.ns - started.ns) / 1e9, source)
+                reason = _why_unusable(used, (now.ns - started.ns) / 1e9, source)
                 if reason is None:
                     joules[key] = used
                 else:
@@ -174,7 +174,7 @@ class EnergyMeter:
             self.record.missing.append(lack)
 
 
-def _why_nothing(joules: float, seconds: float, source: Source) -> str | None:
+def _why_unusable(joules: float, seconds: float, source: Source) -> str | None:
     """Return why the difference of a counter is unusable; None if it is usable."""
     if joules <= 0:
         return f"its counter did not change in {seconds:.3g} s"

@@ -132,9 +132,9 @@ class GradientLook:
         number.update({leaf: -1 - place for place, leaf in enumerate(leaves)})
         edges = [[number[each] for each, _ in node.next_functions if each is not None] for node in nodes]
         has_product = [node.name().startswith(_OF_PRODUCTS) for node in nodes]
-        self._passes.append(_Pass(self._time, edges, [self._noted(leaf.variable) for leaf in leaves], has_product))
+        self._passes.append(_Pass(self._time, edges, [self._kept_id(leaf.variable) for leaf in leaves], has_product))
 
-    def _noted(self, leaf: Any) -> int:
+    def _kept_id(self, leaf: Any) -> int:
         """The id of a leaf if it is a parameter, which is remembered; else 0."""
         if type(leaf).__name__ not in ("Parameter", "UninitializedParameter"):
             return 0

@@ -132,11 +132,11 @@ def _code_of(function: Any) -> Any:
         kind = type(function)
         if kind is FunctionType and "__wrapped__" not in vars(function):
             return function.__code__
-        function = _inside(function, kind)
+        function = _delegate(function, kind)
     return None
 
 
-def _inside(function: Any, kind: Any) -> Any:
+def _delegate(function: Any, kind: Any) -> Any:
     """The function that a called object stands for, or calls."""
     if kind is FunctionType:
         return vars(function)["__wrapped__"]

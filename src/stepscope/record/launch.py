@@ -85,11 +85,11 @@ def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
         adopt(child)
-        code = _ended(child)
+        code = _exit_code(child)
     return 128 - code if code < 0 else code
 
 
-def _ended(child: subprocess.Popen[bytes]) -> int:
+def _exit_code(child: subprocess.Popen[bytes]) -> int:
     """Wait for the exit code; a signal just before the wait is forwarded during it, not after the end."""
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -324,9 +324,9 @@ def metrics_of_source(text: str, file: str) -> list[MetricFacts]:
     scopes += [(name, node.body) for name, node in functions.items()]
     found: dict[tuple[int, int], str] = {}
     for scope, body in scopes:
-        for statement in _of_scope(list(_simple_statements(body))):
+        for statement in _metric_statements(list(_simple_statements(body))):
             found[statement.lineno, statement.end_lineno or statement.lineno] = scope
-            for name in _called(statement) & functions.keys():
+            for name in _last_names(statement) & functions.keys():
                 function = functions[name]
                 if not _makes_tensors(function):
                     found[function.lineno, function.end_lineno or function.lineno] = name
@@ -339,7 +339,7 @@ def metrics_of_source(text: str, file: str) -> list[MetricFacts]:
     ]
 
 
-def _of_scope(statements: list[ast.stmt]) -> list[ast.stmt]:
+def _metric_statements(statements: list[ast.stmt]) -> list[ast.stmt]:
     """Statements that copy values to the host or use such values; none if a tensor is made of any of them."""
     hosted: set[str] = set()
     for _ in range(_TURNS):
@@ -368,14 +368,14 @@ def _copies(node: ast.AST) -> bool:
 
 
 def _makes_tensors(node: ast.AST) -> bool:
-    return not _called(node).isdisjoint(_MAKING)
+    return not _last_names(node).isdisjoint(_MAKING)
 
 
 def _calls(node: ast.AST) -> list[ast.Call]:
     return [each for each in ast.walk(node) if isinstance(each, ast.Call)]
 
 
-def _called(node: ast.AST) -> set[str]:
+def _last_names(node: ast.AST) -> set[str]:
     """The last parts of the called names."""
     functions = [each.func for each in _calls(node)]
     return {each.attr if isinstance(each, ast.Attribute) else dotted_name(each) for each in functions}

@@ -80,11 +80,11 @@ def _lists(tree: ast.Module) -> set[str]:
 
 
 def _is_list(value: ast.expr) -> bool:
-    called = _called(value) if isinstance(value, ast.Call) else ""
+    called = _last_name(value) if isinstance(value, ast.Call) else ""
     return isinstance(value, (ast.List, ast.ListComp, ast.Tuple)) or called in _LISTS
 
 
-def _called(call: ast.Call) -> str:
+def _last_name(call: ast.Call) -> str:
     """The last part of the called name."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name(call.func)
 
@@ -154,7 +154,7 @@ class _Inside:
             parts = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
             handlers = [each.body for each in getattr(node, "handlers", [])]
             if not any(parts):
-                yield _Statement(node, uses_of(node).reads | around, _gives(node), _changes_by_itself(node))
+                yield _Statement(node, uses_of(node).reads | around, _bound_or_changed(node), _changes_by_itself(node))
                 continue
             items: list[ast.withitem] = getattr(node, "items", [])
             heads = [getattr(node, name, None) for name in ("test", "iter", "subject")]
@@ -236,7 +236,7 @@ def _searched(node: ast.AST) -> str:
     return ""
 
 
-def _gives(node: ast.stmt) -> set[str]:
+def _bound_or_changed(node: ast.stmt) -> set[str]:
     """Names that a statement binds or may change, also by a method or through an item or attribute."""
     found = bound_names(node)
     for each in ast.walk(node):
@@ -265,7 +265,7 @@ def _changed_attributes(owner: ast.ClassDef) -> set[str]:
         if method.name not in ("__init__", "__post_init__", "__new__"):
             for node in ast.walk(method):
                 if isinstance(node, _SIMPLE):
-                    found |= {name for name in _gives(node) if name.startswith("self.")}
+                    found |= {name for name in _bound_or_changed(node) if name.startswith("self.")}
     return found
 
 

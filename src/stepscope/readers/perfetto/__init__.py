@@ -97,7 +97,7 @@ def recognises(head: bytes) -> bool:
             return False
         if (tag >> 3, tag & 7) in _TELLING_FIELDS:
             return True
-        skipped = _after(head, position, tag & 7)
+        skipped = _end_of_value(head, position, tag & 7)
         if skipped is None or skipped > end:
             return False
         position = skipped
@@ -116,11 +116,11 @@ class Packets:
         trace = trace_message()
         for text in self._framed():
             for packet in self._decoded(text, trace):
-                inner = self._inner(packet)
+                inner = self._decompressed(packet)
                 if inner is None:
                     yield packet
                     continue
-                for part in self._together(inner):
+                for part in self._whole_packets(inner):
                     for each in self._decoded(part, trace):
                         if each.WhichOneof("data") in ("compressed_packets", "zstd_compressed_packets"):
                             self._damage["damaged_packet"] += 1
@@ -163,7 +163,7 @@ class Packets:
         if rest or skip:
             self._damage["truncated"] += 1
 
-    def _together(self, text: bytes) -> Iterator[bytes]:
+    def _whole_packets(self, text: bytes) -> Iterator[bytes]:
         """Yield whole packets of decompressed text, several at a time, since decoding multiplies the size."""
         begin = position = 0
         while position < len(text):
@@ -206,7 +206,7 @@ class Packets:
                 self._damage["damaged_packet"] += 1
             position = end
 
-    def _inner(self, packet: TracePacket) -> bytes | None:
+    def _decompressed(self, packet: TracePacket) -> bytes | None:
         """The serialised trace in a compressed packet; None for other packets."""
         kind = packet.WhichOneof("data")
         if kind not in ("compressed_packets", "zstd_compressed_packets"):
@@ -266,7 +266,7 @@ def _varint(data: bytes, position: int) -> tuple[int | None, int]:
     return None, position
 
 
-def _after(data: bytes, position: int, wire_type: int) -> int | None:
+def _end_of_value(data: bytes, position: int, wire_type: int) -> int | None:
     """The position after a field's value; None for unknown types."""
     if wire_type == _BYTES:
         length, begin = _varint(data, position)

@@ -144,12 +144,12 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         try:
             super().handle()
-        except _SentAwayError as error:
+        except _RejectedError as error:
             self._give_up(error)
         finally:
             self.server.sending.pop(self._input, None)
 
-    def _give_up(self, error: _SentAwayError) -> None:
+    def _give_up(self, error: _RejectedError) -> None:
         """Send the error to a client that accepts it at once; drop the others."""
         self.request_version, self.requestline, self.command = self.protocol_version, "", "GET"
         with contextlib.suppress(OSError):
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-class _SentAwayError(Exception):
+class _RejectedError(Exception):
     """A client took too long, or its connection is needed. Not an OSError, which the standard library would swallow."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -271,9 +271,9 @@ class _BoundedInput(io.RawIOBase):
             self._connection.settimeout(left_s)
             count = self._connection.recv_into(view)
         except TimeoutError:
-            raise _SentAwayError(408, "the request took too long") from None
+            raise _RejectedError(408, "the request took too long") from None
         if self._ended:
-            raise _SentAwayError(503, "the agent has too many clients: send the whole request at once")
+            raise _RejectedError(503, "the agent has too many clients: send the whole request at once")
         self._bytes -= count
         return count
 

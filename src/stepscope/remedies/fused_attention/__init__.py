@@ -311,15 +311,15 @@ def attention(
     if query.device.type == "hpu":
         return vendor_attention(query, key, value, attn_mask, settings, scale, recompute, valid_seq_len, seq_padding)
     if valid_seq_len is None:
-        return _asked_for(_attend(query, key, value, attn_mask, settings, training and recompute))
-    return _asked_for(_attend_valid(query, key, value, valid_seq_len, seq_padding, settings))
+        return _requested(_attend(query, key, value, attn_mask, settings, training and recompute))
+    return _requested(_attend_valid(query, key, value, valid_seq_len, seq_padding, settings))
 
 
 def _needs_gradients(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
-def _asked_for(results: Results) -> Any:
+def _requested(results: Results) -> Any:
     """The output alone, or with the requested extras in the documented order."""
     found = tuple(each for each in results if each is not None)
     return found[0] if len(found) == 1 else found

@@ -123,7 +123,7 @@ def measure_loader(
     error = measuring.error
     if isinstance(error, (ValueError, _Unsendable)):
         raise error
-    if error is not None and workers and (problem := _of_the_machine(error, arguments)):
+    if error is not None and workers and (problem := _why_machine_cannot(error, arguments)):
         return replace(trial, problem=problem)
     _blame_data_set(error, "in a worker" if workers else "on a batch")
     return replace(
@@ -173,7 +173,7 @@ def _started(loader: DataLoader[Any], device: torch.device | None, arguments: di
         return _Batches(loader, device, arguments["pin_memory"])
     error, method = starting.error, start_method(arguments)
     assert error is not None
-    if arguments["num_workers"] and method != "fork" and _of_the_machine(error, arguments) is None:
+    if arguments["num_workers"] and method != "fork" and _why_machine_cannot(error, arguments) is None:
         raise _Unsendable(
             f"the data set cannot be sent to workers, which are started by {method}: {_reason(error)}; define it, "
             "its transforms and collate_fn at the top level of a module, or pass multiprocessing_context='fork'"
@@ -189,7 +189,7 @@ def start_method(arguments: dict[str, Any]) -> str:
     return str((context or multiprocessing).get_start_method())
 
 
-def _of_the_machine(error: BaseException, arguments: dict[str, Any]) -> str | None:
+def _why_machine_cannot(error: BaseException, arguments: dict[str, Any]) -> str | None:
     """Why this many workers cannot run here, if the machine and not the data set is the reason."""
     text = str(error)
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:

@@ -143,7 +143,7 @@ class GradientWatch:
             if parameter.grad is None:
                 waiting.append((group, parameter))
             elif group.get("fused"):
-                reason = _reason(parameter, parameter.grad) or _late(optimizer, group, parameter)
+                reason = _reason(parameter, parameter.grad) or _zero_momentum(optimizer, group, parameter)
                 if reason is not None:
                     self._to_loop(optimizer, group, reason)
         self._waiting = (
@@ -169,7 +169,7 @@ def _reason(parameter: torch.Tensor, gradient: torch.Tensor) -> str | None:
     return f"{what} has another memory layout" if several and gradient.stride() != parameter.stride() else None
 
 
-def _late(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> str | None:
+def _zero_momentum(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> str | None:
     """Give a parameter without momentum, in a group where others have one, zero momentum; torch's fused SGD expects it.
 
     The loop's first update takes the gradient as the momentum; starting from zeros is the same, except for dampening.

@@ -118,7 +118,7 @@ def loss_call(
     if len(call.args) > 2 or arguments.keys() & named.keys():
         return None
     named |= arguments
-    callee = _functional(context, scope, call, named) or _object(context, scope, call)
+    callee = _functional(context, scope, call, named) or _criterion(context, scope, call)
     if callee is None or not {"input", "target"} <= named.keys():
         return None
     others = [value for name, value in named.items() if name not in ("input", "target")]
@@ -147,9 +147,9 @@ def _functional(context: Context, scope: Scope, call: ast.Call, named: Mapping[s
     return Callee(function, ignored, keywords, reduction)
 
 
-def _object(context: Context, scope: Scope, call: ast.Call) -> Callee | None:
+def _criterion(context: Context, scope: Scope, call: ast.Call) -> Callee | None:
     """A criterion: a name or an attribute of self that is assigned nn.CrossEntropyLoss(...) once."""
-    made, is_argument = _made(context, scope, call.func)
+    made, is_argument = _creating_call(context, scope, call.func)
     function = _CLASSES.get(context.names.meaning(made.func, scope) or "") if made is not None else None
     if made is None or function is None or made.args or any(each.arg is None for each in made.keywords):
         return None
@@ -180,7 +180,7 @@ def _is_altered(context: Context, criterion: str) -> bool:
     return False
 
 
-def _made(context: Context, scope: Scope, function: ast.expr) -> tuple[ast.Call | None, bool]:
+def _creating_call(context: Context, scope: Scope, function: ast.expr) -> tuple[ast.Call | None, bool]:
     """The call that created the called object, and whether that is known only by an argument's name."""
     value: ast.expr | None
     is_argument = False
