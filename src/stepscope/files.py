@@ -247,6 +247,6 @@ def converted(value: Any, kind: type[_T]) -> _T:
     try:
         return msgspec.convert(value, kind)
     except UnicodeEncodeError as error:
-        raise msgspec.ValidationError(f"it contains text that is not Unicode:  {error.object!r:.60}") from error
+        raise msgspec.ValidationError(f"it contains text that is not Unicode: {error.object!r:.60}") from error
     except RecursionError as error:
         raise msgspec.ValidationError("its values are nested too deeply") from error

@@ -491,11 +491,11 @@ def read_ncu(path: str | Path) -> pl.DataFrame:
         rows = csv.reader(_from_header(source))
         header = next(rows, None)
         if header is None:
-            raise NotATraceError(f"{source.name} is not a CSV of Nsight Compute (it has no header line):  {_EXPORT}")
+            raise NotATraceError(f"{source.name} is not a CSV of Nsight Compute (it has no header line): {_EXPORT}")
         is_long = "Metric Name" in header
         launches = _launches_of_details(rows, header) if is_long else _launches_of_raw_page(rows, header)
     except csv.Error as error:
-        raise NotATraceError(f"{source.name} is not a readable CSV of Nsight Compute ({error}):  {_EXPORT}") from None
+        raise NotATraceError(f"{source.name} is not a readable CSV of Nsight Compute ({error}): {_EXPORT}") from None
     finally:
         source.close()
     if not launches:

@@ -289,7 +289,7 @@ class DeviceLimits:
                 why = sentence(setting.error)
                 lost.append(f"device {number} ({why}): nvidia-smi -i {number} -pl {limit / 1000:g}")
         if lost:
-            raise UsageError(f"power limits could not be restored, do so by hand:  {'; '.join(lost)}")
+            raise UsageError(f"power limits could not be restored, do so by hand: {'; '.join(lost)}")
 
 
 def device_limits() -> DeviceLimits:
@@ -310,7 +310,7 @@ def device_limits() -> DeviceLimits:
         raise UsageError(f"power limits cannot be changed: {NO_DRIVER}")
     with guard.attempt() as reading:
         return DeviceLimits(gpus)
-    raise UsageError(f"the devices do not report their power limits:  {sentence(reading.error)}")
+    raise UsageError(f"the devices do not report their power limits: {sentence(reading.error)}")
 
 
 def measure_limits(

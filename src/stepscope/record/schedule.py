@@ -74,7 +74,7 @@ def action_of(found: object) -> str:
     """
     name = found if isinstance(found, str) else getattr(found, "name", None)
     if name not in ACTIONS:
-        raise UsageError(f"profile: the schedule returned {found!r}; it must return one of  {', '.join(ACTIONS)}")
+        raise UsageError(f"profile: the schedule returned {found!r}; it must return one of {', '.join(ACTIONS)}")
     return str(name)
 
 

@@ -474,7 +474,7 @@ class DataParallelSettings:
         strange = [name for name in settings if name not in known]
         if strange:
             raise ValueError(
-                f"{strange[0]!r} is not a setting of data-parallel training; the settings are  {', '.join(known)}"
+                f"{strange[0]!r} is not a setting of data-parallel training; the settings are {', '.join(known)}"
             )
         try:
             return cls(**settings)

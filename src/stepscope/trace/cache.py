@@ -245,7 +245,7 @@ class TraceCache:
 
     def _directory(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
-            raise ValueError(f"not a cache key:  {key!r}")
+            raise ValueError(f"not a cache key: {key!r}")
         return self.root / key
 
     def _made_root(self) -> Path:

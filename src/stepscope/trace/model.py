@@ -132,7 +132,7 @@ def check(trace: Trace) -> None:
     for name, schema in SCHEMAS.items():
         frame = trace.table(name)
         if dict(frame.schema) != {column: dtype() for column, dtype in schema.items()}:
-            raise InconsistentTraceError(f"table {name} does not have the columns of its schema:  {dict(frame.schema)}")
+            raise InconsistentTraceError(f"table {name} does not have the columns of its schema: {dict(frame.schema)}")
         _check_times(name, frame)
         _check_lanes(name, frame, trace)
     for (name, column), words in VOCABULARY.items():
@@ -429,7 +429,7 @@ def _manifest(directory: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UnreadableTraceError(f"{directory} contains no readable trace:  {error}") from error
+        raise UnreadableTraceError(f"{directory} contains no readable trace: {error}") from error
     if manifest.version > VERSION:
         raise UnreadableTraceError(
             f"{directory} was written by a newer stepscope (store version {manifest.version}, this one reads {VERSION})"

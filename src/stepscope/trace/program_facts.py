@@ -592,7 +592,7 @@ def read_lines(path: Path) -> LineRecords:
                 raise UnreadableTraceError(f"{path} is damaged: it has changed since it was written")
         records = msgspec.msgpack.decode(content, type=LineRecords)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableTraceError(f"{path} contains no readable lines:  {error}") from error
+        raise UnreadableTraceError(f"{path} contains no readable lines: {error}") from error
     if records.version > VERSION:
         raise UnreadableTraceError(f"{path} was written by a newer stepscope (version {records.version})")
     wrong = _damage(records)

@@ -302,7 +302,7 @@ class _Reading:
         self._ranges.finish(self._end)
         if not gathering.complete_events and window is None:
             raise UnreadableTraceError(
-                f"{database.name} is an export of Nsight Systems without a readable event:  "
+                f"{database.name} is an export of Nsight Systems without a readable event: "
                 "record with nsys profile --trace=cuda,nvtx,osrt"
             )
         self._count_left_out()
@@ -385,7 +385,7 @@ def _refuse_others(database: Database) -> None:
         return
     if any(table.startswith("rocpd_") for table in tables):
         raise NotATraceError(
-            f"{database.name} is a rocpd database of rocprofv3, which is not supported:  "
+            f"{database.name} is a rocpd database of rocprofv3, which is not supported: "
             "record with rocprofv3 --output-format json, and give that file"
         )
     if any(table in tables for table in _OWN_TABLES) and "StringIds" in tables:
@@ -394,7 +394,7 @@ def _refuse_others(database: Database) -> None:
             "record with nsys profile --trace=cuda,nvtx,osrt"
         )
     raise NotATraceError(
-        f"{database.name} is an SQLite database, but not an export of Nsight Systems:  "
+        f"{database.name} is an SQLite database, but not an export of Nsight Systems: "
         "it has none of that profiler's event tables"
     )
 

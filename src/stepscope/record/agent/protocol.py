@@ -192,7 +192,7 @@ def write_user_file(content: AgentFile) -> Path:
             if state.st_mode & 0o077:
                 folder.chmod(0o700)
     except OSError as error:
-        raise AgentError(f"{folder} cannot be created:  {error.strerror}") from error
+        raise AgentError(f"{folder} cannot be created: {error.strerror}") from error
     return write_agent_file(folder / f"{content.host}-{content.pid}.json", content)
 
 

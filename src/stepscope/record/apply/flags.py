@@ -105,7 +105,7 @@ def _default(flag: Flag) -> str:
 
 def _unknown(part: str, name: str, known: Sequence[str]) -> str:
     if not name:
-        return "the list of what to apply has an empty entry:  write it as fuse-optimizer,workers=4"
+        return "the list of what to apply has an empty entry: write it as fuse-optimizer,workers=4"
     close = difflib.get_close_matches(name, known, n=1)
     guess = f"; did you mean {close[0]}?" if close else ""
     return f"there is no {part!r} to apply{guess} (stepscope run --apply list shows all)"

@@ -203,9 +203,7 @@ class _Rescue:
         loader.num_workers, loader.prefetch_factor = 0, None
         vars(loader)["persistent_workers"] = False  # the loader no longer allows it to be set
         self._loaders.discard(loader)
-        self._applying.could_not(
-            "workers", f"a DataLoader continues without them, since they fail:  {in_a_line(error)}"
-        )
+        self._applying.could_not("workers", f"a DataLoader continues without them, since they fail: {in_a_line(error)}")
 
 
 def _draw_seeds_as_before(applying: Applying, kept: weakref.WeakSet[Any]) -> None:
