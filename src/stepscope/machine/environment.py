@@ -323,7 +323,7 @@ def power_supply(machine: Machine) -> Observation:
     """Check whether a laptop runs on its battery."""
     check, folder = Check("power-supply"), "sys/class/power_supply"
     if not (machine.root / folder).is_dir():
-        return check.unknown("The power supply cannot be read", f"/{folder} is not there")
+        return check.unknown("The power supply cannot be read", f"/{folder} does not exist")
     supplies = [f"{folder}/{path.name}" for path in machine.matching(folder, "*")]
     mains = [path for path in supplies if machine.read(f"{path}/type") == "Mains"]
     if not mains:

@@ -125,7 +125,7 @@ def numa_balancing(machine: Machine) -> Observation:
     if len(machine.nodes) == 1:
         return check.fine("There is one NUMA node, nothing to balance", "/sys/devices/system/node")
     if value is None:
-        return check.unknown("NUMA balancing cannot be read", f"/{path} is not there")
+        return check.unknown("NUMA balancing cannot be read", f"/{path} does not exist")
     if value == 0:
         return check.fine("The kernel does not move memory between NUMA nodes", f"/{path}: 0")
     return check.note(
@@ -215,7 +215,7 @@ def _load(state: DeviceState, name: str) -> Observation:
     )
     read = f"NVML: utilization {used}; " + (processes or "no other process")
     if not state.others and (state.utilization or 0) <= _BUSY_SHARE:
-        return _LOAD.fine(f"Nobody else uses {name}", read)
+        return _LOAD.fine(f"No other process uses {name}", read)
     return _LOAD.problem(
         f"Other processes use {name}: {used} busy",
         read,

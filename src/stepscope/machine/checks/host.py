@@ -71,7 +71,7 @@ def thermal_throttling(machine: Machine) -> Observation:
     counts = [machine.number(str(path.relative_to(machine.root))) for path in paths]
     known = [count for count in counts if count is not None]
     if not known:
-        return check.unknown("Thermal throttling cannot be read", f"{where} is not there")
+        return check.unknown("Thermal throttling cannot be read", f"{where} does not exist")
     if not any(known):
         return check.fine("No core has been throttled by heat", f"{where}: 0 on all {len(known)} cores")
     return check.note(
@@ -130,7 +130,7 @@ def cpu_quota(machine: Machine) -> Observation:
     """Check whether a container's CPU quota throttles the process."""
     check, cores = Check("cpu-quota"), usable_cores(machine)
     if machine.read(f"{machine.proc}/cgroup") is None:
-        return check.unknown("A CPU quota cannot be read", f"/{machine.proc}/cgroup is not there")
+        return check.unknown("A CPU quota cannot be read", f"/{machine.proc}/cgroup does not exist")
     if cores.quota is None:
         return check.fine("No CPU quota limits the process", "no limit in its control groups")
     why = (
@@ -177,7 +177,7 @@ def threads(machine: Machine) -> Observation:
 
 def other_load(machine: Machine) -> list[Observation]:
     """Check the load of other processes and the time taken by the hypervisor, from two readings half a second apart."""
-    missing, before = "/proc/stat is not there", _Sample.read(machine)
+    missing, before = "/proc/stat does not exist", _Sample.read(machine)
     if before is not None:
         machine.sleep(_SAMPLE_S)
         after = _Sample.read(machine)
@@ -295,7 +295,7 @@ def memory_limit(machine: Machine) -> Observation:
     """Check how close the process's control groups are to their memory limit."""
     check = Check("memory-limit")
     if machine.read(f"{machine.proc}/cgroup") is None:
-        return check.unknown("A memory limit cannot be read", f"/{machine.proc}/cgroup is not there")
+        return check.unknown("A memory limit cannot be read", f"/{machine.proc}/cgroup does not exist")
     tightest: tuple[int, int, str] | None = None
     for group in machine.cgroup_folders("memory"):
         limit = machine.number(f"{group}/memory.max") or machine.number(f"{group}/memory.limit_in_bytes")
@@ -324,7 +324,7 @@ def shared_memory(machine: Machine) -> Observation:
     try:
         total, free = machine.free_bytes(path)
     except OSError:
-        return check.unknown("Shared memory cannot be read", "/dev/shm is not there")
+        return check.unknown("Shared memory cannot be read", "/dev/shm does not exist")
     title, read = f"{gib(free)} of shared memory is free", f"/dev/shm: {gib(free)} free of {gib(total)}"
     if free >= _SMALL_SHARED_BYTES:
         return check.fine(title, read)
@@ -341,7 +341,7 @@ def swap(machine: Machine) -> Observation:
     """Check whether memory has been swapped to disk."""
     check, total = Check("swap"), _kib(machine.fields("proc/meminfo").get("SwapTotal"))
     if total is None:
-        return check.unknown("Swap cannot be read", "/proc/meminfo is not there")
+        return check.unknown("Swap cannot be read", "/proc/meminfo does not exist")
     if total == 0:
         return check.fine("There is no swap", "/proc/meminfo: SwapTotal 0")
     used = total - (_kib(machine.fields("proc/meminfo").get("SwapFree")) or 0)

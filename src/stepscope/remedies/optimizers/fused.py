@@ -210,7 +210,7 @@ as fast with 16,384."""
 _WORDS: Final = {
     "fused": "updates with torch's fused kernels",
     "foreach": "updates lists of tensors, not fused",
-    "mixed": "is fused in part",
+    "mixed": "is partly fused",
     "unchanged": "is left as it was, not fused",
 }
 

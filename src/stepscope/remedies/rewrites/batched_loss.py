@@ -298,7 +298,7 @@ def _assumptions(found: LossCall, expected: Sequence[Expected]) -> Iterator[str]
         bare = dict.fromkeys(
             each.expression for each, part in zip(expected, (found.logits, found.targets), strict=True) if not part.axis
         )
-        are = "are tensors, no lists" if len(bare) > 1 else "is a tensor, no list"
+        are = "are tensors, not lists" if len(bare) > 1 else "is a tensor, not a list"
         yield f"{' and '.join(f'`{each}`' for each in bare)} {are}."
 
 
