@@ -354,10 +354,10 @@ def test_what_a_devices_state_means() -> None:
 
     assert {one.verdict for one in judged(quiet)} == {"fine"}
     assert [(one.check, one.verdict, one.title) for one in judged(busy)] == [
-        ("device-load", "problem", "Others use device 1 (H200): 98% busy"),
+        ("device-load", "problem", "Other processes use device 1 (H200): 98% busy"),
         ("device-clocks", "problem", "The clock of device 1 (H200) is lowered by the power limit"),
         ("device-persistence", "note", "The driver does not keep device 1 (H200) initialised between processes"),
-        ("device-power", "note", "The power limit of device 1 (H200) is 500 W, by default 700 W"),
+        ("device-power", "note", "The power limit of device 1 (H200) is 500 W; the default is 700 W"),
     ]
     assert "process 99 (2.0 GiB)" in judged(busy)[0].read
     assert {one.verdict for one in judged(DeviceState(0, "old"))} == {"unknown"}
@@ -366,14 +366,14 @@ def test_what_a_devices_state_means() -> None:
 @pytest.mark.parametrize(
     ("environ", "titles"),
     [
-        ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, ["Host memory comes from jemalloc", "as it comes"]),
-        ({"PYTHONMALLOC": "debug"}, ["PYTHONMALLOC takes", "as it comes"]),
-        ({"MALLOC_ARENA_MAX": "1"}, ["All threads allocate from one arena", "as it comes"]),
+        ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, ["Host memory comes from jemalloc", "its default settings"]),
+        ({"PYTHONMALLOC": "debug"}, ["PYTHONMALLOC", "its default settings"]),
+        ({"MALLOC_ARENA_MAX": "1"}, ["All threads allocate from one arena", "its default settings"]),
         ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, ["the C library's malloc", "is set"]),
         ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:32"}, ["the C library's malloc", "above 32 MB are never split"]),
         (
             {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.3"},
-            ["the C library's malloc", "given back from 30%"],
+            ["the C library's malloc", "released once 30%"],
         ),
     ],
 )

@@ -59,8 +59,8 @@ def test_a_name_of_several_names_them(typed: str, rows: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("", "the device's name is empty"),
-        ("???", "the device's name is empty"),
+        ("", "the device's name is empty (stepscope devices lists the names)"),
+        ("???", "the device's name is empty (stepscope devices lists the names)"),
         (
             "H10O-SXM",
             "'H10O-SXM' is not in the table of devices; did you mean H100-SXM, H200-SXM or P100-SXM2? "

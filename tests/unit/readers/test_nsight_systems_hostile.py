@@ -151,10 +151,10 @@ class TestSomethingElse:
     @pytest.mark.parametrize(
         ("tables", "said"),
         [
-            ({"moz_places": [{"id": 1, "url": "x"}]}, "no export of Nsight Systems"),
+            ({"moz_places": [{"id": 1, "url": "x"}]}, "not an export of Nsight Systems"),
             ({"rocpd_kernel_dispatch_1": [{"id": 1}]}, "rocprofv3 --output-format json"),
             ({"TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 1}]}, "without events: record with nsys profile"),
-            ({KERNEL: [kernel(0, 1) | {"start": None}]}, "without an event that could be read"),
+            ({KERNEL: [kernel(0, 1) | {"start": None}]}, "without a readable event"),
         ],
     )
     def test_is_refused_with_a_sentence(self, tables: dict[str, Any], said: str, tmp_path: Path) -> None:

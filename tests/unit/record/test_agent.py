@@ -194,7 +194,7 @@ class TestCaptures:
             ({"seconds": float("nan")}, "seconds"),
             ({"seconds": -1}, "seconds"),
             ({"timeout_s": "x" * 99}, "timeout_s"),
-            ({"steps": 1, "seconds": 1}, "some steps or some seconds"),
+            ({"steps": 1, "seconds": 1}, "steps or seconds, not both"),
             ({"first_step": -1}, "first_step"),
             ({"options": {"stack": True}}, "'stack'"),
             ({"options": {"stacks": 1}}, "options.stacks"),
@@ -408,10 +408,10 @@ class TestPlaces:
         [
             (Place(port=-1), "a port is a number from 0 to 65535, not -1"),
             (Place(port="80"), "a port is a number from 0 to 65535, not '80'"),  # type: ignore[arg-type]
-            (Place(address=""), "an agent listens on an address, such as 127.0.0.1"),
+            (Place(address=""), "an agent needs an address to listen on"),
             (Place(token="short"), "at least 16 letters"),
             (Place(token="with space in the middle"), "at least 16 letters"),
-            (Place(socket=Path("x"), port=1), "on a port or on a Unix socket, not on both"),
+            (Place(socket=Path("x"), port=1), "on a port or on a Unix socket, not both"),
         ],
     )
     def test_mistakes(self, place: Place, sentence: str) -> None:

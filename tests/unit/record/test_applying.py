@@ -92,7 +92,7 @@ class TestLists:
         with pytest.raises(UsageError) as raised:
             parse_applications(text)
 
-        assert str(raised.value) == sentence
+        assert sentence in str(raised.value)
 
     def test_the_page_has_every_flag_as_it_is(self) -> None:
         assert f"\n|---|---|---|\n{flag_rows(all_flags())}\n" in PAGE.read_text()  # scripts/generate_docs writes it
@@ -563,7 +563,7 @@ class TestPrecision:
         kept = Net().to(torch.bfloat16)(self.IMAGES.to(torch.bfloat16))["scores"].dtype
 
         assert kept == torch.bfloat16
-        assert said(applying, applied=False) == ["bf16: the parameters of Net are bfloat16 already"]
+        assert said(applying, applied=False) == ["bf16: the parameters of Net are already bfloat16"]
 
     def test_float16_is_trained_with_scaled_losses_and_gradients_that_are_not(self, start: Start) -> None:
         def gradients(passes: int = 2) -> list[torch.Tensor]:
@@ -652,7 +652,7 @@ def test_a_model_that_cannot_be_compiled_goes_on(start: Start, monkeypatch: pyte
     assert list(model.state_dict()) == ["0.weight", "0.bias"]
     assert said(applying) == ["compile: Sequential called at test_applying.py:N is compiled (mode default)"]
     [sentence] = said(applying, applied=False)
-    assert sentence.startswith("compile: Sequential goes on uncompiled: ")
+    assert sentence.startswith("compile: Sequential runs uncompiled: ")
 
 
 def test_what_is_not_trained_is_not_compiled(start: Start) -> None:
@@ -710,8 +710,8 @@ def test_debugging_aids_stay_off(start: Start) -> None:
     assert not enabled
     assert torch.autograd.gradcheck(lambda x: 1 / 0, torch.ones(1))
     assert [sentence.partition(" at ")[0] for sentence in said(applying)] == [
-        "no-debug: anomaly detection asked for",
-        "no-debug: anomaly detection asked for",
+        "no-debug: anomaly detection requested",
+        "no-debug: anomaly detection requested",
         "no-debug: gradcheck",
     ]
 
@@ -723,7 +723,7 @@ def test_threads_stay_what_they_are_to_be(start: Start) -> None:
     assert torch.get_num_threads() == 1
     assert said(applying) == [
         "threads: PyTorch computes with 1 thread",
-        "threads: the program asks for 2 and keeps 1",
+        "threads: the program asks for 2 and still gets 1",
     ]
 
 

@@ -59,7 +59,7 @@ def test_mistakes_name_the_argument(given: dict[str, Any], sentence: str) -> Non
 
 
 def test_steps_are_counted_from_zero() -> None:
-    with pytest.raises(UsageError, match="a step's number is 0 or more, not -1"):
+    with pytest.raises(UsageError, match="must be 0 or more, not -1"):
         stepscope.schedule(active=1)(-1)
 
 

@@ -301,7 +301,7 @@ def test_a_second_backward_pass_says_what_to_do() -> None:
         loss.backward()
     loss = chunked_cross_entropy(hidden * 1.0, torch.zeros(POSITIONS, dtype=torch.long))
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=r"were written over before its backward pass.*keep_logits=True"):
+    with pytest.raises(RuntimeError, match=r"were overwritten before its backward pass.*keep_logits=True"):
         loss.backward()
 
 

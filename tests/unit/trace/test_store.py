@@ -163,7 +163,7 @@ def test_a_store_of_the_first_version_which_had_no_checksums_is_read(store: Path
 def test_a_store_without_its_checksums_is_refused(store: Path) -> None:
     (store / "contents.json").unlink()
 
-    with pytest.raises(UnreadableTraceError, match="holds no checksums"):
+    with pytest.raises(UnreadableTraceError, match="no checksums"):
         open_store(store)
 
 
