@@ -28,9 +28,9 @@ from __future__ import annotations
 from typing import Final
 
 from stepscope.diagnosis.finding import NotAnswered
-from stepscope.diagnosis.parts import host_counts, host_work_ns, scaled_host_work
 from stepscope.diagnosis.recording_costs import faults_before
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._host import host_counts, host_work_ns, scaled_host_work
 
 
 def check(view: View, limits: Limits) -> Answers:
