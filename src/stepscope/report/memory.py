@@ -13,7 +13,7 @@ from markupsafe import Markup
 from stepscope.analysis.blocks import CATEGORIES
 from stepscope.analysis.memory import MemoryPicture, MemorySummary
 from stepscope.analysis.telemetry import PlotLine, TelemetryPicture, TelemetryPlot
-from stepscope.report.document import Block, Document, Drawing, Facts, Group, Section, Table, Text, fields
+from stepscope.report.document import Block, Document, Drawing, Facts, Group, Section, Table, Text, fields, stamped
 from stepscope.report.format import cell, clock, count, duration, share, size
 from stepscope.report.html import TemplateVariables, script_json
 
@@ -105,7 +105,7 @@ def _names(allocator: pl.DataFrame) -> str:
 
 def memory_json(summaries: Sequence[MemorySummary]) -> dict[str, Any]:
     """One entry per device, numbers in bytes and nanoseconds."""
-    return {"schema": 1, "devices": [_device_json(summary) for summary in summaries]}
+    return stamped(devices=[_device_json(summary) for summary in summaries])
 
 
 def _device_json(summary: MemorySummary) -> dict[str, Any]:
