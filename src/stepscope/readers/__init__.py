@@ -15,7 +15,7 @@ from stepscope.files import text_of
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
 from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, is_regular_file
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
-from stepscope.record.counters import Stretch
+from stepscope.record.counters import ConsecutiveSteps
 from stepscope.record.run_folder import recording_of
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.metadata import UnrecordedSteps
@@ -308,7 +308,11 @@ def unrecorded_steps(stretches: object) -> UnrecordedSteps | None:
     Args:
         stretches: in the form written by `StepTimes.to_json`.
     """
-    parts = [part for each in stretches if (part := Stretch.from_json(each))] if isinstance(stretches, list) else []
+    parts = (
+        [part for each in stretches if (part := ConsecutiveSteps.from_json(each))]
+        if isinstance(stretches, list)
+        else []
+    )
     parts = [part for part in parts if part.first_step > _COLD_STEPS]
     recorded_ns = [ns for part in parts if part.recorded for ns in part.durations_ns]
     others = [part for part in parts if not part.recorded]
