@@ -265,8 +265,8 @@ def _borders(trace: Trace, table: str, lane: int) -> tuple[Times, Times]:
     return begins, begins + rows["duration_ns"].to_numpy()[mine]
 
 
-OPERATOR_NS: Final = 600.0
-"""Minimum overhead of torch's profiler for an operator with shapes; for some operators it is twice as much."""
+MOST_SUBTRACTED_NS: Final = 600.0
+"""Most to subtract for an operator: recording one with shapes costs at least this, for some operators twice as much."""
 
 
 def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
@@ -292,11 +292,11 @@ def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
 
 
 def _operator_ns(view: View, operators: int) -> float:
-    """Recording overhead per operator, as measured on the run's other steps or at most OPERATOR_NS; 0 if unknown."""
+    """What recording costs per operator, measured on other steps of the run or MOST_SUBTRACTED_NS at most; 0 if unknown."""
     if view.recorded_events is not None and view.device is None:
         return view.recorded_events.operator_ns
     warm_up = view.program.process_figure("warm_up_ns")
     if not operators or not warm_up or view.device is not None:
         return 0.0
     slower = view.step_ns - warm_up / max(round(warm_up / view.step_ns), 1)
-    return min(max(slower * view.step_count / operators, 0.0), OPERATOR_NS)
+    return min(max(slower * view.step_count / operators, 0.0), MOST_SUBTRACTED_NS)
