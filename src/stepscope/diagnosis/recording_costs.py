@@ -292,7 +292,7 @@ def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
 
 
 def _operator_ns(view: View, operators: int) -> float:
-    """What recording costs per operator, measured on other steps of the run or MOST_SUBTRACTED_NS at most; 0 if unknown."""
+    """Cost of recording an operator, measured on the run's other steps or MOST_SUBTRACTED_NS at most; 0 if unknown."""
     if view.recorded_events is not None and view.device is None:
         return view.recorded_events.operator_ns
     warm_up = view.program.process_figure("warm_up_ns")
