@@ -20,6 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
 
 FAULT_NS: Final = 2_000
-"""Longest time in the operating system that one mapped page explains, as in the rule host-allocator."""
+"""Longest time in the operating system that one mapped page explains if nothing else limits it."""
 PAGE_BYTES: Final = 4_096
 LEAST_OF_A_STEP: Final = 0.1
 """If less than this share of a recorded step's time passed before the recording, no step ran before it."""
@@ -53,7 +54,7 @@ def without_recorded_faults(experiment: Experiment) -> Change | None:
     if experiment.device is not None or trace.metadata.program is None:
         return None
     steps = facts_of_steps(experiment)
-    pages, page_ns = _recorded_only(trace.metadata, steps)
+    pages, page_ns = _recorded_only(trace.metadata, steps, _slower_ns(experiment))
     if pages <= 0 or page_ns <= 0:
         return None
     rows, fresh = _fresh_pages(trace)
@@ -113,8 +114,12 @@ def waiting_factor(steps: Sequence[StepFacts]) -> float:
     return 1 + waiting / worked if worked > 0 else 1.0
 
 
-def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts]) -> tuple[float, float]:
-    """Pages per step that only recorded steps map, and nanoseconds per page; both 0 if unknown."""
+def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts], slower_ns: float) -> tuple[float, float]:
+    """Pages per step that only recorded steps map, and nanoseconds per page; both 0 if unknown.
+
+    A page takes the steps' time in the operating system, up to FAULT_NS, or where it is known how much slower recorded
+    steps are up to that: of huge pages, which take longer, there are fewer.
+    """
     faults = [step.minor_faults for step in steps if step.minor_faults is not None]
     system = [step.thread_system_ns for step in steps if step.thread_system_ns is not None]
     if not steps or len(faults) < len(steps) or len(system) < len(steps) or not sum(faults):
@@ -122,7 +127,9 @@ def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts]) -> tuple[floa
     before = faults_before(metadata, sum(step.duration_ns for step in steps) / len(steps))
     if before is None:
         return 0.0, 0.0
-    return sum(faults) / len(steps) - before, min(sum(system) / sum(faults), FAULT_NS)
+    pages = sum(faults) / len(steps) - before
+    most_ns = slower_ns / pages if slower_ns > 0 and pages > 0 else FAULT_NS
+    return pages, min(sum(system) / sum(faults), most_ns)
 
 
 def _fresh_pages(trace: Trace) -> tuple[Rows, npt.NDArray[np.float64]]:
@@ -165,7 +172,7 @@ def fresh_bytes(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) 
     return found
 
 
-OPERATOR_NS: Final = 1_400.0
+OPERATOR_NS: Final = 700.0
 """Measured cost of an operator with shapes and allocations; what a run's operators cost is measured on the run."""
 MOST_SCALE: Final = 1.5
 """Largest multiple of OPERATOR_NS that counts as an operator's cost."""
@@ -229,7 +236,10 @@ def recorded_events(experiment: Experiment, graph: Graph) -> RecordedEvents | No
 
 
 def _slower_ns(experiment: Experiment) -> float:
-    """How much longer a recorded step takes than others, as the steps' other causes of waiting have it."""
+    """How much longer the median recorded step takes than the median of the others, with their waits for a processor.
+
+    Means would count what comes in one step of several, such as an evaluation, as a cost of recording.
+    """
     unrecorded = experiment.trace.metadata.unrecorded
     if unrecorded is None or not experiment.steps.height:
         return 0.0
@@ -239,7 +249,7 @@ def _slower_ns(experiment: Experiment) -> float:
     recorded_ns = [step.thread_processor_ns for step in steps if step.thread_processor_ns is not None]
     if unrecorded.processor_ns is None or not recorded_ns or len(recorded_ns) < len(steps):
         return 0.0
-    return (sum(recorded_ns) / len(steps) - unrecorded.processor_ns) * waiting_factor(steps)
+    return (median(recorded_ns) - unrecorded.processor_ns) * waiting_factor(steps)
 
 
 def _pieces(experiment: Experiment) -> _Pieces:
