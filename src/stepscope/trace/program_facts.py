@@ -1,7 +1,8 @@
-"""Facts about the recorded program beyond its events: settings of loaders, optimizers, torch and the process.
+"""Facts about the recorded program beyond its events: settings of loaders, optimizers, torch and the process; and the
+file of the source lines that its threads executed, beside the trace.
 
-The recorder writes them to the trace's header under KEY, and the readers load them into `Metadata.program`. Any field
-may be missing; None or empty means unknown. This module has few imports, because the user's process loads it.
+The recorder writes the facts to the trace's header under KEY, and the readers load them into `Metadata.program`. Any
+field may be missing; None or empty means unknown. This module has few imports: the user's process loads it.
 """
 
 from __future__ import annotations
@@ -478,6 +479,11 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     made: tuple[MadeFacts, ...] = ()
     evaluations: EvaluationFacts | None = None
     metrics: tuple[MetricFacts, ...] = ()
+
+    def process_figure(self, name: str) -> int | None:
+        """An integer of `process`; None if it is missing or no integer."""
+        value = self.process.get(name)
+        return value if type(value) is int else None
 
 
 def to_json(facts: ProgramFacts) -> str:
