@@ -201,7 +201,7 @@ def _resident_bytes() -> float:
 
 Progress: TypeAlias = Callable[[int, int | None], None]
 """Called with the compressed bytes read so far and in total, None if unknown."""
-Found: TypeAlias = tuple[Metadata, tuple[TraceWarning, ...]]
+ReadResult: TypeAlias = tuple[Metadata, tuple[TraceWarning, ...]]
 """Metadata of a file, and warnings about what was skipped or repaired."""
 
 MAGIC: Final = b"\x1f\x8b"
@@ -461,4 +461,4 @@ class Reader(NamedTuple):
 
     name: str
     recognises: Callable[[bytes], bool]
-    read: Callable[[ByteSource, StoreWriter, Window | None, StepRange | None], Found]
+    read: Callable[[ByteSource, StoreWriter, Window | None, StepRange | None], ReadResult]

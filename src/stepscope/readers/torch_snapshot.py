@@ -22,7 +22,7 @@ import polars as pl
 
 from stepscope.errors import NotATraceError, UsageError
 from stepscope.files import text_of
-from stepscope.readers.source import Budget, ByteSource, Found, Reader, current
+from stepscope.readers.source import Budget, ByteSource, Reader, ReadResult, current
 from stepscope.trace.metadata import Device, Metadata, TraceWarning
 from stepscope.trace.model import PART_ROWS, StoreWriter
 from stepscope.trace.tables import conform, rows_frame
@@ -483,7 +483,7 @@ def recognises(head: bytes) -> bool:
     return begins and any(f'"{part}"'.encode() in text for part in _PARTS)
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read a snapshot into the tables of `writer`: memory events with call stacks, driver calls and failed requests.
 
     Raises:

@@ -16,7 +16,7 @@ from stepscope.readers import xplane
 from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto import EXPLANATIONS as OF_CHROME_TRACES
 from stepscope.readers.kineto.events import DECODE_ERRORS, Event, EventStream
-from stepscope.readers.source import ByteSource, Found, Progress, Reader
+from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult
 from stepscope.readers.xplane.meanings import DEVICE_PLANE, HOST_PLANES
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.protobuf_fields import beginning, double, message, text, whole
@@ -205,7 +205,7 @@ def recognises(head: bytes) -> bool:
     return text.startswith((b"{", b"[")) and b'"ph"' in text and _PROCESS.search(text) is not None
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read a trace into the tables of the equivalent `.xplane.pb`; raises the errors of `xplane.read`."""
     profile = _Profile(source)
     metadata, found_warnings = xplane.read(profile, writer, window, steps)  # type: ignore[arg-type]

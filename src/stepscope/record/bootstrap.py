@@ -20,6 +20,7 @@ from stepscope.record.bench_steps import BenchSteps
 from stepscope.record.captures import CaptureHandle, CaptureRequest, CaptureResult
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
 from stepscope.record.counters import TIMED_S, TIMED_STEPS, StepTimes, mark
+from stepscope.record.equal_values import value_look
 from stepscope.record.hooks import AllHooks
 from stepscope.record.manifest import process_facts, rank_and_world_size
 from stepscope.record.run_folder import LEFT, RunFolder, is_run_folder
@@ -34,7 +35,6 @@ from stepscope.record.run_process import (
     optimizer_exists,
 )
 from stepscope.record.step_objects import evaluation_watch
-from stepscope.record.values import value_look
 
 if TYPE_CHECKING:
     from stepscope.record.energy import EnergyMeter

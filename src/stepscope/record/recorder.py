@@ -23,12 +23,12 @@ from stepscope.files import make_private, private_file, private_folder
 from stepscope.record.annotations import LoggingCalls
 from stepscope.record.captures import ProfilerRecording, RecorderState
 from stepscope.record.counters import WarmUp
+from stepscope.record.equal_values import LookFacts, value_look
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.source_facts import metric_facts, of_sources, operations_of_source, source_facts, with_readers
 from stepscope.record.step_objects import evaluation_watch
-from stepscope.record.values import LookFacts, value_look
 from stepscope.record.work_facts import work_facts
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
 

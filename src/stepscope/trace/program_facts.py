@@ -1,7 +1,8 @@
-"""Facts about the recorded program beyond its events: settings of loaders, optimizers, torch and the process.
+"""Facts about the recorded program beyond its events: settings of loaders, optimizers, torch and the process; and the
+file of the source lines that its threads executed, beside the trace.
 
-The recorder writes them to the trace's header under KEY, and the readers load them into `Metadata.program`. Any field
-may be missing; None or empty means unknown. This module has few imports, because the user's process loads it.
+The recorder writes the facts to the trace's header under KEY, and the readers load them into `Metadata.program`. Any
+field may be missing; None or empty means unknown. This module has few imports: the user's process loads it.
 """
 
 from __future__ import annotations
@@ -233,14 +234,15 @@ class BindingFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OperationFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """How many operations the statements of one of the user's files make themselves.
+    """The operations that the statements of one of the user's files make themselves.
 
     Attributes:
-        counts: for each line from the first on, the operators, comparisons and calls of methods in its statement.
+        names: for each line from the first on, those in its statement, separated by spaces: the methods that it calls,
+            and torch's names of the arithmetic operators and comparisons.
     """
 
     file: str = ""
-    counts: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class FunctionFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -476,6 +478,11 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     made: tuple[MadeFacts, ...] = ()
     evaluations: EvaluationFacts | None = None
     metrics: tuple[MetricFacts, ...] = ()
+
+    def process_figure(self, name: str) -> int | None:
+        """An integer of `process`; None if it is missing or no integer."""
+        value = self.process.get(name)
+        return value if type(value) is int else None
 
 
 def to_json(facts: ProgramFacts) -> str:

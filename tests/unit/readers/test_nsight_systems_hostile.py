@@ -20,7 +20,7 @@ from stepscope.diagnosis import diagnose
 from stepscope.errors import NotATraceError, StepscopeError, UnreadableTraceError, UsageError
 from stepscope.readers import open_trace
 from stepscope.readers.nsight_systems import database
-from stepscope.readers.nsight_systems.places import MOST_LANES
+from stepscope.readers.nsight_systems.lanes import MOST_LANES
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 from stepscope.trace.window import StepRange

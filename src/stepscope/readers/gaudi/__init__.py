@@ -15,7 +15,7 @@ from stepscope.readers.gathering import warnings
 from stepscope.readers.gaudi import columns as names
 from stepscope.readers.gaudi.columns import HARDWARE, GaudiColumns
 from stepscope.readers.kineto.events import EventStream
-from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.tables import rows_frame
@@ -396,7 +396,7 @@ def recognises(head: bytes) -> bool:
     return kineto.recognises(head) and _IS_TRACE.search(head) is not None and _SIGNS.search(head) is not None
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read the events of PyTorch and of Intel's bridge into the tables of `writer`.
 
     Raises the errors of `kineto.read`.

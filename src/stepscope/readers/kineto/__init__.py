@@ -16,7 +16,7 @@ from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto.arguments import RECORDED
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
-from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.program_facts import KEY, from_header
@@ -61,7 +61,7 @@ def recognises(head: bytes) -> bool:
     return text.startswith(b"{")
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read the events of `source` into the tables of `writer`.
 
     Raises:

@@ -22,8 +22,8 @@ from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.nsight_systems import activities
 from stepscope.readers.nsight_systems import activities as others
 from stepscope.readers.nsight_systems.database import MAGIC, Database, Strings
-from stepscope.readers.nsight_systems.places import MOST_LANES, Places, Selection, TableReader
-from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.nsight_systems.lanes import MOST_LANES, Lanes, Selection, TableReader
+from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -149,7 +149,7 @@ class Ranges(TableReader):
             batch = self._with_times(batch)
             text = self._strings.series(batch["textId"]).alias("registered")
             batch = batch.with_columns(
-                self._places.threads(batch["globalTid"]).alias("lane"), pl.coalesce("text", text).alias("text")
+                self._lanes.threads(batch["globalTid"]).alias("lane"), pl.coalesce("text", text).alias("text")
             ).filter(pl.col("text").is_not_null())
             never_ended = batch.filter(pl.col("end").is_null())
             if not never_ended.is_empty():
@@ -258,7 +258,7 @@ def recognises(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read an export of Nsight Systems into the tables of `writer`.
 
     The recorded process's environment (META_DATA_CAPTURE, TARGET_INFO_SYSTEM_ENV) and output are never queried.
@@ -288,8 +288,8 @@ class _Reading:
         self._gathering.origin_ns = origin
         selection = Selection(database, damage, wanted, activities.DEVICE_TABLES, activities.RUNTIME)
         strings = Strings(database, self._gathering.pool)
-        self._places = Places(database, self._gathering, strings)
-        parts = (database, self._gathering, strings, self._places, selection)
+        self._lanes = Lanes(database, self._gathering, strings)
+        parts = (database, self._gathering, strings, self._lanes, selection)
         self._activities = activities.Activities(*parts)
         self._ranges = Ranges(*parts)
         self._others = others.Others(*parts)
@@ -313,9 +313,9 @@ class _Reading:
             format="nsight_systems",
             events=gathering.events,
             complete_events=gathering.complete_events,
-            rank=self._places.rank,
+            rank=self._lanes.rank,
             origin_unix_ns=self._origin_unix_ns(),
-            devices=self._places.devices(),
+            devices=self._lanes.devices(),
             recorded=tuple(part for part, is_there in recorded.items() if is_there) or None,
             window=read,
         )
@@ -341,7 +341,7 @@ class _Reading:
             has_events = table not in _READ | _NOT_EVENTS and any(time in columns for time in _TIMES)
             if has_events and self._database.is_filled(table):
                 self._gathering.damage[f"table_left_out:{table}"] += 1
-        if self._places.has_too_many_lanes:
+        if self._lanes.has_too_many_lanes:
             self._gathering.damage["too_many_lanes"] += 1
 
 

@@ -18,7 +18,7 @@ from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.perfetto.events import Events
 from stepscope.readers.perfetto.sequences import Clocks, Sequence, Tracks
-from stepscope.readers.source import ByteSource, Found, Reader, current, is_json
+from stepscope.readers.source import ByteSource, Reader, ReadResult, current, is_json
 from stepscope.trace.metadata import Metadata
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -315,7 +315,7 @@ EXPLANATIONS: Final = {
 }
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read the slices, counters, flows and memory instants of the track events into the tables of `writer`.
 
     Raises:

@@ -30,7 +30,7 @@ from stepscope.readers.rocprof.records import (
     decode_entries,
     decode_records,
 )
-from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -353,7 +353,7 @@ def recognises(head: bytes) -> bool:
     return _BEGINNING.match(text_of(head)) is not None
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read kernels, copies, HIP and HSA calls, and roctx ranges into the tables of `writer`.
 
     Raises:

@@ -15,7 +15,7 @@ import polars as pl
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.gathering import EXPLANATIONS as COMMON_EXPLANATIONS
 from stepscope.readers.gathering import Gathering, warnings
-from stepscope.readers.source import ByteSource, Found, Reader, is_json
+from stepscope.readers.source import ByteSource, Reader, ReadResult, is_json
 from stepscope.readers.xplane import meanings
 from stepscope.readers.xplane import meanings as names
 from stepscope.readers.xplane.content import Content, Mask, Positions, WireError, signed, text
@@ -58,7 +58,7 @@ def recognises(head: bytes) -> bool:
     return meanings.KNOWN_PLANE.search(head[: 2**20]) is not None
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read a profile into the tables of `writer`.
 
     Raises:

@@ -300,7 +300,7 @@ def _ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where an agent listens, and the token that clients need.
 
     Attributes:
@@ -355,7 +355,7 @@ class Place:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def includes(self, address: str) -> bool:
-        """Whether an agent at `address` satisfies a request for this place."""
+        """Whether an agent at `address` satisfies a request for this endpoint."""
         if self.socket is not None:
             return address == f"{_UNIX}{self.socket}"
         return not self.port or address.endswith(f":{self.port}")

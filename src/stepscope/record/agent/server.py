@@ -25,7 +25,7 @@ from urllib.parse import parse_qs
 from stepscope import guard
 from stepscope.errors import AgentError, UsageError
 from stepscope.record.agent import protocol
-from stepscope.record.agent.http import Place
+from stepscope.record.agent.http import Endpoint
 from stepscope.record.agent.protocol import (
     CANCELLED,
     DONE,
@@ -300,9 +300,9 @@ class Agent:
     """
 
     def __init__(
-        self, place: Place, controller: StepController, run: RunFolder | None, rank: int, world_size: int
+        self, endpoint: Endpoint, controller: StepController, run: RunFolder | None, rank: int, world_size: int
     ) -> None:
-        self.token = place.token or secrets.token_urlsafe(32)
+        self.token = endpoint.token or secrets.token_urlsafe(32)
         self._process = os.getpid()
         self._in_run = run is not None
         self._service = AgentService(
@@ -312,13 +312,13 @@ class Agent:
             run=run.path if run else None,
             on_shutdown=self._close_soon,
         )
-        self._server = place.listen(self.token, self._service.handle)
-        self.address = place.address_of(self._server)
+        self._server = endpoint.listen(self.token, self._service.handle)
+        self.address = endpoint.address_of(self._server)
         # a helper process of the rank is found by its number only
         answers = run if run is not None and not _is_served(run, rank) else None
         self._requests = RequestFolder(answers.requests, rank, self._without_waiting) if answers else None
         self._thread = threading.Thread(target=self._serve, name="stepscope-agent", daemon=True)
-        self._files = [] if place.socket is None else [place.socket]
+        self._files = [] if endpoint.socket is None else [endpoint.socket]
         self._held = guard.on_failure("the agent", self._abandon)
         is_started = False
         try:
@@ -428,15 +428,17 @@ def start_server(
         UsageError: the arguments are invalid.
         AgentError: it cannot listen there, or cannot write its file.
     """
-    place = Place(address=address, port=port, token=token, socket=None if socket is None else Path(socket).absolute())
-    place.check()
+    endpoint = Endpoint(
+        address=address, port=port, token=token, socket=None if socket is None else Path(socket).absolute()
+    )
+    endpoint.check()
     with _lock:
         if _agent is not None:
-            if not place.includes(_agent.address):
+            if not endpoint.includes(_agent.address):
                 guard.tell(f"this process already has an agent at {_agent.address}; no second one is started")
             return _agent
         path = os.environ.get("STEPSCOPE_RUN")  # the run folder of the `stepscope run` that started this process
-        return _started(place, RunFolder.open(Path(path)) if path else None, *rank_and_world_size())
+        return _started(endpoint, RunFolder.open(Path(path)) if path else None, *rank_and_world_size())
 
 
 def serve_for_run(run_folder: RunFolder, rank: int) -> Agent | None:
@@ -448,14 +450,14 @@ def serve_for_run(run_folder: RunFolder, rank: int) -> Agent | None:
         if _agent is not None:
             return _agent
         with guard.attempt() as starting:
-            return _started(Place(), run_folder, rank, rank_and_world_size()[1])
+            return _started(Endpoint(), run_folder, rank, rank_and_world_size()[1])
         guard.tell(f"the program runs without an agent: {guard.sentence(starting.error)}")
         return None
 
 
-def _started(place: Place, run: RunFolder | None, rank: int, world_size: int) -> Agent:
+def _started(endpoint: Endpoint, run: RunFolder | None, rank: int, world_size: int) -> Agent:
     global _agent
-    _agent = Agent(place, installed_controller(), run, rank, world_size)
+    _agent = Agent(endpoint, installed_controller(), run, rank, world_size)
     return _agent
 
 

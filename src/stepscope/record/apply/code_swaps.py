@@ -23,9 +23,9 @@ from stepscope import guard
 from stepscope.guard import attempt, entry
 from stepscope.record.apply.flags import Flag
 from stepscope.record.apply.patching import PACKAGE, Applying, in_a_line, is_users_file
-from stepscope.record.values import locals_of
+from stepscope.record.equal_values import locals_of
 from stepscope.remedies.rewrites import Criterion, Edit, Positions, Rewrite, rewrites_of, rewritten
-from stepscope.remedies.rewrites.context import Place, SourceText
+from stepscope.remedies.rewrites.context import SourceText, StatementPlace
 
 _NAME: Final = "__stepscope_holds__"
 """Name of the guard as a built-in that the new code calls: visible in every module, listed in none."""
@@ -94,8 +94,8 @@ def guarded(
 def _new_statements(
     before: SourceText,
     after: SourceText,
-    olds: dict[int, Place],
-    news: Sequence[Place],
+    olds: dict[int, StatementPlace],
+    news: Sequence[StatementPlace],
     rewrite: Rewrite,
     rewrites: Sequence[Rewrite],
 ) -> tuple[Sequence[ast.stmt], int, int, ast.stmt]:

@@ -43,7 +43,7 @@ class Scope:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class StatementPlace:
     """A statement and its context.
 
     Attributes:
@@ -131,14 +131,14 @@ class SourceText:
             return []
         return [token.string for token in tokens if token.type == tokenize.COMMENT]
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[StatementPlace]:
         """Yield every statement of the module, including those of nested functions and classes."""
         whole = Scope(self.tree, "", None)
         todo: list[tuple[Sequence[ast.stmt], Scope, tuple[ast.stmt, ...]]] = [(self.tree.body, whole, ())]
         while todo:
             block, scope, around = todo.pop()
             for index, statement in enumerate(block):
-                yield Place(statement, block, index, scope, around)
+                yield StatementPlace(statement, block, index, scope, around)
                 inner = _scope_of(statement, scope)
                 for part in _blocks(statement):
                     todo.append((part, inner or scope, () if inner else (*around, statement)))
@@ -487,11 +487,11 @@ class Context:
         return TorchNames(self.source.tree)
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[StatementPlace, ...]:
         return tuple(self.source.places())
 
     @cached_property
-    def calls(self) -> tuple[tuple[Place, ast.Call], ...]:
+    def calls(self) -> tuple[tuple[StatementPlace, ast.Call], ...]:
         """Every call with its enclosing statement."""
         return tuple(
             (place, node)

@@ -13,8 +13,8 @@ from typing import Final
 from stepscope.remedies.rewrites.context import (
     Context,
     Criterion,
-    Place,
     Scope,
+    StatementPlace,
     assigned,
     assigned_value,
     bindings,
@@ -318,7 +318,7 @@ def _unbound(value: ast.expr) -> Indexed | None:
 
 
 def sliced(
-    context: Context, place: Place, loop: Loop, part: Indexed, dimensions: int | None
+    context: Context, place: StatementPlace, loop: Loop, part: Indexed, dimensions: int | None
 ) -> tuple[str, bool] | None:
     """All positions of a tensor as source text, and whether the tensor is known to have them.
 
@@ -380,7 +380,9 @@ def _literal_added(value: ast.expr) -> tuple[ast.expr, int] | None:
     return None if right is None else (value.left, right if isinstance(value.op, ast.Add) else -right)
 
 
-def _surplus(context: Context, place: Place, stop: ast.expr, part: Indexed, dimensions: int | None) -> int | None:
+def _surplus(
+    context: Context, place: StatementPlace, stop: ast.expr, part: Indexed, dimensions: int | None
+) -> int | None:
     """The c if `stop` is the tensor's own size along the axis plus c; None if that is unknown."""
     surplus = 0
     while (added := _literal_added(stop)) is not None:
@@ -416,7 +418,7 @@ def _whole_shape(node: ast.expr) -> ast.expr | None:
             return None
 
 
-def _size_named(context: Context, place: Place, name: str, part: Indexed) -> ast.expr | None:
+def _size_named(context: Context, place: StatementPlace, name: str, part: Indexed) -> ast.expr | None:
     """The size that a name refers to, if it was assigned once and the tensor has not changed since."""
     scope = place.scope
     bound = bindings(scope, name)

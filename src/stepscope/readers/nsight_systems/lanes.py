@@ -35,7 +35,7 @@ _DEVICE_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
 STREAM_KEYS: Final = ("globalPid", "deviceId", "contextId", "streamId")
 
 
-class Places:
+class Lanes:
     """Lanes by the numbers in the database."""
 
     def __init__(self, database: Database, gathering: Gathering, strings: Strings) -> None:
@@ -101,8 +101,8 @@ class Places:
         different = frame.select(keys).unique(maintain_order=True)
         rows = [self._stream(*row, of_context=of_context) for row in different.iter_rows()]
         found = rows_frame(rows, {"lane": pl.Int32, "device": pl.String, "queue": pl.String})
-        places = pl.concat([different, found], how="horizontal")
-        return frame.join(places, on=keys, how="left", nulls_equal=True, maintain_order="left").drop(keys)
+        known = pl.concat([different, found], how="horizontal")
+        return frame.join(known, on=keys, how="left", nulls_equal=True, maintain_order="left").drop(keys)
 
     def _stream(
         self, process: int | None, device: int | None, context: int | None, stream: int | None, *, of_context: bool
@@ -321,10 +321,10 @@ class Selection:
 
 @dataclass
 class TableReader:
-    """What a reader of tables needs: the database, its texts and places, and the selected rows."""
+    """What a reader of tables needs: the database, its texts and lanes, and the selected rows."""
 
     _database: Database
     _gathering: Gathering
     _strings: Strings
-    _places: Places
+    _lanes: Lanes
     _selection: Selection

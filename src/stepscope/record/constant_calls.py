@@ -111,7 +111,7 @@ class ConstantLook:
                 return result
 
         overrides: Any = sys.modules["torch.overrides"]
-        asked = guard.replaced(overrides.has_torch_function, self._has_function, "record.constants.ConstantLook")
+        asked = guard.replaced(overrides.has_torch_function, self._has_function, "record.constant_calls.ConstantLook")
         compiling = guard.around(torch.compile, before=self.compiles)
         self._restore = [guard.put(overrides, "has_torch_function", asked), guard.put(torch, "compile", compiling)]
         self._mode = Watching()
@@ -182,7 +182,7 @@ class ConstantLook:
             hide_from_compiler(self._next)
             sys.setprofile(self._next)
 
-    @guard.inline("record.constants.ConstantLook._next")
+    @guard.inline("record.constant_calls.ConstantLook._next")
     def _next(self, frame: FrameType, event: str, value: Any) -> None:
         if self.take_off() or self._mode is None:
             sys.setprofile(None)

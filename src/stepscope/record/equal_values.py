@@ -23,7 +23,7 @@ from typing import Any, Final
 import xxhash
 
 from stepscope import guard
-from stepscope.record.constants import ConstantLook
+from stepscope.record.constant_calls import ConstantLook
 from stepscope.record.gradients import GradientLook
 from stepscope.record.lines import hide_from_compiler, is_users
 from stepscope.record.program_objects import call_code, names_in_roots, stack_room, unseen
@@ -226,7 +226,7 @@ class ValueLook:
         if sys.getprofile() == self._event:
             sys.setprofile(None)
 
-    @guard.inline("record.values.ValueLook")
+    @guard.inline("record.equal_values.ValueLook")
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
         if self.is_over or threading.get_ident() != self._thread:
             self._take_off()  # another thread has ended the look, or the program has put back what it found
