@@ -75,14 +75,15 @@ class Windows(Dataset):
 
 
 class PromoterNet(nn.Module):
-    def __init__(self, filters=80):
+    def __init__(self, filters=64):
         super().__init__()
         self.scan = nn.Conv1d(4, filters, 11, padding=5)
-        self.context = nn.Conv1d(filters, 2 * filters, 6, stride=3, padding=2)
+        self.pool = nn.AvgPool1d(4)
+        self.context = nn.Conv1d(filters, 2 * filters, 5, padding=2)
         self.dense = nn.Sequential(nn.Dropout(0.2), nn.Linear(2 * filters, 64), nn.ReLU(), nn.Linear(64, 2))
 
     def forward(self, x):
-        x = torch.relu(self.scan(x))
+        x = self.pool(torch.relu(self.scan(x)))
         x = torch.relu(self.context(x))
         return self.dense(x.max(dim=-1).values)
 
@@ -100,10 +101,10 @@ def accuracy(model, loader):
 
 def parse_arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--length", type=int, default=900_000, help="bases of the chromosome")
+    parser.add_argument("--length", type=int, default=1_200_000, help="bases of the chromosome")
     parser.add_argument("--width", type=int, default=400)
-    parser.add_argument("--windows", type=int, default=1536)
-    parser.add_argument("-b", "--batch-size", type=int, default=32)
+    parser.add_argument("--windows", type=int, default=2208)
+    parser.add_argument("-b", "--batch-size", type=int, default=48)
     parser.add_argument("-e", "--epochs", type=int, default=1)
     parser.add_argument("--mended", action="store_true", help="join the lines once, when the file is read")
     return parser.parse_args(words)
