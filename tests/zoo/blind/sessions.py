@@ -33,7 +33,7 @@ def write_sessions(path, count, length, seed):
                         "url": f"https://shop.example/{page}?ref={rng.getrandbits(40):x}&pos={position}",
                         "scroll": round(rng.random(), 4),
                         "view": {"width": 1280, "height": 720, "zoom": 1.0, "dark": rng.random() < 0.3},
-                        "tests": {f"variant_{test}": rng.random() < 0.5 for test in range(6)},
+                        "tests": {f"variant_{test}": rng.random() < 0.5 for test in range(14)},
                     }
                 )
             visit = {"visit": number, "browser": rng.choice(BROWSERS), "events": events, "bought": eager > 0.6}
