@@ -430,8 +430,8 @@ def read_fallback_log(path: str | Path) -> RunCounts:
             in_table = False
     if not calls and not table:
         raise UsageError(
-            f"{path} contains no log of operators on the CPU: it has lines that begin with 'CPU fallback', which Intel "
-            "Gaudi's PyTorch prints if LOG_LEVEL_PT_FALLBACK=1 is set"
+            f"{path} contains no log of operators on the CPU, which has lines that begin with 'CPU fallback' that Intel"
+            " Gaudi's PyTorch prints if LOG_LEVEL_PT_FALLBACK=1 is set"
         )
     counts = {**calls, **table}
     found = [Fallback(name, count, types.get(name)) for name, count in counts.items()]

@@ -359,7 +359,7 @@ _DIFF: Final = "stepscope diagnose --diff shows the change"
 BATCHING_FLAGS: Final = (
     Flag(
         _BATCHED,
-        "computes a loss that a loop sums up position by position for all positions at once",
+        "computes in one batch a loss that a loop sums up position by position",
         "no loop over positions that only adds up their cross entropy was seen",
         "The page of rewrites says what is recognised. A function gets new code from its second call on; a loop that "
         "is already running, or is outside any function, gets losses that were computed together.",
