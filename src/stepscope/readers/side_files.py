@@ -300,9 +300,7 @@ class _Counts:
 def read_gaudi_metrics(path: str | Path) -> RunCounts:
     """Return the run's final counts from a metrics file; a killed run leaves the array open, which is accepted.
 
-    Raises:
-        UsageError: it is not a metrics file.
-        TraceError: the file is unreadable.
+    Raises UsageError if it is not a metrics file, TraceError if the file is unreadable.
     """
     counts, operators = _Counts(), _Counts()
     names: dict[str, None] = {}

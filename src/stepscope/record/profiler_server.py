@@ -100,8 +100,7 @@ def capture_hosts(addresses: Sequence[str], order: ProfilerOrder, folder: Path) 
     Returns:
         One for each address, in that order, including failures.
 
-    Raises:
-        AgentError: the folder cannot be written.
+    Raises AgentError if the folder cannot be written.
     """
     children: list[_Child] = []
     try:

@@ -72,8 +72,7 @@ def guarded(
     Args:
         keep_lines: sets line numbers of the original source on the rewritten nodes.
 
-    Raises:
-        NotGuarded: a rewrite changes more than one statement.
+    Raises NotGuarded if a rewrite changes more than one statement.
     """
     before, after = SourceText(source), SourceText(rewritten(source, rewrites))
     olds = {before.span(place.statement)[0]: place for place in before.places()}
