@@ -20,7 +20,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from statistics import median
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +33,11 @@ from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.trace.window import Times, union
 from stepscope.whatif import Change, Experiment, Graph
 
+if TYPE_CHECKING:
+    from stepscope.diagnosis.view import View
+
 FAULT_NS: Final = 2_000
-"""Longest time in the operating system that one mapped page explains, as in the rule host-allocator."""
+"""Longest time in the operating system that one mapped page explains if nothing else limits it."""
 PAGE_BYTES: Final = 4_096
 LEAST_OF_A_STEP: Final = 0.1
 """If less than this share of a recorded step's time passed before the recording, no step ran before it."""
@@ -50,7 +54,7 @@ def without_recorded_faults(experiment: Experiment) -> Change | None:
     if experiment.device is not None or trace.metadata.program is None:
         return None
     steps = facts_of_steps(experiment)
-    pages, page_ns = _recorded_only(trace.metadata, steps)
+    pages, page_ns = _recorded_only(trace.metadata, steps, _slower_ns(experiment))
     if pages <= 0 or page_ns <= 0:
         return None
     rows, fresh = _fresh_pages(trace)
@@ -86,7 +90,7 @@ def faults_before(metadata: Metadata, step_ns: float) -> float | None:
     if metadata.unrecorded is not None and metadata.unrecorded.faults is not None:
         return metadata.unrecorded.faults
     program = metadata.program or ProgramFacts()
-    faults, length_ns = (whole_figure(program, name) for name in ("warm_up_faults", "warm_up_ns"))
+    faults, length_ns = (program.process_figure(name) for name in ("warm_up_faults", "warm_up_ns"))
     if faults is None or length_ns is None:
         return None
     steps = length_ns / step_ns
@@ -110,14 +114,12 @@ def waiting_factor(steps: Sequence[StepFacts]) -> float:
     return 1 + waiting / worked if worked > 0 else 1.0
 
 
-def whole_figure(program: ProgramFacts, name: str) -> int | None:
-    """An integer among the process's figures; None if it is missing."""
-    value = program.process.get(name)
-    return value if type(value) is int else None
+def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts], slower_ns: float) -> tuple[float, float]:
+    """Pages per step that only recorded steps map, and nanoseconds per page; both 0 if unknown.
 
-
-def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts]) -> tuple[float, float]:
-    """Pages per step that only recorded steps map, and nanoseconds per page; both 0 if unknown."""
+    A page takes the steps' time in the operating system, up to FAULT_NS, or where it is known how much slower recorded
+    steps are up to that: of huge pages, which take longer, there are fewer.
+    """
     faults = [step.minor_faults for step in steps if step.minor_faults is not None]
     system = [step.thread_system_ns for step in steps if step.thread_system_ns is not None]
     if not steps or len(faults) < len(steps) or len(system) < len(steps) or not sum(faults):
@@ -125,7 +127,9 @@ def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts]) -> tuple[floa
     before = faults_before(metadata, sum(step.duration_ns for step in steps) / len(steps))
     if before is None:
         return 0.0, 0.0
-    return sum(faults) / len(steps) - before, min(sum(system) / sum(faults), FAULT_NS)
+    pages = sum(faults) / len(steps) - before
+    most_ns = slower_ns / pages if slower_ns > 0 and pages > 0 else FAULT_NS
+    return pages, min(sum(system) / sum(faults), most_ns)
 
 
 def _fresh_pages(trace: Trace) -> tuple[Rows, npt.NDArray[np.float64]]:
@@ -168,7 +172,7 @@ def fresh_bytes(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) 
     return found
 
 
-OPERATOR_NS: Final = 1_400.0
+OPERATOR_NS: Final = 700.0
 """Measured cost of an operator with shapes and allocations; what a run's operators cost is measured on the run."""
 MOST_SCALE: Final = 1.5
 """Largest multiple of OPERATOR_NS that counts as an operator's cost."""
@@ -232,7 +236,10 @@ def recorded_events(experiment: Experiment, graph: Graph) -> RecordedEvents | No
 
 
 def _slower_ns(experiment: Experiment) -> float:
-    """How much longer a recorded step takes than others, as the steps' other causes of waiting have it."""
+    """How much longer the median recorded step takes than the median of the others, with their waits for a processor.
+
+    Means would count what comes in one step of several, such as an evaluation, as a cost of recording.
+    """
     unrecorded = experiment.trace.metadata.unrecorded
     if unrecorded is None or not experiment.steps.height:
         return 0.0
@@ -242,7 +249,7 @@ def _slower_ns(experiment: Experiment) -> float:
     recorded_ns = [step.thread_processor_ns for step in steps if step.thread_processor_ns is not None]
     if unrecorded.processor_ns is None or not recorded_ns or len(recorded_ns) < len(steps):
         return 0.0
-    return (sum(recorded_ns) / len(steps) - unrecorded.processor_ns) * waiting_factor(steps)
+    return (median(recorded_ns) - unrecorded.processor_ns) * waiting_factor(steps)
 
 
 def _pieces(experiment: Experiment) -> _Pieces:
@@ -266,3 +273,40 @@ def _borders(trace: Trace, table: str, lane: int) -> tuple[Times, Times]:
     mine = rows["lane"].to_numpy() == lane
     begins: Times = rows["start_ns"].to_numpy()[mine]
     return begins, begins + rows["duration_ns"].to_numpy()[mine]
+
+
+MOST_SUBTRACTED_NS: Final = 600.0
+"""Most to subtract for an operator: recording one with shapes costs at least this, for some operators twice as much."""
+
+
+def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
+    """Time that pieces of the main thread's time would cost without the profiler, scaled to `view.length_ns`.
+
+    The profiler's overhead per operator is subtracted from both the pieces and the steps. This needs a recorder that
+    timed faster steps before it recorded, and no device, which would hide the host's time; otherwise the pieces' time
+    is returned unchanged.
+
+    Args:
+        pieces: columns start_ns and duration_ns; they do not overlap.
+    """
+    own = int(pieces["duration_ns"].sum())
+    begins = view.operators.filter(pl.col("lane") == view.lane)["start_ns"].to_numpy()
+    each = _operator_ns(view, len(begins))
+    pieces = pieces.sort("start_ns")
+    starts, ends = pieces["start_ns"].to_numpy(), (pieces["start_ns"] + pieces["duration_ns"]).to_numpy()
+    if not each or not len(starts):
+        return own
+    piece = np.searchsorted(starts, begins, side="right") - 1
+    inside = int(((piece >= 0) & (begins < ends[piece])).sum())
+    return int(max(own - inside * each, 0.0) * view.length_ns / max(view.length_ns - len(begins) * each, 1.0))
+
+
+def _operator_ns(view: View, operators: int) -> float:
+    """Cost of recording an operator, measured on the run's other steps or MOST_SUBTRACTED_NS at most; 0 if unknown."""
+    if view.recorded_events is not None and view.device is None:
+        return view.recorded_events.operator_ns
+    warm_up = view.program.process_figure("warm_up_ns")
+    if not operators or not warm_up or view.device is not None:
+        return 0.0
+    slower = view.step_ns - warm_up / max(round(warm_up / view.step_ns), 1)
+    return min(max(slower * view.step_count / operators, 0.0), MOST_SUBTRACTED_NS)

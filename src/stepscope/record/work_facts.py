@@ -19,6 +19,8 @@ _CHANGING: Final = re.compile(
 """Functions whose result differs from call to call, although their arguments do not."""
 _ROWS: Final = frozenset({"iloc", "loc", "iat", "at"})
 _SEARCHES: Final = frozenset({"index", "count"})
+_CONVERTERS: Final = frozenset({"tensor", "as_tensor", "array", "asarray", "Tensor", "FloatTensor", "LongTensor"})
+"""Functions that make a tensor or an array from what need not be one."""
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LISTS: Final = frozenset({"list", "sorted", "tuple", "split", "splitlines", "tolist", "readlines"})
 _SIMPLE: Final = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
@@ -30,7 +32,6 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def work_facts(files: Iterable[str]) -> tuple[tuple[FunctionFacts, ...], tuple[WorkFacts, ...]]:
-    """Return the functions of these source files, and the work in them."""
     found = of_sources(files, work_of_source)
     functions = [function for part, _ in found for function in part]
     works = [work for _, part in found for work in part]
@@ -38,11 +39,7 @@ def work_facts(files: Iterable[str]) -> tuple[tuple[FunctionFacts, ...], tuple[W
 
 
 def work_of_source(text: str, file: str) -> tuple[list[FunctionFacts], list[WorkFacts]]:
-    """Return the functions of a source text, and the work in them.
-
-    Raises:
-        SyntaxError: it is not Python.
-    """
+    """Return the functions of a source text, and the work in them. Raises SyntaxError if it is not Python."""
     tree = ast.parse(text)
     lists = _lists(tree)
     functions, works = [], []
@@ -57,11 +54,11 @@ def work_of_source(text: str, file: str) -> tuple[list[FunctionFacts], list[Work
             calls=tuple(sorted(inside.called(function)))[:_MOST_CALLS],
             changes_by_itself=inside.changes_by_itself,
         ))  # fmt: skip
-        for kind, node, name in (*inside.constants(), *inside.lookups(lists), *inside.loops()):
+        for kind, node, name in (*inside.constants(), *inside.lookups(lists), *inside.conversions(), *inside.loops()):
             last = node.end_lineno or node.lineno
             works.append(WorkFacts(
                 file=file, function=begin, kind=kind, name=name, first=node.lineno, last=last,
-                calls=tuple(sorted(inside.called(node)))[:_MOST_CALLS],
+                calls=() if kind == "converted" else tuple(sorted(inside.called(node)))[:_MOST_CALLS],
             ))  # fmt: skip
     return functions, works
 
@@ -85,11 +82,11 @@ def _lists(tree: ast.Module) -> set[str]:
 
 
 def _is_list(value: ast.expr) -> bool:
-    called = _called(value) if isinstance(value, ast.Call) else ""
+    called = _last_name(value) if isinstance(value, ast.Call) else ""
     return isinstance(value, (ast.List, ast.ListComp, ast.Tuple)) or called in _LISTS
 
 
-def _called(call: ast.Call) -> str:
+def _last_name(call: ast.Call) -> str:
     """The last part of the called name."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name(call.func)
 
@@ -119,8 +116,6 @@ _Work = tuple[str, ast.expr | ast.stmt, str]
 
 @dataclass
 class _Inside:
-    """What one function does."""
-
     function: _Function
     owner: ast.ClassDef | None
     varying: set[str] = field(default_factory=set)
@@ -161,7 +156,7 @@ class _Inside:
             parts = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
             handlers = [each.body for each in getattr(node, "handlers", [])]
             if not any(parts):
-                yield _Statement(node, uses_of(node).reads | around, _gives(node), _changes_by_itself(node))
+                yield _Statement(node, uses_of(node).reads | around, _bound_or_changed(node), _changes_by_itself(node))
                 continue
             items: list[ast.withitem] = getattr(node, "items", [])
             heads = [getattr(node, name, None) for name in ("test", "iter", "subject")]
@@ -203,7 +198,7 @@ class _Inside:
                 yield "row", statement.node, rows[name]
 
     def _growing(self) -> Iterator[_Work]:
-        """Slices from the beginning to a loop's variable, or from there to the end, of which each entry is read."""
+        """Slices that reach from one end to a loop's variable, and inner loops over such a range."""
         for loop in ast.walk(self.function):
             targets: set[str] = set()
             parts: list[ast.AST] = []
@@ -215,27 +210,39 @@ class _Inside:
             for node in (each for part in parts for each in ast.walk(part)):
                 if isinstance(node, ast.Subscript) and _grows_with(node, targets):
                     yield "growing", node, dotted_name(node.value)
+                elif isinstance(node, ast.For) and (name := _summed_again(node, targets)):
+                    yield "growing", node, name
+
+    def conversions(self) -> Iterator[_Work]:
+        """Calls that convert a variable, or a part of one, to a tensor or an array."""
+        for node in ast.walk(self.function):
+            if isinstance(node, ast.Call) and node.args and _last_name(node) in _CONVERTERS:
+                value, parts = node.args[0], list(ast.walk(node.args[0]))
+                if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)) and not any(
+                    isinstance(each, ast.Call) for each in parts
+                ):
+                    yield "converted", node, _root(value)
 
     def loops(self) -> Iterator[_Work]:
-        """Loops that hand nothing out meanwhile, the outer ones first."""
+        """Loops that yield nothing, the outer ones first."""
         for node in ast.walk(self.function):
-            if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _hands_out(node):
+            if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _yields(node):
                 yield "loop", node, ""
 
 
-def _hands_out(node: ast.AST) -> bool:
+def _yields(node: ast.AST) -> bool:
     return any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node))
 
 
 def _table_of(node: ast.AST) -> str:
-    """The name of the table of which an expression takes a row; "" if it does not."""
+    """The name of the table from which an expression takes a row; "" if it takes none."""
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr in _ROWS:
         return _root(node.value.value)
     return ""
 
 
 def _searched(node: ast.AST) -> str:
-    """The name of what an expression searches for one value; "" if it does not."""
+    """The name of the list that an expression searches for one value; "" if it searches none."""
     if isinstance(node, ast.Compare) and any(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops):
         return dotted_name(node.comparators[-1])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SEARCHES:
@@ -243,7 +250,7 @@ def _searched(node: ast.AST) -> str:
     return ""
 
 
-def _gives(node: ast.stmt) -> set[str]:
+def _bound_or_changed(node: ast.stmt) -> set[str]:
     """Names that a statement binds or may change, also by a method or through an item or attribute."""
     found = bound_names(node)
     for each in ast.walk(node):
@@ -272,7 +279,7 @@ def _changed_attributes(owner: ast.ClassDef) -> set[str]:
         if method.name not in ("__init__", "__post_init__", "__new__"):
             for node in ast.walk(method):
                 if isinstance(node, _SIMPLE):
-                    found |= {name for name in _gives(node) if name.startswith("self.")}
+                    found |= {name for name in _bound_or_changed(node) if name.startswith("self.")}
     return found
 
 
@@ -282,3 +289,20 @@ def _grows_with(node: ast.Subscript, targets: set[str]) -> bool:
         return False
     ends = [each for each in (index.lower, index.upper) if each is not None]
     return len(ends) == 1 and any(isinstance(each, ast.Name) and each.id in targets for each in ast.walk(ends[0]))
+
+
+def _summed_again(inner: ast.For, targets: set[str]) -> str:
+    """What a loop over a range that one of the targets bounds reads by its own variable alone; "" for other loops."""
+    if not isinstance(inner.iter, ast.Call) or _last_name(inner.iter) != "range" or len(inner.iter.args) > 2:
+        return ""
+    bounds = [uses_of(ast.copy_location(ast.Expr(each), inner)).reads & targets for each in inner.iter.args]
+    own = bound_names(inner.target)
+    reads = [
+        (each.value, {name.id for name in ast.walk(each.slice) if isinstance(name, ast.Name)})
+        for statement in inner.body
+        for each in ast.walk(statement)
+        if isinstance(each, ast.Subscript)
+    ]
+    if sum(map(bool, bounds)) != 1 or any(names & targets for _, names in reads):
+        return ""
+    return next((dotted_name(value) for value, names in reads if names & own), "")

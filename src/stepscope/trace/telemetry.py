@@ -1,4 +1,4 @@
-"""Read the telemetry of a run's processes: one SQLite file for each, which may still be growing; export it.
+"""Read and export the telemetry of a run's processes: one SQLite file each, which may still grow.
 
 `stepscope.record.telemetry.store` writes the files. They are untrusted like any trace: only values of the expected type
 are read. Each function that exports to another tool returns the files or folders that it made: missing values are left
@@ -97,9 +97,9 @@ def read_telemetry(files: Sequence[Path]) -> Telemetry:
             *tables, is_whole = _read_file(file)
             parts.append(tables)
             if not is_whole:
-                warnings.append(TraceWarning("telemetry", 1, f"{file} is damaged; what can be read of it is read"))
+                warnings.append(TraceWarning("telemetry", 1, f"{file} is damaged; its readable part is used"))
         except (sqlite3.Error, OSError, UsageError) as error:
-            reason = "it holds no telemetry of stepscope" if "no such table" in str(error) else error
+            reason = "it contains no telemetry of stepscope" if "no such table" in str(error) else error
             warnings.append(TraceWarning("telemetry", 1, f"{file} could not be read: {reason}"))
     if files and not parts:
         raise UsageError(warnings[0].detail)
@@ -186,8 +186,7 @@ def export_csv(telemetry: Telemetry, folder: Path, *, raw: bool = False) -> list
     Args:
         raw: keep text that a spreadsheet would read as a formula, as in `csv_text`.
 
-    Raises:
-        OSError: the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = {folder / "samples.csv": telemetry.samples, folder / "missing.csv": telemetry.missing}
@@ -201,9 +200,7 @@ def export_tensorboard(telemetry: Telemetry, folder: Path) -> list[Path]:
 
     A sample without a step gets its index in its series.
 
-    Raises:
-        UsageError: the package tensorboard is not installed.
-        OSError: the folder cannot be written.
+    Raises UsageError if the package tensorboard is not installed, OSError if the folder cannot be written.
     """
     try:
         writers: Any = import_module("tensorboard.summary.writer.event_file_writer")
@@ -231,9 +228,7 @@ def export_wandb(telemetry: Telemetry, folder: Path, *, project: str = "stepscop
 
     Series with steps are plotted over `step`, others over `seconds`.
 
-    Raises:
-        UsageError: the package wandb is not installed.
-        OSError: the folder cannot be written.
+    Raises UsageError if the package wandb is not installed, OSError if the folder cannot be written.
     """
     try:
         wandb: Any = import_module("wandb")
@@ -272,12 +267,12 @@ def _log_to_wandb(run: Any, samples: pl.DataFrame) -> None:
             # A dot in a metric's definition means nesting; a backslash before it escapes it.
             escaped = _full_name(row).replace("\\", "\\\\").replace(".", "\\.")
             run.define_metric(escaped, step_metric=_SECONDS if row["step"] is None else _STEP)
-    begun_ns = kept["unix_ns"][0] if kept.height else 0
+    started_ns = kept["unix_ns"][0] if kept.height else 0
     for group in kept.partition_by("unix_ns", "step", maintain_order=True):
         rows = group.rows(named=True)
         values = {_full_name(row): row["value"] for row in rows}
         values["_timestamp"] = rows[0]["unix_ns"] / 1e9
-        values[_SECONDS] = (rows[0]["unix_ns"] - begun_ns) / 1e9
+        values[_SECONDS] = (rows[0]["unix_ns"] - started_ns) / 1e9
         if rows[0]["step"] is not None:
             values[_STEP] = rows[0]["step"]
         run.log(values)

@@ -202,7 +202,7 @@ def test_counters_that_the_machine_hides_are_null_once_and_named(
     assert hidden not in samples[1]
     missing = sampled(writer).missing
     reasons = missing.filter((pl.col("source") == "machine") & (pl.col("name") == hidden.name))["reason"].to_list()
-    assert reasons == ["this system shows no such counters"]
+    assert reasons == ["this system has no such counters"]
 
 
 class Failing:
@@ -254,8 +254,8 @@ def test_the_last_sample_is_taken_at_the_end(writer: Writer) -> None:
 @pytest.mark.parametrize(
     ("driver", "complaint"),
     [
-        (False, "processor, memory, disk and network are not sampled, for want of psutil"),
-        (True, "processor, memory, disk and network are not sampled, for want of psutil and nvidia-ml-py"),
+        (False, "processor, memory, disk and network are not sampled without psutil"),
+        (True, "processor, memory, disk and network are not sampled without psutil and nvidia-ml-py"),
     ],
 )
 def test_missing_packages_are_one_sentence_and_training_goes_on(
@@ -275,7 +275,7 @@ def test_missing_packages_are_one_sentence_and_training_goes_on(
         run.log({"loss": 1.0})
 
     # Then
-    packages = complaint.partition("for want of ")[2].replace(" and ", " ")
+    packages = complaint.partition("sampled without ")[2].replace(" and ", " ")
     assert capsys.readouterr().err == f"stepscope: {complaint}: pip install {packages}\n"
     found = read_telemetry(telemetry_files(tmp_path))
     assert found.samples["value"].to_list() == [1.0]

@@ -215,7 +215,6 @@ class Words:
         return known
 
     def of(self, number: int) -> str | None:
-        """Return the text for a number."""
         if number >= 0:
             return self._table.get(number)
         return self._order[-2 - number] if number < -1 else None
@@ -311,7 +310,7 @@ class LineReader:
         self._at = self._end
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the events; raise WireError where the line is damaged."""
+        """Yield the events; raise WireError if the line is damaged."""
         size = CHUNK_BYTES
         while self._at < self._end:
             raw = self._content.read(self._at, min(size, self._end - self._at))

@@ -101,15 +101,14 @@ def _built(structure: Any, tensors: Iterator[Tensor]) -> Any:
 class StaticArguments:
     """Tensors of the same shapes as a call's, at addresses that never change.
 
-    Raises:
-        NotStatic: a tensor requires a gradient, which would go to the copy.
+    Raises NotStatic if a tensor requires a gradient, which would go to the copy.
     """
 
     def __init__(self, given: Flat, device: torch.device) -> None:
         for each in given.tensors:
             if each.requires_grad:
                 raise NotStatic(
-                    "a tensor among the arguments wants a gradient, which a copy of it would get: let the function "
+                    "a tensor among the arguments requires a gradient, which its copy would get: let the function "
                     "read it from outside, or make it inside"
                 )
         self._given = given
@@ -125,7 +124,6 @@ class StaticArguments:
             buffer.copy_(tensor, non_blocking=True)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """Call the function with what was filled in."""
         args, kwargs = self._given.rebuilt(self.buffers)
         return function(*args, **kwargs)
 
