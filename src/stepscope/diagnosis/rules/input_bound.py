@@ -18,8 +18,8 @@ The saving is what a step would lose of this time with the number of workers tha
 shorter than its computation, than the time to make a batch divided by the workers, or than the processor time of both
 divided by the processors that the program may use. Workers on processors that a parallel computation needs hold it up,
 and processors that other programs had while steps were recorded help nobody. Without a device, receiving a batch from
-a worker takes a millisecond, and as many times that as recording slowed the steps. A limit that the recording does not
-show is ignored. Where more workers cannot help, the remedy is cheaper batches: the saving is the wait, or without
+a worker takes a millisecond, and as many times that as recording slowed the loading. A limit that the recording does
+not show is ignored. Where more workers cannot help, the remedy is cheaper batches: the saving is the wait, or without
 workers the part of it in functions that take more than 50 us for a sample, PyTorch's own left out.
 
 Where the existing workers make batches as fast as they are used, the median wait is the time to receive a batch: the
