@@ -59,7 +59,7 @@ class Diffs:
         self._changed: dict[str, tuple[UserSource, dict[Rewrite, None]]] = {}
 
     def filled(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis with a diff for each finding whose remedy is a rewrite of readable source."""
+        """The diagnosis with a diff for each finding whose remedy rewrites readable source."""
         files = list(dict.fromkeys(place.file for finding in diagnosis.findings for place in finding.where))
         return replace(diagnosis, findings=tuple(self._filled(finding, files) for finding in diagnosis.findings))
 
@@ -128,7 +128,7 @@ def settings_of(remedy: Remedy) -> dict[str, str]:
 
 
 def is_at(place: Location, rewrite: Rewrite) -> bool:
-    """Whether a rewrite changes the statement (for an inexact place: the function) that a finding names."""
+    """Whether a rewrite changes the statement that a finding names (for an inexact place, the function)."""
     name = place.function.rpartition(".")[2]
     in_function = name == rewrite.function.rpartition(".")[2] or (name in _NO_FUNCTION and not rewrite.function)
     inner = name.startswith("<")  # a comprehension or lambda, whose enclosing function is not recorded
@@ -145,7 +145,7 @@ def _kinds(finding: Finding) -> Iterator[Kind]:
 
 
 def _stands(text: str, place: Location | None) -> bool:
-    """Whether the finding's function is defined around its line in this text."""
+    """Whether the text defines the finding's function around its line."""
     if place is None or place.function in _NO_FUNCTION or place.function.startswith("<"):
         return True
     name = place.function.rpartition(".")[2]

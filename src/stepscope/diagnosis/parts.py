@@ -40,7 +40,7 @@ class Part:
     Attributes:
         question: what cannot be answered without it.
         why: the reason, in words.
-        how: reader's name or the program's framework -> how to record the part with that profiler, or what to record
+        how: reader's name or program's framework -> how to record the part with that profiler, or what to record
             instead; "" for all others.
     """
 
@@ -79,7 +79,7 @@ PARTS: Final[dict[PartName, Part]] = {
     "steps": Part(
         "How long is a step, and what varies between steps?",
         "the trace has no step annotations, and nothing repeats regularly enough to infer steps",
-        lambda trace: False,  # the view knows whether steps can be inferred
+        lambda trace: False,  # `missing` asks the view whether steps can be inferred
         {
             "": "call profiler.step() once per iteration",
             "nsight_systems": f"mark each iteration: {_NVTX_STEP}",
@@ -226,12 +226,10 @@ class HostCounts:
     length_ns: int
 
     def total(self, figure: Callable[[StepFacts], int | None]) -> int | None:
-        """Sum of a figure; None if any step lacks it."""
         known = [value for step in self.steps if (value := figure(step)) is not None]
         return sum(known) if known and len(known) == len(self.steps) else None
 
     def per_step(self, figure: Callable[[StepFacts], int | None]) -> float | None:
-        """Mean of a figure; None if any step lacks it."""
         total = self.total(figure)
         return None if total is None else total / len(self.steps)
 
@@ -263,7 +261,7 @@ def whole(view: View, name: str) -> int | None:
 
 
 OPERATOR_NS: Final = 600.0
-"""Minimum overhead of torch's profiler for an operator with shapes; for some operators it is twice as much."""
+"""Minimum overhead of torch's profiler per operator with shapes; some operators take twice as much."""
 
 
 def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:

@@ -1,6 +1,4 @@
-"""Shared by rules about single kernels: which kernels determine the step's length, and how much of the device they
-fill.
-"""
+"""Shared by rules about single kernels: which of them determine the step's length, and how full the device is."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from stepscope.trace.nesting import Rows
 def decides(view: View) -> npt.NDArray[np.bool_]:
     """For each row of `view.work`, whether the step would end earlier if that work were shorter; shape (works,).
 
-    Work before a gap for which the host was late, without having waited for the device, does not: the gap would only
-    begin earlier.
+    Work before a gap in which the host was late, without having waited for the device, does not count: the gap would
+    only begin earlier.
     """
     waited = (pl.col("cause") == "synchronisation") | (pl.col("trigger_launch").is_not_null() & ~pl.col("refill"))
     gaps = (
@@ -35,7 +33,7 @@ def decides(view: View) -> npt.NDArray[np.bool_]:
     if gaps.is_empty():
         return np.ones(len(ends), np.bool_)
     following = np.searchsorted(gaps["start_ns"].to_numpy(), ends, side="left")
-    waits = np.append(gaps["waits"].to_numpy(), True)  # the last gap is followed by the step's end
+    waits = np.append(gaps["waits"].to_numpy(), True)  # the last gap ends with the step
     result: npt.NDArray[np.bool_] = waits[following]
     return result
 

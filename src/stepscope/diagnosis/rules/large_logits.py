@@ -23,7 +23,7 @@ momentum or weight decay this changes the training.
 # What to do
 Compute scores only for positions that count; compute the loss in blocks of positions, with
 `stepscope.remedies.linear_cross_entropy` or `chunked_cross_entropy`, or your own code; do not convert the scores. Use
-`sparse=True` for tables of which a batch reads few rows.
+`sparse=True` for tables if a batch reads few of their rows.
 
 # Reference
 Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024); PyTorch's documentation of nn.Embedding.
@@ -45,7 +45,7 @@ from stepscope.whatif.changes import scaled_work_of
 
 _COPIES: Final = ("aten::contiguous", "aten::clone")
 _SHIFTED: Final = 0.1
-"""Share by which the number of targets may differ from that of scores: each target is the next position's token."""
+"""Allowed relative difference between numbers of targets and scores: targets are the next positions' tokens."""
 _SPARSE_WORK: Final = 2
 """Factor by which a row takes longer in a sparse gradient."""
 
@@ -100,7 +100,7 @@ def _scores(view: View, limits: Limits) -> Answers:
 
 
 def _saved_of_handling(view: View, losses: list[LogitsLoss], handling: Rows) -> int:
-    """The time of the loss and the conversions that computing them in blocks would save."""
+    """Time of the loss and the conversions that computing them in blocks would save."""
     converting = _conversions(view, handling, losses)
     if view.device is not None:
         # One pass over the scores remains.
@@ -149,12 +149,12 @@ def _ignored_share(view: View, losses: list[LogitsLoss]) -> float:
 def _remedy(ignored: bool) -> Remedy:
     if ignored:
         return Remedy(
-            "Compute scores only where the loss looks at them, and leave them in the type they come in.",
+            "Compute only the scores that the loss uses, and leave them in the type they come in.",
             "counted = targets != -100\n"
             "loss = cross_entropy(model.head(features[counted]), targets[counted])   # instead of all positions",
         )
     return Remedy(
-        "Take the loss in blocks of positions, so that no tensor is as large as all scores; leave the scores in the "
+        "Compute the loss in blocks of positions, so that no tensor is as large as all scores; leave the scores in the "
         "type they come in, and compute them only for positions that count.",
         "from stepscope.remedies import linear_cross_entropy    # never holds the scores\n"
         "loss = linear_cross_entropy(features, model.head.weight, targets)\n"
@@ -209,10 +209,10 @@ def _read(table: DenseTable) -> float:
 
 RULE: Final = Rule(
     id="large-logits",
-    title="Scores of many classes, or tables of embeddings, are handled whole",
+    title="Scores of many classes, or embedding tables, are processed whole",
     thresholds={
-        "share": Threshold(0.03, "share", "share of the {period} that handling them in parts would save"),
-        "classes": Threshold(2000, "count", "classes of a loss that are many"),
+        "share": Threshold(0.03, "share", "share of the {period} that processing them in parts would save"),
+        "classes": Threshold(2000, "count", "classes above which a loss has many"),
         "rows": Threshold(5000, "count", "rows of a table that are many"),
         "read": Threshold(0.25, "share", "share of a table's rows that a batch reads at most"),
     },

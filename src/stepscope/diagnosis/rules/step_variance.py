@@ -2,7 +2,7 @@
 Steps that take much longer than others.
 
 # Why it costs time
-The mean step time determines the run's length, not the typical one. A few steps that stop for a checkpoint, a slow
+The mean step time, not the typical one, determines the run's length. A few steps that stop for a checkpoint, a slow
 batch, a garbage collection or a busy neighbour raise the mean.
 
 # How it is measured
@@ -70,7 +70,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _largest_excess(view: View, index: int) -> tuple[str, int]:
-    """The cause by which a step exceeds the typical step most, in words, and its extra time in nanoseconds."""
+    """The cause by which a step most exceeds the typical step, in words, and its extra time in nanoseconds."""
     steps = view.complete_steps.sort("start_ns")
     of_step = np.searchsorted(steps["start_ns"].to_numpy(), view.pieces["start_ns"].to_numpy(), side="right") - 1
     sums = view.pieces.with_columns(step=pl.Series(of_step, dtype=pl.Int64)).filter(pl.col("step") >= 0)
