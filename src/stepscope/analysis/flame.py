@@ -29,7 +29,7 @@ from stepscope.trace.window import Times
 NAME_LENGTH: Final = 200
 """Longest frame name, in characters."""
 DEEPEST: Final = 200
-"""Deepest stack that is kept; real ones are shallower, but a damaged trace could nest without end."""
+"""Deepest stack that is kept; real ones are shallower, but a damaged trace could nest endlessly."""
 MAXIMUM_FRAMES: Final = 3000
 """Most frames to draw in a flame graph."""
 _NOWHERE: Final = "(no line of yours)"

@@ -52,7 +52,7 @@ class DeviceMemory:
     blocks: pl.DataFrame
     steps: pl.DataFrame  # the complete steps, as from `step_table`
     program: ProgramFacts  # recorded facts about the model
-    # whether levels include all memory in use; otherwise memory from before the recording is missing
+    # whether levels include all memory in use, also that from before the recording
     is_total: bool
 
     @cached_property
@@ -354,7 +354,6 @@ class MemorySummary:
 
 
 def memory_summary(trace: Trace, memory: DeviceMemory) -> MemorySummary:
-    """Summarise one device's memory."""
     steps = memory.steps
     end = pl.col("start_ns") + pl.col("duration_ns")
     around = steps.filter((pl.col("start_ns") <= memory.peak_ns) & (end > memory.peak_ns))

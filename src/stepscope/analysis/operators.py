@@ -269,7 +269,7 @@ def _with_launch(trace: Trace) -> pl.DataFrame:
 
 
 def launch_table(trace: Trace) -> pl.DataFrame:
-    """Launch statistics of each device, one row per device; columns as in LAUNCH_SCHEMA."""
+    """Launch statistics, one row per device; columns as in LAUNCH_SCHEMA."""
     rows = []
     for (device,), mine in _with_launch(trace).group_by("device", maintain_order=True):
         launched = mine.filter(pl.col("launch").is_not_null())

@@ -294,7 +294,7 @@ def _path(path: pl.DataFrame | None, window: Window, room: int) -> tuple[tuple[P
         .sort("start_ns")
     )  # fmt: skip
     merged = _runs(inside, ("kind", "cause", "name"))
-    if merged.height > room:  # better without names than with gaps
+    if merged.height > room:  # drop names rather than pieces
         merged = _runs(merged, ("kind", "cause"))
     kept, shown = _longest(merged, room)
     first, length = pl.col("start_ns") - window.start_ns, pl.col("end_ns") - pl.col("start_ns")

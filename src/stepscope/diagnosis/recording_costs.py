@@ -100,8 +100,7 @@ def facts_of_steps(experiment: Experiment) -> list[StepFacts]:
 
 
 def waiting_factor(steps: Sequence[StepFacts]) -> float:
-    """How many times its processor time a thread's work takes because it waits for a processor; 1 or more.
-    """
+    """How many times its processor time a thread's work takes because it waits for a processor; 1 or more."""
     waiting = sum(step.thread_waiting_ns or 0 for step in steps)
     worked = sum(step.thread_processor_ns or 0 for step in steps)
     return 1 + waiting / worked if worked > 0 else 1.0

@@ -1,5 +1,4 @@
-"""What kind of work functions do, from their time line by line and from what the recorder read in their source.
-"""
+"""What kind of work functions do, from their time line by line and from what the recorder read in their source."""
 
 from __future__ import annotations
 

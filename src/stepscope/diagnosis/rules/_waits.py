@@ -250,7 +250,7 @@ def _backward_ends(view: View) -> Rows:
 
 
 BACKWARD_NODE: Final = "autograd::engine::evaluate_function"
-"""Prefix of the engine's name for running a node. Values read directly inside it are not the program's: anomaly detection
+"""Prefix of the engine's name for running a node. Values read directly inside are not the program's: anomaly detection
 checks whether they are NaN."""
 
 

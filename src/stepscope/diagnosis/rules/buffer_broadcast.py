@@ -52,7 +52,7 @@ def check(view: View, limits: Limits) -> Answers:
     ends = starts + moving["duration_ns"].to_numpy()
     on_host = covered_by(moving).total_ns
     yield Found(
-        f"for {view.percent(on_host)} of the {view.period} DistributedDataParallel prepares and copies buffers that rank 0 "
+        f"for {view.percent(on_host)} of the {view.period} DistributedDataParallel handles buffers that rank 0 "
         "broadcasts before the model's first layer",
         cost,
         basis="idle time while buffers are flattened and copied, and the device's time for that"

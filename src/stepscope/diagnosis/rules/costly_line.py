@@ -42,10 +42,10 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   elementwise operators on at least 8 tensors of different shapes in a step. One operator for the same elements is
   assumed to run at the best rate of the trace's own elementwise operators.
 - A result is the same if hashes say so. Before `stepscope run` records, it examines two steps: results and variables of
-  the user's functions, and results of modules that they call, are hashed when the function ends; for tensors above
-  1 MiB, evenly spaced elements are hashed. Only the first 64 calls of a function in a step are examined. This takes at
-  most a second of hashing, keeps only the hashes, and is left out of the step times. If nothing at all changes from step
-  to step, the program repeats one step for a measurement, and nothing is reported.
+  the user's functions, and results of modules that they call, are hashed when the function ends; for tensors above 1
+  MiB, evenly spaced elements are hashed. Only the first 64 calls of a function in a step are examined. This takes at
+  most a second of hashing, keeps only the hashes, and is left out of the step times. If nothing at all changes from
+  step to step, the program repeats one step for a measurement, and nothing is reported.
 - An operator has the same inputs in each step if two further steps before the recording call it at the same place with
   the same numbers and shapes; its tensors come from other such calls, or are older and have not changed since; and no
   random number and no later change is involved. Lines of only such calls are counted whole; on other lines, the
@@ -55,8 +55,8 @@ The finding is shown only if other findings do not explain its saving: the steps
 only what this one saves beyond them counts.
 
 # Known false positives
-Gradients that are needed for each loss separately. A module whose output is used as a constant target. A result that was
-equal in the two examined steps but changes later, as with a schedule.
+Gradients that are needed for each loss separately. A module whose output is used as a constant target. A result that
+was equal in the two examined steps but changes later, as with a schedule.
 
 # What to do
 Follow the finding: the change depends on the evidence.
@@ -232,7 +232,7 @@ def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:
     place = line.place
     if line.is_penalty:
         remedy = Remedy(
-            "Replace a penalty on the parameters' squares by the optimizer's weight_decay, and other sums over parameters by one "
+            "Replace a penalty on squared parameters by the optimizer's weight_decay, other sums over parameters by one "
             "operator over all.",
             "optimizer = torch.optim.SGD(parameters, lr, weight_decay=2 * strength)      # for strength * sum(p ** 2)\n"
             "penalty = torch.stack(torch._foreach_norm(list(model.parameters()))).square().sum()   # or in the loss",

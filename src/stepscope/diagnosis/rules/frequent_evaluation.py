@@ -9,8 +9,8 @@ steps it takes longer than the training between two evaluations, and its result 
 An evaluation is a stretch in which a module that is also called in training mode runs in evaluation mode. It includes
 the whole line of the user's code that runs it: the outermost line in which the module is not called in training mode.
 Where a trainer runs the evaluation, it begins at the end of the training before it: the call, its backward pass and the
-optimizer's step. A module that is only ever called in evaluation mode, such as a teacher, does not count. From the first
-step on, `stepscope run` notes in which steps modules are switched to evaluation mode: the median number of steps
+optimizer's step. A module that is only ever called in evaluation mode, such as a teacher, does not count. From the
+first step on, `stepscope run` notes in which steps modules are switched to evaluation mode: the median number of steps
 between two switches is how often the program evaluates. Without this, at least half of the recorded steps must hold an
 evaluation. If no recorded step holds one, its time is how much longer the steps with an evaluation took than the others
 before the recording.

@@ -10,13 +10,14 @@ wait, which `host-synchronisation` reports.
 # How it is measured
 Idle time of the device (without a device: the main thread's time) inside such calls, and in Python code on the same
 lines, which prepares what is logged, unless the line itself runs modules, as when it prints what a trainer returns.
-`stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow, rich and torchmetrics
-in the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line that reads many values
+`stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow, rich and torchmetrics in
+the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line that reads many values
 with `.item()` in a step counts as a measurement; if its function takes no part in the training, as with a metric, the
-whole function counts. It does not count if each repetition of its loop needs the previous one's result, or if the source
-makes tensors from such values. The finding says how often they run now, and every how many steps N they would have to
-run to cost less than 1 % of the step. The saving assumes that they run every N steps. If the recorder timed a step
-before it recorded, the overhead of recording each operator is subtracted: printing a tensor runs thousands of operators.
+whole function counts. It does not count if each repetition of its loop needs the previous one's result, or if the
+source makes tensors from such values. The finding says how often they run now, and every how many steps N they would
+have to run to cost less than 1 % of the step. The saving assumes that they run every N steps. If the recorder timed a
+step before it recorded, the overhead of recording each operator is subtracted: printing a tensor runs thousands of
+operators.
 
 # Known false positives
 Output that is only collected in a file costs less than the same output on a terminal: record in the setting you care

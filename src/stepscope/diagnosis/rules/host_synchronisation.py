@@ -133,8 +133,8 @@ def _unexplained(view: View, limits: Limits) -> Iterator[Found]:
 
 def _of_unknown_reason(view: View, limits: Limits, name: str, calls: pl.DataFrame, cost: int) -> Found:
     return Found(
-        f"for {view.percent(cost)} of the {view.period} the host waits in {name} while the device is idle; the trace does "
-        "not show what for",
+        f"for {view.percent(cost)} of the {view.period} the host waits in {name} while the device is idle; the trace "
+        "does not show what for",
         0,
         basis="no saving: what ends the wait was not recorded, so no replay shows the step without it; it may be work "
         "of another stream or process, or inside a graph",

@@ -11,9 +11,9 @@ A loop is a short body of outermost operators that repeats without interruption 
 optimizer and the data loader; the backward operators that it caused belong to it. A stack of equal layers repeats too
 but is not a loop: its repetitions run in different modules, or there are as many gradients as if each repetition had
 its own parameters. Loops inside a library do not count either: those whose repetitions a library function contains, or
-whose operators are torch's data parallelism at work. It is a loop if one `cat` or `stack` joins the results, if an index
-counts up, if nothing in it has parameters, or if its repetitions share them. A body of more than 24 operators counts
-only if the results are joined, or if the model has fewer parameters than such repetitions need.
+whose operators are torch's data parallelism at work. It is a loop if one `cat` or `stack` joins the results, if an
+index counts up, if nothing in it has parameters, or if its repetitions share them. A body of more than 24 operators
+counts only if the results are joined, or if the model has fewer parameters than such repetitions need.
 
 The cost is the thread's time in the operators and between them; with a device, the device's time for what they launched
 plus its idle time before it. The time of the same work in one call is subtracted: matrix products and element-wise

@@ -112,8 +112,8 @@ def _remedy(memory: DeviceMemory, *, trains: bool) -> Remedy:
         )
     if largest not in ("parameter", "gradient", "optimizer_state") and not (trains and largest == "before"):
         return Remedy(
-            "Most of it was allocated before the recording, or for something that it does not show: record from the program's "
-            "start, or take a snapshot, which knows each block's line.",
+            "Most of it was allocated before the recording, or for something that it does not show: record from the "
+            "program's start, or take a snapshot, which knows each block's line.",
             "torch.cuda.memory._record_memory_history()           # before anything else\n"
             'torch.cuda.memory._dump_snapshot("memory.pickle")    # then: stepscope memory memory.pickle',
         )

@@ -92,7 +92,7 @@ RULE: Final = Rule(
     title="Devices exchange data through the host",
     thresholds={
         "share": Threshold(0.02, "share", "share of the {period} that the device's own backend would save"),
-        "bytes_per_second": Threshold(10e9, "bytes", "what the device's own backend moves per second, a cautious assumption"),
+        "bytes_per_second": Threshold(10e9, "bytes", "assumed rate per second of the device's own backend"),
     },
     check=check,
     replaces=("exposed-communication", "device-ping-pong"),
