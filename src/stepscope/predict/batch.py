@@ -1,11 +1,11 @@
 """The same step with another batch size: which input dimensions are the batch, and how work scales with it.
 
 Activations begin with the batch: [batch, channels, ...], [batch, tokens, features], and, where a layer flattens tokens
-and samples, [batch * tokens, features]. Weights do not. So the batch is the size that nearly all inputs of
-convolutions, linear layers, attention and embeddings begin with; with another one, every size that is the batch, or the
-batch times further leading sizes of an activation, scales with it. In a product of matrices either the rows are the
-batch's (forward, and for the gradient of the input), or the inner dimension (for the gradient of the weight, whose
-shape the result has).
+and samples, [batch * tokens, features]. Weights do not. So the batch is the size with which nearly all inputs of
+convolutions, linear layers, attention and embeddings begin. With another batch, every size that is the batch, or the
+batch times further leading sizes of an activation, scales with it. In a matrix product, either the rows are the batch's
+(forward, and for the gradient of the input) or the inner dimension is (for the gradient of the weight, whose shape the
+result has).
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def batch_change(trace: Trace, wanted: int, recorded: int | None = None) -> Batc
     known = recorded or recorded_batch(trace)
     if known is None:
         raise UsageError(
-            "the trace does not show its batch size, as no size begins the inputs of nearly all layers: "
-            "--recorded-batch M says it (record_shapes=True records shapes)"
+            "the trace does not show its batch size, since no single size begins the inputs of nearly all layers: give "
+            "it with --recorded-batch M (record_shapes=True records shapes)"
         )
     if not any(size % known == 0 for size in _leading_sizes(trace)):
         raise UsageError(
-            f"no layer of the trace has an input that begins with the batch size {known}, or a multiple of it, so that "
-            "its growth is unknown (record_shapes=True records shapes)"
+            f"no layer of the trace has an input that begins with the batch size {known}, or a multiple of it, so its "
+            "growth is unknown (record_shapes=True records shapes)"
         )
     return BatchChange(known, wanted)
 

@@ -4,7 +4,7 @@ The limit is the largest part of the critical path of the replayed steps:
 
     host               host work, and launches on their way to the device
     input              waits for batches, and copies of them to the device
-    communication      waits for other ranks, and data on the way between them
+    communication      waits for other ranks, and data in transit between them
     compute            device work whose arithmetic takes longer than its traffic, at the target's peaks
     memory bandwidth   other device work
 
@@ -176,7 +176,7 @@ def named_link(text: str) -> Link:
             hop = float(typed[4]) * _FACTORS[typed[5]] if typed[4] else 0.0
             return Link(text.strip(), bandwidth, (Protocol(0.0, hop),), source="as given")
     names = ", ".join(link.name for link in link_table())
-    raise UsageError(f"{text!r} is neither a link that the table knows nor a bandwidth such as 12GB/s: {names}")
+    raise UsageError(f"{text!r} is neither a link in the table nor a bandwidth such as 12GB/s: {names}")
 
 
 def fitted_link(
@@ -307,7 +307,7 @@ def _without_replay(experiment: Experiment, step: ReplayedStep, sides: Labels) -
     durations = experiment.graph.works.duration[works] * step.factors[works]
     kinds = experiment.trace.device_work["kind"].to_numpy()[works]
     names = np.array([_OF_WORK.get(kind, str(side)) for kind, side in zip(kinds, sides[works], strict=True)], np.str_)
-    # Work that usually overlaps computation counts where computation is not most of it.
+    # Work that usually overlaps computation counts unless computation covers most of it.
     own = np.isin(kinds, _HIDDEN, invert=True)
     own = own | (durations[own].sum() <= 0.5 * durations.sum())
     for name in np.unique(names[own]).tolist():
@@ -362,8 +362,8 @@ def memory_need(
     wanted = "cpu" if device is None else device
     levels = memory_levels(trace).filter(pl.col("device") == wanted)
     if levels.is_empty() and sampled_bytes is not None:
-        note = "the most of the device's memory that was in use while the program ran, its allocator's reserve included"
-        grown = "; with the batch all of it is taken to grow" if batch_factor != 1.0 else ""
+        note = "the device's peak memory in use while the program ran, including its allocator's reserve"
+        grown = "; all of it is assumed to grow with the batch" if batch_factor != 1.0 else ""
         return MemoryNeed(round(sampled_bytes * batch_factor), False, note + grown)
     if levels.is_empty():
         how = ": record with profile_memory=True" if trace.metadata.format == "kineto" else ""
@@ -408,11 +408,11 @@ def _constant_bytes(memory: DeviceMemory) -> int:
 
 
 def _note(is_total: bool, with_model: bool, batch_factor: float) -> str:
-    text = "the most that was allocated at once"
+    text = "the peak of allocated memory"
     if not is_total and with_model:
         text += " while recording, with what the model and its optimizer hold"
     elif not is_total:
-        text += " while recording; what was held before is not known and comes on top"
+        text += " while recording; what was allocated before is unknown and adds to it"
     if batch_factor != 1.0:
-        text += "; with the batch everything grows but parameters, gradients and the optimizer's state"
+        text += "; everything but parameters, gradients and the optimizer's state grows with the batch"
     return text

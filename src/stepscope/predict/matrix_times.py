@@ -48,7 +48,7 @@ def unit_of(device: DevicePeaks, kind: str) -> str | None:
 
 
 def capability_of(device: DevicePeaks) -> float | None:
-    """Compute capability as a number; None where it is not a number, since users may write anything."""
+    """Compute capability as a number; None if it is not one, since users may write anything."""
     text = device.capability or ""
     return float(text) if re.fullmatch(r"[0-9]{1,2}\.[0-9]", text) else None
 

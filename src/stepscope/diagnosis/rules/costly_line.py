@@ -232,7 +232,7 @@ def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:
     place = line.place
     if line.is_penalty:
         remedy = Remedy(
-            "Replace a penalty on squared parameters by the optimizer's weight_decay, other sums over parameters by one "
+            "Replace a penalty on squared parameters with the optimizer's weight_decay, other sums over them with one "
             "operator over all.",
             "optimizer = torch.optim.SGD(parameters, lr, weight_decay=2 * strength)      # for strength * sum(p ** 2)\n"
             "penalty = torch.stack(torch._foreach_norm(list(model.parameters()))).square().sum()   # or in the loss",

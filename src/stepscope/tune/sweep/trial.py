@@ -74,7 +74,7 @@ class Values:
         kept: [iteration, step, value] of a sample for plots.
         count: number of all values.
         last, best: None without values. `best` is NaN only if all values are.
-        total: their sum.
+        total: sum of all values.
     """
 
     metric: Metric
@@ -317,7 +317,7 @@ class TrialProgram:
         """(iteration, value to compare the trial by) since the last look; empty once its end has begun."""
         if self._ending is not None:
             return []
-        is_over = self.has_ended  # checked first: everything it wrote until its end is then there
+        is_over = self.has_ended  # checked first, so that everything it wrote before its end is read
         found = []
         for value in self._reader.new(is_over=is_over):
             self.seen.add(value)
@@ -469,4 +469,4 @@ def _signal_name(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = str(number)
-    return f"{name} (often for want of memory)" if name == "SIGKILL" else name
+    return f"{name} (often for lack of memory)" if name == "SIGKILL" else name
