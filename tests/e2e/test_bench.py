@@ -86,7 +86,7 @@ def test_a_program_without_steps(place: Path) -> None:
 
     assert (ended.code, ended.out) == (2, "")
     assert (
-        "command A, idle.py, ended without a step that can be seen: it did not import torch; put the body" in ended.err
+        "command A, idle.py, ended without a visible step: it did not import torch; put the body" in ended.err
     )
     assert "`with stepscope.step():`" in ended.err
 

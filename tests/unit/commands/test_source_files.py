@@ -72,7 +72,7 @@ def test_encodings_and_what_is_no_text(tmp_path: Path) -> None:
 
     assert source_lines(str(latin), "latin.py", None) == (str(latin), ["# coding: latin-1", "x = 'é'"])
     for place in (binary, large):
-        with pytest.raises(UsageError, match="is no source text"):
+        with pytest.raises(UsageError, match="is not source text"):
             source_lines(str(place), place.name, None)
 
 

@@ -171,9 +171,9 @@ def test_a_recording_without_steps(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--overlap", "communication"], "communication"),
         (["--bucket-size", "25"], "all-reduces"),
         (["--curve", "all"], "invalid choice: 'all'"),
-        (["--scale", "a=-1"], "'-1' is no factor from 0"),
-        (["--loader-workers", "-1"], "'-1' is no whole number from 0 on"),
-        (["--sync-every", "0"], "'0' is no whole number from 1 on"),
+        (["--scale", "a=-1"], "'-1' is not a factor from 0"),
+        (["--loader-workers", "-1"], "'-1' is not a whole number from 0 on"),
+        (["--sync-every", "0"], "'0' is not a whole number from 1 on"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(

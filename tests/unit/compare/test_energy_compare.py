@@ -66,7 +66,7 @@ def test_one_window_tells_nothing_of_chance() -> None:
     (comparison,) = compare_sides(sides[0], sides[1:])
 
     assert energy_sentences(comparison) == [
-        "Processors use 3.00 J a step instead of 2.00 J, 50.0 % more, and nothing tells how much of that is chance."
+        "Processors use 3.00 J a step instead of 2.00 J, 50.0 % more; how much of that is chance is unknown."
     ]
 
 

@@ -43,7 +43,7 @@ def test_of_a_device_whose_idle_power_nobody_measured() -> None:
 
     assert estimate is not None
     assert (estimate.low_j, estimate.high_j) == (pytest.approx(0.07 * 200), pytest.approx(0.1 * 400))
-    assert "what it draws without work is not known" in estimate.source
+    assert "its idle power is unknown" in estimate.source
 
 
 def test_where_it_is_not_known_how_long_the_device_works() -> None:

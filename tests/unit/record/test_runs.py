@@ -149,7 +149,7 @@ def test_add_takes_up_folders_from_elsewhere(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["show"], "say which: stepscope runs show NAME"),
+        (["show"], "name a run: stepscope runs show NAME"),
         (["list", "x"], "takes no name"),
         (["show", "abd"], "did you mean abc?"),
         (["shwo", "x"], "invalid choice"),

@@ -98,7 +98,7 @@ def check(view: View, limits: Limits) -> Answers:
         text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
         remedy = replace(remedy, text=text)
     yield Found(
-        f"{view.percent(cost)} of the {view.period} {waiting} the data loader",
+        f"for {view.percent(cost)} of the {view.period} {waiting} the data loader",
         saving,
         basis=basis,
         confidence="medium",  # only a trial shows whether workers find free processors
