@@ -169,8 +169,8 @@ def attribute(
     place, frame_slice, stack_slice = _places(activity, redirected, line, frame, stack)
     modules, own_module, module_parents, own_work_module = own_modules(trace, activity)
     phase = phases(trace, activity, sources, own_module)
-    place = _or_of_the_line(trace, activity, place, line_place)
-    place = _or_of_the_main_thread(trace, activity, place)
+    place = _fill_from_lines(trace, activity, place, line_place)
+    place = _fill_from_main_thread(trace, activity, place)
     frame_row = at(activity.row, frame_slice)
     return Attribution(
         trace=trace,
@@ -288,7 +288,7 @@ def _places(activity: HostActivity, redirected: Rows, line: Rows, frame: Rows, s
     return place, frame_slice, stack_slice
 
 
-def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_place: Rows) -> Rows:
+def _fill_from_lines(trace: Trace, activity: HostActivity, place: Rows, line_place: Rows) -> Rows:
     """Fill missing places of slices with their thread's line when they began.
 
     Steps span many lines and get no place.
@@ -301,7 +301,7 @@ def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_plac
     return result
 
 
-def _or_of_the_main_thread(trace: Trace, activity: HostActivity, place: Rows) -> Rows:
+def _fill_from_main_thread(trace: Trace, activity: HostActivity, place: Rows) -> Rows:
     """Fill missing places of autograd threads' slices with that of the main thread, which called them."""
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
     result: Rows = place.copy()

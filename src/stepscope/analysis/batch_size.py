@@ -30,8 +30,6 @@ TOLD_APART: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Measurements at one batch size."""
-
     batch_size: int
     step_ns: float  # median complete step
     steps: int  # number of complete steps
@@ -55,7 +53,6 @@ class Line:
     r_squared: float  # share of the values' variance that the line explains
 
     def at(self, batch_size: float) -> float:
-        """The value at a batch size."""
         return self.slope * batch_size + self.constant
 
 

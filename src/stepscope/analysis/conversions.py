@@ -26,8 +26,6 @@ _SMALLEST: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A number type conversion."""
-
     row: int  # row in `operators` of the outermost operator that only converts
     lane: int
     start_ns: int

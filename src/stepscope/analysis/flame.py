@@ -46,8 +46,6 @@ class FlameStack:
 
 @dataclass(frozen=True, slots=True)
 class FlameFrame:
-    """A frame of a flame graph."""
-
     name: str
     parent: int  # index of the frame below it, -1 for those at the bottom
     ns: int  # including everything above it
@@ -226,7 +224,7 @@ def _written(call_stack: str, user_code: UserCode) -> tuple[str, ...]:
 
 
 def _operators_of(attribution: Attribution, slices: Rows) -> Rows:
-    """Operator that each slice is or lies in, -1 for none."""
+    """Operator that each slice is or belongs to, -1 for none."""
     activity, trace = attribution.activity, attribution.trace
     table = at(activity.table, slices)
     row = at(activity.row, slices)

@@ -338,8 +338,6 @@ def _accumulated(left: pl.DataFrame, steps: int) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """Memory figures of one device."""
-
     memory: DeviceMemory
     name: str | None  # the device's name, if known
     peak_step: int | None  # number of the step with the peak; None outside of complete steps

@@ -132,7 +132,6 @@ def operator_table(
 
 
 def check_groupings(things: str, group_by: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UsageError for unknown groupings."""
     unknown = [name for name in group_by if name not in known]
     if unknown or not group_by:
         raise UsageError(f"{things} can be grouped by {', '.join(known)}, not by {', '.join(unknown) or 'nothing'}")

@@ -48,8 +48,6 @@ class PictureLane:
 
 @dataclass(frozen=True, slots=True)
 class PictureSlice:
-    """A slice to draw."""
-
     lane: int  # index of its lane
     depth: int  # number of enclosing slices on its lane
     start_ns: int  # from the start of the window

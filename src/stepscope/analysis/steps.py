@@ -48,8 +48,6 @@ _CANDIDATES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """Summary of a trace's steps."""
-
     source: str  # "annotation", "inferred" or "none"
     count: int  # complete steps
     median_ns: int  # over the complete steps; 0 without any
@@ -151,12 +149,12 @@ def _annotated(trace: Trace, kind: str) -> pl.DataFrame:
     marks = trace.annotations.filter((pl.col("kind") == kind) & pl.col("step").is_not_null())
     if kind == "device" and marks.height:
         marks = marks.filter(pl.col("lane") == marks["lane"].mode().min())
-    marks = _of_the_most_frequent_kind(marks).sort("start_ns").unique("step", keep="first", maintain_order=True)
+    marks = _most_frequent_kind(marks).sort("start_ns").unique("step", keep="first", maintain_order=True)
     start = marks["start_ns"].to_numpy()
     return _steps(marks["step"].to_numpy(), start, start + marks["duration_ns"].to_numpy(), "annotation")
 
 
-def _of_the_most_frequent_kind(marks: pl.DataFrame) -> pl.DataFrame:
+def _most_frequent_kind(marks: pl.DataFrame) -> pl.DataFrame:
     """Marks of one kind: those named "train" if there are also some named "evaluate"."""
     name = pl.col("name")
     numbered = pl.when(name.str.contains(r"#\d")).then(name.str.replace(r"#\d+", "#"))

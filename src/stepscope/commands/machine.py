@@ -124,7 +124,6 @@ _RUNS_ASKED: Final = 50
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only `cache compile` has."""
     of = parser.add_argument_group("with compile")
     of.add_argument("--limit", metavar="SIZE", type=_size, help="the most that each cache may hold, such as 10GiB")
     of.add_argument(

@@ -49,8 +49,6 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class BenchCommand:
-    """One of the compared commands."""
-
     label: str  # "A", "B" and so on
     text: str  # as the user wrote it
     words: tuple[str, ...]  # argument list
@@ -373,8 +371,6 @@ class BenchFailure:
 
 @dataclass
 class Bench:
-    """State of a benchmark."""
-
     commands: tuple[BenchCommand, ...]  # the others are compared with the first
     settings: BenchSettings
     folder: Path

@@ -83,8 +83,6 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A run that is not in a series, and why."""
-
     name: str
     why: str
 

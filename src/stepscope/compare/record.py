@@ -90,8 +90,6 @@ _TO_STANDARD_DEVIATION: Final = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A step of a recording that is excluded."""
-
     trace: int  # index of the trace within its side
     index: int  # step number
     edge: Edge  # whether it is the recording's first or last step
@@ -428,8 +426,6 @@ StepEnergies: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
 @dataclass(frozen=True, slots=True)
 class EnergyComparison:
-    """Energy of steps before and after."""
-
     kind: str  # "gpu", "cpu" or "dram"
     before_j: float
     after_j: float  # before_j, after_j: mean joules per step

@@ -100,7 +100,7 @@ class Diffs:
                 source = self._read(file)
                 found = self._of_file(source, settings) if source is not None else []
                 found = [each for each in found if each.name == kind.name and (place is None or is_at(place, each))]
-                if source is not None and found and _stands(source.text, place):
+                if source is not None and found and _is_defined_at(source.text, place):
                     yield from ((source, rewrite) for rewrite in found)
                     if kind.anywhere:
                         break
@@ -144,7 +144,7 @@ def _kinds(finding: Finding) -> Iterator[Kind]:
             yield kind
 
 
-def _stands(text: str, place: Location | None) -> bool:
+def _is_defined_at(text: str, place: Location | None) -> bool:
     """Whether the text defines the finding's function around its line."""
     if place is None or place.function in _NO_FUNCTION or place.function.startswith("<"):
         return True

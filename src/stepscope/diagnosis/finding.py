@@ -140,7 +140,5 @@ class NotAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """The findings and unanswered questions of one rule for one trace."""
-
     findings: tuple[Finding, ...] = ()
     not_answered: tuple[NotAnswered, ...] = ()

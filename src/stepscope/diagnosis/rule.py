@@ -168,7 +168,6 @@ class Rule:
         return Limits(self, view)
 
     def ask(self, view: View) -> RuleResult:
-        """Run the rule on a view."""
         limits = self.limits(view)
         answers = list(self.check(view, limits))
         found = [each for each in answers if isinstance(each, Found) and self._counts(each, limits)]

@@ -228,12 +228,10 @@ class View(StepView):
 
     @cached_property
     def memories(self) -> tuple[DeviceMemory, ...]:
-        """Memory of each device; see `stepscope.analysis.memory.device_memories`."""
         return device_memories(self.trace, steps=self.steps, activity=self.activity)
 
     @cached_property
     def operator_costs(self) -> pl.DataFrame:
-        """Cost of each operator; see `stepscope.analysis.operators.operator_costs`."""
         return operator_costs(self.trace)
 
     @cached_property
@@ -266,7 +264,6 @@ class View(StepView):
         return np.flatnonzero((self.launching >= 0) & self.inside(rows)[np.maximum(self.launching, 0)])
 
     def pieces_of(self, *causes: str) -> pl.DataFrame:
-        """The rows of `pieces` that have one of these causes."""
         return self.pieces.filter(pl.col("cause").is_in(causes))
 
     def begin_in_span(self, table: pl.DataFrame) -> pl.DataFrame:
@@ -414,7 +411,6 @@ class View(StepView):
         return Figure(f"{name} {self.per}", self.per_step(ns), "ns")
 
     def bytes_per_step(self, name: str, size: int) -> Figure:
-        """A size over the span as a figure per step."""
         return Figure(f"{name} {self.per}", size // self.step_count, "bytes")
 
     def bytes_of(self, name: str, sizes: pl.Series) -> tuple[Figure, ...]:

@@ -49,8 +49,6 @@ _Shapes = list[Shape | None]
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """A change of the batch size."""
-
     recorded: int
     wanted: int
 

@@ -93,7 +93,7 @@ class Exchange(Protocol):
     def ranks(self) -> int: ...
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
-        """Duration of each message among so many devices; over the recorded link if None."""
+        """Duration of each message among this many devices; over the recorded link if None."""
 
     def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
         """Graph with messages of these lengths; without messages if all are 0."""
@@ -122,7 +122,7 @@ class RecordedExchange:
         return fitted_link("as recorded", kinds, sizes, times, self.ranks)
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
-        """Duration of each message among so many devices; over the recorded link if None.
+        """Duration of each message among this many devices; over the recorded link if None.
 
         Raises:
             UsageError: a different link is requested and message sizes are unknown.
@@ -201,7 +201,7 @@ class AddedExchange:
     ranks: int = 1
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
-        """Duration of each message among so many devices; the link must be given."""
+        """Duration of each message among this many devices; the link must be given."""
         if link is None:
             raise UsageError(
                 "nothing was exchanged in this trace: name the link that joins the devices, such as nvlink4"

@@ -100,7 +100,7 @@ class Link:
         return any(each.base_ns or each.hop_ns for each in self.protocols)
 
     def transfer_ns(self, kind: str, message_bytes: float, devices: int) -> float:
-        """Nanoseconds of a collective among so many devices, from the last arrival on; 0 for a single device.
+        """Nanoseconds of a collective among this many devices, from the last arrival on; 0 for a single device.
 
         Args:
             kind: one of `stepscope.analysis.communication.KINDS`.
@@ -182,7 +182,7 @@ def named_link(text: str) -> Link:
 def fitted_link(
     name: str, kinds: Sequence[str], message_bytes: Sequence[float], transfer_ns: Sequence[float], devices: int
 ) -> Link:
-    """Fit a link's latency and rate to collectives of so many devices by least squares.
+    """Fit a link's latency and rate to collectives among this many devices, by least squares.
 
     Neither is negative. Errors are relative to the time, so that small messages weigh as much as large ones. If all
     messages have one size, the whole time is attributed to the rate. The link's `error` is the median relative

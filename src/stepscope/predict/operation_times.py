@@ -46,8 +46,6 @@ _TILE: Final = (128, 64)  # output points and channels of a typical thread block
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionModel:
-    """Fitted constants."""
-
     trees: BoostedTrees  # logarithm of the measured time over the roofline, from `features`
     lowest: Numbers
     highest: Numbers  # lowest, highest: of each feature in the timings, shape (features,)

@@ -129,7 +129,6 @@ class StepPredictor:
 
     @cached_property
     def batch(self) -> int | None:
-        """Samples per batch; None where unknown."""
         if self.change is not None:
             return self.change.wanted
         return self._recorded_batch or recorded_batch_of(self.trace)

@@ -418,7 +418,6 @@ def _advice(model: BatchModel, best: Measurement, largest: int) -> Iterator[str]
 
 
 def batch_json(model: BatchModel) -> dict[str, Any]:
-    """The batch model as JSON values."""
     return {
         "schema": 1,
         "measurements": batch_table(model),

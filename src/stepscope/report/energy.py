@@ -422,7 +422,6 @@ def energy_json(answer: EnergyAnswer) -> dict[str, Any]:
 
 
 def trace_json(trace: TraceEnergy) -> dict[str, Any]:
-    """The energy of one trace as JSON values."""
     return {
         **fields(trace, "path", "format", "rank", "step_ns", "step_count", "stepped", "missing", "warnings"),
         "devices": [_device_json(each) for each in trace.devices],

@@ -191,7 +191,6 @@ def file_name(path: str) -> str:
 
 
 def warning_sentence(warning: TraceWarning) -> str:
-    """Say what was skipped or repaired while reading."""
     return f"{count(warning.count)} x {warning.kind}: {warning.detail}"
 
 

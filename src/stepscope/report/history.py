@@ -189,7 +189,6 @@ def commits_between(change: Change) -> str:
 
 
 def history_json(history: History) -> dict[str, Any]:
-    """The history as JSON values."""
     return stamped(series=[_series_json(series) for series in history.series], left_out=history.left_out)
 
 

@@ -206,7 +206,6 @@ def _money_marks() -> list[tuple[float, str]]:
 
 
 def plan_view(plan: Plan) -> View:
-    """Plot every machine by time and cost."""
     request = plan.request
     hours = [each.hours for each in plan.machines] + [request.deadline_h] * (request.deadline_h is not None)
     costs = [each.usd for each in plan.machines] + [request.budget_usd] * (request.budget_usd is not None)
@@ -547,7 +546,6 @@ def doubt_sentences(plan: Plan) -> Iterator[str]:
 
 
 def warning_sentences(plan: Plan) -> Iterator[str]:
-    """Say what was skipped or repaired while reading the trace."""
     yield from (f"While reading: {warning_sentence(warning)}." for warning in plan.recorded.warnings)
 
 

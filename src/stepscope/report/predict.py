@@ -236,7 +236,6 @@ def _notes(answer: PredictedSteps) -> Iterator[str]:
 
 
 def predict_json(answer: PredictedSteps) -> dict[str, Any]:
-    """The answer as JSON values."""
     names = ("device", "devices", "busy_share", "from_shapes", "why_not", "precision", "batch", "recorded_batch")
     return stamped(
         trace=fields(answer, "path", "format", "warnings"),

@@ -232,7 +232,6 @@ def effect_sentences(results: SweepResults) -> Iterator[str]:
 
 
 def failure_sentences(results: SweepResults) -> Iterator[str]:
-    """Why trials failed, for the first few."""
     failed = results.of_state("failed")
     for trial in failed[:_MOST_REASONS]:
         where = f" ({trial.folder})" if trial.folder else ""

@@ -64,12 +64,10 @@ def _section(title: str, frame: pl.DataFrame, things: str, *sentences: str) -> S
 
 
 def whole(measured: AsMeasured) -> str:
-    """Name what is replayed."""
     return "the step" if measured.stepped else "the recording"
 
 
 def measured_sentence(measured: AsMeasured) -> str:
-    """Say how long a step takes."""
     if not measured.stepped:
         return f"{duration(measured.step_ns)} recorded, without steps"
     steps = "1 step" if measured.step_count == 1 else f"mean of {count(measured.step_count)}"
@@ -116,7 +114,6 @@ def limit_sentence(resources: pl.DataFrame, measured: AsMeasured, then: str = ""
 
 
 def resource_name(kind: str, cause: str | None) -> str:
-    """Name a part of the critical path."""
     return f"host: {(cause or 'unknown')}" if kind == "host" else _RESOURCES[kind][0]
 
 
@@ -261,7 +258,6 @@ def _short(name: str) -> str:
 
 
 def whatif_json(answer: Answer) -> dict[str, Any]:
-    """The answer as JSON values."""
     measured = answer.measured
     return stamped(
         trace=fields(measured, "path", "format", "warnings"),

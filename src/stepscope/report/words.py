@@ -188,7 +188,6 @@ def place_words(place: Place) -> str:
 
 
 def unreadable_heading(unreadable: Sequence[Unreadable]) -> str:
-    """The heading above the unreadable files."""
     if len(unreadable) == 1:
         return "1 file could not be read, and is not in this report"
     return f"{count(len(unreadable))} files could not be read, and are not in this report"
@@ -210,7 +209,6 @@ def hidden_sentence(diagnosis: Diagnosis) -> str:
 
 
 def nothing_sentence(diagnosis: Diagnosis) -> str:
-    """Say that there is no finding to show."""
     if diagnosis.is_warm_up:
         return "The recording has no typical step, so no saving can be promised."
     return f"Nothing was found that would save a noticeable part of {whole(diagnosis)}."
@@ -222,7 +220,6 @@ def whole(diagnosis: Diagnosis) -> str:
 
 
 def rank_name(diagnosis: Diagnosis) -> str:
-    """Name one rank in a report of several."""
     rank, path = diagnosis.metadata.rank, diagnosis.metadata.path
     return f"rank {rank}" if rank is not None else path or "a trace"
 

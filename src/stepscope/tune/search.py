@@ -35,8 +35,6 @@ _OUTCOME: Final = "outcome"
 
 
 class TuneStudy(SharedStudy):
-    """The study of one program."""
-
     def __init__(self, study: optuna.Study) -> None:
         super().__init__(study)
         self._aside: frozenset[int] = frozenset()
@@ -318,7 +316,7 @@ class Search:
         return TuneResult(self.space, tuple(trials), last.best, last.proof, stop, time.monotonic() - begun_s)
 
     def _step(self, left_s: float) -> bool:
-        """Measure one proposal, or wait for others; returns whether the search goes on."""
+        """Measure one proposal, or wait for others; returns whether the search continues."""
         with held(self.lock, self.waiting):
             trials = self.study.trials()
             step = plan(self.space, trials, hurry=left_s < self._reserve_s(trials))

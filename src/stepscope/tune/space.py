@@ -293,7 +293,7 @@ def baseline_of(
     read: Callable[[str], UserSource | None],
     say: Callable[[str], None],
 ) -> Baseline:
-    """Record a few steps of the program and diagnose them; a failed recording is reported, and the search goes on.
+    """Record a few steps of the program and diagnose them; if recording fails, say so and continue.
 
     Args:
         read: returns a source file that the trace names, for diffs; None if it may not be read.

@@ -76,7 +76,6 @@ class Configuration:
         return cls(tuple(sorted(settings.items())))
 
     def with_setting(self, name: str, value: str) -> Configuration:
-        """A copy with one knob added or changed."""
         return Configuration.of({**dict(self.settings), name: value})
 
     def without(self, name: str) -> Configuration:
@@ -282,8 +281,6 @@ LEAST_GAIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One comparison to be measured."""
-
     purpose: Purpose
     configuration: Configuration
     reference: Configuration = field(default_factory=Configuration)

@@ -99,8 +99,6 @@ class NamedChange:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Predicted step with a change."""
-
     name: str  # the option that requested it
     step_ns: float  # mean step with the change
     saving_ns: float  # negative where the step becomes longer
@@ -182,7 +180,6 @@ def what_if(experiment: Experiment, changes: Sequence[NamedChange]) -> tuple[Ans
 
 
 def as_measured(experiment: Experiment) -> AsMeasured:
-    """Summarise the steps as measured."""
     metadata, count = experiment.trace.metadata, experiment.step_count
     return AsMeasured(
         path=metadata.path,
@@ -454,7 +451,7 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     previous = np.where((previous >= 0) & (place[previous] < place), previous, -1)
     waits = graph.queue_waits
     free = waits.select(~(moved[waits.source] & ~moved[waits.target]))
-    ready, sent = _what_they_send(graph, rows, moved)
+    ready, sent = _sent_results(graph, rows, moved)
     source, target = _optimizer_after(experiment, graph, rows)
     source, target = np.concatenate([ready, source]), np.concatenate([sent, target])
     known = place[source] < place[target]
@@ -466,7 +463,7 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     )
 
 
-def _what_they_send(graph: Graph, rows: Rows, moved: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
+def _sent_results(graph: Graph, rows: Rows, moved: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
     """For each collective, the computation before it in its old queue, whose result it sends, if any."""
     before = graph.works.previous[rows]
     while ((before >= 0) & moved[before]).any():
@@ -531,7 +528,7 @@ def bucket_size(megabytes: float) -> Change:
         scale[rows] = 0.0
         lasts = each_ns + byte_ns * total + waiting
         scale[rows[last]] = lasts[bucket[last]] / np.maximum(graph.works.duration[rows[last]], 1)
-        return replace(graph, work_scale=scale, queue_waits=_of_carriers(graph, rows, carrier))
+        return replace(graph, work_scale=scale, queue_waits=_waits_for_carriers(graph, rows, carrier))
 
     return apply
 
@@ -555,7 +552,7 @@ def _buckets(step: Rows, size: npt.NDArray[np.int64], limit: float) -> Rows:
     return result
 
 
-def _of_carriers(graph: Graph, rows: Rows, carrier: Rows) -> Edges:
+def _waits_for_carriers(graph: Graph, rows: Rows, carrier: Rows) -> Edges:
     """Turn waits for parts of a bucket into waits for the bucket, unless that goes backwards in time."""
     waits = graph.queue_waits
     to = np.arange(len(graph.works.start))

@@ -28,8 +28,6 @@ MOST_UNEXPLAINED: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a replay."""
-
     step_ns: float  # mean step with the change
     measured_step_ns: float  # mean step without it
     step_count: int  # number of steps; 1 where the trace has none and the whole span counts as one
@@ -198,8 +196,6 @@ _MATCH = ("step", "kind", "group", "order")
 
 @dataclass(frozen=True, slots=True)
 class RankProspect:
-    """Predicted step of one rank."""
-
     name: str  # rank, such as "rank 3", or its file
     measured_step_ns: float  # as recorded
     step_ns: float  # with the changes on every rank, each waiting for the others in collectives

@@ -179,8 +179,6 @@ class Edges:
 
 @dataclass(frozen=True)
 class Graph:
-    """Dependency graph."""
-
     stretches: Stretches
     works: Works
     queue_waits: Edges  # work -> work of another queue

@@ -60,9 +60,7 @@ def test_what_was_cut_off_is_asked_about(kind: str) -> None:
     warning = TraceWarning(kind, 1, "the file ends early")
     questions = diagnose(Trace.from_tables({}, Metadata(), (warning,))).not_answered
     asked = [(one.question, one.why) for one in questions if "missing" in one.question]
-    assert asked == [
-        ("What was in the missing part of the file, such as the work of a device?", "the file ends early")
-    ]
+    assert asked == [("What was in the missing part of the file, such as the work of a device?", "the file ends early")]
 
 
 def without_marks(folder: Path) -> str:

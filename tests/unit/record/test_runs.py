@@ -175,7 +175,7 @@ def test_a_name_stands_for_the_latest_trace_of_each_rank(capsys: pytest.CaptureF
     latest = [folder.path / "rank0/trace-2.json.gz", folder.path / "rank1/trace-1.json.gz"]
 
     assert trace_paths("two") == trace_paths(folder.path) == latest
-    assert "earlier traces too: two/rank0/trace-1.json.gz" in capsys.readouterr().err
+    assert "earlier traces: two/rank0/trace-1.json.gz" in capsys.readouterr().err
     assert trace_paths("two/rank1") == [latest[1]]
     assert trace_paths("two/rank0/trace-1.json.gz") == [folder.path / "rank0/trace-1.json.gz"]
 

@@ -84,7 +84,9 @@ def test_results_that_are_none() -> None:
 
 def test_how_losses_were_judged() -> None:
     assert loss_words(LossCheck(None)) == "losses not compared: no backward pass was seen"
-    assert loss_words(replace(LOSSES, basis="runs")).startswith("losses as close as those of two runs of the unchanged program")
+    assert loss_words(replace(LOSSES, basis="runs")).startswith(
+        "losses as close as those of two runs of the unchanged program"
+    )
     assert "another seed's 2.0e-1" in loss_words(replace(LOSSES, basis="seed", allowed=0.2))
 
 

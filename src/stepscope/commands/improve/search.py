@@ -181,7 +181,7 @@ def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study:
     from stepscope.tune.space import Baseline, baseline_of, chosen_space, search_space, surroundings_of
     from stepscope.tune.study import held
 
-    with held(_lock(), lambda: say("another stepscope tune measures on this machine; waiting")):
+    with held(_lock(), lambda: say("another stepscope tune is measuring on this machine; waiting")):
         known = study.space()
         if known is not None:
             say(f"continuing study {folder.name}; {folder}")
@@ -244,7 +244,7 @@ def _search_remedies(
     measure = BenchMeasure(
         tuple(arguments.program), tuple(words), space, folder, _settings(arguments), arguments.loss_tolerance, ran
     )
-    waiting = functools.cache(lambda: say("another stepscope tune measures on this machine; waiting"))
+    waiting = functools.cache(lambda: say("another stepscope tune is measuring on this machine; waiting"))
     return Search(study, space, measure, _lock(), arguments.budget, begins, tell, waiting).run()
 
 

@@ -235,7 +235,6 @@ def _run_prices(arguments: argparse.Namespace) -> int:
 
 
 def price_store() -> PriceStore:
-    """The prices that this user has imported."""
     from stepscope.predict.cost.prices import PriceStore
     from stepscope.record.run_folder import data_folder
 

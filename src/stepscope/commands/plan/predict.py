@@ -65,7 +65,7 @@ def _prepare_predict_parser(parser: CommandParser) -> None:
     group.add_argument(
         "--link",
         metavar="LINK",
-        help="what joins them: nvlink4, pcie4, ethernet-100, or a bandwidth in one direction, 12GB/s or, with the "
+        help="their link: nvlink4, pcie4, ethernet-100, or a bandwidth in one direction, 12GB/s or, with the "
         "latency of each hop, 12GB/s+5us; where several ranks were recorded, their own link",
     )
     add_top_option(parser, f"devices, 0 for all ({_TOP})", _TOP)
@@ -75,7 +75,6 @@ def _prepare_predict_parser(parser: CommandParser) -> None:
 
 
 def add_prediction_options(parser: argparse._ActionsContainer) -> None:
-    """Add --precision, --batch, --recorded-batch, --from and --host-factor."""
     parser.add_argument(
         "--precision", metavar="TYPE", help="the number type to compute in: fp32, tf32, fp16, bf16, fp8"
     )

@@ -45,8 +45,8 @@ FORMATS: Final = {
     "speedscope": "flame graphs of the device's time by your lines and of each thread",
     "folded": "the device's time as folded stacks",
     "tensorboard": "a log folder for TensorBoard with xprof",
-    "csv": "a file a table",
-    "parquet": "a file a table",
+    "csv": "one file per table",
+    "parquet": "one file per table",
     "openmetrics": "figures for Prometheus",
 }
 _TABLES: Final = ("csv", "parquet")
@@ -178,7 +178,7 @@ examples:
   stepscope export trace.json - --format folded | flamegraph.pl --countname ns > flame.svg
   stepscope export profile.sqlite kineto.json --format chrome               for tools that read PyTorch's traces
   stepscope export trace.json logs --format tensorboard      then: tensorboard --logdir logs (with xprof installed)
-  stepscope export trace.json tables --format parquet        a file a table
+  stepscope export trace.json tables --format parquet        one file per table
   stepscope export trace.json step.prom --format openmetrics
 """,
 )

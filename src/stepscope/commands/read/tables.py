@@ -40,7 +40,6 @@ _ROWS_ON_SCREEN: Final = 1_000
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
-    """Add --sort, --ascending, --top, --format, --output, --raw and --redact."""
     group = parser.add_argument_group("the table")
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column: the largest numbers first, text from A")
     group.add_argument("--ascending", action="store_true", help="sort the smallest numbers first")

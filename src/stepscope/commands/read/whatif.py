@@ -91,8 +91,8 @@ def _add_change_options(parser: CommandParser) -> None:
         type=parsed_scale,
         action="append",
         default=[],
-        help="operators, kernels and modules of this name (* and ? as in file names), or FILE:LINE, take so many times "
-        "as long: 'aten::mm=0.5' is half the time; may be repeated",
+        help="operators, kernels and modules of this name (* and ? as in file names), or FILE:LINE, take this many "
+        "times as long: 'aten::mm=0.5' is half the time; may be repeated",
     )
     group.add_argument(
         "--launch-overhead", metavar="TIME", type=nanoseconds, help="duration of each launch call: 2us, 500ns"

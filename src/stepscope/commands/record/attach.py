@@ -100,7 +100,7 @@ def _attach(arguments: argparse.Namespace) -> int:
         if found.agents and found.servers:
             raise UsageError(
                 f"{found.agents[0]} is an agent of stepscope and {found.servers[0]} a profiler server: "
-                "attach to one kind"
+                "attach to only one kind"
             )
         if found.servers:
             return _diagnose(arguments, record_servers(arguments, found))
@@ -279,7 +279,7 @@ def _session(arguments: argparse.Namespace) -> int:
         servers = find_targets(arguments.targets).servers
         if servers:
             raise UsageError(
-                f"{servers[0]} is a profiler server, which has to know at the beginning how long to record: "
+                f"{servers[0]} is a profiler server, which must know in advance how long to record: "
                 f"stepscope attach {servers[0]} --seconds 2"
             )
     return _ACTIONS[arguments.action](arguments, _agents(arguments, arguments.targets))

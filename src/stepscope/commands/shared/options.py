@@ -311,7 +311,6 @@ def add_evidence_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_user_code_options(parser: argparse.ArgumentParser) -> None:
-    """Add --user-code and --not-user-code."""
     group = parser.add_argument_group("your code is everything outside libraries; patterns are folders, files or globs")
     for option, what in (
         ("--user-code", "these count as yours too, such as megatron or '*/site-packages/mine/*'; may be repeated"),
@@ -341,17 +340,14 @@ def add_report_options(group: argparse._ActionsContainer, **reports: str) -> Non
 
 
 def add_top_option(group: argparse._ActionsContainer, help: str, default: int | None = None) -> None:
-    """Add --top, the number of rows shown."""
     group.add_argument("--top", metavar="N", type=row_count, default=default, help=help)
 
 
 def add_redact_option(group: argparse._ActionsContainer) -> None:
-    """Add --redact."""
     group.add_argument("--redact", action="store_true", help="remove paths, host, user and process names")
 
 
 def add_raw_option(group: argparse._ActionsContainer) -> None:
-    """Add --raw, for commands that write CSV."""
     group.add_argument(
         "--raw",
         action="store_true",
@@ -360,7 +356,6 @@ def add_raw_option(group: argparse._ActionsContainer) -> None:
 
 
 def add_output_option(group: argparse._ActionsContainer) -> None:
-    """Add --output."""
     group.add_argument(
         "--output", metavar="FILE", type=file_to_write, default="-", help="write to a file instead of the terminal"
     )
@@ -388,7 +383,6 @@ def add_trial_options(group: argparse._ActionsContainer, *, precision: str, budg
 
 
 def add_slower_option(group: argparse._ActionsContainer) -> None:
-    """Add --fail-if-slower."""
     group.add_argument(
         "--fail-if-slower",
         metavar="SHARE",
@@ -413,7 +407,6 @@ def exit_code_if_slower(limit: float | None, comparisons: Iterable[tuple[str, Sa
 
 
 def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
-    """Add --memory-limit and --keep-free."""
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
@@ -441,7 +434,6 @@ def add_record_flags(group: argparse._ActionsContainer) -> None:
 
 
 def record_options(arguments: argparse.Namespace) -> RecordOptions:
-    """What to record, by the options."""
     return RecordOptions(**{option.name: getattr(arguments, option.name) for option in fields(RecordOptions)})
 
 

@@ -415,7 +415,6 @@ def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
 
 
 def local_names() -> list[str]:
-    """The names of this user and this machine."""
     import getpass
     import platform
 

@@ -80,7 +80,7 @@ def _needless(view: View) -> Iterator[Found]:
                 Figure("parameters in them", facts.parameters, "count"),
                 Figure("bytes of these gradients", facts.bytes, "bytes"),
                 view.count_per_step("autograd nodes that are run for them", len(needless.nodes)),
-                view.count_per_step("products of which half is for them", len(needless.halves)),
+                view.count_per_step("products that are half for them", len(needless.halves)),
             ],
             where=lines_at(view, needless.calls) or view.at_operators(needless.forward),
             remedy=_DETACH if facts.is_cleared else _FREEZE,

@@ -107,8 +107,8 @@ def _remedy(view: View, calls: pl.DataFrame, retries: float) -> Remedy:
         )
     if retries >= 1:
         return Remedy(
-            f"Memory is given back and asked for again: call no {view.torch_device}.empty_cache() in the loop; "
-            "if there is none, the allocator may have run out: use less memory, or let its segments grow.",
+            f"Memory is given back and requested again: do not call {view.torch_device}.empty_cache() in the loop. "
+            "Without such calls, the allocator may have run out: use less memory, or let its segments grow.",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py   # and no empty_cache() in the loop",
         )
     return Remedy(

@@ -284,15 +284,13 @@ def _equal_calls(view: View) -> Iterator[Found]:
         cost = view.cost_ns(np.concatenate([rows, backward])) + length_ns(view, between)
         if view.device is None:
             cost = int((ends - starts).sum()) + view.cost_ns(backward) + length_ns(view, between)
-        said = (
-            "the same result in each step"
-            if equal.is_constant
-            else (f"{equal.in_step:,} results {view.a_step} of which {equal.distinct:,} differ")
-        )
+        said = f"{equal.in_step:,} results {view.a_step}, only {equal.distinct:,} of them distinct"
+        if equal.is_constant:
+            said = "the same result in each step"
         yield Found(
             f"{equal.module} computes {said}: {view.percent(cost)} of the {view.period} can be left out",
             cost,
-            basis="its calls whose results were there before, forward and backward; the results of two steps before "
+            basis="its calls with results that were there before, forward and backward; the results of two steps before "
             "the recording were compared",
             confidence="medium",
             figures=[

@@ -107,7 +107,7 @@ def _recorded(view: View) -> _Evaluation | None:
         every = view.step_count / steps
     else:
         return None
-    stretches, where = _with_their_lines(view, stretches)
+    stretches, where = _extended_to_lines(view, stretches)
     taken = int(stretches["duration_ns"].sum())
     step_ns = max(view.length_ns - taken, 0) / view.step_count
     return _Evaluation(taken / steps, step_ns, every, stretches, (*where, *lines_at(view, stretches)))
@@ -124,7 +124,7 @@ def _before_recording(view: View) -> _Evaluation | None:
     return _Evaluation(longer, known.step_ns, max(known.every, 1.0), none, (place,) if known.file else ())
 
 
-def _with_their_lines(view: View, stretches: pl.DataFrame) -> tuple[pl.DataFrame, Iterable[Location]]:
+def _extended_to_lines(view: View, stretches: pl.DataFrame) -> tuple[pl.DataFrame, Iterable[Location]]:
     """The stretches, extended to the lines that run them or to the end of the training before; the longest's line."""
     visits = Visits(view.trace.lines.filter(pl.col("lane") == pl.lit(view.lane, pl.Int32)))
     evaluated = pl.col("name").is_in(stretches["module"].unique().implode())
@@ -197,7 +197,7 @@ def _found(view: View, found: _Evaluation, every: int, cost: float) -> Found:
 
 
 def _change(view: View, found: _Evaluation, steps: int, every: int) -> Change | None:
-    """The evaluations run every so many steps; None if the recorded steps hold more or fewer than others do."""
+    """The evaluations run every `every` steps; None if the recorded steps hold more or fewer than others do."""
     if abs(steps * found.every - view.step_count) > _ALIKE * view.step_count:
         return None
     starts = found.stretches["start_ns"].to_numpy()

@@ -91,7 +91,7 @@ def _of_loop(view: View, where: tuple[Location, ...]) -> Remedy | None:
         return None
     function = loops[0][1]
     return Remedy(
-        f"A loop in {function} makes objects for each element, and every so many new objects start the collector: "
+        f"A loop in {function} makes objects for each element, and the collector starts after a number of new ones: "
         f"compute on arrays or tensors instead. Otherwise: {_BY_ITSELF.text[:1].lower()}{_BY_ITSELF.text[1:]}",
         _BY_ITSELF.code,
         _BY_ITSELF.apply,

@@ -95,7 +95,7 @@ RULE: Final = Rule(
     title="The host gets its memory anew from the operating system in each step",
     thresholds={
         "share": Threshold(0.05, "share", "share of the {period} in the operating system"),
-        "faults": Threshold(2000, "count", "pages mapped per step that are many"),
+        "faults": Threshold(2000, "count", "pages mapped per step above which there are many"),
         "fault_ns": Threshold(2000, "ns", "longest time in the operating system that one mapped page explains"),
     },
     check=check,

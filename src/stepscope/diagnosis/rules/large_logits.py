@@ -67,7 +67,7 @@ def _scores(view: View, limits: Limits) -> Answers:
     everything = np.concatenate([handling, making])
     cost = view.cost_ns(everything)
     ignored = _ignored_share(view, losses)
-    in_blocks = _saved_of_handling(view, losses, handling)
+    in_blocks = _saved_in_blocks_ns(view, losses, handling)
     saved = ignored * cost + (1 - ignored) * in_blocks
     handling_ns = max(view.cost_ns(handling), 1)
     if not limits.reached(saved):
@@ -76,7 +76,7 @@ def _scores(view: View, limits: Limits) -> Answers:
     places = np.concatenate([view.outermost(forward), projections])
     yield Found(
         f"the loss handles {largest.positions:,} by {largest.classes:,} scores at once"
-        + (f", of which {ignored:.0%} do not count" if ignored else "")
+        + (f", {ignored:.0%} of which do not count" if ignored else "")
         + f": {view.percent(cost)} of the {view.period}",
         saved,
         basis="tensors as large as the scores that a loss in blocks does without"
@@ -99,7 +99,7 @@ def _scores(view: View, limits: Limits) -> Answers:
     )
 
 
-def _saved_of_handling(view: View, losses: list[LogitsLoss], handling: Rows) -> int:
+def _saved_in_blocks_ns(view: View, losses: list[LogitsLoss], handling: Rows) -> int:
     """Time of the loss and the conversions that computing them in blocks would save."""
     converting = _conversions(view, handling, losses)
     if view.device is not None:

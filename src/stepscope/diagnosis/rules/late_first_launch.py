@@ -61,7 +61,7 @@ def check(view: View, limits: Limits) -> Answers:
             "    batch = prepare(next(batches))        # while the device works",
         ),
         where=view.locations(pieces),
-        change=_prepared_while_the_device_works(view),
+        change=_moved_preparation(view),
     )
 
 
@@ -94,7 +94,7 @@ def _first_launches(view: View) -> pl.DataFrame:
     )
 
 
-def _prepared_while_the_device_works(view: View) -> Change:
+def _moved_preparation(view: View) -> Change:
     """Move the host work before each step's first launch behind its last launch of a computation."""
     calls = view.trace.launches.with_row_index("launch").select("launch", "lane", "start_ns", "duration_ns")
     computing = view.work.filter((pl.col("kind") == "compute") & pl.col("launch").is_not_null())

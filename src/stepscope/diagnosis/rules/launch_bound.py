@@ -127,7 +127,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("lost to Python between operators", python, "share"),
         ],
         intervals=view.longest(mine, "late launch"),
-        remedy=_PYTHON if python > dispatch else _of_the_program(view, _fewer_launches(view, launched, calls)),
+        remedy=_PYTHON if python > dispatch else _without_training_words(view, _fewer_launches(view, launched, calls)),
         where=view.locations(blamed) if blamed.height else (),
         change=scaled_pieces(_on_launching_thread(view, mine), 0.0),
     )
@@ -139,7 +139,7 @@ def _on_launching_thread(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
     return pieces.with_columns(lane=pl.coalesce("lane", lanes))
 
 
-def _of_the_program(view: View, remedy: Remedy) -> Remedy:
+def _without_training_words(view: View, remedy: Remedy) -> Remedy:
     """The remedy, without words about training where nothing is trained."""
     return remedy if view.trains else replace(remedy, code=remedy.code.replace(_AS_A_GRAPH, _FORWARD_AS_A_GRAPH))
 

@@ -162,7 +162,6 @@ def _placed(view: View, lane: int, pieces: pl.DataFrame) -> pl.DataFrame:
 
 
 def _slice_names(view: View, slices: Rows) -> pl.Series:
-    """The names of these slices, null for -1."""
     names = pl.Series([None] * len(slices), dtype=pl.String)
     if not len(view.activity.row):  # a trace with lines but no slices
         return names
@@ -174,7 +173,6 @@ def _slice_names(view: View, slices: Rows) -> pl.Series:
 
 
 def _gathered(names: pl.Series, rows: Rows) -> pl.Series:
-    """The names in these rows, null for -1."""
     found: pl.Series = names.gather(pl.Series(rows, dtype=pl.Int64).replace(-1, None)).cast(pl.String)
     return found
 

@@ -86,7 +86,7 @@ def check(view: View, limits: Limits) -> Answers:
     work = None if is_sampler or loading.workers or loading.is_begun_anew else works.costliest()
     if work is not None:
         yield _of_work(view, loading, work, works)
-    if work is not None or costly is None or (_is_something_else(view, loading) and not is_sampler):
+    if work is not None or costly is None or (_workers_suffice(view, loading) and not is_sampler):
         return
     saving = _saving_ns(view, loading, costly)
     source = works.in_source(costly.file, costly.line, costly.share) if loading.workers and not is_sampler else None
@@ -150,7 +150,7 @@ def _is_collate(view: View, work: Work) -> bool:
     return (work.where[0].file, work.begin) in stages
 
 
-def _is_something_else(view: View, loading: Loading) -> bool:
+def _workers_suffice(view: View, loading: Loading) -> bool:
     """Whether additional workers would remove nearly all of the waits, or the existing ones are enough."""
     load, now = loading.load, loading.workers
     if load is None:

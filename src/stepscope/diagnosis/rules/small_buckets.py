@@ -123,7 +123,7 @@ def _remedy(view: View) -> Remedy:
         )
     return Remedy(
         "Exchange gradients in buckets: DistributedDataParallel does, or flatten what a loop would send one by one.",
-        "model = DistributedDataParallel(model)      # buckets of 25 MB, sent while the backward pass goes on\n"
+        "model = DistributedDataParallel(model)      # buckets of 25 MB, sent during the backward pass\n"
         "flat = torch._utils._flatten_dense_tensors(gradients)   # in your own loop: one message for all\n"
         "torch.distributed.all_reduce(flat)",
     )

@@ -66,7 +66,7 @@ def _missing_parts(view: View) -> Iterator[NotAnswered]:
     if view.summary.source != "none" and view.complete_steps.is_empty():
         yield NotAnswered(
             "How long is a step?",
-            "no step lies whole inside the window that was read",
+            "no complete step is inside the window that was read",
             "choose whole steps: --steps FIRST:LAST",
         )
     for name in missing(view):

@@ -118,7 +118,7 @@ def _remedy(found: list[WrittenOutAttention]) -> Remedy:
     if all(each.is_fallback for each in found):
         return Remedy(
             "scaled_dot_product_attention falls back to single operators here: ask for a fused kernel, and PyTorch "
-            "says what stands against it.",
+            "says what prevents it.",
             "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
             "with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):\n"
             "    loss = model(batch)   # 16-bit inputs, no mask or a boolean one, equal head sizes\n"

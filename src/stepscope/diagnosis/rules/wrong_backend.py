@@ -72,11 +72,11 @@ def check(view: View, limits: Limits) -> Answers:
             'torch.distributed.init_process_group("nccl")            # or "cpu:gloo,cuda:nccl"',
         ),
         where=view.at_operators(rows, found["duration_ns"].to_numpy()),
-        change=_by_the_device(view, rows, left, busy_ns, cost),
+        change=_by_device_backend(view, rows, left, busy_ns, cost),
     )
 
 
-def _by_the_device(view: View, rows: Rows, left_ns: float, busy_ns: int, cost_ns: int) -> Change:
+def _by_device_backend(view: View, rows: Rows, left_ns: float, busy_ns: int, cost_ns: int) -> Change:
     """Remove the host; the device's own backend's time replaces the copies, or else the waits."""
     if not busy_ns:
         return scaled_cause("communication", left_ns / cost_ns)

@@ -148,8 +148,6 @@ class PowerSettings:
 
 @dataclass(frozen=True, slots=True)
 class EnergyPart:
-    """One part of a step's energy."""
-
     kind: (
         str  # "idle" (by cause), "busy" (by kind of work), "operator" (the busy part by operator) or "host" (by cause)
     )
@@ -168,8 +166,6 @@ class Powers:
 
 @dataclass(frozen=True, slots=True)
 class FindingEnergy:
-    """Energy saved by a finding."""
-
     rule: str
     title: str
     saving_ns: int  # per step
@@ -234,8 +230,6 @@ class HostEnergy:
 
 @dataclass(frozen=True, slots=True)
 class TraceEnergy:
-    """The energy of one trace's steps."""
-
     path: str
     format: str
     rank: int | None

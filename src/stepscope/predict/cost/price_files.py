@@ -62,8 +62,6 @@ class BadRows:
 
 @dataclass(frozen=True, slots=True)
 class ImportedPrices:
-    """Content of a price file."""
-
     format: str  # "SkyPilot", "gpuhunt", "DeepView" or "stepscope"
     prices: tuple[Price, ...]  # one for each machine and region; the lowest price over its zones
     rows: int  # rows in the file

@@ -194,7 +194,6 @@ class Price:
 
 @lru_cache(maxsize=1)
 def shipped_prices() -> tuple[Price, ...]:
-    """Prices that come with the package."""
     text = files("stepscope").joinpath("data/prices.csv").read_text(encoding="utf-8")
     return tuple(price_of(row) for row in csv.DictReader(text.splitlines()))
 
@@ -218,7 +217,6 @@ def price_of(row: Mapping[str, str | None]) -> Price:
 
 
 def row_of(price: Price) -> list[str]:
-    """Format a price as the cells of COLUMNS."""
     values = [getattr(price, name) for name in COLUMNS]
     return ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
 
@@ -234,7 +232,6 @@ def newest(prices: Iterable[Price]) -> list[Price]:
 
 
 def unpriced_devices(prices: Sequence[Price], names: Iterable[str]) -> list[str]:
-    """Devices without a known price, in the given order."""
     priced = {price.device for price in prices}
     return [name for name in names if name not in priced]
 

@@ -170,7 +170,7 @@ def _named(command: Command, names: Sequence[str]) -> set[str]:
                 why = "must be a word of its own" if inside else "is not known"
                 raise UsageError(f"command: ${{{each}}} {why}; there are {', '.join(MACROS)} and envvar:NAME")
         if macro is not None and macro[1] == "program" and command.program is None:
-            raise UsageError("program is missing, which ${program} in the command stands for")
+            raise UsageError("program is missing, which ${program} in the command refers to")
         if macro is not None and macro[1] in _OF_ALL:
             named |= set(names)
         for each in _PLACE.findall(word):

@@ -310,7 +310,7 @@ class SweepRun:
         with handled(interrupt, *ENDING):
             try:
                 while (stop := self._stop()) is None:
-                    self._look_for_the_dead()
+                    self._repeat_abandoned()
                     self._fill()
                     if not self._running:
                         return "trials"
@@ -414,7 +414,7 @@ class SweepRun:
         self._again_s = 0.0
         self._tell(end)
 
-    def _look_for_the_dead(self) -> None:
+    def _repeat_abandoned(self) -> None:
         """Now and then, have the trials of dead processes repeated, and end the programs they left running."""
         if time.monotonic() - self._looked_s < BEAT_S:
             return

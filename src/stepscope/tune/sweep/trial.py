@@ -146,7 +146,7 @@ class MetricReader:
 
 
 _ENOUGH: Final = 5
-"""After so many printed values, none is expected to be logged any more."""
+"""After this many printed values, none is expected to be logged."""
 
 
 class _Printed:
@@ -357,7 +357,7 @@ class TrialProgram:
             return f"it ended with {how}" + (f": {last[-1]}" if last else "")
         result = self.seen.result
         if result is None:
-            return f"it gave no {name}{self._what_it_gave()}"
+            return f"it gave no {name}{self._logged_instead()}"
         if not math.isfinite(result):
             return f"its {name} is {result}"
         return None
@@ -399,7 +399,7 @@ class TrialProgram:
             with contextlib.suppress(OSError):  # for children that removed the run folder from their environment
                 os.killpg(self._child.pid, signal.SIGKILL)
 
-    def _what_it_gave(self) -> str:
+    def _logged_instead(self) -> str:
         """What was logged instead, so that a wrong name can be corrected."""
         source = self._sweep.metric.source
         if source == "measure":
