@@ -31,7 +31,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import diagnosis_accuracy as rehearsed  # noqa: E402
 
 from tests.zoo import measure, verdict  # noqa: E402
-from tests.zoo.blind.registry import NAMES, Advice, advice, gains, truth  # noqa: E402
+from tests.zoo.blind.registry import NAMES, Advice, gains, judged, truth  # noqa: E402
 from tests.zoo.verdict import ALARM, Verdict, line_of  # noqa: E402
 
 KEPT: Final = ("rule", "title", "severity", "confidence", "saving_share", "saving_ns_per_step", "saving_from")
@@ -96,15 +96,15 @@ class Score:
 
 def scored(name: str, fault: Findings, mended: Findings) -> Score:
     """Hold what was found against the truth."""
-    one, judgements = truth(name), advice().get(name, {})
+    one = truth(name)
 
     def at_its_place(finding: Mapping[str, Any]) -> bool:
         place = line_of(dict(finding))
         return place is not None and one.is_at(*place)
 
     def is_right(finding: Mapping[str, Any]) -> bool:
-        judged = judgements.get(finding["rule"])
-        return at_its_place(finding) and judged is not None and judged.leads_to_the_fix
+        judgement = judged(name, finding["rule"], finding["advice"])
+        return at_its_place(finding) and judgement is not None and judgement.leads_to_the_fix
 
     fault, mended = (
         [each for each in found if each["rule"] not in measure.DISTURBED and each["severity"] != "note"]
@@ -117,7 +117,7 @@ def scored(name: str, fault: Findings, mended: Findings) -> Score:
         first,
         next((rank for rank, finding in enumerate(fault, 1) if is_right(finding)), None),
         first is not None and at_its_place(first),
-        None if first is None else judgements.get(first["rule"]),
+        None if first is None else judged(name, first["rule"], first["advice"]),
         None if promised is None else promised[0],
         gains()[name].share,
         tuple((each["rule"], each["saving_share"], each["title"]) for each in mended if each["saving_share"] > ALARM),

@@ -19,6 +19,8 @@ _CHANGING: Final = re.compile(
 """Functions whose result differs from call to call, although their arguments do not."""
 _ROWS: Final = frozenset({"iloc", "loc", "iat", "at"})
 _SEARCHES: Final = frozenset({"index", "count"})
+_CONVERTERS: Final = frozenset({"tensor", "as_tensor", "array", "asarray", "Tensor", "FloatTensor", "LongTensor"})
+"""Functions that make a tensor or an array from what need not be one."""
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LISTS: Final = frozenset({"list", "sorted", "tuple", "split", "splitlines", "tolist", "readlines"})
 _SIMPLE: Final = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
@@ -57,11 +59,11 @@ def work_of_source(text: str, file: str) -> tuple[list[FunctionFacts], list[Work
             calls=tuple(sorted(inside.called(function)))[:_MOST_CALLS],
             changes_by_itself=inside.changes_by_itself,
         ))  # fmt: skip
-        for kind, node, name in (*inside.constants(), *inside.lookups(lists), *inside.loops()):
+        for kind, node, name in (*inside.constants(), *inside.lookups(lists), *inside.conversions(), *inside.loops()):
             last = node.end_lineno or node.lineno
             works.append(WorkFacts(
                 file=file, function=begin, kind=kind, name=name, first=node.lineno, last=last,
-                calls=tuple(sorted(inside.called(node)))[:_MOST_CALLS],
+                calls=() if kind == "converted" else tuple(sorted(inside.called(node)))[:_MOST_CALLS],
             ))  # fmt: skip
     return functions, works
 
@@ -203,7 +205,7 @@ class _Inside:
                 yield "row", statement.node, rows[name]
 
     def _growing(self) -> Iterator[_Work]:
-        """Slices from the beginning to a loop's variable, or from there to the end, of which each entry is read."""
+        """Slices that reach from one end to a loop's variable, and inner loops over such a range."""
         for loop in ast.walk(self.function):
             targets: set[str] = set()
             parts: list[ast.AST] = []
@@ -215,6 +217,18 @@ class _Inside:
             for node in (each for part in parts for each in ast.walk(part)):
                 if isinstance(node, ast.Subscript) and _grows_with(node, targets):
                     yield "growing", node, dotted_name(node.value)
+                elif isinstance(node, ast.For) and (name := _summed_again(node, targets)):
+                    yield "growing", node, name
+
+    def conversions(self) -> Iterator[_Work]:
+        """Calls that convert a variable, or a part of one, to a tensor or an array."""
+        for node in ast.walk(self.function):
+            if isinstance(node, ast.Call) and node.args and _called(node) in _CONVERTERS:
+                value, parts = node.args[0], list(ast.walk(node.args[0]))
+                if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)) and not any(
+                    isinstance(each, ast.Call) for each in parts
+                ):
+                    yield "converted", node, _root(value)
 
     def loops(self) -> Iterator[_Work]:
         """Loops that hand nothing out meanwhile, the outer ones first."""
@@ -282,3 +296,20 @@ def _grows_with(node: ast.Subscript, targets: set[str]) -> bool:
         return False
     ends = [each for each in (index.lower, index.upper) if each is not None]
     return len(ends) == 1 and any(isinstance(each, ast.Name) and each.id in targets for each in ast.walk(ends[0]))
+
+
+def _summed_again(inner: ast.For, targets: set[str]) -> str:
+    """What a loop over a range that one of the targets bounds reads by its own variable alone; "" for other loops."""
+    if not isinstance(inner.iter, ast.Call) or _called(inner.iter) != "range" or len(inner.iter.args) > 2:
+        return ""
+    bounds = [uses_of(ast.copy_location(ast.Expr(each), inner)).reads & targets for each in inner.iter.args]
+    own = bound_names(inner.target)
+    reads = [
+        (each.value, {name.id for name in ast.walk(each.slice) if isinstance(name, ast.Name)})
+        for statement in inner.body
+        for each in ast.walk(statement)
+        if isinstance(each, ast.Subscript)
+    ]
+    if sum(map(bool, bounds)) != 1 or any(names & targets for _, names in reads):
+        return ""
+    return next((dotted_name(value) for value, names in reads if names & own), "")

@@ -269,7 +269,7 @@ class WorkFacts(msgspec.Struct, kw_only=True, frozen=True):
         function: line where the function begins.
         kind: "constant" (reads nothing that depends on the arguments), "lookup" (searches a list for a value),
             "maybe_lookup" (searches what may be a list), "row" (takes a row from a table, or uses it), "growing" (reads
-            a slice that grows with a loop's variable) or "loop".
+            a slice that grows with a loop's variable), "converted" (to a tensor or an array) or "loop".
         name: of what is bound, searched or read; "" if it has none.
         first, last: lines.
         calls: as in `FunctionFacts`.

@@ -44,6 +44,16 @@ KINDS = {
         "return [sum(index[:t]) for t in range(9)]",
         [("growing", "index", 0), ("loop", "", 0)],
     ),
+    "sums over growing ranges": (
+        "for t in range(9):\n    for k in range(t, 9):\n        total += 0.9 ** (k - t) * index[k]",
+        [("growing", "index", 1), ("loop", "", 0), ("loop", "", 1)],
+    ),
+    "pairs": (
+        "for t in range(9):\n    for k in range(t):\n        d += index[t] - index[k]",
+        [("loop", "", 0), ("loop", "", 1)],
+    ),
+    "a conversion": ("return torch.tensor(self.rows[index:index + 9])", [("converted", "self.rows", 0)]),
+    "a conversion of what a call gives": ("return torch.tensor(load(index))", []),
     "a window": ("return [sum(index[t:t + 3]) for t in range(9)]", [("loop", "", 0)]),
     "a stream": ("for x in f(index):\n    yield x", []),
 }  # fmt: skip

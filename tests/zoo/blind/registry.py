@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,6 +18,7 @@ FOLDER: Final = Path(__file__).parent
 GAINS: Final = FOLDER / "gains.json"
 ADVICE: Final = FOLDER / "advice.json"
 MARK: Final = "# planted"
+_NUMBER: Final = re.compile(r"[\d.,]*\d")
 
 
 class Kind(Enum):
@@ -72,12 +74,20 @@ class Advice:
     """A judgement of what a rule advises for a program, by someone who knows its fault.
 
     Attributes:
+        rule: that advised it.
+        advice: its words; other numbers in them make no difference.
         leads_to_the_fix: whether one who follows it arrives at the change.
         reason: why, in a sentence.
     """
 
+    rule: str
+    advice: str
     leads_to_the_fix: bool
     reason: str
+
+    def is_about(self, rule: str, advice: str) -> bool:
+        """Whether these are the rule and the words that were judged."""
+        return rule == self.rule and _NUMBER.sub("#", advice) == _NUMBER.sub("#", self.advice)
 
 
 @dataclass(frozen=True)
@@ -148,10 +158,10 @@ def gains() -> dict[str, Gain]:
     return {name: Gain(**row) for name, row in json.loads(GAINS.read_text()).items()} if GAINS.exists() else {}
 
 
-def advice() -> dict[str, dict[str, Advice]]:
-    """What was judged, by the programs' names and the rules' identifiers."""
-    rows = json.loads(ADVICE.read_text()) if ADVICE.exists() else {}
-    return {name: {rule: Advice(**row) for rule, row in rules.items()} for name, rules in rows.items()}
+def judged(name: str, rule: str, advice: str) -> Advice | None:
+    """The judgement of this advice for a program; None where nobody judged these words."""
+    rows = json.loads(ADVICE.read_text()).get(name, [])
+    return next((each for row in rows if (each := Advice(**row)).is_about(rule, advice)), None)
 
 
 def _marked(text: str) -> list[int]:

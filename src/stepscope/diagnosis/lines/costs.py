@@ -87,10 +87,18 @@ class Visits:
         return first < len(times) and bool(times[first] < self.ends[visit])
 
     def outermost(self, visit: int, without: Times) -> int:
-        """The outermost visit around this one (or itself) that contains none of these sorted times."""
+        """The outermost visit around this one (or itself) that contains none of these sorted times.
+
+        Stops where two one-line functions seem to call each other: one of them only continues after its call.
+        """
         while (parent := int(self.parents[visit])) >= 0 and not self.holds(parent, without):
+            if self._is_same_function(visit, int(self.parents[parent])):
+                break
             visit = parent
         return visit
+
+    def _is_same_function(self, visit: int, other: int) -> bool:
+        return other >= 0 and self.place(visit)[::2] == self.place(other)[::2]
 
     def _follow(self) -> None:
         codes = self._lines.select("line", code=pl.struct("file", "function").rank("dense"))

@@ -21,11 +21,11 @@ from stepscope.trace.program_facts import FunctionFacts, WorkFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import together
 
-Kind: TypeAlias = Literal["equal", "constant", "growing", "row", "lookup", "loop", "again"]
+Kind: TypeAlias = Literal["equal", "constant", "growing", "row", "lookup", "converted", "loop", "again"]
 """What a work does, the most telling first: "equal" has equal results by their hashes, "again" gives the same for the
 same sample, the others are of WorkFacts.
 """
-_KINDS: Final[tuple[Kind, ...]] = ("equal", "constant", "growing", "row", "lookup", "loop")
+_KINDS: Final[tuple[Kind, ...]] = ("equal", "constant", "growing", "row", "lookup", "converted", "loop")
 NAMED: Final = 0.3
 """Smallest share of the functions' time at which a kind of work is named."""
 MOST: Final = 0.5
@@ -181,7 +181,7 @@ class FunctionWork:
             return None
         called = self._called(WorkFacts(file=file, function=line, calls=function.calls))
         begins = {(each.file, each.line): each for each in (function, *called)}
-        for kind in _KINDS[2:]:
+        for kind in (kind for kind in _KINDS[2:] if kind != "converted"):  # without its time that is nothing
             for work in self._works():
                 if _kind_of(work) == kind and self._counts(work) and (inner := begins.get((work.file, work.function))):
                     place = self._location((work.file, work.first), share)
@@ -213,7 +213,7 @@ class FunctionWork:
     def _by_kind(self, total: float) -> Iterator[Work]:
         yield from self._equal(total)
         for kind in _KINDS[1:]:
-            mine = [each for each in self._works() if _kind_of(each) == kind and self._counts(each)]
+            mine = [each for each in self._works() if _kind_of(each) == kind and self._counts(each) and self._ran(each)]
             lines_of = [self._lines_of(each) for each in mine]
             costs = [sum(self.lines[line] for line in lines) for lines in lines_of]
             cause = mine[costs.index(max(costs))] if mine else None
@@ -235,6 +235,41 @@ class FunctionWork:
             return self._length(work) > 0
         around = any(work.first <= line <= work.last for line in borders)
         return work.kind != "loop" or (not around and self._is_repeated(work))
+
+    def _ran(self, work: WorkFacts) -> bool:
+        """Whether the steps come to the work's function, not to another, such as a constructor, with the same calls."""
+        function = self.function_at((work.file, work.first))
+        if function is None:
+            return True
+        return (function.file, function.line) in self._visited and (
+            work.kind != "constant" or self._is_called(function)
+        )
+
+    def _is_called(self, function: FunctionFacts) -> bool:
+        """Whether the steps call a function; they only run the loops of one such as main, which began before them."""
+        loops = [
+            (each.first, each.last)
+            for each in self._works()
+            if (each.file, each.function, each.kind) == (function.file, function.line, "loop")
+            and each.first < each.last
+        ]
+        places = (self._view.attribution.places[number] for number in self._costs.runs)
+        lines = [each.line for each in places if self.function_at((each.file, each.line)) == function]
+        return not lines or any(not any(first <= line <= last for first, last in loops) for line in lines)
+
+    @cached_property
+    def _visited(self) -> set[_Line]:
+        """First lines of the functions that steps come to: with recorded lines, the loader's, and what these call."""
+        places = self._view.attribution.places
+        seen = {*self.lines, *((places[number].file, places[number].line) for number in self._costs.runs)}
+        begun = {(each.file, each.line) for each in map(self.function_at, seen) if each is not None}
+        stages = {(each.file, each.line) for each in self._view.program.input_stages}
+        roots = [each for each in self._view.program.functions if (each.file, each.line) in begun | stages]
+        return {
+            (each.file, each.line)
+            for root in roots
+            for each in (root, *self._called(WorkFacts(file=root.file, function=root.line, calls=root.calls)))
+        }
 
     def _differs(self, work: WorkFacts) -> bool:
         """Whether the value that a statement binds differs from call to call, by its hashes."""
@@ -338,7 +373,7 @@ class FunctionWork:
 
 def least(work: Work) -> float:
     """Smallest share of the functions' time at which this kind of work is named."""
-    return MOST if work.kind in ("loop", "again") else NAMED
+    return MOST if work.kind in ("converted", "loop", "again") else NAMED
 
 
 def _kind_of(work: WorkFacts) -> str:
@@ -360,7 +395,7 @@ def _spread(found: dict[_Line, float], whole: _Line, function: FunctionFacts) ->
     return sampled > 0
 
 
-_LEFT: Final[dict[Kind, float]] = {"growing": 0.05, "row": 0.05, "lookup": 0.05, "loop": 0.1}
+_LEFT: Final[dict[Kind, float]] = {"growing": 0.05, "row": 0.05, "lookup": 0.05, "converted": 0.05, "loop": 0.1}
 """Share of the time that the better way still takes; none remains if the result is kept."""
 
 
@@ -385,6 +420,8 @@ def said_of(view: View, work: Work) -> str:
     if work.kind == "lookup":
         length = f"its {work.length:,} entries" if work.length else "its entries"
         return f"{work.function} searches the list {name}, {length} one after another"
+    if work.kind == "converted":
+        return f"{work.function} makes a tensor or an array from {name} in each call"
     return f"{work.function} goes through elements in a Python loop"
 
 
@@ -401,11 +438,12 @@ def figures_of(work: Work) -> list[Figure]:
     return found
 
 
-def remedy_of(work: Work, *, is_collate: bool = False, hides: str = "") -> Remedy:
+def remedy_of(work: Work, *, is_collate: bool = False, in_step: bool = False, hides: str = "") -> Remedy:
     """What to change.
 
     Args:
         is_collate: whether the function puts samples together into a batch.
+        in_step: whether it is part of the step and makes no samples.
         hides: a sentence about what else helps.
     """
     name = work.name.rpartition(".")[2] or "table"
@@ -419,7 +457,7 @@ def remedy_of(work: Work, *, is_collate: bool = False, hides: str = "") -> Remed
         )
     elif work.kind == "growing":
         over = work.name or "the positions"
-        text = f"Carry a running result through the loop over {over}: one pass then does for all positions."
+        text = f"Carry a running result through the loop over {over}: one pass then does, not one for each position."
         code = (
             "running = 0.0\n"
             f"for value in {variable}:              # or reversed({variable}), numpy.cumsum, torch.cumsum\n"
@@ -432,22 +470,40 @@ def remedy_of(work: Work, *, is_collate: bool = False, hides: str = "") -> Remed
             "return self.values[index]                                   # for each sample"
         )
     elif work.kind == "lookup":
-        text = f"Make a dictionary from {work.name or 'the list'} once: it finds an entry without a search."
+        text = f"Make a dictionary from {work.name or 'the list'} once: it finds an entry at once."
         code = (
             f"position = {{entry: number for number, entry in enumerate({work.name or 'entries'})}}      # once\n"
             "number = position.get(value, 0)                              # instead of `in` and .index()"
         )
+    elif work.kind == "converted":
+        source = work.name or "the values"
+        text = (
+            f"Convert all that {source} comes from once, before the first sample, and take parts of the tensor: a "
+            "slice of it copies nothing."
+        )
+        code = (
+            "self.values = torch.tensor(values)                # once, in __init__\n"
+            "return self.values[begin:end]                     # for each sample, instead of torch.tensor(values[...])"
+        )
     else:
-        text, code = _without_loop(work, is_collate)
+        text, code = _without_loop(work, is_collate, in_step)
     return Remedy(text + hides, code)
 
 
-def _without_loop(work: Work, is_collate: bool) -> tuple[str, str]:
+def _without_loop(work: Work, is_collate: bool, in_step: bool) -> tuple[str, str]:
+    if in_step:
+        return (
+            f"Let {work.function} compute on whole arrays or tensors instead of element by element.",
+            "result = torch.where(values > limit, a, b)        # instead of a loop with an if over values\n"
+            "sums = values.cumsum(0)                           # instead of a loop that adds up",
+        )
     if is_collate:
         return (
-            f"Let {work.function} pad or stack whole samples instead of going through their elements.",
+            f"Let {work.function} put whole samples together instead of going through their elements: stack, "
+            "concatenate or pad them, and write single entries by one assignment with index arrays.",
             "torch.nn.utils.rnn.pad_sequence([torch.as_tensor(sample) for sample in samples], batch_first=True)\n"
-            "torch.stack(samples)                      # where all have one length",
+            "torch.stack(samples)                      # where all have one length\n"
+            "batch[rows, columns] = values             # instead of batch[row, column] = value in a loop",
         )
     return (
         f"Let {work.function} compute on whole arrays or tensors instead of element by element; where that cannot be, "

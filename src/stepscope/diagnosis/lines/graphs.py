@@ -82,7 +82,7 @@ class NeedlessBackward:
         nodes: rows of `operators`, outermost: nodes that lead only to unused gradients, and their accumulation.
         halves: rows of products' nodes with one unused gradient out of two.
         forward: rows of `operators` that the nodes, or else the halves, differentiate.
-        calls: outermost module calls that only these nodes differentiate, as in `modules`.
+        calls: outermost of the calls that only these nodes differentiate, as in `modules`.
     """
 
     facts: BackwardFacts
@@ -113,17 +113,17 @@ def needless_backward(view: View) -> Iterator[NeedlessBackward]:
 
 
 def _calls_without_use(view: View, gone: Rows) -> pl.DataFrame:
-    """Outermost module calls with operators that these nodes differentiate and no other nodes do."""
+    """Outermost of the module calls with operators that these nodes differentiate and no other nodes do."""
     nodes = _outermost_nodes(view).filter(pl.col("source") >= 0)
     start = view.trace.operators["start_ns"].to_numpy()[nodes["source"].to_numpy()]
     is_gone = np.isin(nodes["row"].to_numpy(), gone)
-    calls = outermost_calls(view)
+    calls = _calls(view)
     begin = calls["start_ns"].to_numpy()
     end = begin + calls["duration_ns"].to_numpy()
     needless, used = (np.sort(each) for each in (start[is_gone], start[~is_gone]))
     has_needless = np.searchsorted(needless, end) > np.searchsorted(needless, begin)
     has_used = np.searchsorted(used, end) > np.searchsorted(used, begin)
-    return calls.filter(pl.Series(has_needless & ~has_used))
+    return _outermost(calls.filter(pl.Series(has_needless & ~has_used)))
 
 
 def _passes(view: View) -> Iterator[tuple[int, int, pl.DataFrame]]:
@@ -198,9 +198,14 @@ def unused_graphs(view: View) -> Iterator[UnusedGraph]:
 
 def outermost_calls(view: View) -> pl.DataFrame:
     """Outermost module calls on the main thread in the span; columns as in `modules`."""
-    calls = view.begin_in_span(view.trace.modules.filter(pl.col("lane") == pl.lit(view.lane, pl.Int32))).sort(
-        "start_ns"
-    )
+    return _outermost(_calls(view))
+
+
+def _calls(view: View) -> pl.DataFrame:
+    return view.begin_in_span(view.trace.modules.filter(pl.col("lane") == pl.lit(view.lane, pl.Int32))).sort("start_ns")
+
+
+def _outermost(calls: pl.DataFrame) -> pl.DataFrame:
     end = pl.col("start_ns") + pl.col("duration_ns")
     return calls.filter((pl.col("start_ns") >= end.cum_max().shift(1)).fill_null(True))
 

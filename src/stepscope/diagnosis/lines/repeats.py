@@ -71,7 +71,7 @@ def recomputed_prefixes(view: View) -> Iterator[Prefix]:
     loops = SourceLoops(view)
     for (name,), mine in calls.group_by("name", maintain_order=True):
         by_step = [part for _, part in mine.group_by("step", maintain_order=True)]
-        growing = [_growing(part) for part in by_step if _grows(part["size"].to_numpy())]
+        growing = [_growing(part) for part in by_step if _grows(part["size"].to_numpy(), _infers(view, part))]
         if growing:
             yield _prefix(view, str(name), growing)
         elif not view.trains and _grows_by_steps(mine["size"].to_numpy()):
@@ -97,8 +97,13 @@ def _sizes(shaped: pl.DataFrame, calls: pl.DataFrame) -> Rows:
     return sizes
 
 
-def _grows(sizes: Rows) -> bool:
-    if len(sizes) < _FEWEST or sizes[0] <= 0 or sizes[-1] < _GROWTH * sizes[0]:
+def _infers(view: View, calls: pl.DataFrame) -> bool:
+    return not view.trains or bool(calls["evaluates"].fill_null(value=False).all())
+
+
+def _grows(sizes: Rows, infers: bool) -> bool:
+    """Whether each call adds as much; in training only if that adds up to half of the first call's size."""
+    if len(sizes) < _FEWEST or sizes[0] <= 0 or (sizes[-1] < _GROWTH * sizes[0] and not infers):
         return False
     steps = np.diff(sizes)
     usual = int(np.median(steps))

@@ -127,7 +127,7 @@ def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
         ],
         where=lines_at(view, prefix.calls),
         remedy=Remedy(
-            "Keep the keys and values (or the state) of finished positions, and call the model for the new "
+            "Keep the keys and values (or the state) of the positions that are done, and call the model for the new  "
             "position alone. Do not batch this loop: each call needs the result of the one before.",
             "outputs = model(tokens[:, -1:], past_key_values=cache, use_cache=True)\ncache = outputs.past_key_values",
         ),
@@ -268,7 +268,7 @@ _KEEP: Final = Remedy(
     "kept = compute(...)                                               # or before the loop over steps",
 )
 _CACHE: Final = Remedy(
-    "Compute it once for equal inputs and reuse the result.",
+    "Compute it once for equal inputs and use the result again.",
     "features = self.encoder(inputs)          # once\nfirst, second = self.first(features), self.second(features)",
 )
 
@@ -290,7 +290,7 @@ def _equal_calls(view: View) -> Iterator[Found]:
         yield Found(
             f"{equal.module} computes {said}: {view.percent(cost)} of the {view.period} can be left out",
             cost,
-            basis="its calls with results that were there before, forward and backward; the results of two steps before "
+            basis="its calls with known results, forward and backward; the results of two steps before "
             "the recording were compared",
             confidence="medium",
             figures=[

@@ -91,7 +91,7 @@ def _of_loop(view: View, where: tuple[Location, ...]) -> Remedy | None:
         return None
     function = loops[0][1]
     return Remedy(
-        f"A loop in {function} makes objects for each element, and the collector starts after a number of new ones: "
+        f"A loop in {function} makes objects for each element, and every so many new objects start the collector: "
         f"compute on arrays or tensors instead. Otherwise: {_BY_ITSELF.text[:1].lower()}{_BY_ITSELF.text[1:]}",
         _BY_ITSELF.code,
         _BY_ITSELF.apply,
@@ -105,7 +105,7 @@ _CALLED: Final = Remedy(
     "# remove from the step: gc.collect()\nfor epoch in range(epochs):\n    train(epoch)\n    gc.collect()",
 )
 _BY_ITSELF: Final = Remedy(
-    "Before the first step, hide what lives as long as the program from the collector, and keep "
+    "Take what lives as long as the program out of the collector's sight before the first step, and keep "
     "long-lived records in arrays or tensors instead of Python objects.",
     "import gc\n\ngc.collect()\ngc.freeze()          # after building model and dataset, before the first step\n"
     "# or, so that all ranks stop at the same time:\ngc.disable()\nif step % 500 == 0:\n    gc.collect()\n"

@@ -27,10 +27,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import host_counts, host_work_ns, scaled_host_work
 from stepscope.diagnosis.recording_costs import faults_before
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
+from stepscope.whatif import Change
+from stepscope.whatif.changes import scaled_work_of
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -77,7 +81,7 @@ def check(view: View, limits: Limits) -> Answers:
             view.bytes_per_step("bytes allocated", int(allocated.sum())),
         ],
         remedy=Remedy(
-            "Let the process keep the memory that it frees: use another allocator, or configure the C library.",
+            "Let the process keep the memory that it frees: with another allocator, or by telling the C library so.",
             "stepscope run --allocator jemalloc train.py      # or tcmalloc: finds it, and sets what it needs\n"
             "# without stepscope (by default, jemalloc also returns large blocks at once):\n"
             "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1 python train.py\n"
@@ -86,8 +90,22 @@ def check(view: View, limits: Limits) -> Answers:
             apply=("allocator=jemalloc",),
         ),
         where=view.locations_of(view.slices_of_operators(rows), allocated) if len(rows) else (),
-        change=scaled_host_work(1 - cost / host_work_ns(view)),
+        change=_without_mapping(view, rows, allocated, cost)
+        if len(rows) and view.device is None
+        else scaled_host_work(1 - cost / host_work_ns(view)),
     )
+
+
+def _without_mapping(view: View, rows: Rows, allocated: Rows, cost: int) -> Change:
+    """Take the time to map pages from the operators, by the bytes that they and those inside them allocate."""
+    outer = rows
+    while len(inside := np.flatnonzero(view.parents[outer] >= 0)):
+        outer = np.copy(outer)
+        outer[inside] = view.parents[outer[inside]]
+    outer, place = np.unique(outer, return_inverse=True)
+    taken = cost * np.bincount(place, allocated) / allocated.sum()
+    duration = view.trace.operators["duration_ns"].to_numpy()[outer]
+    return scaled_work_of(outer, np.clip(1 - taken / np.maximum(duration, 1), 0.0, 1.0))
 
 
 RULE: Final = Rule(
@@ -99,4 +117,5 @@ RULE: Final = Rule(
         "fault_ns": Threshold(2000, "ns", "longest time in the operating system that one mapped page explains"),
     },
     check=check,
+    beneath=2,
 )

@@ -243,7 +243,7 @@ def _alone(loading: Loading) -> Remedy:
 def _received(loading: Loading) -> Remedy:
     return Remedy(
         f"{_make(loading)} batches as fast as they are used, but each takes long to be received: let tensors be "
-        "handed over by name instead of by file descriptors, or hand over fewer, larger ones.",
+        "handed over by name instead of by file descriptors, or hand over fewer and larger ones.",
         'torch.multiprocessing.set_sharing_strategy("file_system")      # once, before the loader is made',
     )
 

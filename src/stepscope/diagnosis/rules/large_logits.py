@@ -149,12 +149,12 @@ def _ignored_share(view: View, losses: list[LogitsLoss]) -> float:
 def _remedy(ignored: bool) -> Remedy:
     if ignored:
         return Remedy(
-            "Compute only the scores that the loss uses, and leave them in the type they come in.",
+            "Compute scores only where the loss looks at them, and leave them in the type they come in.",
             "counted = targets != -100\n"
             "loss = cross_entropy(model.head(features[counted]), targets[counted])   # instead of all positions",
         )
     return Remedy(
-        "Compute the loss in blocks of positions, so that no tensor is as large as all scores; leave the scores in the "
+        "Take the loss in blocks of positions, so that no tensor is as large as all scores; leave the scores in the "
         "type they come in, and compute them only for positions that count.",
         "from stepscope.remedies import linear_cross_entropy    # never holds the scores\n"
         "loss = linear_cross_entropy(features, model.head.weight, targets)\n"

@@ -258,7 +258,7 @@ def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
         )
     if len(body) > SHORT_BODY:
         return Remedy(
-            "A model is called for one piece after another: put the pieces into one batch, and call it once.",
+            "A model is called for one piece after the other: put the pieces into one batch, and call it once.",
             "outputs = model(inputs)     # instead of torch.cat([model(piece.unsqueeze(0)) for piece in inputs])",
         )
     if seen.chooses_rows and seen.has_parameters:
@@ -281,7 +281,7 @@ def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
         )
     if all(name.endswith("_") for name in body):
         return Remedy(
-            "The loop changes one tensor of a list after another: use the torch._foreach_ form of the operators.",
+            "The loop changes one tensor of a list after the other: use the torch._foreach_ form of the operators.",
             "torch._foreach_mul_(tensors, factor)   # instead of: for tensor in tensors: tensor.mul_(factor)",
         )
     return Remedy(

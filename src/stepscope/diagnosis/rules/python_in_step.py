@@ -108,7 +108,7 @@ def _of_work(view: View, found: Found, work: Work, works: FunctionWork) -> Found
         basis=f"{found.basis}, by the share of them in these lines{remains}",
         weighed_ns=found.cost_ns,
         figures=[share, *figures_of(work), *found.figures],
-        remedy=remedy_of(work),
+        remedy=remedy_of(work, in_step=True),
         where=work.where,
         change=works.scaled(work, left),
     )

@@ -23,12 +23,14 @@ very many quick lines are sampled every 3 ms. The recorder reads in the source w
   least 8 times for each sample;
 - a search: `in` or `.index()` of a name that the source binds to a list, or that was a list of at least 64 entries;
 - rows: `.iloc[...]`, `.loc[...]`, and what uses the row;
-- growing slices: `x[:i]` or `x[i:]` in a loop over `i`.
+- growing slices: `x[:i]` or `x[i:]` in a loop over `i`, or a loop over `range(i)` or `range(i, n)` inside it that reads
+  by its own variable alone;
+- conversions: `torch.tensor(...)`, `numpy.array(...)` and the like of a variable or a part of one.
 
-The kinds are tried in this order, except that the loop comes last. The first that takes at least 30 % of the time to
-make a batch is named, with the functions of the same file that it calls; a loop must take half. The saving comes from a
-replay in which these lines take no time (a value that is computed again), 5 % (searches, rows and slices) or 10 % (a
-loop) of what they took. Such a finding is shown even if workers would hide the time.
+The kinds are tried in this order, except that conversions and loops come last. The first that takes at least 30 % of
+the time to make a batch is named, with the functions of the same file that it calls; a conversion or a loop must take
+half. The saving comes from a replay in which these lines take no time (a value that is computed again), 10 % (a loop)
+or 5 % (the others) of what they took. Such a finding is shown even if workers would hide the time.
 
 For a function, the saving is what the step would lose of its waits for data if the function took 50 us per sample, as
 when its results are cached or prepared before training; making it twice as fast saves about half of that. The rule

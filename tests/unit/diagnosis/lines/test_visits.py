@@ -44,3 +44,9 @@ def test_the_outermost_line_in_which_nothing_of_a_kind_begins() -> None:
     outside = {1000: 3, 65: 8, 25: 21}
     for time_ns, line in outside.items():
         assert found.place(found.outermost(innermost, np.array([time_ns])))[1] == line
+
+
+def test_a_line_that_library_code_leaves_for_another_line_and_back_is_not_called_by_that() -> None:
+    found = visits("main:100", "len:21", "main:100", "len:21", "main:100")
+
+    assert found.place(found.outermost(found.at(45), np.array([1000]))) == ("a.py", 100, "main")

@@ -91,7 +91,7 @@ def test_positions_that_the_loss_ignores_are_saved_with_their_scores() -> None:
     finding = the_finding(rule, scoring(ignored=0.75))
 
     assert finding.saving_ns_per_step == 0.75 * 19_200 + 0.25 * 4_000
-    assert "of which 75% do not count" in finding.title
+    assert "75% of which do not count" in finding.title
     assert "features[counted]" in finding.remedy.code
 
 

@@ -251,7 +251,7 @@ def test_a_model_that_is_called_again_and_again() -> None:
 
     assert finding.title == "25 operators run 40 times in a row in each step: a loop that one batched call replaces"
     assert places_of(finding) == [("train.py", 30, "predict")]
-    assert finding.remedy.text.startswith("A model is called for one piece after another")
+    assert finding.remedy.text.startswith("A model is called for one piece after the other")
 
 
 def test_the_thresholds_decide() -> None:

@@ -150,6 +150,7 @@ WORKS = {
     "a table's row": (work("row", 13, 13, "self.frame"), "self.frame", 0.5, 85.5),
     "a list": (work("lookup", 13, 13, "self.words"), "self.words", 0.5, 85.5),
     "slices": (work("growing", 13, 13, "x"), "x", 0.5, 85.5),
+    "a conversion": (work("converted", 13, 13, "self.rows"), "self.rows", 0.5, 85.5),
     "a loop": (work("loop", 12, 15), "", 0.95, 153.9),
 }
 
@@ -202,6 +203,18 @@ def test_in_workers_the_source_alone_tells_the_kind_of_work() -> None:
     assert places_of(finding) == [("data.py", 22, "__call__"), ("data.py", 20, "__call__")]
     assert "whole arrays" in finding.remedy.text
     assert finding.saving_ns_per_step == 70 * MS
+
+
+def test_a_constructor_that_makes_the_same_calls_is_not_blamed() -> None:
+    """No line of `__init__` runs in the steps, but it calls what `__getitem__` does."""
+    program = read_in_source(
+        work("loop", 6, 6, function=5, calls=("clean",)),
+        work("loop", 42, 45, function=40),
+        functions=(FunctionFacts(file="data.py", name="Images.__init__", line=5, last=8, calls=("clean",)),),
+    )
+    finding = the_finding(rule, by_lines(program, *[(12, 0.125), (43, 2.25)] * 72))
+
+    assert places_of(finding)[0] == ("data.py", 43, "clean")
 
 
 def test_functions_of_other_files_belong_to_what_calls_them() -> None:
