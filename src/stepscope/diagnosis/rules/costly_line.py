@@ -127,7 +127,7 @@ def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
         ],
         where=lines_at(view, prefix.calls),
         remedy=Remedy(
-            "Keep the keys and values (or the state) of the positions that are done, and call the model for the new  "
+            "Keep the keys and values (or the state) of the positions that are done, and call the model for the new "
             "position alone. Do not batch this loop: each call needs the result of the one before.",
             "outputs = model(tokens[:, -1:], past_key_values=cache, use_cache=True)\ncache = outputs.past_key_values",
         ),
