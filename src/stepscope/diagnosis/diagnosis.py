@@ -502,8 +502,10 @@ def _afterwards(view: View, first: Sequence[Finding], before: int, small: Sequen
 def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
     """Drop findings that others explain more precisely.
 
-    A finding is dropped if the findings that replace it explain at least EXPLAINED of its saving; notes stay.
+    A finding is dropped if the findings that replace it explain at least EXPLAINED of its saving, or if one of a rival
+    rule that names its first line saves more; notes stay.
     """
+    findings = [finding for finding in findings if not any(_is_larger(other, finding) for other in findings)]
     precise: Counter[str] = Counter()
     replaces = {rule.id: rule.replaces for rule in RULES}
     for finding in findings:
@@ -513,6 +515,16 @@ def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
         for finding in findings
         if finding.severity == "note" or precise[finding.rule] < max(EXPLAINED * finding.saving_ns_per_step, 1)
     ]
+
+
+def _is_larger(rival: Finding, finding: Finding) -> bool:
+    """Whether a finding of a rival rule is about the same lines, and saves more."""
+    if finding.severity == "note" or rival.saving_ns_per_step <= finding.saving_ns_per_step or not finding.where:
+        return False
+    if finding.rule not in rule_by_id(rival.rule).rivals and rival.rule not in rule_by_id(finding.rule).rivals:
+        return False
+    first = finding.where[0]
+    return any((place.file, place.line) == (first.file, first.line) for place in rival.where)
 
 
 def beneath_others(view: View, findings: Sequence[Finding]) -> list[Finding]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Final
 
 import numpy as np
@@ -32,7 +33,7 @@ from stepscope.trace.window import Times, union
 from stepscope.whatif import Change, Experiment, Graph
 
 FAULT_NS: Final = 2_000
-"""Longest time in the operating system that one mapped page explains, as in the rule host-allocator."""
+"""Longest time in the operating system that one mapped page explains if nothing else limits it."""
 PAGE_BYTES: Final = 4_096
 LEAST_OF_A_STEP: Final = 0.1
 """Time before the recording, as a share of a recorded step, below which no step ran before it."""
@@ -49,7 +50,7 @@ def without_recorded_faults(experiment: Experiment) -> Change | None:
     if experiment.device is not None or trace.metadata.program is None:
         return None
     steps = facts_of_steps(experiment)
-    pages, page_ns = _recorded_only(trace.metadata, steps)
+    pages, page_ns = _recorded_only(trace.metadata, steps, _slower_ns(experiment))
     if pages <= 0 or page_ns <= 0:
         return None
     rows, fresh = _fresh_pages(trace)
@@ -112,8 +113,12 @@ def whole_figure(program: ProgramFacts, name: str) -> int | None:
     return value if type(value) is int else None
 
 
-def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts]) -> tuple[float, float]:
-    """Pages per step that only recorded steps map, and nanoseconds per page; both 0 if unknown."""
+def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts], slower_ns: float) -> tuple[float, float]:
+    """Pages per step that only recorded steps map, and nanoseconds per page; both 0 if unknown.
+
+    A page takes the steps' time in the operating system, up to FAULT_NS, or where it is known how much slower recorded
+    steps are up to that: of huge pages, which take longer, there are fewer.
+    """
     faults = [step.minor_faults for step in steps if step.minor_faults is not None]
     system = [step.thread_system_ns for step in steps if step.thread_system_ns is not None]
     if not steps or len(faults) < len(steps) or len(system) < len(steps) or not sum(faults):
@@ -121,7 +126,9 @@ def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts]) -> tuple[floa
     before = faults_before(metadata, sum(step.duration_ns for step in steps) / len(steps))
     if before is None:
         return 0.0, 0.0
-    return sum(faults) / len(steps) - before, min(sum(system) / sum(faults), FAULT_NS)
+    pages = sum(faults) / len(steps) - before
+    most_ns = slower_ns / pages if slower_ns > 0 and pages > 0 else FAULT_NS
+    return pages, min(sum(system) / sum(faults), most_ns)
 
 
 def _fresh_pages(trace: Trace) -> tuple[Rows, npt.NDArray[np.float64]]:
@@ -164,7 +171,7 @@ def fresh_bytes(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) 
     return found
 
 
-OPERATOR_NS: Final = 1_400.0
+OPERATOR_NS: Final = 700.0
 """Usual cost of recording an operator with shapes and allocations; each run's own cost is measured."""
 MOST_SCALE: Final = 1.5
 """Largest multiple of OPERATOR_NS that counts as an operator's cost."""
@@ -230,7 +237,10 @@ def recorded_events(experiment: Experiment, graph: Graph) -> RecordedEvents | No
 
 
 def _slower_ns(experiment: Experiment) -> float:
-    """How much longer a recorded step takes than others, with waits for a processor in proportion."""
+    """How much longer the median recorded step takes than the median other step, waits for a processor included.
+
+    Means would count what comes in one step of several, such as an evaluation, as a cost of recording.
+    """
     unrecorded = experiment.trace.metadata.unrecorded
     if unrecorded is None or not experiment.steps.height:
         return 0.0
@@ -240,7 +250,7 @@ def _slower_ns(experiment: Experiment) -> float:
     recorded_ns = [step.thread_processor_ns for step in steps if step.thread_processor_ns is not None]
     if unrecorded.processor_ns is None or not recorded_ns or len(recorded_ns) < len(steps):
         return 0.0
-    return (sum(recorded_ns) / len(steps) - unrecorded.processor_ns) * waiting_factor(steps)
+    return (median(recorded_ns) - unrecorded.processor_ns) * waiting_factor(steps)
 
 
 def _pieces(experiment: Experiment) -> _Pieces:

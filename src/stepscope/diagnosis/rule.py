@@ -144,6 +144,7 @@ class Rule:
         check: yields findings in a view and questions that it cannot answer.
         needs: parts of a recording without which the rule cannot run.
         replaces: rules whose cause this one explains more precisely.
+        rivals: rules that may find the same work at the same lines; of two such findings the larger counts.
         remedies: remedies for frameworks other than PyTorch on a GPU, used instead of the one from `check`.
         beneath: 0, or for a general rule a number that is higher the weaker its evidence: its findings count only as
             far as rules with lower numbers do not explain their time.
@@ -155,6 +156,7 @@ class Rule:
     check: Callable[[View, Limits], Answers]
     needs: tuple[PartName, ...] = ()
     replaces: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
     remedies: Mapping[Framework, Remedy] = field(default_factory=dict)
     beneath: int = 0
 

@@ -90,29 +90,41 @@ def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
 
 
 def operations_of_source(text: str, file: str) -> OperationFacts:
-    """Return how many operations the statements of a source text make themselves.
+    """Return the operations that the statements of a source text make themselves.
 
     Raises:
         SyntaxError: it is not Python.
     """
-    counts = [0] * (text.count("\n") + 1)
+    names: list[list[str]] = [[] for _ in range(text.count("\n") + 1)]
     for statement in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)):
         if isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
             continue
         own = [part for part in ast.iter_child_nodes(statement) if isinstance(part, (ast.expr, ast.withitem))]
-        made = sum(_operations(node) for part in own for node in ast.walk(part))
+        made = [name for part in own for node in ast.walk(part) for name in _operations(node)]
+        if isinstance(statement, ast.AugAssign):
+            made.append(_OPERATORS.get(type(statement.op), ""))
         last = max((getattr(part, "end_lineno", 0) for part in own), default=0)
         for line in range(statement.lineno, max(statement.lineno, last) + 1):
-            counts[line - 1] += made + isinstance(statement, ast.AugAssign)
-    return OperationFacts(file=file, counts=tuple(counts))
+            names[line - 1] += made
+    return OperationFacts(file=file, names=tuple(" ".join(filter(None, each)) for each in names))
 
 
-def _operations(node: ast.AST) -> int:
+_OPERATORS: Final[dict[type[ast.AST], str]] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul",
+    ast.FloorDiv: "floor_divide", ast.Mod: "remainder", ast.USub: "neg", ast.Invert: "bitwise_not",
+    ast.BitAnd: "bitwise_and", ast.BitOr: "bitwise_or", ast.BitXor: "bitwise_xor", ast.Eq: "eq", ast.NotEq: "ne",
+    ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge",
+}  # fmt: skip
+
+
+def _operations(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Compare):
-        return len(node.ops)
-    if isinstance(node, ast.Call):  # of a module or tensor: plain names are the program's own, capitals make objects
-        return int(isinstance(node.func, ast.Attribute) and not node.func.attr[0].isupper())
-    return int(isinstance(node, (ast.BinOp, ast.UnaryOp)) or (_is(node, ast.Store) and isinstance(node, ast.Subscript)))
+        return [_OPERATORS.get(type(each), "") for each in node.ops]
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
+        return [_OPERATORS.get(type(node.op), "")]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return [node.func.attr.rstrip("_")]
+    return []
 
 
 def with_readers(lists: tuple[ListFacts, ...]) -> tuple[ListFacts, ...]:

@@ -233,14 +233,15 @@ class BindingFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OperationFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """How many operations the statements of one of the user's files make themselves.
+    """The operations that the statements of one of the user's files make themselves.
 
     Attributes:
-        counts: for each line from the first on, the operators, comparisons and calls of methods in its statement.
+        names: for each line from the first on, those in its statement, separated by spaces: the methods that it calls,
+            and torch's names of the arithmetic operators and comparisons.
     """
 
     file: str = ""
-    counts: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
 
 class FunctionFacts(msgspec.Struct, kw_only=True, frozen=True):

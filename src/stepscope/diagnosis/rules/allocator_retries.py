@@ -7,8 +7,8 @@ millisecond, and `cudaFree` first waits until the device has finished all work. 
 
 # How it is measured
 Idle time of the device while a host thread was in the driver's memory calls (`cudaMalloc`, `cudaFree`, `cudaHostAlloc`
-and similar) during the steps. Where a step both frees and requests memory, the allocator had run out, returned its
-cached blocks and tried again.
+and similar) during the steps. Without steps, memory that is asked for and never given back does not count. Where a step
+both frees and requests memory, the allocator had run out, returned its cached blocks and tried again.
 
 # Known false positives
 Recordings of a program's first steps, in which the allocator gets the memory that later steps reuse.
@@ -45,6 +45,8 @@ def check(view: View, limits: Limits) -> Answers:
         return
     given_back = int(calls.filter(pl.col("name").str.contains(_GIVES_BACK))["calls"].sum())
     asked = int(calls["calls"].sum()) - given_back
+    if not given_back and not view.complete_steps.height:  # memory asked for once and kept: nothing repeats
+        return
     retries = min(_between(view), asked) / view.step_count
     in_steps = _steps_with_calls(view)
     yield Found(

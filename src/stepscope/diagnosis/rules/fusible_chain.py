@@ -9,7 +9,7 @@ writes its result once; intermediate values stay in registers.
 # How it is measured
 A chain is a run of outermost operators on one thread, each taking a tensor of the chain's current shape, with no
 other operator between them; chains with the same operator names are counted together. If the source is known, the
-chain's lines must make as many operations themselves: what a library runs in one call is not reported. The cost
+chain's lines must name at least half of its operators: what a library runs in one call is not reported. The cost
 covers the operators, their backward operators, and without a device the Python time between them. What a fused
 function would still need is subtracted: the time to read its inputs and write its result, at the rate at which the
 chain's own additions and multiplications moved data, and the computing time of exp, tanh and similar functions, once
@@ -200,24 +200,31 @@ def rows_of_named_functions(view: View) -> Rows:
 
 def _chains(view: View) -> list[Chain]:
     """Chains that the program's own statements contain, as far as their source is known."""
-    counts = {each.file: each.counts for each in view.program.operations}
+    made = {each.file: each.names for each in view.program.operations}
     wholes = {(each.file, each.line) for each in view.program.functions}  # functions without known lines
     return [
-        chain for chain in chains(view.trace, _candidates(view), _SHORTEST) if _is_written(view, chain, counts, wholes)
+        chain for chain in chains(view.trace, _candidates(view), _SHORTEST) if _is_written(view, chain, made, wholes)
     ]
 
 
-def _is_written(view: View, chain: Chain, counts: Mapping[str, tuple[int, ...]], wholes: set[tuple[str, int]]) -> bool:
-    """Whether the chain's lines contain as many operations: if not, a library that they call runs them."""
+def _is_written(view: View, chain: Chain, made: Mapping[str, tuple[str, ...]], wholes: set[tuple[str, int]]) -> bool:
+    """Whether the chain's lines name its operators: if most are missing, a library that they call runs them."""
     numbers = np.unique(at(view.attribution.place, view.slices_of_operators(np.array(chain.operators, np.int64))))
     places = [view.attribution.places[number] for number in numbers.tolist() if number >= 0]
-    made = 0
+    named: set[str] = set()
     for place in places:
-        known = counts.get(place.file, ())
+        known = made.get(place.file, ())
         if not place.exact_line or not 0 < place.line <= len(known) or (place.file, place.line) in wholes:
             return True
-        made += known[place.line - 1]
-    return not places or made >= len(chain.names)
+        named.update(known[place.line - 1].split())
+    operators = {_WRITTEN.get(name, name) for name in chain.names}
+    return not places or len(operators & named) >= _MOST * len(operators)
+
+
+_WRITTEN: Final = {"rsub": "sub", "square": "pow", "var_mean": "var"}
+"""Operators that the source may name otherwise."""
+_MOST: Final = 0.5
+"""Share of a chain's operators that its lines name if the program wrote them."""
 
 
 def _candidates(view: View) -> Rows:

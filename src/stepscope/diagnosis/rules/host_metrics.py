@@ -90,5 +90,5 @@ RULE: Final = Rule(
     title="Metrics are computed on the host in each step",
     thresholds={"share": Threshold(0.05, "share", "share of the {period} that these lines take")},
     check=check,
-    beneath=1,
+    rivals=("frequent-logging", "loop-in-step"),
 )

@@ -30,7 +30,8 @@ very many quick lines are sampled every 3 ms. The recorder reads in the source w
 The kinds are tried in this order, except that conversions and loops come last. The first that takes at least 30 % of
 the time to make a batch is named, with the functions of the same file that it calls; a conversion or a loop must take
 half. The saving comes from a replay in which these lines take no time (a value that is computed again), 10 % (a loop)
-or 5 % (the others) of what they took. Such a finding is shown even if workers would hide the time.
+or 5 % (the others) of what they took. Such a finding is shown even if more workers would hide the time; so is a
+function that runs in workers, if its source shows such work.
 
 For a function, the saving is what the step would lose of its waits for data if the function took 50 us per sample, as
 when its results are cached or prepared before training; making it twice as fast saves about half of that. The rule
@@ -88,10 +89,12 @@ def check(view: View, limits: Limits) -> Answers:
     work = None if is_sampler or loading.workers or loading.is_begun_anew else works.costliest()
     if work is not None:
         yield _of_work(view, loading, work, works)
-    if work is not None or costly is None or (_workers_suffice(view, loading) and not is_sampler):
+    if work is not None or costly is None or (_is_enough(view, loading) and not is_sampler):
+        return
+    source = works.in_source(costly.file, costly.line, costly.share) if loading.workers and not is_sampler else None
+    if source is None and _would_more_do(view, loading) and not is_sampler:
         return
     saving = _saving_ns(view, loading, costly)
-    source = works.in_source(costly.file, costly.line, costly.share) if loading.workers and not is_sampler else None
     remedy, where = _remedy(costly), places_of(view, loading, costly)
     if source is not None:
         remedy, where = remedy_of(source, is_collate=costly.stage == "collate"), (*source.where, *where)
@@ -152,13 +155,19 @@ def _is_collate(view: View, work: Work) -> bool:
     return (work.where[0].file, work.begin) in stages
 
 
-def _workers_suffice(view: View, loading: Loading) -> bool:
-    """Whether additional workers would remove nearly all of the waits, or the existing ones are enough."""
+def _is_enough(view: View, loading: Loading) -> bool:
+    """Whether the existing workers make batches fast enough, so that the waits are for something else."""
     load, now = loading.load, loading.workers
     if load is None:
         return now == 0
-    if now and (load.step_ns(now) - load.ahead_ns) * view.step_count < CARRIES_MOST * loading.wait_ns:
-        return True
+    return bool(now) and (load.step_ns(now or 0) - load.ahead_ns) * view.step_count < CARRIES_MOST * loading.wait_ns
+
+
+def _would_more_do(view: View, loading: Loading) -> bool:
+    """Whether additional workers would remove nearly all of the waits."""
+    load, now = loading.load, loading.workers
+    if load is None:
+        return False
     workers = load.workers_needed()
     return (now is None or now < workers) and loading.saved_ns(view, workers) >= NEARLY_ALL * loading.wait_ns
 

@@ -46,10 +46,10 @@ def chained(
     return recording.trace()
 
 
-def written(operations: int) -> Trace:
-    """Three operators on line 9, whose statement makes so many operations itself."""
+def written(operations: str) -> Trace:
+    """Three operators on line 9, whose statement makes such operations itself."""
     recording = Recording(
-        Metadata(program=ProgramFacts(operations=(OperationFacts(file="model.py", counts=(*[0] * 8, operations)),)))
+        Metadata(program=ProgramFacts(operations=(OperationFacts(file="model.py", names=(*[""] * 8, operations)),)))
     )
     recording.step(0, 1000, 1)
     recording.line(0, 1000, "model.py(9): sample")
@@ -93,7 +93,7 @@ FIRES: Cases = {
     "a known function, once": lambda: chained(("sigmoid", "2mul")),
     "an unknown one, five times": lambda: chained(("mul", "add", "clamp"), 5, step_ns=10_000, unit_ns=US),
     "with its backward pass": with_backward,
-    "three operators of a statement that makes three": lambda: written(3),
+    "three operators of a statement that makes three": lambda: written("sub exp"),
     "on a device": on_a_device,
 }
 SILENT: Cases = {
@@ -101,7 +101,7 @@ SILENT: Cases = {
     "nothing is wrong": busy_device,
     "an unknown one, four times": lambda: chained(("mul", "add", "clamp"), 4, step_ns=10_000, unit_ns=US),
     "one that takes no longer than a compiled function": lambda: chained(("mul", "add", "clamp"), 5, step_ns=10_000),
-    "a library's": lambda: written(2),
+    "a library's": lambda: written("sum squeeze sub"),
     "two operators": lambda: chained(("add", "relu"), 8, step_ns=10_000, unit_ns=US),
     "the same operator again and again": lambda: chained(("add",) * 9, 6, step_ns=20_000),
     "a little": lambda: chained(("sigmoid", "2mul"), step_ns=100_000),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from stepscope.diagnosis.diagnosis import without_replaced
 from stepscope.diagnosis.rules.host_metrics import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import MetricFacts, ProgramFacts
@@ -54,3 +57,14 @@ def test_the_lines_and_the_functions_that_they_call_count() -> None:
     assert finding.saving_ns_per_step == pytest.approx(400, abs=10)
     assert ("time of these lines per step", 400) in [(each.name, each.value) for each in finding.evidence.figures]
     assert not asked(rule, counting(*COUNTING), share=0.5).findings
+
+
+def test_of_findings_about_the_same_line_the_larger_is_kept() -> None:
+    trace = counting(*COUNTING)
+    metrics = the_finding(rule, trace)
+    logging = replace(metrics, rule="frequent-logging", saving_ns_per_step=metrics.saving_ns_per_step // 2)
+    elsewhere = replace(logging, where=(replace(metrics.where[0], line=99),))
+    larger = replace(metrics, rule="frequent-logging", saving_ns_per_step=2 * metrics.saving_ns_per_step)
+
+    assert without_replaced([metrics, logging, elsewhere]) == [metrics, elsewhere]
+    assert without_replaced([metrics, larger]) == [larger]

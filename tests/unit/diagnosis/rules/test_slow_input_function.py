@@ -205,6 +205,16 @@ def test_in_workers_the_source_alone_tells_the_kind_of_work() -> None:
     assert finding.saving_ns_per_step == 70 * MS
 
 
+def test_a_loop_in_a_worker_is_named_although_more_workers_would_hide_it() -> None:
+    program = facts(workers=1, processors=8, item_ms=200, transform_ms=160, busy_ms=60)
+    blur = FunctionFacts(file="data.py", name="Blur.__call__", line=20, last=29)
+    loop = WorkFacts(file="data.py", function=20, kind="loop", first=22, last=25)
+    known = msgspec.structs.replace(program, functions=(blur,), works=(loop,))
+
+    assert asked(rule, loading(70, program, workers=True).trace()).findings == ()
+    assert places_of(the_finding(rule, loading(70, known, workers=True).trace()))[0] == ("data.py", 22, "__call__")
+
+
 def test_a_constructor_that_makes_the_same_calls_is_not_blamed() -> None:
     """No line of `__init__` runs in the steps, but it calls what `__getitem__` does."""
     program = read_in_source(
