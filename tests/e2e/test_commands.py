@@ -525,7 +525,7 @@ class TestMistakes:
             (["query", "TRACE", "select * from operator"], "did you mean operators?"),
             (["export", "TRACE"], "required: OUT"),
             (["explain", "inputbound"], "did you mean input-bound?"),
-            (["cache", "limit", "much"], "is no size"),
+            (["cache", "limit", "much"], "is not a size"),
             (["cache", "cleer"], "did you mean clear?"),
         ],
     )

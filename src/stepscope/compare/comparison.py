@@ -105,7 +105,7 @@ def _of_one_side(ours: SideSummary, theirs: SideSummary, unknown: Collection[str
             yield f"Only one side's recording has {what}: operators are matched without them."
     for name, what in (("lines", "lines of your code"), ("memory", "memory")):
         if name in unknown:
-            yield f"Only one side's recording has {what}, so they cannot be compared."
+            yield f"Only one side's recording has {what}, so this is not compared."
     kept = [side.trace.metadata.recorded for side in (ours, theirs)]
     if kept[0] is not None and kept[1] is not None and (more := sorted(set(kept[0]) ^ set(kept[1]))):
         yield f"Only one side's recording kept {', '.join(more)}, which costs time itself: record both alike."

@@ -229,7 +229,7 @@ def _notes(answer: PredictedSteps) -> Iterator[str]:
         yield f"Note: {whom}{note}."
     memory = answer.memory
     if memory.bytes is None:
-        yield f"Note: {memory.note}, so what fits is unknown."
+        yield f"Note: what fits is unknown: {memory.note}."
     else:
         least = "at least " if memory.at_least else ""
         yield f"Memory: {least}{size(memory.bytes)}, {memory.note}."

@@ -72,7 +72,7 @@ def test_the_memory_there_is_can_be_given() -> None:
         (measured((8, 5.0), (16, 30.0), (24, 55.0)), "more than the line through the sizes allows"),
         (measured((8, 30.0), (16, 90.0), (24, 20.0), (32, 70.0)), "the times vary too much"),
         (measured((8, 26.0), (16, 42.0), memory=False), "memory was not recorded for two sizes"),
-        (measured((8, 26.0), (16, 42.0), capacity=None), "the size of the memory is not known"),
+        (measured((8, 26.0), (16, 42.0), capacity=None), "the size of the memory is unknown"),
         (
             [Measurement(8, 26e6, 5, 10, None, "cpu"), Measurement(16, 42e6, 5, 20, None, "0")],
             "memory was recorded on different devices",

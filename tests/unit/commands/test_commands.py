@@ -130,7 +130,7 @@ class TestFrame:
             (["diagnose"], "the following arguments are required: PATH"),
             (["kernels", "x", "--format", "jsn"], "did you mean json?"),
             (["kernels", "x", "--top", "many"], "'many' is not a whole number"),
-            (["diagnose", "x", "--fail-on", "10"], "'10' is no share of a step: write 10% or 0.1"),
+            (["diagnose", "x", "--fail-on", "10"], "'10' is not a share of a step: write 10% or 0.1"),
             (["diagnose", "x", "--window", "1:2", "--steps", "1"], "not allowed with argument"),
             (["diagnose", "x", "--rule", "input-bond"], "there is no rule 'input-bond'; did you mean input-bound?"),
             (["diagnose", "x", "--json", "-", "--html", "-"], "only one report can go to standard output"),
@@ -634,7 +634,7 @@ class TestRulesAndCache:
 
     @pytest.mark.parametrize("text", ["", "much", "-1", "2 GiBs", "1e9"])
     def test_what_is_no_size(self, text: str) -> None:
-        with pytest.raises(UsageError, match="is no size"):
+        with pytest.raises(UsageError, match="is not a size"):
             parsed_size(text)
 
 

@@ -95,5 +95,5 @@ def test_without_steps_of_any_kind_a_window_is_advised(tmp_path: Path, capsys: p
     path = str(write_kineto(machine, tmp_path / "trace.json"))
     assert main(["diagnose", path, "--steps", "1", "--no-cache"]) == 2
     assert capsys.readouterr().err == (
-        "stepscope: nothing marks steps in this trace, and nothing repeats: use a window of time instead\n"
+        "stepscope: nothing marks steps in this trace, and nothing repeats: use a time window instead\n"
     )

@@ -65,8 +65,8 @@ def test_without_devices_nothing_is_scaled(trace: str, capsys: pytest.CaptureFix
         (["--devices", "2"], "name the link that joins the devices, such as nvlink4"),
         (["--devices", "2", "--link", "string"], "'string' is neither a link in the table nor a bandwidth"),
         (["--devices", "2", "--link", "0GB/s"], "'0GB/s' is neither a link in the table nor a bandwidth"),
-        (["--devices", "0", "--link", "nvlink4"], "'0' is no list of numbers of devices"),
-        (["--devices", "2,", "--link", "nvlink4"], "'2,' is no list of numbers of devices"),
+        (["--devices", "0", "--link", "nvlink4"], "'0' is not a list of numbers of devices"),
+        (["--devices", "2,", "--link", "nvlink4"], "'2,' is not a list of numbers of devices"),
         (["--devices", "99999", "--link", "nvlink4"], "99999 devices are not possible; the number must be 1 to 65,536"),
     ],
 )

@@ -199,7 +199,7 @@ def test_what_stands_out_and_what_resembles_is_said() -> None:
 
     assert found.caveats[0].startswith("Neighbouring steps before resemble each other: 100 steps are worth ")
     assert found.caveats[1].startswith("One step after takes more than 3 times the median, the longest 5.0 times;")
-    assert found.caveats[2].startswith("One run a side:")
+    assert found.caveats[2].startswith("One run per side:")
 
 
 @pytest.mark.parametrize("count", [5, 10, 60])

@@ -107,7 +107,7 @@ def test_an_unknown_device_has_no_number() -> None:
 
     assert (named.nanojoules, named.how) == (
         None,
-        "the power limit of NVIDIA Unheard Of is not known; --device-watts gives its power limit",
+        "the power limit of NVIDIA Unheard Of is unknown; --device-watts gives its power limit",
     )
     assert nameless.how == "the trace does not say what device it is; --device-watts gives its power limit"
 
@@ -293,7 +293,7 @@ class TestSamples:
         (found,) = self.sampled("power_w", values)
 
         assert found.step_joules is None
-        assert "in the 4 s of the steps, which is too little" in found.how
+        assert "in the 4 s of the steps, which is too few" in found.how
 
     def test_no_samples(self) -> None:
         assert self.sampled("utilization_share", [(0, 1), (3, 1), (6, 1)]) == ()

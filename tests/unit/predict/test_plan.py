@@ -274,10 +274,7 @@ def test_nothing_meets_what_was_asked() -> None:
 
 def test_where_the_host_limits_a_faster_device_does_not_pay() -> None:
     said = recommendation(plan_of([machine(8, 10, limit="host"), machine(7, 20, "L4", limit="compute")]))
-    assert (
-        "On A10 the host limits the step: a faster device does not pay off. stepscope diagnose shows what to change "
-        in said
-    )
+    assert any(line.startswith("On A10 the host limits the step") for line in said)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +304,7 @@ def test_old_prices_are_marked() -> None:
 
 def test_nothing_at_all() -> None:
     plan = plan_of([])
-    assert "no machine with a known price" in text_of(plan_document(plan), width=80, top=20)
+    assert "see below what was left out" in text_of(plan_document(plan), width=80, top=20)
     assert b"<section" in html_of(plan_document(plan))
     assert written(plan_json(plan))["machines"] == []
 
@@ -421,7 +418,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_device_without_steps_is_no_reason_to_fail() -> None:
-    with pytest.raises(UsageError, match="nothing was recorded"):
+    with pytest.raises(UsageError, match="nothing to predict"):
         planned([price()], Trace.from_tables({}))
 
 
@@ -464,7 +461,7 @@ def test_doubts_stand_above_what_is_recommended() -> None:
     doubtful = replace(plan, recorded=replace(plan.recorded, why_not="the device waited 42% of the time"))
     text = text_of(plan_document(doubtful), width=120, top=0)
 
-    doubt = "Not certain: the device waited 42% of the time, so that the steps are not replayed and the bands are wide."
+    doubt = "Not certain: the device waited 42% of the time, so the steps are not replayed and the bands are wide."
     assert text.count(doubt) == 1
     assert text.index(doubt) < text.index("The cheapest is")
     assert (

@@ -65,7 +65,7 @@ def test_deepview(tmp_path: Path) -> None:
         ("us-central1", "V100-SXM2-16GB", 2.72),
         ("asia-east1", "V100-SXM2-16GB", 2.72),
     ]
-    assert found.bad == (BadRows("an instance that is no object", 1, 3),)
+    assert found.bad == (BadRows("an instance that is not an object", 1, 3),)
 
 
 def test_our_own_columns_can_be_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,16 +81,16 @@ def test_our_own_columns_can_be_imported(tmp_path: Path, capsys: pytest.CaptureF
     ("row", "reason"),
     [
         (",A100,1,,,2.9,us,,", "an accelerator priced without its machine"),
-        ("x,A10,1,1,1,-3,us,,", "a price that is no amount"),
-        ("x,A10,1,1,1,nan,us,,", "a price that is no amount"),
-        ("x,A10,1,1,1,inf,us,,", "a price that is no amount"),
-        ("x,A10,1,1,1,1_000,us,,", "a price that is no amount"),
+        ("x,A10,1,1,1,-3,us,,", "a price that is not an amount"),
+        ("x,A10,1,1,1,nan,us,,", "a price that is not an amount"),
+        ("x,A10,1,1,1,inf,us,,", "a price that is not an amount"),
+        ("x,A10,1,1,1,1_000,us,,", "a price that is not an amount"),
         ("x,A10,1,1,1,0,us,,", "a price of nothing"),
         ("x,A10,1,1,1,1e9,us,,", "a price above 100,000 USD an hour"),
         ("x,A10,1,1,1,,us,,", "no price"),
         ("x,A10,0,1,1,1,us,,", "a count of accelerators that is not a positive whole number"),
         ("x,A10,1.5,1,1,1,us,,", "a count of accelerators that is not a positive whole number"),
-        ("x,A10,1,lots,1,1,us,,", "vCPUs that is no amount"),
+        ("x,A10,1,lots,1,1,us,,", "vCPUs that is not an amount"),
         ("=cmd|' /C calc'!A0,A10,1,1,1,1,us,,", "a name of the instance that begins like a formula"),
         ("x,@SUM(A1),1,1,1,1,us,,", "a name of the GPU that begins like a formula"),
         ("x\x1b[31m,A10,1,1,1,1,us,,", "a name of the instance with invisible characters"),
@@ -113,10 +113,10 @@ def test_bad_rows_are_counted_and_the_rest_is_kept(tmp_path: Path, row: str, rea
     [
         (b"", "is empty"),
         (b" \n ", "is empty"),
-        (b"\x89PNG\x00\xff", "is no text"),
-        (b"a\x00b", "is no text"),
+        (b"\x89PNG\x00\xff", "is not text"),
+        (b"a\x00b", "is not text"),
         (b"a,b,c\n1,2,3\n", "unknown format"),
-        (b'{"a": 1}', "no list of providers"),
+        (b'{"a": 1}', "not a list of providers"),
         (b"[" * 100_000, "not readable JSON"),
         (b'[{"name": "gcp"', "not readable JSON"),
         (SKYPILOT.encode() + b'"' + b"x" * 200_000, "not readable CSV"),
@@ -157,7 +157,7 @@ def test_import_list_and_remove(
     assert main(["prices", "import", str(path), "--provider", "Mine", "--as-of", "2026-10-02"]) == 0
     assert capsys.readouterr().out == (
         f"{path}: SkyPilot, 2 prices of mine of 2026-10-02, from 3 rows.\n"
-        "  Left out: 1 row with a price that is no amount, the first in line 4.\n"
+        "  Left out: 1 row with a price that is not an amount, the first in line 4.\n"
         "  Kept, but without predictions: K80 (1). The device table lacks them, "
         "or the list does not say which form it means.\n"
     )

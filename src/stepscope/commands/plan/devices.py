@@ -138,7 +138,7 @@ def _remove_devices(name: str) -> None:
     left = [table for table in tables if plain(table["name"]) != plain(name)]
     if len(left) == len(tables):
         names = ", ".join(table["name"] for table in tables)
-        raise UsageError(f"you have no device {name!r};  " + (f"you keep {names}" if names else "you keep none"))
+        raise UsageError(f"you have no device {name!r}; " + (f"you keep {names}" if names else "you keep none"))
     _keep(left)
     output.print_text(printable(f"No longer kept: {name}.") + "\n")
 
@@ -258,7 +258,7 @@ def of_providers(prices: Sequence[Price], wanted: tuple[str, ...] | None) -> lis
     known = sorted({price.provider for price in prices})
     for name in wanted or ():
         if name not in known:
-            raise UsageError(f"no price from {name!r} is known;  the providers are {', '.join(known)}")
+            raise UsageError(f"no price from {name!r} is known; the providers are {', '.join(known)}")
     return [price for price in prices if wanted is None or price.provider in wanted]
 
 

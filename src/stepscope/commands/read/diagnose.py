@@ -228,7 +228,7 @@ def _write(
         output.print_document(diagnosis_document(reports, across, unreadable, every=arguments.verbose), top=top)
         return
     for each in unreadable:
-        print(f"stepscope: skipped:  {printable(each.reason)}", file=sys.stderr)
+        print(f"stepscope: skipped: {printable(each.reason)}", file=sys.stderr)
 
 
 def _write_diff(target: str, diffs: Diffs) -> None:

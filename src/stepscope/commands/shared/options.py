@@ -189,7 +189,7 @@ def whole(least: int, most: int | None = None, what: str = "whole number") -> Ca
     def read(text: str) -> int:
         text = text.strip()
         if not re.fullmatch(r"[0-9]{1,10}", text) or not least <= int(text) <= largest:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what} {limits}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {what} {limits}")
         return int(text)
 
     return read

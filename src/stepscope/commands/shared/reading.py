@@ -100,7 +100,7 @@ def recorded_file(wanted: str, recorded: Sequence[str]) -> str:
     if found:
         raise UsageError(f"{wanted!r} may be {', '.join(sorted(found))}: name more of the path")
     few = ", ".join(recorded[:5]) + (f" and {len(recorded) - 5} more" if len(recorded) > 5 else "")
-    raise UsageError(f"nothing in this trace belongs to {wanted!r};  the files are: {few or 'none'}")
+    raise UsageError(f"nothing in this trace belongs to {wanted!r}; the files are: {few or 'none'}")
 
 
 def source_lines(recorded: str, wanted: str, root: str | None) -> tuple[str, list[str]] | None:

@@ -159,7 +159,7 @@ def _content(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not text; expected {_KNOWN}") from error
     if "\0" in text or not text.strip():
-        raise UsageError(f"{path} is {'no text' if text.strip() else 'empty'}; expected is {_KNOWN}")
+        raise UsageError(f"{path} is {'not text' if text.strip() else 'empty'}; expected {_KNOWN}")
     return text
 
 
