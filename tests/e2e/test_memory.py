@@ -83,7 +83,7 @@ def test_a_snapshot_that_ran_out_of_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("memory", str(SAMPLE), "--device", "7"), "no memory events of device '7'; it has some of cpu"),
+        (("memory", str(SAMPLE), "--device", "7"), "no memory events of device '7', only of cpu"),
         (("memory", str(SAMPLE), "--format", "csv"), "--format csv needs --by or --over-time"),
         (("memory", str(SAMPLE), "--sort", "bytes"), "--sort needs --by or --over-time"),
         (("batch-size", str(SAMPLE)), "does not contain its batch size"),

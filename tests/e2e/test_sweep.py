@@ -173,7 +173,7 @@ def test_values_that_a_program_hands_to_its_tracker(
         (["sweep.yaml", "--metric", "step_ms", "--trials", "0"], "'0' is not a whole number from 1 on"),
         (["sweep.yaml", "more"], "'more' is one argument too many"),
         (["show"], "say which sweep to show"),
-        (["show", "nothing"], "nothing is not a folder of a sweep"),
+        (["show", "nothing"], "nothing is not a sweep's folder"),
         (["show", "x", "--trials", "3"], "stepscope sweep show only reports: it takes no --trials"),
     ],
 )

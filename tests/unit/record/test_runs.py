@@ -190,7 +190,7 @@ def test_a_file_of_that_name_comes_before_the_run(tmp_path: Path, monkeypatch: p
 
 def test_a_run_without_traces() -> None:
     with_traces("empty")
-    with pytest.raises(UsageError, match="the run empty holds no trace"):
+    with pytest.raises(UsageError, match="the run empty has no trace"):
         trace_paths("empty")
 
 
