@@ -48,7 +48,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
-    """Call `undo` if the block raises anything, an interrupt too."""
+    """Call `undo` if the block raises anything, including an interrupt."""
     with contextlib.ExitStack() as stack:
         stack.callback(undo)
         yield
@@ -186,17 +186,17 @@ def read_kept(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
         UsageError: it cannot be read, is larger than 64 MiB, or does not contain a JSON object.
     """
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} cannot be read: it is no file")
+        raise UsageError(f"{path} cannot be read: it is not a file")
     data = read_small(path, LARGEST_MIB, ", more than any that stepscope writes")
     try:
         content = json.loads(data.decode(), parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {_reason(error)}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is damaged: it holds no JSON object")
+        raise UsageError(f"{path} is damaged: it does not contain a JSON object")
     if _CHECKSUM in content and content.pop(_CHECKSUM) != _checksum(content):
         if only_whole:
-            raise UsageError(f"{path} is damaged: it is not as it was written")
+            raise UsageError(f"{path} is damaged: it has changed since it was written")
         say_changed(path)
     return content
 
@@ -217,7 +217,7 @@ def say_passed_over(error: Exception) -> None:
 
 def say_changed(path: Path) -> None:
     """Report that a file contains something that stepscope did not write, and that the rest of it is used."""
-    _log.warning("%s was changed since it was written: what it says may be wrong, and some of it is left out", path)
+    _log.warning("%s has changed since it was written: its content may be wrong, and part of it is left out", path)
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
@@ -226,27 +226,27 @@ def _checksum(content: Mapping[str, Any]) -> int:
 
 def _whole(text: str) -> int:
     if len(text) > _MOST_DIGITS or not -_LARGEST <= (value := int(text)) < _LARGEST:
-        raise ValueError("it holds a number that is larger than any")
+        raise ValueError("it contains a number that is too large")
     return value
 
 
 def _reason(error: ValueError | RecursionError) -> str:
     if isinstance(error, RecursionError):
-        return "its values are nested too deep"
-    return "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it is no JSON: {error}"
+        return "its values are nested too deeply"
+    return "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else f"it is not JSON: {error}"
 
 
 def converted(value: Any, kind: type[_T]) -> _T:
     """Convert a value of a decoded file to a typed record with msgspec.
 
     Raises:
-        msgspec.ValidationError: the value does not fit, holds half of a surrogate pair, or is nested too deep.
+        msgspec.ValidationError: the value does not fit, holds half of a surrogate pair, or is nested too deeply.
     """
     import msgspec  # only where needed: recorded programs import this module
 
     try:
         return msgspec.convert(value, kind)
     except UnicodeEncodeError as error:
-        raise msgspec.ValidationError(f"it holds text that is not Unicode: {error.object!r:.60}") from error
+        raise msgspec.ValidationError(f"it contains text that is not Unicode: {error.object!r:.60}") from error
     except RecursionError as error:
-        raise msgspec.ValidationError("its values are nested too deep") from error
+        raise msgspec.ValidationError("its values are nested too deeply") from error

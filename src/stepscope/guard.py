@@ -1,13 +1,14 @@
 """The guard between the user's process and stepscope: an error in stepscope never changes the program.
 
-    @entry          marks a function of ours that the user's process calls: a hook, thread, callback or public method
+    @entry          marks a stepscope function that the user's process calls: a hook, thread, callback or public method
     around          wraps a function of the program or a library with ours before and after it
-    put             replaces an attribute of theirs with ours, and returns how to restore it
+    put             replaces an attribute of a library with ours, and returns how to restore it
     attempt         runs a part of our work that may fail alone, such as one fact of many
     on_failure      registers how to remove a patch if any entry fails
 
-An error in an entry removes everything of ours and is reported in one line, which names a fault report. Exceptions of
-the user's own program propagate, without our frames in the traceback. Imports only the standard library.
+An error in an entry removes everything that stepscope installed and is reported in one line, which names a fault
+report. Exceptions of the user's own program propagate, without our frames in the traceback. Imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def entry(
     Args:
         otherwise: the return value on failure, and after any entry has failed.
         raises: errors about the caller's own mistakes, which propagate.
-        in_background: the function runs on a thread of ours, for the thread's whole life.
+        in_background: the function is what one of our threads runs.
     """
     if function is None:
         return lambda given: _entry(given, otherwise, raises, in_background)
@@ -136,7 +137,7 @@ def _entry(
 
 
 def _passes(error: BaseException, name: str, raises: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
-    """Whether an error in an entry is the program's own; one of ours ends our part."""
+    """Whether an error in an entry is the program's own; any other one ends stepscope's part."""
     if isinstance(error, raises) or is_users(error):
         hide(error)
         return True
@@ -238,7 +239,7 @@ def put(owner: Any, name: str, ours: Any) -> Callable[[], None]:
     setattr(owner, name, ours)
 
     def give_back() -> None:
-        if vars(owner).get(name) is not ours:  # somebody has wrapped ours since, and still needs it
+        if vars(owner).get(name) is not ours:  # another wrapper around ours still needs it
             return
         if was_there:
             setattr(owner, name, original)
@@ -345,7 +346,7 @@ def has_failed() -> bool:
 
 
 def failed(error: BaseException, where: str) -> None:
-    """Remove everything of ours from this process, and report the error in one line."""
+    """Remove everything that stepscope installed in this process, and report the error in one line."""
     global _failed_in
     with _lock:
         if _failed_in is not None:
@@ -353,7 +354,7 @@ def failed(error: BaseException, where: str) -> None:
         _failed_in = where
         lost = list(dict.fromkeys(held.what for held in _held.values() if held.what and held.process == os.getpid()))
     interrupts: list[BaseException] = []
-    actions: tuple[Callable[[], None], ...] = (lambda: _say(error, where, lost), _take_off)
+    actions: tuple[Callable[[], None], ...] = (lambda: _report(error, where, lost), _take_off)
     for action in actions:
         try:
             action()
@@ -368,7 +369,7 @@ def current_frames() -> dict[int, FrameType]:
     """Return each thread's frame, as `sys._current_frames` does, which up to Python 3.11 may deadlock.
 
     It holds the lock of the list of threads while it makes objects. If that starts the garbage collector, and a
-    callback or finalizer lets another thread run, which then begins or ends a thread, neither goes on.
+    callback or finalizer lets another thread run, which then begins or ends a thread, both wait forever.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -396,20 +397,20 @@ def _take_off() -> None:
             held.take_off()
 
 
-def _say(error: BaseException, where: str, lost: list[str]) -> None:
+def _report(error: BaseException, where: str, lost: list[str]) -> None:
     what = f" and loses {', '.join(lost)}" if lost else ""
     why, details = sentence(error), ""
-    if not isinstance(error, StepscopeError):  # an internal error
+    if not isinstance(error, StepscopeError):
         from stepscope.fault_report import write_report
 
         kept = write_report(error, command=sys.argv, doing=where)
         why = f"{type(error).__name__}: {why}"
         details = f"; details: {kept}" if kept is not None else "; no report of it could be written"
-    tell(f"stepscope leaves this process{what}: {why}; the program goes on without it{details}")
+    tell(f"stepscope leaves this process{what}: {why}; the program continues without it{details}")
 
 
 def tell(sentence: str) -> None:
-    """Print a sentence on standard error, if there is one."""
+    """Print a sentence on standard error, if the process has it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"stepscope: {sentence}\n" if not sentence.startswith("stepscope") else f"{sentence}\n")
         sys.stderr.flush()

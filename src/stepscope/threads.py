@@ -1,4 +1,4 @@
-"""Threads and locks of ours in the user's process, and signal handlers for the length of a block."""
+"""Stepscope's threads and locks in the user's process, and signal handlers for the length of a block."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class Thread:
             self._over.release()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for its end, but not longer than this."""
         if self._over.acquire(timeout=timeout_s):
             self._over.release()
 
@@ -56,7 +55,7 @@ class Lock:
         _locks.add(self)
 
     def acquire(self, *, timeout_s: float = -1) -> bool:
-        """Whether the lock is held now; a negative time waits for ever."""
+        """Whether the lock is held now; a negative time waits forever."""
         return self._lock.acquire(timeout=timeout_s)
 
     def release(self) -> None:
@@ -94,9 +93,9 @@ ENDING: Final = ("SIGTERM", "SIGHUP")
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], object], *names: str) -> Iterator[None]:
-    """Pass these signals to `handler` in the block; those that are ignored, as under nohup, stay so.
+    """Pass these signals to `handler` in the block; those that are ignored, as under nohup, stay ignored.
 
-    Does nothing on other threads than the main one, which alone receives signals.
+    Does nothing except on the main thread, which alone receives signals.
     """
     is_main = threading.current_thread() is threading.main_thread()
     with contextlib.ExitStack() as stack:

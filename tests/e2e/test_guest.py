@@ -46,8 +46,8 @@ ELSEWHERE = {
     "record.bootstrap._exit_late": "tests/unit/test_guard.py",
     "remedies.compile_caches.BackgroundEviction._run_alone": "tests/unit/remedies/test_attempts.py",
     "remedies.deferred_scalars.DeferredScalars._close_at_exit": "tests/unit/remedies/test_attempts.py",
-    "record.constants.ConstantLook.compiles": "tests/unit/record/test_constants.py",
-    "record.constants.ConstantLook.leave": "tests/unit/record/test_constants.py",
+    "record.constant_calls.ConstantLook.compiles": "tests/unit/record/test_constant_calls.py",
+    "record.constant_calls.ConstantLook.leave": "tests/unit/record/test_constant_calls.py",
     "record.hooks.XlaHooks._seen": "tests/e2e/test_jax.py",
     "record.hooks._Calls._begins": "tests/e2e/test_jax.py",
     "record.hooks._jitted": "tests/e2e/test_jax.py",
@@ -144,7 +144,7 @@ def test_an_unusual_program_runs_as_without_us(name: str, run: Run) -> None:
     assert recorded["out"] == plain["out"]
     assert recorded["code"] == plain["code"]
     assert "stepscope leaves" not in recorded["err"]
-    assert "record.values._stop_in_child" in recorded["hit"] or name != "python"
+    assert "record.equal_values._stop_in_child" in recorded["hit"] or name != "python"
 
 
 @pytest.mark.parametrize("flag", [flag.name for flag in all_flags()])

@@ -350,7 +350,7 @@ def test_what_is_typed_at_a_terminal_reaches_the_program_once(tmp_path: Path) ->
         (["--stpes", "3", "x.py"], "there is no option --stpes; did you mean --steps?"),
         (["--steps", "0", "x.py"], "'0' is not a whole number from 1 on"),
         (["--html", "-", "x.py"], "standard output belongs to the program"),
-        (["--name", "a/b", "true"], "is no name for a run"),
+        (["--name", "a/b", "true"], "is not a run's name"),
     ],
 )
 def test_mistakes(tmp_path: Path, words: list[str], sentence: str) -> None:

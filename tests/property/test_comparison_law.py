@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import booleans
 
 from stepscope.compare import compare_traces
-from stepscope.compare.record import trace_record
+from stepscope.compare.trace_record import trace_record
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.trace import Trace

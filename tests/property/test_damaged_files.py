@@ -22,7 +22,7 @@ from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.telemetry.store import Sample, Series, TelemetryStore
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, write_lines
-from stepscope.tune.plan import Outcome
+from stepscope.tune.next_trial import Outcome
 from stepscope.tune.search import TuneStudy
 from stepscope.tune.study import open_study
 from stepscope.tune.sweep.file import parse_sweep

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepscope.record.agent.http import Place
+from stepscope.record.agent.http import Endpoint
 from stepscope.record.agent.server import Agent
 from stepscope.record.controller import StepController
 from stepscope.record.run_folder import RunFolder
@@ -49,9 +49,9 @@ class Recording:
 class Process:
     """What a test does with one: take steps, and ask its agent."""
 
-    def __init__(self, place: Place, run: RunFolder | None = None, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, endpoint: Endpoint, run: RunFolder | None = None, rank: int = 0, world_size: int = 1) -> None:
         self.controller = StepController(make_recording=Recording)
-        self.agent = Agent(place, self.controller, run, rank, world_size)
+        self.agent = Agent(endpoint, self.controller, run, rank, world_size)
 
     def take_steps(self, count: int) -> None:
         for _ in range(count):

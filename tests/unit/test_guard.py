@@ -30,10 +30,10 @@ from stepscope.machine.quiet import _SeedWhenImported
 from stepscope.record import bootstrap
 from stepscope.record import lines as line_watches
 from stepscope.record.apply.code_swaps import Guard
-from stepscope.record.constants import ConstantLook
+from stepscope.record.constant_calls import ConstantLook
+from stepscope.record.equal_values import ValueLook
 from stepscope.record.lines import LineTracker
 from stepscope.record.repetition import BusyFunctions
-from stepscope.record.values import ValueLook
 from stepscope.threads import Lock, Thread
 from stepscope.trace.energy_records import Counter
 from tests.guest import entries
@@ -439,8 +439,8 @@ def _lines() -> Callable[[], object]:
 
 
 INLINE: dict[str, Callable[[], Callable[[], object]]] = {
-    "record.values.ValueLook": _values,
-    "record.constants.ConstantLook._next": _constants,
+    "record.equal_values.ValueLook": _values,
+    "record.constant_calls.ConstantLook._next": _constants,
     "record.lines.Tracing" if sys.version_info < (3, 12) else "record.lines.Monitoring": _lines,
 }
 

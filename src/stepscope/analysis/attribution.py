@@ -41,7 +41,7 @@ from stepscope.analysis.module_paths import (
     phases_of_scopes,
 )
 from stepscope.trace import Trace
-from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode, is_telling_library
+from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode, is_third_party_file
 from stepscope.trace.nesting import Numbering, Rows, at, by_value, gathered, inherit, inside, nullable, row_numbers
 
 ATTRIBUTION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -98,7 +98,7 @@ class Attribution:
         """For each slice that is a library's frame (except torch's), its function's first row in `frames`, or -1."""
         frames = self.trace.frames
         files = frames["file"].unique()
-        telling = [file for file in files if is_telling_library(file) and file not in self.activity.user_code]
+        telling = [file for file in files if is_third_party_file(file) and file not in self.activity.user_code]
         row = pl.col("row").cast(pl.Int64).min().over("name")
         known = pl.col("file").is_in(telling).fill_null(False)
         first = frames.with_row_index("row").select(pl.when(known).then(row).otherwise(-1))

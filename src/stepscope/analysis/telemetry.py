@@ -150,7 +150,7 @@ class PlotLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Plot:
+class TelemetryPlot:
     """Lines of one unit over time; `left_out` counts lines that are not drawn."""
 
     group: str
@@ -167,7 +167,7 @@ class TelemetryPicture:
     duration_s: float  # from the first sample to the last
     # time of the trace's recording, on the same clock; None without a trace or its time
     recorded_s: tuple[float, float] | None
-    plots: tuple[Plot, ...]  # in drawing order
+    plots: tuple[TelemetryPlot, ...]  # in drawing order
     plots_left_out: int  # number of further plots
     notes: tuple[str, ...]  # sentences about throttling and missing measurements
 
@@ -197,7 +197,7 @@ def telemetry_picture(telemetry: Telemetry, recorded_unix_ns: tuple[int, int] | 
     )
 
 
-def _plots(timed: pl.DataFrame, duration_s: float) -> list[Plot]:
+def _plots(timed: pl.DataFrame, duration_s: float) -> list[TelemetryPlot]:
     lines: dict[tuple[str, str, str], list[PlotLine]] = {}
     for series in timed.partition_by("source", "name", "device", "unit", maintain_order=True):
         first = series.row(0, named=True)
@@ -205,7 +205,7 @@ def _plots(timed: pl.DataFrame, duration_s: float) -> list[Plot]:
             title, label = _place(first["source"], first["name"])
             lines.setdefault((_group(first), title, first["unit"] or ""), []).append(_line(label, series, duration_s))
     order = {group: number for number, group in enumerate(dict.fromkeys(_GROUPS.values()))}
-    plots = [Plot(*place, *_largest(drawn)) for place, drawn in lines.items()]
+    plots = [TelemetryPlot(*place, *_largest(drawn)) for place, drawn in lines.items()]
     return sorted(plots, key=lambda plot: (order.get(plot.group.rstrip(" 0123456789"), len(order)), plot.group))
 
 
@@ -215,7 +215,7 @@ def _group(row: dict[str, Any]) -> str:
 
 
 def _place(source: str, name: str) -> tuple[str, str]:
-    """Plot of a series, and its name there: norms of modules share a plot, and so do rates of groups."""
+    """The plot of a series, and its name there: norms of modules share a plot, and so do rates of groups."""
     if (source, name) in _SAMPLED:
         return _SAMPLED[source, name]
     if source in ("gradient", "activation", "optimizer"):

@@ -197,6 +197,8 @@ def _use(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def _report(held: Sequence[tuple[CompileCache, list[Entry]]], hits: Sequence[Hits]) -> dict[str, Any]:
+    from stepscope.report.document import stamped
+
     caches = [
         {
             "kind": cache.kind,
@@ -217,7 +219,7 @@ def _report(held: Sequence[tuple[CompileCache, list[Entry]]], hits: Sequence[Hit
         }
         for cache, entries in held
     ]
-    return {"schema": 1, "caches": caches, "hit_counts": [each._asdict() for each in hits]}
+    return stamped(caches=caches, hit_counts=[each._asdict() for each in hits])
 
 
 def _prune(limited: Sequence[tuple[CompileCache, int]]) -> int:
@@ -356,14 +358,13 @@ def _prepare_environment_parser(parser: CommandParser) -> None:
 
 
 def _run_environment(arguments: argparse.Namespace) -> int:
-    from stepscope import __version__
     from stepscope.machine.environment import inspect_environment, observations_json
 
     observations = inspect_environment(_machine(arguments.pid))
     if arguments.format == "json":
-        from stepscope.report.document import json_bytes
+        from stepscope.report.document import json_bytes, stamped
 
-        report = {"schema": 1, "stepscope": __version__, "observations": observations_json(observations)}
+        report = stamped(observations=observations_json(observations))
         output.write_output("-", json_bytes(report))
     else:
         output.print_text("\n".join(text_lines(observations, output.width())) + "\n")

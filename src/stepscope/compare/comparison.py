@@ -26,7 +26,8 @@ from stepscope.compare.matching import (
     with_families,
     without_unknown,
 )
-from stepscope.compare.record import (
+from stepscope.compare.statistics import SampleComparison, compare_samples, joint_confidence
+from stepscope.compare.trace_record import (
     SCHEMAS,
     Edge,
     EnergyComparison,
@@ -39,7 +40,6 @@ from stepscope.compare.record import (
     merged_settings,
     trace_record,
 )
-from stepscope.compare.statistics import SampleComparison, compare_samples, joint_confidence
 from stepscope.trace import Trace, TraceWarning
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 

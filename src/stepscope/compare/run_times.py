@@ -23,7 +23,7 @@ from stepscope.compare.statistics import warm_up
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import readable, with_checksum
 from stepscope.record.apply import applied_outcomes
-from stepscope.record.counters import Stretch, are_durations
+from stepscope.record.counters import ConsecutiveSteps, are_durations
 from stepscope.record.launch import NAME as BATCH_SIZES
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder, write_json
@@ -131,12 +131,14 @@ def _step_times(folder: RunFolder, manifest: RunManifest) -> dict[Source, list[f
     return {source: times for source, times in found.items() if len(times) >= FEWEST_STEPS}
 
 
-def _stretches_of_first_rank(recordings: tuple[Any, ...]) -> list[Stretch]:
+def _stretches_of_first_rank(recordings: tuple[Any, ...]) -> list[ConsecutiveSteps]:
     """Stretches of the first rank's process with the most steps: a process that only evaluates has fewer."""
-    by_rank: dict[int, list[list[Stretch]]] = {}
+    by_rank: dict[int, list[list[ConsecutiveSteps]]] = {}
     for one in recordings:
         times = one.get("step_times") if isinstance(one, Mapping) else None
-        parts = [part for each in times if (part := Stretch.from_json(each))] if isinstance(times, list) else []
+        parts = (
+            [part for each in times if (part := ConsecutiveSteps.from_json(each))] if isinstance(times, list) else []
+        )
         if parts:
             rank = one.get("rank")
             by_rank.setdefault(rank if type(rank) is int else 0, []).append(parts)

@@ -13,7 +13,7 @@ from stepscope.diagnosis.finding import Figure, Location, Remedy
 from stepscope.diagnosis.lines.function_work import FunctionWork
 from stepscope.diagnosis.view import View
 from stepscope.trace import Window
-from stepscope.trace.naming import LOADER_START, cause_of_name, is_own
+from stepscope.trace.naming import LOADER_START, cause_of_name, is_stepscope_file
 from stepscope.trace.program_facts import LoaderFacts
 
 CARRIES_MOST: Final = 0.5
@@ -219,7 +219,11 @@ def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> C
     for row in _by_function(table).iter_rows(named=True):
         if row["total_ns"] < CARRIES_MOST * whole or whole == 0:
             break
-        if row["file"] is not None and not is_own(row["file"]) and (row["file"] in view.user_code) is of_users:
+        if (
+            row["file"] is not None
+            and not is_stepscope_file(row["file"])
+            and (row["file"] in view.user_code) is of_users
+        ):
             best = Costly(
                 row["stage"], row["function"], row["file"], row["line"] or 1, row["calls"], row["total_ns"],
                 min(row["total_ns"] / whole, 1.0), min(row["avoidable_ns"] / whole, 1.0),

@@ -8,16 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.recording_costs import whole_figure
 from stepscope.diagnosis.rule import PartName
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
-from stepscope.trace.program_facts import StepFacts
-from stepscope.whatif import Change
-from stepscope.whatif.changes import scaled_cause, together
 
 PROFILE: Final = "torch.profiler.profile({}schedule=torch.profiler.schedule(wait=1, warmup=2, active=5, repeat=1))"
 _RECORDED_BY_TORCH: Final = "record the program with stepscope run, or with torch.profiler"
@@ -205,93 +200,3 @@ def missing(view: View) -> list[PartName]:
     if "operators" in absent:
         absent = [name for name in absent if name != "shapes"]
     return absent if view.summary.source != "none" else ["steps", *absent]
-
-
-HOST_WORK: Final = (
-    "python", "dispatch", "optimizer", "compute", "untraced", "garbage_collection", "logging", "graph_tracing",
-    "step_marker",
-)  # fmt: skip
-"""Causes of time that the launching thread spent on its own work."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostCounts:
-    """Sums of the operating system's counts over the complete steps of the span.
-
-    Attributes:
-        length_ns: wall time of the steps.
-    """
-
-    steps: tuple[StepFacts, ...]
-    length_ns: int
-
-    def total(self, figure: Callable[[StepFacts], int | None]) -> int | None:
-        known = [value for step in self.steps if (value := figure(step)) is not None]
-        return sum(known) if known and len(known) == len(self.steps) else None
-
-    def per_step(self, figure: Callable[[StepFacts], int | None]) -> float | None:
-        total = self.total(figure)
-        return None if total is None else total / len(self.steps)
-
-    def share(self, ns: int) -> float:
-        """A time as a share of the counted steps' wall time, 0 to 1."""
-        return min(ns / self.length_ns, 1.0) if self.length_ns else 0.0
-
-
-def host_counts(view: View) -> HostCounts | None:
-    """The counts of the complete steps; None if the recording has none."""
-    wanted = set(view.complete_steps["index"].to_list())
-    steps = tuple(step for step in view.program.steps if step.index in wanted and step.duration_ns > 0)
-    return HostCounts(steps, sum(step.duration_ns for step in steps)) if steps else None
-
-
-def host_work_ns(view: View) -> int:
-    """Time in the span spent on the launching thread's own work; with a device, the device's idle time during it."""
-    return int(view.pieces_of(*HOST_WORK)["duration_ns"].sum())
-
-
-def scaled_host_work(factor: float) -> Change:
-    """Multiply the time of the threads' own work; "compute" is left out, because without a device it is dispatch."""
-    return together(*(scaled_cause(cause, factor) for cause in HOST_WORK if cause != "compute"))
-
-
-def whole(view: View, name: str) -> int | None:
-    """An integer among the process's figures; None if it is missing."""
-    return whole_figure(view.program, name)
-
-
-OPERATOR_NS: Final = 600.0
-"""Minimum overhead of torch's profiler per operator with shapes; some operators take twice as much."""
-
-
-def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
-    """Time that pieces of the main thread's time would cost without the profiler, scaled to `view.length_ns`.
-
-    The profiler's overhead per operator is subtracted from both the pieces and the steps. This needs a recorder that
-    timed faster steps before it recorded, and no device, which would hide the host's time; otherwise the pieces' time
-    is returned unchanged.
-
-    Args:
-        pieces: columns start_ns and duration_ns; they do not overlap.
-    """
-    own = int(pieces["duration_ns"].sum())
-    begins = view.operators.filter(pl.col("lane") == view.lane)["start_ns"].to_numpy()
-    each = _operator_ns(view, len(begins))
-    pieces = pieces.sort("start_ns")
-    starts, ends = pieces["start_ns"].to_numpy(), (pieces["start_ns"] + pieces["duration_ns"]).to_numpy()
-    if not each or not len(starts):
-        return own
-    piece = np.searchsorted(starts, begins, side="right") - 1
-    inside = int(((piece >= 0) & (begins < ends[piece])).sum())
-    return int(max(own - inside * each, 0.0) * view.length_ns / max(view.length_ns - len(begins) * each, 1.0))
-
-
-def _operator_ns(view: View, operators: int) -> float:
-    """Recording overhead per operator, as measured on the run's other steps or at most OPERATOR_NS; 0 if unknown."""
-    if view.recorded_events is not None and view.device is None:
-        return view.recorded_events.operator_ns
-    warm_up = whole(view, "warm_up_ns")
-    if not operators or not warm_up or view.device is not None:
-        return 0.0
-    slower = view.step_ns - warm_up / max(round(warm_up / view.step_ns), 1)
-    return min(max(slower * view.step_count / operators, 0.0), OPERATOR_NS)

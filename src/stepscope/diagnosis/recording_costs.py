@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.trace.window import Times, union
 from stepscope.whatif import Change, Experiment, Graph
+
+if TYPE_CHECKING:
+    from stepscope.diagnosis.view import View
 
 FAULT_NS: Final = 2_000
 """Longest time in the operating system that one mapped page explains if nothing else limits it."""
@@ -86,7 +89,7 @@ def faults_before(metadata: Metadata, step_ns: float) -> float | None:
     if metadata.unrecorded is not None and metadata.unrecorded.faults is not None:
         return metadata.unrecorded.faults
     program = metadata.program or ProgramFacts()
-    faults, length_ns = (whole_figure(program, name) for name in ("warm_up_faults", "warm_up_ns"))
+    faults, length_ns = (program.process_figure(name) for name in ("warm_up_faults", "warm_up_ns"))
     if faults is None or length_ns is None:
         return None
     steps = length_ns / step_ns
@@ -105,12 +108,6 @@ def waiting_factor(steps: Sequence[StepFacts]) -> float:
     waiting = sum(step.thread_waiting_ns or 0 for step in steps)
     worked = sum(step.thread_processor_ns or 0 for step in steps)
     return 1 + waiting / worked if worked > 0 else 1.0
-
-
-def whole_figure(program: ProgramFacts, name: str) -> int | None:
-    """An integer among the process's figures; None if it is missing."""
-    value = program.process.get(name)
-    return value if type(value) is int else None
 
 
 def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts], slower_ns: float) -> tuple[float, float]:
@@ -274,3 +271,40 @@ def _borders(trace: Trace, table: str, lane: int) -> tuple[Times, Times]:
     mine = rows["lane"].to_numpy() == lane
     begins: Times = rows["start_ns"].to_numpy()[mine]
     return begins, begins + rows["duration_ns"].to_numpy()[mine]
+
+
+MOST_SUBTRACTED_NS: Final = 600.0
+"""Most to subtract per operator: recording one with shapes costs at least this, and some twice as much."""
+
+
+def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
+    """Time that pieces of the main thread's time would cost without the profiler, scaled to `view.length_ns`.
+
+    The profiler's overhead per operator is subtracted from both the pieces and the steps. This needs a recorder that
+    timed faster steps before it recorded, and no device, which would hide the host's time; otherwise the pieces' time
+    is returned unchanged.
+
+    Args:
+        pieces: columns start_ns and duration_ns; they do not overlap.
+    """
+    own = int(pieces["duration_ns"].sum())
+    begins = view.operators.filter(pl.col("lane") == view.lane)["start_ns"].to_numpy()
+    each = _operator_ns(view, len(begins))
+    pieces = pieces.sort("start_ns")
+    starts, ends = pieces["start_ns"].to_numpy(), (pieces["start_ns"] + pieces["duration_ns"]).to_numpy()
+    if not each or not len(starts):
+        return own
+    piece = np.searchsorted(starts, begins, side="right") - 1
+    inside = int(((piece >= 0) & (begins < ends[piece])).sum())
+    return int(max(own - inside * each, 0.0) * view.length_ns / max(view.length_ns - len(begins) * each, 1.0))
+
+
+def _operator_ns(view: View, operators: int) -> float:
+    """Overhead of recording an operator, measured on the other steps or MOST_SUBTRACTED_NS at most; 0 if unknown."""
+    if view.recorded_events is not None and view.device is None:
+        return view.recorded_events.operator_ns
+    warm_up = view.program.process_figure("warm_up_ns")
+    if not operators or not warm_up or view.device is not None:
+        return 0.0
+    slower = view.step_ns - warm_up / max(round(warm_up / view.step_ns), 1)
+    return min(max(slower * view.step_count / operators, 0.0), MOST_SUBTRACTED_NS)

@@ -74,7 +74,7 @@ class View(StepView):
         return self.trace.metadata.program or ProgramFacts()
 
     @cached_property
-    def evidence(self) -> RunCounts:
+    def run_counts(self) -> RunCounts:
         """Counts from other files of the run; empty if none were given."""
         return self.trace.metadata.evidence or RunCounts()
 

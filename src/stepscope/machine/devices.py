@@ -63,8 +63,7 @@ class DevicePeaks:
         idle_power_w: measured power without work.
         host_link_bytes_s: between host and device, one direction, bytes per second.
         peer_link_bytes_s: from one device of a machine to the others together, one direction, bytes per second; equal
-            to
-            `host_link_bytes_s` if there is no other link.
+            to `host_link_bytes_s` if there is no other link.
         aliases: other names that users may type.
         measured_source: addresses of the measured figures.
     """
@@ -202,8 +201,7 @@ def _peaks(table: DeviceTable, *, matches: str, source: str) -> DevicePeaks:
 def device_table() -> tuple[DevicePeaks, ...]:
     """Return every known accelerator, the user's own first; these replace shipped ones of the same name.
 
-    Raises:
-        UsageError: a file of the user's devices is invalid.
+    Raises UsageError if a file of the user's devices is invalid.
     """
     return _with(users_files())
 
@@ -264,8 +262,7 @@ def users_files() -> tuple[Path, ...]:
 def read_devices(path: Path) -> tuple[DevicePeaks, ...]:
     """Read the devices of a TOML file.
 
-    Raises:
-        UsageError: the file cannot be read or is invalid; the message names the key and the expected value.
+    Raises UsageError if the file cannot be read or is invalid; the message names the key and the expected value.
     """
     return tuple(device for _, device in _read(path))
 
@@ -273,8 +270,7 @@ def read_devices(path: Path) -> tuple[DevicePeaks, ...]:
 def read_tables(path: Path) -> list[dict[str, Any]]:
     """Read the devices of a TOML file as plain tables; empty if the file does not exist.
 
-    Raises:
-        UsageError: as in `read_devices`.
+    Raises UsageError as in `read_devices`.
     """
     return [table for table, _ in _read(path)] if path.exists() else []
 
@@ -284,7 +280,7 @@ def _read(path: Path) -> list[tuple[dict[str, Any], DevicePeaks]]:
     for number, table in enumerate(_tables(path), 1):
         device = _device(table, number, path)
         if plain(device.name) in read:
-            raise UsageError(f"{path}: the device {device.name!r} stands there twice")
+            raise UsageError(f"{path}: the device {device.name!r} appears twice")
         read[plain(device.name)] = table, device
     return list(read.values())
 
@@ -293,10 +289,10 @@ def _tables(path: Path) -> list[Any]:
     content = _read_toml(path)
     for key in content:
         if key != "device":
-            raise UsageError(f"{path}: {key!r} means nothing there; each device is a table [[device]]")
+            raise UsageError(f"{path}: {key!r} is not a known key; each device is a table [[device]]")
     tables = content.get("device")
     if not isinstance(tables, list) or not tables:
-        raise UsageError(f"{path} names no device; each is a table [[device]]")
+        raise UsageError(f"{path} contains no device; each is a table [[device]]")
     if len(tables) > _MOST_DEVICES:
         raise UsageError(f"{path} has {len(tables):,} devices, more than {_MOST_DEVICES:,}")
     return tables
@@ -308,13 +304,13 @@ def _read_toml(path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
 
-    data = read_small(path, _LARGEST_MIB, ", more than a file of devices has")
+    data = read_small(path, _LARGEST_MIB, ", too large for a file of devices")
     try:
         content: dict[str, Any] = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no TOML file: it is not UTF-8 text") from error
+        raise UsageError(f"{path} is not a TOML file: it is not UTF-8 text") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no TOML file: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{path} is not a TOML file: {' '.join(str(error).split())}") from error
     return content
 
 
@@ -323,7 +319,7 @@ def _device(content: Any, number: int, path: Path) -> DevicePeaks:
     is_named = isinstance(name, str) and len(name) <= _LONGEST_TEXT
     where = f"{path}: {name!r}" if is_named else f"{path}: device {number}"
     if not isinstance(content, dict):
-        raise UsageError(f"{where} is no table [[device]]")
+        raise UsageError(f"{where} is not a table [[device]]")
     try:
         table = msgspec.convert(content, DeviceTable)
     except msgspec.ValidationError as error:
@@ -346,7 +342,7 @@ def _what_is_wrong(message: str) -> str:
     """Rewrite msgspec's message in words: "'idle_w' is wrong: expected a number, got text"."""
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
     if unknown:
-        return f"{unknown[1]!r} is no key of a device; they are {', '.join(KEYS)}"
+        return f"{unknown[1]!r} is not a key of a device; the keys are {', '.join(KEYS)}"
     problem, _, place = message.rpartition(" - at `")
     key = re.sub(r"^key in |\$\.?|\[.*?\]", "", place.replace("`", ""))
     for term, words in _TERMS.items():
@@ -387,9 +383,9 @@ def figures_of(row: DevicePeaks) -> dict[str, Any]:
         attribute, unit = _UNITS.get(key, (key, None))
         value = getattr(row, attribute, None)
         if isinstance(value, dict):
-            value = {kind: _over(rate, unit or 1) for kind, rate in value.items()}
+            value = {kind: _in_unit(rate, unit or 1) for kind, rate in value.items()}
         elif unit is not None and value is not None:
-            value = _over(value, unit)
+            value = _in_unit(value, unit)
         elif isinstance(value, tuple):
             value = list(value)
         if value not in (None, "", [], {}):
@@ -397,7 +393,7 @@ def figures_of(row: DevicePeaks) -> dict[str, Any]:
     return table
 
 
-def _over(value: float, unit: float) -> float:
+def _in_unit(value: float, unit: float) -> float:
     """Convert to a file's unit, rounded to nine digits, which hides binary rounding."""
     number = float(f"{value / unit:.9g}")
     return int(number) if number.is_integer() else number
@@ -435,7 +431,7 @@ def named_device(name: str) -> DevicePeaks:
     """
     rows, wanted = device_table(), plain(name[:_LONGEST_NAME])
     if not wanted:
-        raise UsageError("the name of a device is empty (stepscope devices lists them)")
+        raise UsageError("the device's name is empty (stepscope devices lists the names)")
     meant = (
         [row for row in rows if wanted in map(plain, _names(row))]
         or [row for row in rows if row.matches and re.search(row.matches, name[:_LONGEST_NAME], re.IGNORECASE)]
@@ -447,9 +443,9 @@ def named_device(name: str) -> DevicePeaks:
         return meant[0]
     if meant:
         raise UsageError(f"{name!r} could be several devices: {_listed([row.name for row in meant])}")
-    near = _near(wanted, rows)
+    near = _similar_names(wanted, rows)
     guess = f"; did you mean {', '.join([*near[:-2], ' or '.join(near[-2:])])}?" if near else ""
-    raise UsageError(f"{name!r} is no device that the table knows{guess} (stepscope devices lists them)")
+    raise UsageError(f"{name!r} is not in the table of devices{guess} (stepscope devices lists them)")
 
 
 def _names(row: DevicePeaks) -> tuple[str, ...]:
@@ -457,7 +453,7 @@ def _names(row: DevicePeaks) -> tuple[str, ...]:
     return (row.name, re.sub(r" \(.*\)$", "", row.name), *row.aliases)
 
 
-def _near(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
+def _similar_names(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
     """Return row names similar to the wanted one, the most similar first."""
     called = {plain(name): row.name for row in reversed(rows) for name in _names(row)}
     found = difflib.get_close_matches(wanted, list(called), n=_NAMED_AT_MOST, cutoff=_ALIKE)

@@ -26,9 +26,9 @@ from stepscope.trace.energy_records import KINDS, Counter, Kind, MissingCounter
 
 NO_PACKAGE: Final = "the package zeus is missing: pip install 'stepscope[energy]'"
 NO_DRIVER: Final = "no driver of an NVIDIA or AMD device answers"
-NO_RAPL: Final = "this machine shows no counters of RAPL (/sys/class/powercap/intel-rapl)"
+NO_RAPL: Final = "this machine has no RAPL counters (/sys/class/powercap/intel-rapl)"
 NOT_ALLOWED: Final = (
-    "RAPL's counters may be read by root alone, unless zeusd reads them or their files may be read by all"
+    "only root may read RAPL's counters, unless zeusd reads them or their files are readable by all users"
 )
 SAMPLE_S: Final = 0.1
 """Interval between two power samples of a device without an energy counter; NVML's values change about as often."""
@@ -37,8 +37,6 @@ _MOST_WATTS: Final = 1000.0
 
 
 class Source(Protocol):
-    """One energy counter."""
-
     @property
     def counter(self) -> Counter: ...
     @property
@@ -53,8 +51,6 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class DeviceCounter:
-    """The hardware energy counter of a device."""
-
     counter: Counter
     read_mj: Callable[[], float]
     longest_s: float = float("inf")
@@ -103,7 +99,6 @@ class SampledPower:
         return self._joules
 
     def close(self) -> None:
-        """Stop the thread."""
         self._ended.set()
 
     @guard.entry(in_background=True)
@@ -221,8 +216,7 @@ def _host(get_cpus: Callable[[], Any]) -> Iterator[Source | MissingCounter]:
 def _zone(kind: Kind, number: str, zone: Any, cpu: Any) -> Source:
     """Return the counter of a CPU package or its memory: RAPL's file, or zeus's daemon, which reads it.
 
-    Raises:
-        LookupError: the package has no such counter.
+    Raises LookupError if the package has no such counter.
     """
     counter = Counter(kind, number, "counter", name=getattr(zone, "name", None))
     if zone is not None:

@@ -49,7 +49,6 @@ def torch_settings() -> dict[str, Value]:
 
 
 def process_figures(machine: Machine | None = None) -> dict[str, Value]:
-    """Return figures of the process and of its machine."""
     machine = machine or Machine()
     readings: dict[str, Callable[[], Any]] = {
         "processors": os.cpu_count,
@@ -176,7 +175,7 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     Setting("NVIDIA_TF32_OVERRIDE", "TF32 is off whatever the program says", ("0",)),
     Setting("CUDA_INJECTION64_PATH", "another tool is loaded into every CUDA process"),
     Setting("CUDA_DEVICE_MAX_CONNECTIONS", "all queues of the device share one connection", ("1",), problem=False),
-    Setting("CUBLAS_WORKSPACE_CONFIG", "cuBLAS may be held to slower, deterministic kernels", problem=False),
+    Setting("CUBLAS_WORKSPACE_CONFIG", "cuBLAS may be restricted to slower, deterministic kernels", problem=False),
     Setting("PYTHONDEVMODE", "Python checks memory and arguments at every call"),
     Setting("PYTHONTRACEMALLOC", "Python keeps a traceback for every allocation"),
 )
@@ -225,7 +224,7 @@ SLOW_VERSIONS: Final[tuple[SlowVersions, ...]] = (
         "python",
         (3, 14, 0),
         (3, 14, 5),
-        "the incremental garbage collector lets memory grow; it was taken back in 3.14.5",
+        "the incremental garbage collector lets memory grow; it was reverted in 3.14.5",
         "Install Python 3.14.5 or newer.",
         "https://github.com/python/cpython/pull/149398",
     ),
@@ -252,7 +251,7 @@ def debug_settings(machine: Machine) -> list[Observation]:
             "problem" if setting.problem else "note",
             f"{setting.name} is set: {setting.why}",
             f"{setting.name}={machine.variable(setting.name)}",
-            "It is meant for finding faults, or it is left over from another experiment.",
+            "It is meant for debugging, or left over from another experiment.",
             f"unset {setting.name}",
         )
         for setting in SETTINGS
@@ -275,7 +274,7 @@ def program_settings(machine: Machine) -> list[Observation]:
         ]
     aids = (
         (runtime.anomaly_mode, "Anomaly mode is on", "each operator keeps a traceback and is searched for NaN"),
-        (bool(runtime.sync_debug_mode), "Sync debug mode is on", "each synchronisation is checked and warned of"),
+        (bool(runtime.sync_debug_mode), "Sync debug mode is on", "each synchronisation is checked and reported"),
         (bool(runtime.deterministic), "Only deterministic algorithms are used", "they are slower, and some wait"),
         (bool(runtime.tracer), f"{runtime.tracer or 'Nothing'} traces every Python call", "Python runs much slower"),
     )
@@ -284,21 +283,21 @@ def program_settings(machine: Machine) -> list[Observation]:
         for is_on, title, why in aids
         if is_on
     ]
-    return found or [check.fine("The program has no debugging aid on", "read in the process")]
+    return found or [check.fine("The program has switched on no debugging aid", "read in the process")]
 
 
 def garbage_collector(machine: Machine) -> Observation:
     """Check whether Python's garbage collector may run within a step."""
     check, runtime = Check("garbage-collector"), machine.runtime
     if runtime.collector is None:
-        return check.unknown("The garbage collector is not known", "only the process itself can tell")
+        return check.unknown("The state of the garbage collector is not known", "only the process itself can tell")
     read = f"gc.isenabled(): {runtime.collector}; thresholds {runtime.collector_thresholds}"
     if not runtime.collector:
         return check.fine("The garbage collector is off", read)
     return check.note(
         "The garbage collector runs whenever enough objects were made",
         read,
-        "A full collection stops the launching thread in some step or other, for longer the more objects there are; "
+        "A full collection stops the launching thread in an arbitrary step, longer the more objects there are; "
         "in a distributed run all ranks wait for the one that collects.",
         "stepscope run --quiet-machine holds it off while steps are recorded; in your code: gc.freeze() after "
         "building the model, or gc.disable() and gc.collect() every hundred steps.",
@@ -324,11 +323,11 @@ def power_supply(machine: Machine) -> Observation:
     """Check whether a laptop runs on its battery."""
     check, folder = Check("power-supply"), "sys/class/power_supply"
     if not (machine.root / folder).is_dir():
-        return check.unknown("The power supply cannot be read", f"/{folder} is not there")
+        return check.unknown("The power supply cannot be read", f"/{folder} does not exist")
     supplies = [f"{folder}/{path.name}" for path in machine.matching(folder, "*")]
     mains = [path for path in supplies if machine.read(f"{path}/type") == "Mains"]
     if not mains:
-        return check.fine("No battery is known to feed the machine", f"/{folder}: no mains adapter listed")
+        return check.fine("No battery is known to power the machine", f"/{folder}: no mains adapter listed")
     if any(machine.number(f"{path}/online") == 1 for path in mains):
         return check.fine("The machine runs on mains power", f"/{folder}")
     return check.problem(

@@ -28,7 +28,7 @@ _MOST_OF_MEMORY: Final = 8
 _SMALLEST_SIDE: Final = 512
 _LARGEST_SIDE: Final = 16384
 _LARGE_ENOUGH_S: Final = 5e-3
-"""Above this time per product, larger products are hardly faster."""
+"""Above this time per product, larger products are barely faster."""
 _SMALL_KERNELS: Final = 500
 
 
@@ -319,11 +319,7 @@ class _Bench:
 
 
 def _device(torch: Any, named: str | None) -> Any:
-    """Return the device of this name, after a first operation on it.
-
-    Raises:
-        UsageError: it does not exist.
-    """
+    """Return the device of this name, after a first operation on it. Raises UsageError if it does not exist."""
     if named is None:
         accelerator = getattr(torch, "accelerator", None)
         found = accelerator.current_accelerator() if accelerator and accelerator.is_available() else None
@@ -414,7 +410,7 @@ def measured_lines(measured: DeviceMeasurements) -> Iterator[str]:
     if measured.kernel_ns is not None:
         yield _line(SMALL_KERNEL, measured.kernel_ns, 1e3, "us")
     if max((figure.spread for figure in _figures(measured)), default=0.0) > _UNSTEADY:
-        yield "  The runs differ much: other programs used the machine. Measure again when it is idle."
+        yield "  The runs differ widely: other programs used the machine. Measure again when it is idle."
     for what, why in measured.skipped.items():
         yield f"  {what}: not measured: {why}"
 

@@ -49,23 +49,18 @@ class Check:
     name: str
 
     def says(self, verdict: Verdict, title: str, read: str, why: str = "", change: str = "") -> Observation:
-        """Make an observation; see the attributes of `Observation`."""
         return Observation(self.name, verdict, title, read, why, change)
 
     def unknown(self, title: str, read: str) -> Observation:
-        """Report that it cannot be read."""
         return self.says("unknown", title, read)
 
     def fine(self, title: str, read: str) -> Observation:
-        """Report that nothing needs to be done."""
         return self.says("fine", title, read)
 
     def note(self, title: str, read: str, why: str, change: str) -> Observation:
-        """Report what is worth knowing."""
         return self.says("note", title, read, why, change)
 
     def problem(self, title: str, read: str, why: str, change: str) -> Observation:
-        """Report what makes timings slow or noisy."""
         return self.says("problem", title, read, why, change)
 
 
@@ -124,7 +119,7 @@ class Machine:
     """A machine, read from its files, and one process on it.
 
     Attributes:
-        root: the folder that contains /proc, /sys and /dev; tests use another one than "/".
+        root: the folder that contains /proc, /sys and /dev; tests do not use "/".
         process: process number; None for the calling process.
         environ: that process's environment variables; None if they may not be read.
         runtime: the state of that process, seen from inside.
@@ -173,7 +168,6 @@ class Machine:
         return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
     def matching(self, folder: str, pattern: str) -> list[Path]:
-        """Return the sorted paths below a folder that match a pattern."""
         return sorted((self.root / folder).glob(pattern))
 
     def variable(self, name: str) -> str:

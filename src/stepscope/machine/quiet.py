@@ -57,17 +57,15 @@ def core_share(machine: Machine, rank: int, ranks: int) -> CoreShare:
     """Choose the cores for rank number `rank` of `ranks` on this machine.
 
     Hyperthreads of one core stay together. Ranks whose devices are on the same NUMA node share its cores equally; if
-    the
-    nodes are unknown, all cores are shared equally, in the order of nodes. A process that its launcher has already
-    pinned
-    stays as it is.
+    the nodes are unknown, all cores are shared equally, in the order of nodes. A process that its launcher has already
+    pinned stays as it is.
     """
     allowed = machine.affinity
     if allowed is None:
         return CoreShare(None, None, "the system does not say which cores the process may use", possible=False)
-    granted = _granted(machine)
+    granted = _available_cores(machine)
     if granted and allowed < granted:
-        bound = f"left on cores {cpu_list_text(allowed)}, to which it was bound already"
+        bound = f"left on cores {cpu_list_text(allowed)}, to which it was already bound"
         return CoreShare(None, _quota_limit(machine, allowed), bound)
     nodes = device_nodes(machine)
     node = nodes[rank] if nodes is not None and rank < len(nodes) else None
@@ -80,7 +78,7 @@ def core_share(machine: Machine, rank: int, ranks: int) -> CoreShare:
         return CoreShare(None, None, few, possible=False)
     share = _part(cores, neighbours.index(rank), len(neighbours))
     threads = _thread_limit(machine, len(share), ranks)
-    return _pinned(share, threads, f"on NUMA node {node}, where the device of local rank {rank} hangs")
+    return _pinned(share, threads, f"on NUMA node {node}, which the device of local rank {rank} is attached to")
 
 
 def device_nodes(machine: Machine) -> list[int | None] | None:
@@ -101,7 +99,7 @@ def _equal_share(machine: Machine, allowed: frozenset[int], rank: int, ranks: in
     """Divide all cores among ranks whose devices' nodes are unknown."""
     cores = _physical(machine, allowed)
     if ranks == 1:
-        alone = f"left on all its cores ({cpu_list_text(allowed)}): it is alone, and no node is known to be nearer"
+        alone = f"left on all its cores ({cpu_list_text(allowed)}): it is alone, and no NUMA node is known to be closer"
         return CoreShare(None, _quota_limit(machine, allowed), alone)
     if len(cores) < ranks:
         few = f"{len(cores)} physical cores are too few to give each of {ranks} ranks its own"
@@ -142,7 +140,7 @@ def _part(cores: list[frozenset[int]], number: int, parts: int) -> list[frozense
     return cores[number * len(cores) // parts : (number + 1) * len(cores) // parts]
 
 
-def _granted(machine: Machine) -> frozenset[int]:
+def _available_cores(machine: Machine) -> frozenset[int]:
     """Return the cores of the control group or the machine; the process's own affinity may be narrower."""
     for group in machine.cgroup_folders("cpuset"):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
@@ -159,7 +157,7 @@ _SEEDERS: Final[dict[str, Callable[[Any, int], object]]] = {
 
 
 class FixedSeeds:
-    """Seeds the random generators of Python, NumPy and PyTorch; the latter two at their import, if it is yet to come.
+    """Seeds the random generators of Python, NumPy and PyTorch; the latter two not before they are imported.
 
     `stop()` drops those that were never imported. Numbers that were already drawn are unaffected.
     """
@@ -244,7 +242,6 @@ class QuietReport:
     _undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
 
     def sentences(self) -> list[str]:
-        """Return the report as sentences."""
         return [f"Quiet machine: {phrase}." for phrase in self.done] + [
             f"Quiet machine, not done: {phrase}." for phrase in self.refused
         ]
@@ -299,7 +296,7 @@ def quiet_steps() -> Iterator[QuietSteps]:
     All garbage is collected once and the live objects are frozen, so that the collection after the block has little to
     scan. Blocks may be nested and may overlap in several threads: the last one to end restores.
     """
-    report = QuietSteps(noise=_noise())
+    report = QuietSteps(noise=_debugging_aids())
     report.done.append(_COLLECTOR.hold())
     try:
         yield report
@@ -317,7 +314,7 @@ class _HeldCollector:
         self._froze = False
 
     def hold(self) -> str:
-        gc.collect()  # runs the program's finalizers, and is no work to hold a lock for
+        gc.collect()  # runs the program's finalizers, so not under the lock
         with self._lock:
             self._holders += 1
             if self._holders == 1:
@@ -359,7 +356,7 @@ if hasattr(os, "register_at_fork"):
 def _pin(report: QuietReport, share: CoreShare) -> None:
     """Pin every thread of the process to the share's cores."""
     if not hasattr(os, "sched_setaffinity"):
-        report.refused.append(f"the process is not pinned: {sys.platform} has no way to do so")
+        report.refused.append(f"the process is not pinned: {sys.platform} does not support it")
         return
     assert share.cores is not None
     own = os.sched_getaffinity(0)
@@ -393,7 +390,6 @@ def _threads() -> list[int]:
 
 
 def _limit_threads(report: QuietReport, limit: int) -> None:
-    """Limit an operator's threads to the available cores."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         before = torch.get_num_threads()
@@ -403,11 +399,11 @@ def _limit_threads(report: QuietReport, limit: int) -> None:
             report._undo.callback(torch.set_num_threads, before)
     elif _THREADS_VARIABLE not in os.environ:
         os.environ[_THREADS_VARIABLE] = str(limit)
-        report.done.append(f"{_THREADS_VARIABLE}={limit} is set, as many as there are cores for them")
+        report.done.append(f"{_THREADS_VARIABLE}={limit} is set, to match its cores")
         report._undo.callback(os.environ.pop, _THREADS_VARIABLE, None)
 
 
-def _noise() -> list[str]:
+def _debugging_aids() -> list[str]:
     """Return the debugging aids that the running program has switched on."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "is_anomaly_enabled"):

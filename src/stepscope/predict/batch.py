@@ -1,4 +1,5 @@
-"""The same step with another batch size: which input dimensions are the batch, and how work scales with it.
+"""The same step with another batch size: which input dimensions are the batch, how work scales with it, and the memory
+that the step needs.
 
 Activations begin with the batch: [batch, channels, ...], [batch, tokens, features], and, where a layer flattens tokens
 and samples, [batch * tokens, features]. Weights do not. So the batch is the size with which nearly all inputs of
@@ -23,6 +24,8 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.batch_size import batch_size_of
+from stepscope.analysis.blocks import memory_levels
+from stepscope.analysis.memory import DeviceMemory, alive_table, device_memories
 from stepscope.analysis.work import Shape, base_name, call_of
 from stepscope.analysis.work_formulas import CONVOLUTIONS, SIZES_FROM_PARENT
 from stepscope.errors import UsageError
@@ -31,6 +34,8 @@ from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Numbers, in_precision, types_on
 from stepscope.predict.trace_operations import CalledOperations, in_optimizer, launching_operators
 from stepscope.trace import Trace, Window
+from stepscope.trace.program_facts import ProgramFacts
+from stepscope.trace.telemetry import Telemetry
 
 AGREEING: Final = 0.9  # share of the layers' calls that must begin with the same size for it to be the batch
 LARGEST: Final = 10**9
@@ -284,3 +289,93 @@ class BatchGrowth:
         place = np.maximum(call, 0)
         found = tuple(np.where(call >= 0, one[place], np.nan) for one in (ratio, low, high))
         return found[0], found[1], found[2]
+
+
+KEPT_FREE: Final = 0.1  # share of a device's memory kept free, as in `stepscope batch-size`
+_STAY: Final = ("parameter", "gradient", "optimizer_state", "before")
+"""Memory categories that do not grow with the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Device memory that a step needs."""
+
+    bytes: int | None  # peak allocated bytes; None where unknown
+    at_least: bool  # whether the need is larger, since allocations before the recording are unknown
+    note: str  # source of the figure, or why it is missing, in a sentence
+
+    def fits(self, device: DevicePeaks) -> bool | None:
+        """Whether a device has enough memory, KEPT_FREE aside; None where unknown."""
+        if self.bytes is None or device.memory_bytes is None:
+            return None
+        has_room = self.bytes <= device.memory_bytes * (1 - KEPT_FREE)
+        return None if has_room and self.at_least else has_room
+
+
+def memory_need(
+    trace: Trace, device: str | None, *, batch_factor: float = 1.0, sampled_bytes: int | None = None
+) -> MemoryNeed:
+    """Memory that a step of the trace needs on another device.
+
+    Args:
+        device: the trace's device whose memory counts; None for a CPU trace.
+        batch_factor: new batch size over the recorded one.
+        sampled_bytes: from `sampled_memory`, for a trace without allocations.
+    """
+    wanted = "cpu" if device is None else device
+    levels = memory_levels(trace).filter(pl.col("device") == wanted)
+    if levels.is_empty() and sampled_bytes is not None:
+        note = "the device's peak memory in use while the program ran, including its allocator's reserve"
+        grown = "; all of it is assumed to grow with the batch" if batch_factor != 1.0 else ""
+        return MemoryNeed(round(sampled_bytes * batch_factor), False, note + grown)
+    if levels.is_empty():
+        how = ": record with profile_memory=True" if trace.metadata.format == "kineto" else ""
+        return MemoryNeed(None, False, f"memory was not recorded{how}")
+    if batch_factor == 1.0:
+        peak, constant = int(levels["allocated_bytes"].to_numpy().max()), 0
+    else:
+        memory = next(each for each in device_memories(trace) if each.device == wanted)
+        peak, constant = memory.peak_bytes, _constant_bytes(memory)
+    program = trace.metadata.program or ProgramFacts()
+    before = 0
+    is_total = wanted != "cpu" and trace.memory.filter(device=wanted)["total_allocated"].null_count() == 0
+    if not is_total and program.model is not None:
+        model = program.model
+        parts = (model.parameter_bytes, model.buffer_bytes, model.optimizer_state_bytes)
+        before = sum(part for part in parts if part is not None)
+    needed = round((peak - constant) * batch_factor) + constant + before
+    at_least = not is_total and not before
+    return MemoryNeed(needed, at_least, _note(is_total, bool(before), batch_factor))
+
+
+def sampled_memory(telemetry: Telemetry, device: str | None) -> int | None:
+    """Peak memory in use on a device by a run's telemetry; None without samples of that device alone.
+
+    Args:
+        device: the device's name in the trace.
+    """
+    used = telemetry.samples.filter((pl.col("source") == "device") & (pl.col("name") == "memory_used_bytes"))
+    used = used.filter(pl.col("value").is_finite() & pl.col("value").is_between(0, 2**62))
+    chosen = used.filter(pl.col("device") == device) if used["device"].n_unique() > 1 else used
+    if device is None or chosen.is_empty():
+        return None
+    return int(chosen["value"].to_numpy().max())
+
+
+def _constant_bytes(memory: DeviceMemory) -> int:
+    """Bytes alive at the peak that do not grow with the batch; 0 where blocks have no categories."""
+    if not memory.blocks.height:
+        return 0
+    stays = alive_table(memory, "category").filter(pl.col("category").is_in(_STAY))["bytes"]
+    return min(int(stays.sum()), memory.peak_bytes)
+
+
+def _note(is_total: bool, with_model: bool, batch_factor: float) -> str:
+    text = "the peak of allocated memory"
+    if not is_total and with_model:
+        text += " while recording, with what the model and its optimizer hold"
+    elif not is_total:
+        text += " while recording; what was allocated before is unknown and adds to it"
+    if batch_factor != 1.0:
+        text += "; everything but parameters, gradients and the optimizer's state grows with the batch"
+    return text

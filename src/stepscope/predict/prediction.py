@@ -17,11 +17,11 @@ import numpy.typing as npt
 from stepscope.analysis.roofline import device_peaks
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
-from stepscope.predict.batch import BatchGrowth, batch_change, passes_of_a_step, with_batch
+from stepscope.predict.batch import BatchGrowth, MemoryNeed, batch_change, memory_need, passes_of_a_step, with_batch
 from stepscope.predict.batch import recorded_batch as recorded_batch_of
 from stepscope.predict.cpu_operations import step_from_shapes
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, with_transfers
-from stepscope.predict.limits import Limit, MemoryNeed, limit_of, memory_need
+from stepscope.predict.limits import Limit, limit_of
 from stepscope.predict.trace_operations import CalledOperations
 from stepscope.predict.work_times import StepReplays, WorkTimes, joint_band, work_times
 from stepscope.trace import Trace, TraceWarning

@@ -13,9 +13,9 @@ from typing import Final
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.files import text_of
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
-from stepscope.readers.source import ByteSource, Found, Progress, Reader, is_regular_file
+from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, is_regular_file
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
-from stepscope.record.counters import Stretch
+from stepscope.record.counters import ConsecutiveSteps
 from stepscope.record.run_folder import recording_of
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.metadata import UnrecordedSteps
@@ -102,46 +102,46 @@ def what_its_name_says(name: str, head: bytes) -> str | None:
     )
 
 
-SUFFIXES: Final = (".xplane.pb", ".xplane.pb.gz", ".xplane.pb.zst")
-_RUNS: Final = ("plugins", "profile")
-_TWIN: Final = ".trace.json.gz"
+_XLA_SUFFIXES: Final = (".xplane.pb", ".xplane.pb.gz", ".xplane.pb.zst")
+_XLA_RUNS: Final = ("plugins", "profile")
+_XLA_TWIN: Final = ".trace.json.gz"
 _NUMBERS: Final = re.compile(r"(\d+)")
 
 
-def profile_files(folder: Path) -> list[Path]:
-    """Return the profiles of the latest run in a folder, one per host; empty if there are no runs.
+def xla_profiles(folder: Path) -> list[Path]:
+    """Return XLA's profiles of the latest run in a folder, one per host; empty if there are no runs.
 
     Args:
         folder: the directory given to the profiler, its folder of all runs, or the folder of one run.
     """
     place = Path(os.path.abspath(folder))
-    if place.parts[-3:-1] == _RUNS:
+    if place.parts[-3:-1] == _XLA_RUNS:
         return _hosts(folder)
-    runs = folder if place.parts[-2:] == _RUNS else folder.joinpath(*_RUNS)
+    runs = folder if place.parts[-2:] == _XLA_RUNS else folder.joinpath(*_XLA_RUNS)
     names = sorted(child.name for child in _children(runs) if child.is_dir())
     return next((found for name in reversed(names) if (found := _hosts(runs / name))), [])
 
 
-def place_among_hosts(path: Path) -> tuple[int, int] | None:
-    """Return a profile's position among its run's hosts, from 0, and the number of hosts; None if it is alone.
+def place_among_xla_hosts(path: Path) -> tuple[int, int] | None:
+    """Return an XLA profile's position among its run's hosts, from 0, and the number of hosts; None if it is alone.
 
     Only the profiler's own folders count: elsewhere, profiles side by side need not belong to one run.
     """
     run = Path(os.path.abspath(path)).parent
-    if not path.name.endswith(SUFFIXES) or run.parts[-3:-1] != _RUNS:
+    if not path.name.endswith(_XLA_SUFFIXES) or run.parts[-3:-1] != _XLA_RUNS:
         return None
     hosts = [each.name for each in _hosts(run)]
     return (hosts.index(path.name), len(hosts)) if len(hosts) > 1 and path.name in hosts else None
 
 
-def without_twins(files: list[Path]) -> list[Path]:
+def without_xla_twins(files: list[Path]) -> list[Path]:
     """Drop each HOST.trace.json.gz, which XLA writes beside HOST.xplane.pb with the same content."""
-    stems = {str(file)[: -len(suffix)] for file in files for suffix in SUFFIXES if file.name.endswith(suffix)}
-    return [file for file in files if not any(str(file) == stem + _TWIN for stem in stems)]
+    stems = {str(file)[: -len(suffix)] for file in files for suffix in _XLA_SUFFIXES if file.name.endswith(suffix)}
+    return [file for file in files if not any(str(file) == stem + _XLA_TWIN for stem in stems)]
 
 
 def _hosts(folder: Path) -> list[Path]:
-    found = [child for child in _children(folder) if child.name.endswith(SUFFIXES) and child.is_file()]
+    found = [child for child in _children(folder) if child.name.endswith(_XLA_SUFFIXES) and child.is_file()]
     return sorted(found, key=_by_number)
 
 
@@ -236,18 +236,19 @@ def _opened(
 def trace_files(path: str | Path) -> list[Path]:
     """Return the trace files at a path: the file itself, those in a folder by name, or XLA's profiles of the last run.
 
-    Raises:
-        UnreadableTraceError: the path does not exist, or is a folder without trace files.
+    Raises UnreadableTraceError if the path does not exist, or is a folder without trace files.
     """
     place = Path(path)
     if str(path) == "-" or not os.path.isdir(path) or is_store(place):
         return [place]
-    if profiles := profile_files(place):
+    if profiles := xla_profiles(place):
         return profiles
-    known = (*_SUFFIXES, *SUFFIXES)
-    found = without_twins(sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(known)))
+    known = (*_SUFFIXES, *_XLA_SUFFIXES)
+    found = without_xla_twins(
+        sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(known))
+    )
     if not found:
-        raise UnreadableTraceError(f"the folder {place} holds no trace file ({', '.join(known)})")
+        raise UnreadableTraceError(f"the folder {place} contains no trace file ({', '.join(known)})")
     return found
 
 
@@ -266,7 +267,7 @@ def _renamed(trace: Trace, path: str) -> Trace:
 
 def _of_its_host(trace: Trace, path: str | Path) -> Trace:
     """The trace with the rank from its position among a run's hosts, if it has no rank of its own."""
-    place = place_among_hosts(Path(path)) if trace.metadata.rank is None else None
+    place = place_among_xla_hosts(Path(path)) if trace.metadata.rank is None else None
     if place is None:
         return trace
     return replace(trace, metadata=replace(trace.metadata, rank=place[0], world_size=place[1]))
@@ -274,7 +275,7 @@ def _of_its_host(trace: Trace, path: str | Path) -> Trace:
 
 def _read(
     path: str | Path, writer: StoreWriter, window: Window | None, steps: StepRange | None, progress: Progress | None
-) -> Found:
+) -> ReadResult:
     source = ByteSource(path, progress)
     try:
         head = source.peek()
@@ -306,7 +307,11 @@ def unrecorded_steps(stretches: object) -> UnrecordedSteps | None:
     Args:
         stretches: in the form written by `StepTimes.to_json`.
     """
-    parts = [part for each in stretches if (part := Stretch.from_json(each))] if isinstance(stretches, list) else []
+    parts = (
+        [part for each in stretches if (part := ConsecutiveSteps.from_json(each))]
+        if isinstance(stretches, list)
+        else []
+    )
     parts = [part for part in parts if part.first_step > _COLD_STEPS]
     recorded_ns = [ns for part in parts if part.recorded for ns in part.durations_ns]
     others = [part for part in parts if not part.recorded]

@@ -34,7 +34,6 @@ class Spill:
         self._size = 0
 
     def add(self, batch: dict[str, pl.DataFrame]) -> None:
-        """Append a batch, by table."""
         budget = current()
         for table, frame in batch.items():
             budget.spend("rows", frame.height)
@@ -52,7 +51,7 @@ class Spill:
     def _write(self) -> None:
         for table, frames in self._held.items():
             path = self._directory / f"spill-{table}-{len(self._files[table]):05}.arrow"
-            _together(frames).write_ipc(path, compression="uncompressed")
+            _concatenated(frames).write_ipc(path, compression="uncompressed")
             self._files[table].append(path)
         self._held.clear()
         self._size = 0
@@ -61,15 +60,14 @@ class Spill:
         """Return and forget all rows of a table; None if there were none."""
         frames = [pl.scan_ipc(path).collect() for path in self._files.pop(table, [])]
         frames += self._held.pop(table, [])
-        return _together(frames) if frames else None
+        return _concatenated(frames) if frames else None
 
     def clean(self) -> None:
-        """Remove all spilled files."""
         for path in self._directory.glob("spill-*.arrow"):
             path.unlink()
 
 
-def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
+def _concatenated(frames: list[pl.DataFrame]) -> pl.DataFrame:
     """Concatenate the frames; a column that a frame lacks is null there."""
     return pl.concat(frames, how="diagonal")
 
@@ -128,7 +126,6 @@ class StringPool:
         return pl.Series([known[raw] for raw in map(bytes, raws)], dtype=pl.UInt32)
 
     def strings(self) -> pl.Series:
-        """Return all strings in order of their index."""
         current().require("strings", len(self._codes))
         return pl.Series([str(key) for key in self._codes], dtype=pl.String)
 
@@ -353,7 +350,7 @@ class Assembly:
             if described.height:
                 numbers = described["step"].to_list()
                 have = f"it has steps {min(numbers)} to {max(numbers)}"
-                raise UsageError(f"no step of the trace is in the range asked for: {have}")
+                raise UsageError(f"no step of the trace is in the requested range: {have}")
         raise NoStepMarksError("the trace has no step annotations to choose steps by: use a window of time instead")
 
     def _write_table(
@@ -391,9 +388,10 @@ class Assembly:
         found = rows_frame(rows, schema).with_columns(name=codes)
         joined = part.join(found, on="name", how="left", maintain_order="left", suffix=_BY_NAME)
         given = [name for name in schema if name in part.columns]
-        told = [self._strings.gather(part[name]) if schema[name] is pl.String else part[name] for name in given]
+        columns = [self._strings.gather(part[name]) if schema[name] is pl.String else part[name] for name in given]
         return joined.with_columns(
-            pl.coalesce(column, pl.col(name + _BY_NAME)).alias(name) for name, column in zip(given, told, strict=True)
+            pl.coalesce(column, pl.col(name + _BY_NAME)).alias(name)
+            for name, column in zip(given, columns, strict=True)
         ).drop([name + _BY_NAME for name in given])
 
     def _write_launches_and_work(self) -> None:

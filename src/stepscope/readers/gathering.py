@@ -16,7 +16,7 @@ from stepscope.trace.tables import LANE_KINDS, SCHEMAS, SLICE_TABLES
 from stepscope.trace.window import StepRange, Window
 
 _LATEST_NS: Final = 2**62
-_TOLD_DETAILS: Final = 20
+_MOST_DETAILS: Final = 20
 _WORKED_OUT: Final = frozenset(
     {("operators", "parent"), ("frames", "parent"), ("launches", "operator"), ("device_work", "launch")}
 )
@@ -26,7 +26,7 @@ EXPLANATIONS: Final = {
     "negative_duration": "events with a negative duration were given the duration 0",
     "instant_before_start": "instants recorded before the first slice were moved to the start of the trace",
     "work_before_launch": "device work starts before its launch was called: host and device clocks disagree",
-    "unmatched_forward_backward": "links from forward to backward operators point at nothing",
+    "unmatched_forward_backward": "links from forward to backward operators lead to no operator",
 }
 """Warning texts for damage that any format can have; each format adds its own."""
 
@@ -158,8 +158,8 @@ def warnings(damage: Mapping[str, int], explanations: Mapping[str, str]) -> tupl
             kinds.setdefault(kind, Counter())[detail] += count
     result = []
     for kind, details in sorted(kinds.items()):
-        told = details.most_common(_TOLD_DETAILS)
-        if others := details.total() - sum(count for _, count in told):
-            told.append(("and others", others))
-        result += [TraceWarning(kind, count, explanations[kind].format(detail)) for detail, count in told]
+        shown = details.most_common(_MOST_DETAILS)
+        if others := details.total() - sum(count for _, count in shown):
+            shown.append(("and others", others))
+        result += [TraceWarning(kind, count, explanations[kind].format(detail)) for detail, count in shown]
     return tuple(result)

@@ -93,7 +93,7 @@ def read_xla_metrics(path: str | Path) -> RunCounts:
             _take(report, kind, name, value[1], value[2])
     if not report.counts and not report.counters:
         raise UsageError(
-            f"{path} holds no metrics report of PyTorch/XLA: one has lines such as 'Metric: CompileTime', and is "
+            f"{path} contains no metrics report of PyTorch/XLA, which has lines such as 'Metric: CompileTime', and is "
             "printed by torch_xla.debug.metrics.metrics_report()"
         )
     return _of_metrics_report(report, str(path))
@@ -202,8 +202,8 @@ def read_xla_debug_log(path: str | Path) -> RunCounts:
             _take_warning(log, line)
     if not log.blocks and not log.counts and not log.longest and not log.not_lowered:
         raise UsageError(
-            f"{path} holds no debugging output of PyTorch/XLA: it has lines that begin with 'Compilation Analysis:' or "
-            "'pt-xla-profiler:', and is printed where PT_XLA_DEBUG_LEVEL=2 is set"
+            f"{path} contains no debugging output of PyTorch/XLA, which has lines that begin with "
+            "'Compilation Analysis:' or 'pt-xla-profiler:', and is printed if PT_XLA_DEBUG_LEVEL=2 is set"
         )
     return _of_debug_log(log, str(path))
 
@@ -324,8 +324,8 @@ def read_gaudi_metrics(path: str | Path) -> RunCounts:
                 operators.take(operator, count)
     if not found:
         raise UsageError(
-            f"{path} is no metrics file of Intel Gaudi: that is a JSON array of objects with metric_name and "
-            "statistics, which a program writes where PT_HPU_METRICS_FILE is set"
+            f"{path} is not a metrics file of Intel Gaudi, which is a JSON array of objects with metric_name and "
+            "statistics that a program writes if PT_HPU_METRICS_FILE is set"
         )
     return _of_gaudi_metrics(str(path), counts, operators, names, steps, at_warm_up)
 
@@ -341,7 +341,9 @@ def _text(path: str | Path) -> str:
     for line in lines(path):
         size += len(line) + 1
         if size > _MOST_CHARACTERS:
-            raise UsageError(f"{path} is longer than {_MOST_CHARACTERS >> 20} MiB, which no metrics file is: not read")
+            raise UsageError(
+                f"{path} is not read: it is longer than {_MOST_CHARACTERS >> 20} MiB, too long for a metrics file"
+            )
         parts.append(line)
     return "\n".join(parts)
 
@@ -428,8 +430,8 @@ def read_fallback_log(path: str | Path) -> RunCounts:
             in_table = False
     if not calls and not table:
         raise UsageError(
-            f"{path} holds no log of operators on the CPU: it has lines that begin with 'CPU fallback', which Intel "
-            "Gaudi's PyTorch prints where LOG_LEVEL_PT_FALLBACK=1 is set"
+            f"{path} contains no log of operators on the CPU: it has lines that begin with 'CPU fallback', which Intel "
+            "Gaudi's PyTorch prints if LOG_LEVEL_PT_FALLBACK=1 is set"
         )
     counts = {**calls, **table}
     found = [Fallback(name, count, types.get(name)) for name, count in counts.items()]
@@ -489,13 +491,11 @@ def read_ncu(path: str | Path) -> pl.DataFrame:
         rows = csv.reader(_from_header(source))
         header = next(rows, None)
         if header is None:
-            raise NotATraceError(f"{source.name} is no CSV of Nsight Compute (it has no line of columns): {_EXPORT}")
+            raise NotATraceError(f"{source.name} is not a CSV of Nsight Compute (it has no header line): {_EXPORT}")
         is_long = "Metric Name" in header
-        launches = _of_metrics(rows, header) if is_long else _of_columns(rows, header)
+        launches = _launches_of_details(rows, header) if is_long else _launches_of_raw_page(rows, header)
     except csv.Error as error:
-        raise NotATraceError(
-            f"{source.name} is no CSV of Nsight Compute that can be read ({error}): {_EXPORT}"
-        ) from None
+        raise NotATraceError(f"{source.name} is not a readable CSV of Nsight Compute ({error}): {_EXPORT}") from None
     finally:
         source.close()
     if not launches:
@@ -505,10 +505,10 @@ def read_ncu(path: str | Path) -> pl.DataFrame:
 
 def _from_header(source: ByteSource) -> Iterator[str]:
     """Yield the lines from the CSV header on, without the output of the program and of ncu."""
-    begun = False
+    started = False
     for line in _lines(source):
-        begun = begun or _HEADER.match(line) is not None
-        if begun and not line.startswith("=="):
+        started = started or _HEADER.match(line) is not None
+        if started and not line.startswith("=="):
             yield line
 
 
@@ -520,7 +520,7 @@ def _lines(source: ByteSource) -> Iterator[str]:
         yield from whole
         if len(rest) > _LONGEST_LINE:
             raise NotATraceError(
-                f"{source.name} has a line of more than {_LONGEST_LINE >> 20} MiB, as no CSV of ncu has"
+                f"{source.name} has a line of more than {_LONGEST_LINE >> 20} MiB, too long for a CSV of ncu"
             )
     if rest:
         yield rest
@@ -529,7 +529,7 @@ def _lines(source: ByteSource) -> Iterator[str]:
 Launch = list["str | float | None"]
 
 
-def _of_metrics(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
+def _launches_of_details(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
     """The details page has a line for each metric of each launch."""
     place = {name: number for number, name in enumerate(header)}
     found: dict[tuple[str, str], tuple[Launch, dict[str, int]]] = {}
@@ -548,7 +548,7 @@ def _of_metrics(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
     return [launch for launch, _ in found.values()]
 
 
-def _of_columns(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
+def _launches_of_raw_page(rows: Iterator[list[str]], header: list[str]) -> list[Launch]:
     """The raw page has a line for each launch, below a line with the units."""
     found: list[Launch] = []
     for row in rows:

@@ -82,7 +82,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
         "lines of events in an XLA profile", lambda: 50_000, _plain
     ),  # one per thread and stream: usually a few hundred
     "depth": Limit("levels of nesting", lambda: 1000, _plain),
-    "idle": Limit("seconds of reading in which nothing came of it", lambda: 60, _plain),
+    "idle": Limit("seconds of reading without progress", lambda: 60, _plain),
     "memory": Limit("of memory", memory_limit, _bytes),
 }
 """Limits by the name that --limit accepts."""
@@ -178,7 +178,9 @@ def parse_limits(text: str) -> dict[str, float]:
     for word in filter(None, (part.strip() for part in text.split(","))):
         match = re.fullmatch(r"([a-z]+)=([0-9]{1,15}(?:\.[0-9]{1,6})?)([a-zA-Z]{0,3})", word, re.ASCII)
         if match is None or match[1] not in LIMITS or match[3].lower() not in _UNITS:
-            raise UsageError(f"{word!r} is no limit: write NAME=NUMBER, such as rows=1G; names are {', '.join(LIMITS)}")
+            raise UsageError(
+                f"{word!r} is not a limit: write NAME=NUMBER, such as rows=1G; names are {', '.join(LIMITS)}"
+            )
         found[match[1]] = float(match[2]) * _UNITS[match[3].lower()]
     return found
 
@@ -199,7 +201,7 @@ def _resident_bytes() -> float:
 
 Progress: TypeAlias = Callable[[int, int | None], None]
 """Called with the compressed bytes read so far and in total, None if unknown."""
-Found: TypeAlias = tuple[Metadata, tuple[TraceWarning, ...]]
+ReadResult: TypeAlias = tuple[Metadata, tuple[TraceWarning, ...]]
 """Metadata of a file, and warnings about what was skipped or repaired."""
 
 MAGIC: Final = b"\x1f\x8b"
@@ -348,10 +350,10 @@ class ByteSource:
 
     def text_blocks(self) -> Iterator[bytes]:
         """Yield the content without a byte-order mark and white space at its beginning."""
-        begun = False
+        started = False
         for block in self.blocks():
-            text = block if begun else text_of(block)
-            begun = begun or bool(text)
+            text = block if started else text_of(block)
+            started = started or bool(text)
             yield text
 
     def peek(self) -> bytes:
@@ -459,4 +461,4 @@ class Reader(NamedTuple):
 
     name: str
     recognises: Callable[[bytes], bool]
-    read: Callable[[ByteSource, StoreWriter, Window | None, StepRange | None], Found]
+    read: Callable[[ByteSource, StoreWriter, Window | None, StepRange | None], ReadResult]

@@ -73,10 +73,10 @@ _KEYS: Final = ("lane", "start_ns", "name", "parent", "sequence_number", "forwar
 _COMPILED: Final = r"^Torch-Compiled Region|^## Call CompiledFxGraph|^CompiledFunction"
 _ENGINE: Final = "autograd::engine::"
 _COMPILED_WARNING: Final = (
-    "operators of compiled code carry the line that called it: the compiler keeps no line of each operator"
+    "operators of compiled code have the line that called it: the compiler does not keep each operator's line"
 )
 _COST_WARNING: Final = (
-    "the steps run so much Python code that noting its lines took about {:.0%} of the time: "
+    "the steps run so much Python code that recording its lines took about {:.0%} of the time: "
     "record without lines (lines=False, --no-lines) to see how long they take"
 )
 _NOTE_NS: Final = 300

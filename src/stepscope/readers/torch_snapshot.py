@@ -22,7 +22,7 @@ import polars as pl
 
 from stepscope.errors import NotATraceError, UsageError
 from stepscope.files import text_of
-from stepscope.readers.source import Budget, ByteSource, Found, Reader, current
+from stepscope.readers.source import Budget, ByteSource, Reader, ReadResult, current
 from stepscope.trace.metadata import Device, Metadata, TraceWarning
 from stepscope.trace.model import PART_ROWS, StoreWriter
 from stepscope.trace.tables import conform, rows_frame
@@ -148,12 +148,11 @@ class DeviceEvents:
     def read(
         cls, number: int, segments: list[dict[Any, Any]], entries: list[Any], stacks: Stacks, budget: Budget
     ) -> DeviceEvents:
-        """Read the events and segments of one device."""
         device = cls(number)
         for entry in entries:
             budget.spend("rows", 1)
             device._add(entry, stacks)
-        at_end, reserved = _at_end(segments, stacks, budget)
+        at_end, reserved = _blocks_in_use(segments, stacks, budget)
         device.all_bytes = sum(event.size for event in device.events) + sum(block.size for block in at_end) + reserved
         live: set[int] = set()
         change = reserved_change = 0
@@ -193,7 +192,6 @@ class DeviceEvents:
 
 
 def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[dict[Any, Any]]]:
-    """Group the segments by device number."""
     found: dict[int, list[dict[Any, Any]]] = {}
     for segment in segments:
         budget.spend("rows", 1)
@@ -203,7 +201,7 @@ def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[di
     return found
 
 
-def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> tuple[list[Block], int]:
+def _blocks_in_use(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> tuple[list[Block], int]:
     """A device's blocks in use when the snapshot was taken, and the bytes of its segments."""
     found: list[Block] = []
     reserved = 0
@@ -219,14 +217,14 @@ def _at_end(segments: list[dict[Any, Any]], stacks: Stacks, budget: Budget) -> t
             begin = _whole(block.get("address"), 1 << 64)
             state = block.get("state")
             if type(state) is str and state.startswith("active"):
-                frames, requested = _of_block(block, size)
+                frames, requested = _frames_and_size(block, size)
                 place = (address if begin is None else begin) & _LARGEST_ADDRESS
                 found.append(Block(place, requested, stacks.number(frames)))
             address += size
     return found, reserved
 
 
-def _of_block(block: dict[Any, Any], size: int) -> tuple[Any, int]:
+def _frames_and_size(block: dict[Any, Any], size: int) -> tuple[Any, int]:
     """A block's frames and requested bytes, which old snapshots keep in its history."""
     history = block.get("history")
     if type(history) is list and history and type(history[0]) is dict:
@@ -403,7 +401,7 @@ class _PlainUnpickler(pickle._Unpickler):
     def long1(self) -> None:
         length = self.read(1)[0]
         if length > _LONGEST_NUMBER:
-            raise _RefusedError("holds a number of more than 16 bytes")
+            raise _RefusedError("contains a number of more than 16 bytes")
         self.stack.append(int.from_bytes(self.read(length), "little", signed=True))
 
     def dict_to_mark(self) -> None:
@@ -422,7 +420,7 @@ class _PlainUnpickler(pickle._Unpickler):
         """Set items of the dictionary on top of the stack, from alternating keys and values."""
         target = self.stack[-1]
         if type(target) is not dict:
-            raise _RefusedError("sets items of something that is no dictionary")
+            raise _RefusedError("sets items of something that is not a dictionary")
         if len(values) % 2:
             raise _RefusedError("is damaged: a key without a value")
         for key, value in zip(values[::2], values[1::2], strict=True):
@@ -434,7 +432,7 @@ class _PlainUnpickler(pickle._Unpickler):
 def _refused(code: int) -> Callable[[Any], None]:
     def refuse(_: Any) -> None:
         raise _RefusedError(
-            "holds objects of Python classes, which could run code: not read; a memory snapshot holds none"
+            "contains objects of Python classes, which could run code: not read; a memory snapshot contains none"
             if code in _OBJECTS
             else f"has an operation that memory snapshots do not use ({bytes([code])!r})"
         )
@@ -485,7 +483,7 @@ def recognises(head: bytes) -> bool:
     return begins and any(f'"{part}"'.encode() in text for part in _PARTS)
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read a snapshot into the tables of `writer`: memory events with call stacks, driver calls and failed requests.
 
     Raises:
@@ -503,7 +501,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
         DeviceEvents.read(number, parts.get(number, []), events, stacks, budget) for number, events in enumerate(traces)
     ]
     if sum(device.all_bytes for device in devices) > MOST_BYTES:
-        raise NotATraceError(f"{source.name} is no memory snapshot: it tells of more memory than there can be")
+        raise NotATraceError(f"{source.name} is not a memory snapshot: it lists more memory than can exist")
     devices = [device for device in devices if device.events or device.blocks]
     if not devices:
         raise NotATraceError(f"{source.name} is a memory snapshot without a single allocation")
@@ -539,13 +537,13 @@ def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]]]:
     if not isinstance(content, dict) or not any(part in content for part in _PARTS):
         what = "a value" if not isinstance(content, dict) else "a dictionary"
         raise NotATraceError(
-            f"{name} is {what} of Python, but no memory snapshot: it has neither 'segments' nor 'device_traces'"
+            f"{name} is {what} of Python, but not a memory snapshot: it has neither 'segments' nor 'device_traces'"
         )
     segments, traces = content.get("segments", []), content.get("device_traces", [])
     if not isinstance(segments, list) or not isinstance(traces, list):
-        raise NotATraceError(f"{name} is no memory snapshot: its 'segments' or 'device_traces' are no list")
+        raise NotATraceError(f"{name} is not a memory snapshot: its 'segments' or 'device_traces' is not a list")
     if len(traces) > MOST_DEVICES:
-        raise NotATraceError(f"{name} is no memory snapshot: it tells of {len(traces):,} devices")
+        raise NotATraceError(f"{name} is not a memory snapshot: it lists {len(traces):,} devices")
     traces = [events if isinstance(events, list) else [] for events in traces]
     numbers = [each.get("device", 0) for each in segments if isinstance(each, dict)]
     count = max(

@@ -16,7 +16,7 @@ from stepscope.readers import xplane
 from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto import EXPLANATIONS as OF_CHROME_TRACES
 from stepscope.readers.kineto.events import DECODE_ERRORS, Event, EventStream
-from stepscope.readers.source import ByteSource, Found, Progress, Reader
+from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult
 from stepscope.readers.xplane.meanings import DEVICE_PLANE, HOST_PLANES
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.protobuf_fields import beginning, double, message, text, whole
@@ -126,13 +126,13 @@ class _Plane:
             damage["time_out_of_range"] += 1
             return
         arguments = _arguments(event)
-        told = [(each, value) for each, raw in arguments.items() if (value := _value(each, raw)) is not None]
+        values = [(each, value) for each, raw in arguments.items() if (value := _value(each, raw)) is not None]
         key = (event.name, *(arguments.get(name) for name in _OF_NAMES))
         try:
             name = self._names.setdefault(key, len(self._names) + 1)
         except TypeError:  # an unhashable argument
             name = self._names.setdefault((event.name, *(None for _ in _OF_NAMES)), len(self._names) + 1)
-        statistics = [statistic(self._statistic(each), value) for each, value in told if each != _LONG_NAME]
+        statistics = [statistic(self._statistic(each), value) for each, value in values if each != _LONG_NAME]
         self.lines.setdefault(event.tid, []).append(event_message(name, start, duration, statistics))
 
     def _statistic(self, name: str) -> int:
@@ -155,14 +155,14 @@ class _Plane:
 
     def _name_entry(self, key: tuple[Any, ...], code: int) -> bytes:
         name, long_name = key[0], key[1]
-        told = [
+        statistics = [
             statistic(self._statistic(each), value)
             for each, raw in zip(_OF_NAMES[1:], key[2:], strict=True)
             if (value := _value(each, raw)) is not None
         ]
         if isinstance(long_name, str):
-            return named(code, long_name, name, told)
-        return named(code, name, "", told)
+            return named(code, long_name, name, statistics)
+        return named(code, name, "", statistics)
 
 
 def _arguments(event: Event) -> dict[str, Any]:
@@ -205,11 +205,11 @@ def recognises(head: bytes) -> bool:
     return text.startswith((b"{", b"[")) and b'"ph"' in text and _PROCESS.search(text) is not None
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read a trace into the tables of the equivalent `.xplane.pb`; raises the errors of `xplane.read`."""
     profile = _Profile(source)
-    metadata, told = xplane.read(profile, writer, window, steps)  # type: ignore[arg-type]
-    return replace(metadata, format="xla_json"), (*told, *warnings(profile.stream.damage, EXPLANATIONS))
+    metadata, found_warnings = xplane.read(profile, writer, window, steps)  # type: ignore[arg-type]
+    return replace(metadata, format="xla_json"), (*found_warnings, *warnings(profile.stream.damage, EXPLANATIONS))
 
 
 class _Profile:

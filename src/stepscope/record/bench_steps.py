@@ -132,7 +132,7 @@ class BenchSteps:
         self._source = StepSource.NONE
         self._ends_ns: list[int] = []
         self._device: DeviceMarks | None = None
-        self._begun_s = time.monotonic()
+        self._started_s = time.monotonic()
         self._waits_for_optimizer: bool | None = None
         self._over = False
         self.process = os.getpid()
@@ -199,10 +199,10 @@ class BenchSteps:
         """Drop the steps found so far, since a better step source was seen."""
         self._ends_ns.clear()
         self._device = None
-        self._begun_s = time.monotonic()
+        self._started_s = time.monotonic()
 
     def _may_end(self) -> bool:
-        if self._source >= StepSource.OPTIMIZER or time.monotonic() - self._begun_s >= OPTIMIZER_PATIENCE_S:
+        if self._source >= StepSource.OPTIMIZER or time.monotonic() - self._started_s >= OPTIMIZER_PATIENCE_S:
             return True
         if self._waits_for_optimizer is None:
             self._waits_for_optimizer = "torch.optim.optimizer" in sys.modules and optimizer_exists()

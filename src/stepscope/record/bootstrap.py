@@ -20,6 +20,7 @@ from stepscope.record.bench_steps import BenchSteps
 from stepscope.record.captures import CaptureHandle, CaptureRequest, CaptureResult
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
 from stepscope.record.counters import TIMED_S, TIMED_STEPS, StepTimes, mark
+from stepscope.record.equal_values import value_look
 from stepscope.record.hooks import AllHooks
 from stepscope.record.manifest import process_facts, rank_and_world_size
 from stepscope.record.run_folder import LEFT, RunFolder, is_run_folder
@@ -34,7 +35,6 @@ from stepscope.record.run_process import (
     optimizer_exists,
 )
 from stepscope.record.step_objects import evaluation_watch
-from stepscope.record.values import value_look
 
 if TYPE_CHECKING:
     from stepscope.record.energy import EnergyMeter
@@ -46,10 +46,10 @@ MOST_WARMUP_STEPS: Final = 10
 many.
 """
 LOOK_AFTER_STEPS: Final = 2
-"""Steps before those whose values are looked at."""
+"""Steps before the first look at values."""
 _LOOK_S: Final = 5.0
 _LOOK_STEPS: Final = 20
-"""A look ends after this time, or that of so many steps, even if no step ends: the program may have left its loop."""
+"""A look ends after this time, or that of this many steps, even if none ends: the program may have left its loop."""
 CALL_PATIENCE_S: Final = 3.0
 MOST_FORWARD_CALLS: Final = 512
 """Time, or number of forward calls, after which each of them is a step unless a function around them was repeated."""
@@ -62,8 +62,6 @@ _LONGEST_STEP_RATIO: Final = 20
 
 
 class Phase(Enum):
-    """Phase of a first recording."""
-
     WARMING_UP = auto()
     """Steps pass until the program is warm."""
     CAPTURING = auto()
@@ -126,8 +124,8 @@ class FirstRecording:
             *([self._energy] if self._energy is not None else []),
         ]
         self._source = StepSource.NONE
-        self._counted = 0  # steps of this source since `_begun_s`
-        self._begun_s = time.monotonic()
+        self._counted = 0  # steps of this source since `_started_s`
+        self._started_s = time.monotonic()
         self._waits_for_optimizer: bool | None = None
         self._handle: CaptureHandle | None = None
         self._result: CaptureResult | None = None  # the last capture that was reported
@@ -160,7 +158,7 @@ class FirstRecording:
         self._look.border()
         self._watch_evaluations()
         if self.phase is Phase.WARMING_UP and self._counted == LOOK_AFTER_STEPS and self._looks:
-            self._look.start(max(_LOOK_S, (now - self._begun_s) * _LOOK_STEPS))
+            self._look.start(max(_LOOK_S, (now - self._started_s) * _LOOK_STEPS))
         if self.phase is Phase.WARMING_UP and self._is_warm(now):
             self._look.stop()
             if is_helper():
@@ -228,12 +226,12 @@ class FirstRecording:
         if self._energy is not None:
             guard.attempted(self._energy.finish)
         if not is_helper() and (self._result is None or self._result.path is None):
-            self._result = CaptureResult(problem="stepscope failed in the program, which went on without it")
+            self._result = CaptureResult(problem="stepscope failed in the program, which continued without it")
             self._folder.sign(LEFT)
             guard.attempted(self.report)
 
     def report(self) -> None:
-        """Write into the run folder what was recorded."""
+        """Write what was recorded into the run folder."""
         rank, world_size = rank_and_world_size()
         result = self._result or CaptureResult(problem=self._why_nothing())
         self._folder.write_recording(
@@ -261,7 +259,7 @@ class FirstRecording:
         """Drop the request made for a worse step source, since a better one was seen."""
         self._move(Event.BETTER_SIGN)
         self._source = self._controller.source
-        self._counted, self._begun_s = 0, now
+        self._counted, self._started_s = 0, now
         for meter in self._meters:
             meter.clear()
         if self._handle is not None and self._handle.result is None:
@@ -278,9 +276,8 @@ class FirstRecording:
         self._move(Event.WARM)
         self._helpers.recording_begins()
         asked = max(self._options.warmup, 1) if self._options.warmup is not None else None
-        mean_s = (now - self._begun_s) / self._counted
-        # Reserve the name before the agent names any trace, so that the run's own trace is not the latest one
-        # later.
+        mean_s = (now - self._started_s) / self._counted
+        # Reserve the name before the agent names any trace, so that the run's own trace is not the latest one later.
         out = self._folder.new_trace_path(rank_and_world_size()[0]) if self._options.serve else None
         self._handle = self._controller.request(
             CaptureRequest(
@@ -341,7 +338,7 @@ class FirstRecording:
 
     def _is_warm(self, now: float) -> bool:
         """Whether the profiler may warm up in the step that begins, so that the next one is recorded."""
-        past_s, count = now - self._begun_s, self._counted + 1
+        past_s, count = now - self._started_s, self._counted + 1
         if self._source < StepSource.OPTIMIZER and past_s < OPTIMIZER_PATIENCE_S and self._has_optimizer(count):
             return False
         if self._options.warmup is not None:

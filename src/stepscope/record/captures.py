@@ -63,11 +63,11 @@ class CaptureRequest:
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.seconds is not None:
-            raise UsageError("a capture lasts either some steps or some seconds, not both")
+            raise UsageError("a capture has a number of steps or seconds, not both")
         if self.steps is not None and self.steps < 1:
-            raise UsageError(f"a capture has at least one step, not {self.steps}")
+            raise UsageError(f"a capture needs at least one step, not {self.steps}")
         if self.seconds is not None and not self.seconds > 0:
-            raise UsageError(f"a capture lasts longer than {self.seconds} seconds")
+            raise UsageError(f"a capture needs more than {self.seconds} seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,7 @@ class ProfilerRecording:
     """The part of a recorder that torch and XLA share.
 
     Only `save` raises: every other error is reported on stderr once, kept in `problem`, and leaves the program
-    unchanged.
-    Calls out of order do nothing, so that each may be repeated.
+    unchanged. Calls out of order do nothing, so that each may be repeated.
 
     Attributes:
         problem: what went wrong, in a sentence; None if nothing did.
@@ -114,7 +113,6 @@ class ProfilerRecording:
 
     @property
     def is_recording(self) -> bool:
-        """Whether steps are being recorded now."""
         return self._state is RecorderState.RECORDING
 
     @contextlib.contextmanager
@@ -162,11 +160,7 @@ class CaptureHandle:
         return self._result
 
     def wait(self, timeout: float | None = None) -> CaptureResult:
-        """Wait for the capture to end.
-
-        Raises:
-            TimeoutError: it has not ended by then; it continues.
-        """
+        """Wait for the capture to end. Raises TimeoutError if it has not ended by then; it continues."""
         if not self._done.wait(timeout) or self._result is None:
             raise TimeoutError(f"the capture has not ended after {timeout} s")
         return self._result
@@ -185,8 +179,6 @@ class CaptureHandle:
 
 
 class Capture:
-    """The current capture: its handle, its recorder and its progress."""
-
     def __init__(self, handle: CaptureHandle, first_step: int) -> None:
         self.handle = handle
         self.first_step = first_step

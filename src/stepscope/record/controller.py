@@ -178,7 +178,7 @@ class StepController:
     def finish(self, problem: str) -> None:
         """End every capture, for example at the program's end; what was recorded is kept.
 
-        A thread that does not come back from its recording, as its device hangs, is not waited for.
+        Does not wait for a thread whose recording never returns because its device hangs.
         """
         if not self._lock.acquire(timeout_s=_LONGEST_END_S):
             return
@@ -262,7 +262,7 @@ class StepController:
             result = capture.saved(self._new_path, problem)
         if result.path is None:
             if problem and self._thread != threading.get_ident() and capture.started_s is not None:
-                result = CaptureResult(problem=f"{problem}, and nothing of it could be kept")
+                result = CaptureResult(problem=f"{problem}, and none of it could be kept")
             self._abandon(capture, result)
             return
         self._capture = None

@@ -312,8 +312,8 @@ _MOST_STEPS: Final = 10_000
 
 
 @dataclass(slots=True)
-class Stretch:
-    """Consecutive steps.
+class ConsecutiveSteps:
+    """Steps in a row that the profiler recorded, or that it did not.
 
     Attributes:
         durations_ns: of each step, excluding stepscope's own work before it.
@@ -334,7 +334,7 @@ class Stretch:
         return {"first_step": self.first_step, "recorded": self.recorded, **times}
 
     @classmethod
-    def from_json(cls, content: object) -> Stretch | None:
+    def from_json(cls, content: object) -> ConsecutiveSteps | None:
         """Read the form written by `to_json`; None for anything else."""
         if not isinstance(content, Mapping):
             return None
@@ -362,10 +362,10 @@ class StepTimes:
         processor_ns: Callable[[], int] = time.thread_time_ns,
         faults: Callable[[], int | None] = faults_of_process,
     ) -> None:
-        self.stretches: list[Stretch] = []
+        self.stretches: list[ConsecutiveSteps] = []
         self._clocks = (clock_ns, processor_ns, faults)
         self._begun: tuple[int, int, int | None] | None = None
-        self._now: Stretch | None = None
+        self._now: ConsecutiveSteps | None = None
         self._count = 0
 
     def begins(self, step: int, recorded: bool | None) -> None:
@@ -375,7 +375,7 @@ class StepTimes:
             return
         now = self._now
         if now is None or now.recorded != recorded or now.first_step + len(now.durations_ns) != step:
-            self._now = Stretch(step, recorded)
+            self._now = ConsecutiveSteps(step, recorded)
         self._begun = self._read()
 
     def ended(self) -> None:

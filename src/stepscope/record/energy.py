@@ -77,7 +77,7 @@ class EnergyMeter:
         self._clock_ns = clock_ns
         self._sources: list[Source] | None = None
         self._devices: Sequence[int] = ()
-        self._begun: _Border | None = None
+        self._started: _Border | None = None
         self._first_step = 0
         self._steps = 0
         self._over = False
@@ -88,14 +88,14 @@ class EnergyMeter:
             return
         if self._sources is None:
             self._open()
-        if self._sources and self._begun is None:
-            self._begun = self._border()
+        if self._sources and self._started is None:
+            self._started = self._border()
             self._first_step, self._steps = step, 0
 
     def ended(self) -> None:
-        if self._begun is not None:
+        if self._started is not None:
             self._steps += 1
-            if self._clock_ns() - self._begun.ns >= WINDOW_S * 1e9:
+            if self._clock_ns() - self._started.ns >= WINDOW_S * 1e9:
                 self._close_window()
 
     def wants_more(self, past_s: float) -> bool:
@@ -104,21 +104,21 @@ class EnergyMeter:
 
     def pauses(self) -> None:
         """Drop the current window: the next steps are not measured."""
-        self._begun = None
+        self._started = None
 
     def clear(self) -> None:
-        self._begun = None
+        self._started = None
         self.record.windows.clear()
 
     def finish(self) -> None:
         """Stop measuring; drop an incomplete window, and list the counters without a value."""
         if self._over:
             return
-        self._over, self._begun = True, None
+        self._over, self._started = True, None
         for source in self._sources or ():
             source.close()
             if not self.record.windows:
-                self._lacks(source.counter, f"no window of {WINDOW_S:g} s of steps after the recording was full")
+                self._lacks(source.counter, f"no window of {WINDOW_S:g} s of steps after the recording was complete")
         if self._sources is None:
             reason = "the program took no step after the recording"
             self.record.missing += [MissingCounter(kind, None, reason) for kind in KINDS]
@@ -152,20 +152,20 @@ class EnergyMeter:
 
     def _close_window(self) -> None:
         """End the window and begin the next one at the same moment."""
-        begun, now = self._begun, self._border()
-        assert begun is not None
+        started, now = self._started, self._border()
+        assert started is not None
         joules = {}
         for source in self._sources or ():
             key = source.counter.key
-            if key in begun.joules and key in now.joules:
-                used = now.joules[key] - begun.joules[key]
-                reason = _why_nothing(used, (now.ns - begun.ns) / 1e9, source)
+            if key in started.joules and key in now.joules:
+                used = now.joules[key] - started.joules[key]
+                reason = _why_unusable(used, (now.ns - started.ns) / 1e9, source)
                 if reason is None:
                     joules[key] = used
                 else:
                     self._lacks(source.counter, reason)
-        self.record.windows.append(EnergyWindow(self._first_step, self._steps, now.ns - begun.ns, joules))
-        self._begun = now
+        self.record.windows.append(EnergyWindow(self._first_step, self._steps, now.ns - started.ns, joules))
+        self._started = now
         self._first_step, self._steps = self._first_step + self._steps, 0
 
     def _lacks(self, counter: Counter, reason: str) -> None:
@@ -174,12 +174,12 @@ class EnergyMeter:
             self.record.missing.append(lack)
 
 
-def _why_nothing(joules: float, seconds: float, source: Source) -> str | None:
+def _why_unusable(joules: float, seconds: float, source: Source) -> str | None:
     """Return why the difference of a counter is unusable; None if it is usable."""
     if joules <= 0:
-        return f"its counter did not move in {seconds:.3g} s"
+        return f"its counter did not change in {seconds:.3g} s"
     if seconds > source.longest_s:
-        return f"its counter may have come round more than once in {seconds:.3g} s"
+        return f"its counter may have wrapped more than once in {seconds:.3g} s"
     return None
 
 
@@ -255,11 +255,7 @@ class DeviceLimits:
         self._before = [gpu.get_power_management_limit() for gpu in self._gpus]
 
     def watts(self, limit: Limit) -> float:
-        """Convert a limit to watts for these devices.
-
-        Raises:
-            UsageError: a device does not allow it.
-        """
+        """Convert a limit to watts for these devices. Raises UsageError if a device does not allow it."""
         bounds = [gpu.get_power_management_limit_constraints() for gpu in self._gpus]
         low, high = max(each[0] for each in bounds) / 1000, min(each[1] for each in bounds) / 1000
         watts = round(limit.value * high) if limit.is_share else limit.value
@@ -268,11 +264,7 @@ class DeviceLimits:
         return watts
 
     def set(self, watts: float) -> None:
-        """Limit every device.
-
-        Raises:
-            UsageError: the limit is not allowed.
-        """
+        """Limit every device. Raises UsageError if the limit is not allowed."""
         with guard.attempt() as setting, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # zeus warns about what the error already reports
             for gpu in self._gpus:
@@ -285,8 +277,7 @@ class DeviceLimits:
     def restore(self) -> None:
         """Restore every device's original limit.
 
-        Raises:
-            UsageError: a limit cannot be restored; the message says how to do it by hand.
+        Raises UsageError if a limit cannot be restored; the message says how to do it by hand.
         """
         lost = []
         for number, (gpu, limit) in enumerate(zip(self._gpus, self._before, strict=True)):
@@ -298,14 +289,13 @@ class DeviceLimits:
                 why = sentence(setting.error)
                 lost.append(f"device {number} ({why}): nvidia-smi -i {number} -pl {limit / 1000:g}")
         if lost:
-            raise UsageError(f"power limits could not be put back, do so by hand: {'; '.join(lost)}")
+            raise UsageError(f"power limits could not be restored, do so by hand: {'; '.join(lost)}")
 
 
 def device_limits() -> DeviceLimits:
     """Return the power limits of this machine's devices.
 
-    Raises:
-        UsageError: no device has a readable limit, or zeus is not installed.
+    Raises UsageError if no device has a readable limit, or zeus is not installed.
     """
     gpus: Any = ()
     with guard.attempt() as finding, warnings.catch_warnings():
@@ -320,7 +310,7 @@ def device_limits() -> DeviceLimits:
         raise UsageError(f"power limits cannot be changed: {NO_DRIVER}")
     with guard.attempt() as reading:
         return DeviceLimits(gpus)
-    raise UsageError(f"the devices do not tell their power limits: {sentence(reading.error)}")
+    raise UsageError(f"the devices do not report their power limits: {sentence(reading.error)}")
 
 
 def measure_limits(

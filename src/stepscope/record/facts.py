@@ -290,8 +290,7 @@ class FactsRecording:
 def add_to_trace(path: Path, facts: ProgramFacts | None) -> None:
     """Append the facts to a Chrome trace file that has just been written.
 
-    Raises:
-        OSError: the file cannot be changed. A file with an unexpected ending is left unchanged.
+    Raises OSError if the file cannot be changed. A file with an unexpected ending is left unchanged.
     """
     if facts is None:
         return

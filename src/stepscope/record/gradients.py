@@ -1,7 +1,7 @@
-"""Look at who uses the gradients of a step: backward passes, optimizers' steps, and gradients that are cleared.
+"""Find gradients of a step that nothing uses, from its backward passes, optimizer steps and cleared gradients.
 
-While a look lasts, each call of `backward` has its autograd graph read: its nodes by the order in which they were made,
-and the parameters that get a gradient. Of the graph only numbers are kept.
+During a look, the autograd graph of each call of `backward` is read: its nodes in the order of their creation, and the
+parameters that get a gradient. Only numbers are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_PASSES: Final = 16
 _MOST_MODULES: Final = 200
 _MOST_RANGES: Final = 500
 _OF_PRODUCTS: Final = ("Addmm", "Mm", "Linear", "Convolution", "Baddbmm")
-"""Beginnings of names of nodes that spend half of their time on the gradient of a weight."""
+"""Prefixes of the names of nodes that spend half of their time on the gradient of a weight."""
 
 
 @dataclass
@@ -55,17 +55,17 @@ class _Pass:
 
 @dataclass
 class _Use:
-    """When an optimizer used a parameter's gradient, and when gradients were cleared, by places among the events."""
+    """When an optimizer used a parameter's gradient, and when gradients were cleared, as places among the events."""
 
     steps: list[int] = field(default_factory=list)
     cleared: list[int] = field(default_factory=list)
 
 
 class GradientLook:
-    """Sees calls and returns of the functions in `begins` and `ends`; `facts` tells which gradients nothing used.
+    """Observes calls and returns of the functions in `begins` and `ends`; `facts` returns the unused gradients.
 
     Attributes:
-        begins, ends: what is done with the frame of a function that is called, or returns, by its code.
+        begins, ends: by code object, what to do with the frame of a function that is called or returns.
     """
 
     def __init__(self) -> None:
@@ -89,12 +89,12 @@ class GradientLook:
         self.ends[backward.__code__] = self._end
         for clearing in (unwrap(optim.Optimizer.zero_grad), unwrap(torch.nn.Module.zero_grad)):
             self.ends[clearing.__code__] = self._clear
-        for code in optim.Optimizer.profile_hook_step.__code__.co_consts:  # what stands around each optimizer's step
+        for code in optim.Optimizer.profile_hook_step.__code__.co_consts:  # the wrapper of each optimizer's step
             if isinstance(code, CodeType):
                 self.ends[code] = self._step
 
     def border(self) -> None:
-        """A step has ended; further passes are not read, but further events decide about those that were."""
+        """End a step; later passes are not read, but later events decide about those that were."""
         self._is_first = False
 
     def _begin(self, frame: FrameType) -> None:
@@ -114,7 +114,7 @@ class GradientLook:
         self._time += 1
         owner: Any = frame.f_locals.get("self")
         with guard.attempt():
-            for each in _cleared(owner):
+            for each in _parameters_of_owner(owner):
                 self._uses.setdefault(id(each), _Use()).cleared.append(self._time)
 
     def _step(self, frame: FrameType) -> None:
@@ -132,9 +132,9 @@ class GradientLook:
         number.update({leaf: -1 - place for place, leaf in enumerate(leaves)})
         edges = [[number[each] for each, _ in node.next_functions if each is not None] for node in nodes]
         has_product = [node.name().startswith(_OF_PRODUCTS) for node in nodes]
-        self._passes.append(_Pass(self._time, edges, [self._noted(leaf.variable) for leaf in leaves], has_product))
+        self._passes.append(_Pass(self._time, edges, [self._kept_id(leaf.variable) for leaf in leaves], has_product))
 
-    def _noted(self, leaf: Any) -> int:
+    def _kept_id(self, leaf: Any) -> int:
         """The id of a leaf if it is a parameter, which is remembered; else 0."""
         if type(leaf).__name__ not in ("Parameter", "UninitializedParameter"):
             return 0
@@ -142,7 +142,7 @@ class GradientLook:
         return id(leaf)
 
     def facts(self, roots: Sequence[Any]) -> tuple[BackwardFacts, ...]:
-        """What was seen of the first step's passes that compute gradients for nothing.
+        """The first step's passes that compute unused gradients.
 
         Args:
             roots: the outermost modules that were called, which name the parameters' modules.
@@ -161,7 +161,7 @@ class GradientLook:
         return tuple(facts for facts in found if facts.needless or facts.halves)
 
     def _why_needless(self, leaf: int, time: int, held: set[int]) -> str:
-        """Why nothing uses the gradient that a pass at this time gives a parameter; "" if something may."""
+        """Why nothing uses a parameter's gradient from a pass at this time; "" if something may."""
         uses = self._uses.get(leaf, _Use())
         step = next((each for each in uses.steps if each > time), None)
         cleared = next((each for each in uses.cleared if each > time), None)
@@ -173,7 +173,7 @@ class GradientLook:
         return "" if parameter is None or self._is_changed_by_hand(parameter, version) else "untrained"
 
     def _is_changed_by_hand(self, parameter: Any, version: int) -> bool:
-        """Whether a parameter in no optimizer has changed, and no trained one of its shape can be what it follows."""
+        """Whether a parameter in no optimizer has changed, and not by following a trained one of its shape."""
         trained = (
             self._parameters[one][0]() for one, uses in self._uses.items() if uses.steps and one in self._parameters
         )
@@ -203,13 +203,13 @@ class GradientLook:
 
 
 def _is_wasted(number: int, seen: _Pass, used: list[bool], wasted: list[bool]) -> bool:
-    """Whether a node or leaf leads to untrained parameters alone."""
+    """Whether a node or leaf leads only to untrained parameters."""
     place = number if number >= 0 else len(seen.edges) - 1 - number
     return wasted[place] and not used[place]
 
 
 def _reached(roots: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Nodes that gradients of these roots reach, and the leaves that keep one; none of too large a graph."""
+    """The nodes that gradients of these roots reach, and the leaves that keep one; empty if the graph is too large."""
     seen = dict.fromkeys(roots)
     waiting = list(seen)
     while waiting:
@@ -251,13 +251,13 @@ def _ranges(places: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(found) if len(found) <= _MOST_RANGES else ()
 
 
-def _cleared(owner: Any) -> Iterable[Any]:
+def _parameters_of_owner(owner: Any) -> Iterable[Any]:
     """The parameters of an optimizer or module."""
     return parameters_in(owner) if is_module(owner) else parameters_of(owner)
 
 
 def _held_by_optimizers() -> set[int]:
-    """Ids of the parameters in optimizers, but for those that have never made a step."""
+    """Ids of the parameters in optimizers that have made a step."""
     optimizer: Any = getattr(sys.modules.get("torch.optim.optimizer"), "Optimizer", None)
     living = [each for each in gc.get_objects() if optimizer is not None and issubclass(type(each), optimizer)]
     own = [(each, attributes(each)) for each in living]

@@ -233,7 +233,7 @@ class _OptimizerSteps:
 
 
 def _key_of(optimizer: object) -> int:
-    """The same number for optimizers of the same parameters, of which a program may make one in each step."""
+    """The same number for optimizers of the same parameters, since a program may make one in each step."""
     return id(next(iter(parameters_of(optimizer)), optimizer))
 
 
@@ -241,14 +241,14 @@ class _LoaderSteps:
     def __init__(self, seen: Callable[[StepSource], None]) -> None:
         self._seen = seen
         self._marker = Marker()
-        self._begun = False
+        self._started = False
 
     @guard.entry
     def begins(self, iterator: object) -> None:
         if self._marker.hit(id(attributes(iterator).get("_dataset"))):
-            if self._begun:  # the first one only begins a step
+            if self._started:  # the first one only begins a step
                 self._seen(StepSource.LOADER)
-            self._begun = True
+            self._started = True
 
 
 def _loader_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
@@ -286,9 +286,9 @@ class _ForwardCalls:
 
     @guard.entry(in_background=True)
     def _look(self) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         while not self._removed and not _is_loader_worker():
-            since_s = time.monotonic() - begun
+            since_s = time.monotonic() - started
             time.sleep(next(pause for until, pause in _LOOK_S if since_s < until))
             module = _module_being_called() or self._next_call(since_s)
             if module is not None and not self._removed:
@@ -298,7 +298,7 @@ class _ForwardCalls:
                     return
 
     def _next_call(self, since_s: float) -> Any:
-        """Return the next module that is called, after samples have met none for a while; None if none is."""
+        """Return the next module that is called, after samples have found none for a while; None without one."""
         if since_s < self._next_catch_s:
             return None
         self._next_catch_s = since_s * 2
@@ -424,7 +424,7 @@ class _Calls:
         self.seen: Callable[[StepSource], None] | None = seen
         self._marker = Marker()
         self._inside = threading.local()
-        self._begun: set[int] = set()
+        self._started: set[int] = set()
 
     def call(self, key: int, function: Any, positional: Any, named: Any) -> Any:
         if getattr(self._inside, "yes", False):  # during tracing of the outer function
@@ -440,9 +440,9 @@ class _Calls:
     @guard.entry
     def _begins(self, key: int) -> None:
         if self._marker.hit(key) and self.seen is not None:
-            if key in self._begun:  # the first call of a function only begins a step
+            if key in self._started:  # the first call of a function only begins a step
                 self.seen(StepSource.JITTED)
-            self._begun.add(key)
+            self._started.add(key)
 
 
 class _Jitted:

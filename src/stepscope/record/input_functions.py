@@ -132,12 +132,12 @@ def _code_of(function: Any) -> Any:
         kind = type(function)
         if kind is FunctionType and "__wrapped__" not in vars(function):
             return function.__code__
-        function = _inside(function, kind)
+        function = _delegate(function, kind)
     return None
 
 
-def _inside(function: Any, kind: Any) -> Any:
-    """The function that is called in place of, or by, an object that is called."""
+def _delegate(function: Any, kind: Any) -> Any:
+    """The function that a called object stands for, or calls."""
     if kind is FunctionType:
         return vars(function)["__wrapped__"]
     if kind in (MethodType, staticmethod, classmethod):
@@ -154,7 +154,7 @@ _BUILTIN: Final = (BuiltinFunctionType, MethodDescriptorType, MethodWrapperType,
 
 
 def _of_class(kind: type, name: str) -> Any:
-    """A class's function, as it stands in the class; None without one."""
+    """The function as defined in a class; None if it has none."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
@@ -274,12 +274,12 @@ class Timed:
         self._processor_ns = time.thread_time_ns if processor else _no_time
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
-        begun, processor = time.perf_counter_ns(), self._processor_ns()
+        started, processor = time.perf_counter_ns(), self._processor_ns()
         try:
             with guard.hidden:
                 return self._function(*positional, **named)
         finally:
-            _count(self, begun, processor)
+            _count(self, started, processor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
@@ -297,10 +297,10 @@ class Timed:
 
 
 @guard.entry
-def _count(timed: Timed, begun: int, processor: int) -> None:
+def _count(timed: Timed, started: int, processor: int) -> None:
     row, place = timed._row, timed._place
     row[place] += 1
-    row[place + 1] += time.perf_counter_ns() - begun
+    row[place + 1] += time.perf_counter_ns() - started
     row[place + 2] += timed._processor_ns() - processor
 
 
@@ -331,12 +331,12 @@ def fetch_begins(row: memoryview) -> _Begun | None:
 
 
 @guard.entry
-def fetch_ended(row: memoryview, begun: _Begun | None, items: Sequence[Any]) -> None:
-    """Count a batch's items, with the time since `begun` minus the collate function's."""
-    if begun is None:
+def fetch_ended(row: memoryview, started: _Begun | None, items: Sequence[Any]) -> None:
+    """Count a batch's items, with the time since `started` minus the collate function's."""
+    if started is None:
         return
-    collate, collate_processor, begun_ns, processor_ns = begun
-    elapsed, on_processor = time.perf_counter_ns() - begun_ns, time.thread_time_ns() - processor_ns
+    collate, collate_processor, started_ns, processor_ns = started
+    elapsed, on_processor = time.perf_counter_ns() - started_ns, time.thread_time_ns() - processor_ns
     row[0] += len(items)
     row[1] += max(elapsed - (row[STRIDE * COLLATE + 1] - collate), 0)
     row[2] += max(on_processor - (row[STRIDE * COLLATE + 2] - collate_processor), 0)

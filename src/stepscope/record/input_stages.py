@@ -52,7 +52,7 @@ class _Loader:
     def __init__(self, facts: LoaderFacts) -> None:
         self.facts = facts
         self.batches: int | None = None
-        self.begun = 0
+        self.started = 0
         self.alive = 0
         self.before = 0
 
@@ -125,12 +125,12 @@ class InputWatch:
         """Start counting for `loaders` and `stages`."""
         self._before = self._now()
         for loader in self._loaders.values():
-            loader.before = loader.begun
+            loader.before = loader.started
 
     def loaders(self) -> tuple[LoaderFacts, ...]:
         """Return the loaders iterated since `begin`, including iterations still running.
 
-        A program may make a loader anew in each epoch: the batches of one like it count, if they are always as many.
+        A program may make a new loader in each epoch: the batches of similar ones count, if always as many.
         """
         loaders = list(self._loaders.values())
         alike: defaultdict[LoaderFacts, set[int]] = defaultdict(set)
@@ -140,8 +140,8 @@ class InputWatch:
         for loader in loaders:
             counts = alike[loader.facts] if loader.batches is None else {loader.batches}
             batches = next(iter(counts)) if len(counts) == 1 else None
-            if loader.begun > loader.before or loader.alive:
-                iterators = loader.begun - loader.before
+            if loader.started > loader.before or loader.alive:
+                iterators = loader.started - loader.before
                 found.append(msgspec.structs.replace(loader.facts, iterators=iterators, batches=batches))
         return tuple(found)
 
@@ -169,13 +169,13 @@ class InputWatch:
         return time.perf_counter_ns(), time.thread_time_ns()
 
     @guard.entry
-    def choosing_ends(self, begun: tuple[int, int] | None, chosen: Any, iterator: Any) -> None:
+    def choosing_ends(self, started: tuple[int, int] | None, chosen: Any, iterator: Any) -> None:
         pipeline = self._iterators.get(iterator)
         if pipeline is not None and chosen is None and sys.exc_info()[0] is StopIteration and not pipeline.is_stream:
-            if pipeline.seen is not None:  # the length is not asked for: a data set's may do anything
+            if pipeline.seen is not None:  # len() is not called: a data set's may do anything
                 pipeline.seen.batches = pipeline.chosen[0]
-        elif begun is not None and pipeline is not None:
-            elapsed = time.perf_counter_ns() - begun[0], time.thread_time_ns() - begun[1]
+        elif started is not None and pipeline is not None:
+            elapsed = time.perf_counter_ns() - started[0], time.thread_time_ns() - started[1]
             for place, value in enumerate((1, *elapsed)):
                 pipeline.chosen[place] += value
 
@@ -188,7 +188,7 @@ class InputWatch:
                 while len(self._loaders) >= _MOST:
                     self._loaders.pop(next(iter(self._loaders)))
                 self._loaders[key] = _Loader(loader_facts(loader))
-            self._loaders[key].begun += 1
+            self._loaders[key].started += 1
 
     def follow(self, pipeline: _Pipeline, loader: Any, iterator: Any) -> None:
         key = id(pipeline)
@@ -274,7 +274,7 @@ class _Making:
             self._exchange_worker_loop()
         else:
             watch.local.pipeline = self.pipeline
-        self.begun, self.processor = time.perf_counter_ns(), time.thread_time_ns()
+        self.started, self.processor = time.perf_counter_ns(), time.thread_time_ns()
 
     def _exchange_worker_loop(self) -> None:
         from torch.utils.data import _utils
@@ -313,7 +313,7 @@ def _iterator_was_made(making: _Making | None, iterator: Any, loader: Any) -> No
     if iterator is None:
         return
     if making.pipeline.in_workers:
-        elapsed, on_processor = time.perf_counter_ns() - making.begun, time.thread_time_ns() - making.processor
+        elapsed, on_processor = time.perf_counter_ns() - making.started, time.thread_time_ns() - making.processor
         making.watch.add("worker_start", f"{loader.num_workers} workers", elapsed, on_processor)
     making.watch.follow(making.pipeline, loader, iterator)
 
@@ -382,7 +382,7 @@ def _measured_kind(kind: Any) -> Any:
 
     class Measured(kind):  # type: ignore[misc]
         def fetch(self, index: Any) -> Any:
-            begun = fetch_begins(self._stepscope_row)
+            started = fetch_begins(self._stepscope_row)
             items: Any = ()
             try:
                 with guard.hidden:
@@ -390,7 +390,7 @@ def _measured_kind(kind: Any) -> Any:
                 items = index if self.auto_collation else (index,)
                 return batch
             finally:
-                fetch_ended(self._stepscope_row, begun, items)
+                fetch_ended(self._stepscope_row, started, items)
 
     return Measured
 
@@ -405,10 +405,10 @@ def _pinning_begins(watch: InputWatch, *_: Any, **__: Any) -> tuple[int, int] | 
 
 
 @guard.entry
-def _pinning_ends(watch: InputWatch, begun: tuple[int, int] | None, *_: Any, **__: Any) -> None:
-    if begun is not None:
+def _pinning_ends(watch: InputWatch, started: tuple[int, int] | None, *_: Any, **__: Any) -> None:
+    if started is not None:
         watch.local.pinning = False
-        watch.add("pin", "pin_memory", time.perf_counter_ns() - begun[0], time.thread_time_ns() - begun[1])
+        watch.add("pin", "pin_memory", time.perf_counter_ns() - started[0], time.thread_time_ns() - started[1])
 
 
 def _get(holder: Any, place: Any) -> Any:

@@ -35,8 +35,7 @@ _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT", "SIGHUP")
 def command_of(program: Sequence[str]) -> list[str]:
     """Return the command to start: a script or `-m module` with this Python, anything else unchanged.
 
-    Raises:
-        UsageError: the script or program does not exist.
+    Raises UsageError if the script or program does not exist.
     """
     if not program:
         raise UsageError("say what to run: stepscope run train.py, or stepscope run torchrun train.py")
@@ -57,8 +56,7 @@ def command_of(program: Sequence[str]) -> list[str]:
 def environment_of(folder: RunFolder, options: RunOptions, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a program that records itself into that folder.
 
-    Raises:
-        UsageError: a remedy needs something before the program starts that is missing.
+    Raises UsageError if a remedy needs something before the program starts that is missing.
     """
     if options.apply:
         from stepscope.record import apply
@@ -77,8 +75,7 @@ def environment_of(folder: RunFolder, options: RunOptions, environment: Mapping[
 def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the program to its end, forwarding signals; return its exit code, 128 + N if signal N ended it.
 
-    Raises:
-        UsageError: it cannot be started.
+    Raises UsageError if it cannot be started.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -88,11 +85,11 @@ def run_program(command: Sequence[str], environment: Mapping[str, str]) -> int:
         except OSError as error:
             raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
         adopt(child)
-        code = _ended(child)
+        code = _exit_code(child)
     return 128 - code if code < 0 else code
 
 
-def _ended(child: subprocess.Popen[bytes]) -> int:
+def _exit_code(child: subprocess.Popen[bytes]) -> int:
     """Wait for the exit code; a signal just before the wait is forwarded during it, not after the end."""
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -197,10 +194,9 @@ def record_sizes(
 
 
 def read_runs(folder: Path) -> list[BatchRun]:
-    """Read what `record_sizes` wrote into a run's folder; empty without such a file.
+    """Read what `record_sizes` wrote into a run's folder; empty if there is no such file.
 
-    Raises:
-        UsageError: the file is damaged.
+    Raises UsageError if the file is damaged.
     """
     path = folder / NAME
     if not path.exists():
@@ -212,4 +208,4 @@ def read_runs(folder: Path) -> list[BatchRun]:
             for each in content["runs"]
         ]
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"{path} is damaged: it does not say what was recorded of each size") from error
+        raise UsageError(f"{path} is damaged: it does not say what was recorded for each size") from error

@@ -70,7 +70,6 @@ _is_user = _UserFiles()
 
 
 def is_users(file: str) -> bool:
-    """Whether a code object's file is the user's."""
     return _is_user[file]
 
 
@@ -85,7 +84,7 @@ def line_of(frame: FrameType | None, busy: Container[CodeType] = ()) -> tuple[Co
     """Return the code and line of the user's innermost function; None for both outside the user's code.
 
     Args:
-        busy: functions of which the line of their definition is returned.
+        busy: functions for which the line of their definition is returned.
     """
     while frame is not None:
         code = frame.f_code
@@ -127,7 +126,9 @@ class Tracing:
         self._is_on = True
         self._on_call: Any = None
         self._busy = BusyFunctions(is_users)
-        self._local: dict[int, tuple[Callable[..., Any], Any]] = {}  # by id, with what it took the place of in a frame
+        self._local: dict[
+            int, tuple[Callable[..., Any], Any]
+        ] = {}  # by id, with the function that it replaced in a frame
         self._ends: list[Callable[[], None]] = []
 
     def start(self, frame: FrameType | None) -> str | None:
@@ -154,7 +155,7 @@ class Tracing:
         self._end()
 
     def _end(self) -> None:
-        """Leave every frame that goes on; other threads stop at their next call."""
+        """Leave every running frame; other threads stop at their next call."""
         self._is_on = False
         for end in self._ends:
             end()
@@ -165,7 +166,7 @@ class Tracing:
                 frame = frame.f_back
 
     def _leave(self, frame: FrameType) -> None:
-        """Take our function from a frame, for a debugger that comes later would not see its lines."""
+        """Remove our function from a frame, or a debugger that starts later would not see its lines."""
         ours, before = self._local.get(id(frame.f_trace), (None, None))
         if ours is not None:
             frame.f_trace = before
@@ -203,7 +204,7 @@ class Tracing:
 
         def review(frame: FrameType) -> Any:
             nonlocal review_at
-            if not self._is_on:  # in a function that went on somewhere else when the others were left
+            if not self._is_on:  # in a function that ran elsewhere when the others were left
                 return self._leave(frame)
             if len(notes) >= most:
                 return self._give_up()
@@ -227,7 +228,7 @@ class Tracing:
                     return on_line if len(notes) < review_at else review(frame)
                 if event == "return":
                     note((now(), *line_of(frame.f_back, busy)))
-                    frame.f_trace_lines = True  # a generator goes on
+                    frame.f_trace_lines = True  # a generator resumes
                 return on_line
             except BaseException as error:  # inlined, since it runs at every line
                 return guard.caught(error, _TRACE)
@@ -281,14 +282,14 @@ class _ThreadNotes(threading.local):
 
 _TOOL: Final = "stepscope"
 _IDS: Final = (4, 3)
-"""Those that Python leaves to tools without a kind; cProfile, coverage and debuggers fail if somebody has theirs."""
+"""Ids that Python reserves for no kind of tool; cProfile, coverage and debuggers fail if theirs is taken."""
 
 
 class Monitoring:
     """Uses `sys.monitoring` (Python 3.12): covers all threads.
 
-    Calls of other functions than the user's are reported once and then disabled, for this recording and later ones:
-    `restart_events` would also report to other tools again what they have disabled.
+    Calls of functions that are not the user's are reported once and then disabled, for this recording and later ones:
+    `restart_events` would also re-enable what other tools have disabled.
     """
 
     def __init__(self) -> None:
@@ -382,7 +383,7 @@ class Monitoring:
         if self._tool is None:
             return
         api = self._api
-        if api.get_tool(self._tool) != _TOOL:  # somebody has freed and taken it
+        if api.get_tool(self._tool) != _TOOL:  # another tool has taken it
             self._tool = None
             return
         api.set_events(self._tool, 0)

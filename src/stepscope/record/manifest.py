@@ -138,8 +138,8 @@ class RunManifest:
     def suggested_name(self) -> str:
         """Return a name made of the program's name and the start time."""
         program = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(_program_of(self.command)).stem).strip("-.") or "run"
-        begun = datetime.fromtimestamp(self.started_unix_s, timezone.utc).astimezone()
-        return f"{program[:60]}-{begun:%Y%m%d-%H%M%S}"
+        started = datetime.fromtimestamp(self.started_unix_s, timezone.utc).astimezone()
+        return f"{program[:60]}-{started:%Y%m%d-%H%M%S}"
 
     @property
     def command_line(self) -> str:
@@ -152,8 +152,7 @@ class RunManifest:
     def from_json(cls, content: Mapping[str, Any]) -> tuple[RunManifest, bool]:
         """Read `run.json`; return also whether all of it could be read. Keys of later versions are ignored.
 
-        Raises:
-            ValueError: the command is missing.
+        Raises ValueError if the command is missing.
         """
         if not isinstance(content.get("command"), list) or not _fits(content["command"], list[str]):
             raise ValueError("it does not say which command was run")

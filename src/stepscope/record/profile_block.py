@@ -39,7 +39,7 @@ class ProfileBlock:
         enabled: False for what `profile(enabled=False)` gives.
         step_number: number of the step that runs now, from 0.
         traces: the files saved so far.
-        problem: what went wrong, in a sentence; None as long as nothing did.
+        problem: what went wrong, in a sentence; None if nothing did.
     """
 
     enabled: Final = True
@@ -86,11 +86,7 @@ class ProfileBlock:
         self._end(failed=error is not None)
 
     def start(self) -> None:
-        """Begin the block.
-
-        Raises:
-            UsageError: PyTorch is not installed, or another recording runs in this process.
-        """
+        """Begin the block. Raises UsageError if PyTorch is not installed, or another recording runs in this process."""
         self._begin(schedules.action_of(self._schedule(0)))
 
     @guard.entry(raises=UsageError)
@@ -134,15 +130,14 @@ class ProfileBlock:
 
     def _abandon(self) -> None:
         self._is_open, self._recorder = False, None
-        self.problem = self.problem or "stepscope failed, and the program went on without it"
+        self.problem = self.problem or "stepscope failed, and the program continued without it"
         guard.attempted(lambda: input_watch().uninstall(self))
         _one_block.release()
 
     def diagnosis(self) -> Diagnosis | None:
         """Diagnose why the steps of the last trace are slow; None if no trace was saved.
 
-        Raises:
-            TraceError: the file can no longer be read.
+        Raises TraceError if the file can no longer be read.
         """
         if not self._traces:
             return None
@@ -263,8 +258,7 @@ def open_block(
 class TracePlaces:
     """The paths of a block's traces, one after the other: a trace file, a folder, or a run folder.
 
-    Raises:
-        UsageError: a file's name has another suffix.
+    Raises UsageError if a file's name has another suffix.
     """
 
     def __init__(self, out: str | os.PathLike[str] | None, name: str | None) -> None:

@@ -2,8 +2,7 @@
 
 `jax.profiler.start_server(9012)` and `torch_xla.debug.profiler.start_server(9012)` answer gRPC
 `tensorflow.ProfilerService`. The client is that of the `xprof` package; each host is captured in a separate process,
-all
-at the same time, under a time limit.
+all at the same time, under a time limit.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _CHILD: Final = (
 _REASONS: Final = (
     ("ALREADY_EXISTS", "another profile of the program is being recorded; only one can be at a time"),
     ("Connection refused", "the connection broke off: the program has ended"),  # the package existed a moment ago
-    ("UNIMPLEMENTED", "it answers gRPC, but is no profiler server"),
+    ("UNIMPLEMENTED", "it answers gRPC, but is not a profiler server"),
     ("DEADLINE_EXCEEDED", "it did not answer in time"),
     ("Socket closed", "the connection broke off: the program has ended"),
     ("No trace event was collected", "it sent no profile"),
@@ -81,8 +80,7 @@ class HostProfile:
 def check_client() -> None:
     """Check early that the client package is installed.
 
-    Raises:
-        AgentError: it is not; the message says how to install it.
+    Raises AgentError if it is not; the message says how to install it.
     """
     if find_spec("xprof") is None:
         raise AgentError(
@@ -279,11 +277,7 @@ def file_name(address: str) -> str:
 
 
 def link_or_copy(source: Path, destination: Path) -> None:
-    """Hard-link the file, or copy it if the file system has no links.
-
-    Raises:
-        AgentError: neither is possible.
-    """
+    """Hard-link the file, or copy it if the file system has no links. Raises AgentError if neither is possible."""
     try:
         private_folder(destination.parent, tighten=False)
         try:

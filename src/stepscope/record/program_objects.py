@@ -1,9 +1,9 @@
-"""Touch the program's objects without running code of theirs, keeping them alive or being seen by them.
+"""Access the program's objects without running their code, keeping them alive or being seen by them.
 
 Read them: overridden methods, properties, `__getattr__`, `__eq__` do not run, since attributes come from the objects'
 own dictionaries, and kinds from `type`, as `isinstance` asks for `__class__`. Note the calls of modules, by weak
-references. Work in the program's process unseen by its own modes of torch and tensor subclasses, and with room on the
-stack, at whatever depth of the program Python calls us.
+references. Work in the program's process unseen by its torch modes and tensor subclasses, and with room on the stack
+however deep the program's calls are.
 """
 
 from __future__ import annotations
@@ -35,13 +35,12 @@ def attributes(value: Any) -> dict[str, Any]:
 
 
 def is_module(value: Any) -> bool:
-    """Whether it is a torch.nn.Module."""
     kind = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
     return kind is not None and issubclass(type(value), kind)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a tensor of torch's own, whose attributes run nothing of the program's."""
+    """Whether it is one of torch's own tensors, whose attributes run none of the program's code."""
     kind, torch = type(value), sys.modules["torch"]
     return kind is torch.Tensor or kind is torch.nn.Parameter
 
@@ -71,7 +70,6 @@ def parameters_in(root: Any) -> Iterator[Any]:
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """Return the parameters that an optimizer holds."""
     return [one for group in groups_of(optimizer) for one in _sequence(group.get("params"))]
 
 
@@ -152,7 +150,7 @@ class NamedCalls:
     Attributes:
         names: of the modules; a module that was called in both modes is listed twice.
         evaluating: indices of the names that stand for calls in evaluation mode.
-        threads: of each thread the times, and the indices of the names, MODULE_LEFT for the end of a call.
+        threads: for each thread, the times and the indices of names; MODULE_LEFT for the end of a call.
     """
 
     names: list[str]
@@ -206,7 +204,7 @@ def _roots(threads: Iterable[CallNotes]) -> list[Any]:
 
 
 class _Unseen(threading.local):
-    """A block in which this thread's calls of torch reach no `__torch_function__` and no `__torch_dispatch__`."""
+    """A block whose calls of torch on this thread reach no `__torch_function__` and no `__torch_dispatch__`."""
 
     def __init__(self) -> None:
         self._entered: list[list[Any]] = []
@@ -233,9 +231,9 @@ _FRAMES: Final = 60
 
 
 class _StackRoom:
-    """Raises the limit of recursion while a profile, trace or monitoring function of ours is on.
+    """Raises the recursion limit while a profile, trace or monitoring function of stepscope is on.
 
-    Without it a function that just fits the program's limit would end in a RecursionError, as ours do not fit.
+    Without it a function that just fits the program's limit would end in a RecursionError, since ours do not fit.
     """
 
     def __init__(self) -> None:

@@ -23,12 +23,12 @@ from stepscope.files import make_private, private_file, private_folder
 from stepscope.record.annotations import LoggingCalls
 from stepscope.record.captures import ProfilerRecording, RecorderState
 from stepscope.record.counters import WarmUp
+from stepscope.record.equal_values import LookFacts, value_look
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.source_facts import metric_facts, of_sources, operations_of_source, source_facts, with_readers
 from stepscope.record.step_objects import evaluation_watch
-from stepscope.record.values import LookFacts, value_look
 from stepscope.record.work_facts import work_facts
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
 
@@ -64,8 +64,7 @@ def write_trace(path: Path, export: Callable[[str], None], *, private: bool = Tr
 def copy_trace(source: Path, target: Path) -> None:
     """Copy a trace and its line records, compressing or decompressing by file name.
 
-    Raises:
-        UsageError: a file cannot be read or written.
+    Raises UsageError if a file cannot be read or written.
     """
 
     def export(plain: str) -> None:
@@ -216,15 +215,14 @@ class Recorder(ProfilerRecording):
     def save(self, path: Path) -> Path:
         """Write the trace, complete or not at all, compressed if the name of `path` ends in `.gz`.
 
-        Raises:
-            UsageError: nothing was recorded, it was saved before, or the file cannot be written.
+        Raises UsageError if nothing was recorded, it was saved before, or the file cannot be written.
         """
         self.stop()
         with self._lock:
             if self._stop_wanted:
-                raise UsageError("the trace can be saved when the recorded thread has come to its next step")
+                raise UsageError("the trace can be saved when the recorded thread has reached its next step")
             if self._saved is not None:
-                raise UsageError(f"the trace was saved already, as {self._saved}")
+                raise UsageError(f"the trace was already saved as {self._saved}")
             if self._profiler is None:
                 raise UsageError(self.problem or "nothing was recorded, so there is no trace to save")
             if self._lines is not None:
@@ -268,7 +266,7 @@ class Recorder(ProfilerRecording):
             self.notice = "allocations were not recorded, because the steps run on another thread than the main one"
 
     def leave_child(self) -> None:
-        """In a forked child, end what it inherited: the profiler would keep about 1 kB of each operator of the child's.
+        """In a forked child, end the inherited profiler, which would keep about 1 kB for each of the child's operators.
 
         With a device, ending the parent's profiler is not safe; the child's first thread is then not recorded.
         """
@@ -343,9 +341,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> ProgramFacts | None:
-    """Add what the recorded lines' source says, and what the look before them saw: equal values, needless gradients.
+    """Add facts from the source of the recorded lines, and the findings of the look: equal values, unused gradients.
 
-    Of the bindings only those of names with hashed values, or that keep graphs, are kept.
+    Only bindings of names with hashed values, or that keep graphs, are kept.
     """
     if facts is None or lines is None:
         return facts
@@ -377,7 +375,6 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
 
 
 def profiler_is_active() -> bool:
-    """Whether any of torch's profilers records in this process."""
     module = sys.modules.get("torch.autograd.profiler")
     return bool(getattr(module, "_is_profiler_enabled", False))
 

@@ -1,9 +1,9 @@
 """Functions that run again and again: which one calls the model repeatedly, and which are too quick to be noted.
 
-A function calls the model again and again for each request or sequence, for example. A frame is new if no earlier call
-of the model came from it. `f_trace` tells: nothing but a tracer reads it, and a mark there ends with the frame. The
-recorder of lines, which traces too, has a trace function that is also a mark. A function is busy if it runs so many
-quick lines that noting each would dominate the run time, such as a loop over pixels.
+A function may call the model for each request or sequence, for example. A frame is new if no earlier call of the model
+came from it. The mark is its `f_trace`, which only tracers read and which ends with the frame; the trace function of
+the line recorder counts as a mark, too. A function is busy if it runs so many quick lines that noting each would
+dominate the run time, such as a loop over pixels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST_S: Final = 2.0
 _FEWEST: Final = 2
 """Calls of a function after the first one that show that it is repeated."""
 _RAREST: Final = 256
-"""Calls of the function chosen so far to one of a function around it, above which that one does not mark steps."""
+"""A function around the chosen one does not mark steps if it calls the chosen one more often than this."""
 
 
 def seen_before(frame: FrameType, event: str, argument: Any) -> Any:
@@ -44,7 +44,7 @@ class Repetition:
         self._times: defaultdict[tuple[int, CodeType], list[float]] = defaultdict(list)
         self._counts: defaultdict[tuple[int, CodeType], int] = defaultdict(int)
         self._chosen: tuple[int, CodeType] | None = None
-        self._has_begun = False
+        self._has_started = False
 
     def begins(self, frames: list[FrameType]) -> bool:
         """Whether a new call of the chosen function has come to the model; False while none is chosen.
@@ -56,15 +56,15 @@ class Repetition:
         first = new[0] if new else len(frames)
         for depth in new:
             frames[depth].f_trace = getattr(frames[depth].f_trace, "when_marked", seen_before)
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_started:
+            self._has_started = True
             return False
         if first < len(frames):
             self._entered(first, frames[first].f_code)
         return self._is_chosen_new(first, frames)
 
     def _entered(self, depth: int, code: CodeType) -> None:
-        """Count that a function was called anew from frames that go on, and choose it if it is outside the chosen."""
+        """Count a new call of a function from frames seen before; choose it if it is around the chosen one."""
         key = (depth, code)
         self._counts[key] += 1
         times = self._times[key]
@@ -93,7 +93,7 @@ _BUSY_NS: Final = REVIEW_EVERY * 2_000
 _BUSY_SHARE: Final = 0.25
 _INTERVAL_S: Final = 0.003
 _SWITCH_S: Final = 0.0002
-"""How soon the sampled thread lets the sampler run; if it did so only where it waits, these lines alone were seen."""
+"""How soon the sampled thread lets the sampler run; if only while waiting, only waiting lines would be seen."""
 
 
 class BusyFunctions(dict[CodeType, int]):

@@ -64,7 +64,7 @@ class RunFolder:
             if name is not None:
                 private_folder(place, new=True)
         except FileExistsError:
-            raise UsageError(f"there is a run {name!r} in {root} already; take another name, or remove it") from None
+            raise UsageError(f"there is already a run {name!r} in {root}; choose another name, or remove it") from None
         except OSError as error:
             raise RunFolderError(f"no run folder can be made in {root}: {error.strerror}") from error
         folder = cls(place)
@@ -74,7 +74,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
         if not is_run_folder(path):
-            raise UsageError(f"{path} is no run folder: it has no {MANIFEST}")
+            raise UsageError(f"{path} is not a run folder: it has no {MANIFEST}")
         return cls(Path(os.path.abspath(path)))
 
     @property
@@ -124,11 +124,7 @@ class RunFolder:
         return [traces[-1] for rank in self.ranks() if (traces := self.traces_of(rank))]
 
     def manifest(self) -> RunManifest:
-        """Read `run.json`.
-
-        Raises:
-            UsageError: it cannot be read.
-        """
+        """Read `run.json`. Raises UsageError if it cannot be read."""
         path = self.path / MANIFEST
         try:
             manifest, whole = RunManifest.from_json(read_kept(path))
@@ -142,7 +138,6 @@ class RunFolder:
         write_json(self.path / MANIFEST, with_checksum(manifest.to_json()))
 
     def write_recording(self, rank: int, content: dict[str, Any]) -> None:
-        """Write this process's recording report."""
         write_json(self.rank_folder(rank) / f"recording-{os.getpid()}.json", with_checksum(content))
 
     def recordings(self) -> list[dict[str, Any]]:
@@ -164,7 +159,7 @@ class RunFolder:
 
 
 def recording_of(trace: Path) -> dict[str, Any]:
-    """Return the report of the process that recorded a trace of a run; empty if the trace is of no run."""
+    """Return the report of the process that recorded a trace of a run; empty if the trace belongs to no run."""
     rank = Path(os.path.abspath(trace)).parent
     if not _RANK.fullmatch(rank.name) or not is_run_folder(rank.parent):
         return {}
@@ -182,14 +177,10 @@ def is_run_folder(path: str | Path) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Check that a run name is valid on every file system.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Check that a run name is valid on every file system. Raises UsageError if it is not."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a run: at most 100 letters, digits and . _ - + = @, the first a letter or digit"
+            f"{name!r} is not a run's name: at most 100 letters, digits and . _ - + = @, the first a letter or digit"
         )
 
 
@@ -204,15 +195,13 @@ def data_folder() -> Path:
 
 
 def default_root() -> Path:
-    """Return the default parent folder of runs."""
     return data_folder() / "runs"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically, readable for its owner only from the start.
 
-    Raises:
-        RunFolderError: it cannot be written.
+    Raises RunFolderError if it cannot be written.
     """
     try:
         with whole_file(path, private=True) as file:

@@ -21,7 +21,7 @@ RUN: Final = "STEPSCOPE_RUN"
 """The environment variable with the run folder of a program that stepscope started."""
 RUN_OPTIONS: Final = "STEPSCOPE_RUN_OPTIONS"
 OPTIMIZER_PATIENCE_S: Final = 30.0
-"""How long a program with an optimizer may take to step it, before worse step sources count."""
+"""How long a program with an optimizer may take to step it before worse step sources count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class BackgroundHelpers:
         self._folder = folder
         self._options = options
         self._telemetry = telemetry
-        self._begun = False
+        self._started = False
         self._undo = contextlib.ExitStack()
 
     def begin(self) -> None:
         """Start telemetry and pin the process; only the first call has an effect."""
-        if self._begun:
+        if self._started:
             return
-        self._begun = True
+        self._started = True
         rank, world_size = rank_and_world_size()
         if self._telemetry:
             from stepscope.record.telemetry.log import telemetry
@@ -113,7 +113,7 @@ class BackgroundHelpers:
 
     def recording_begins(self) -> None:
         """Stop garbage collection for the recorded steps."""
-        if self._options.quiet and self._begun:
+        if self._options.quiet and self._started:
             from stepscope.machine.quiet import quiet_steps
 
             steps = self._undo.enter_context(quiet_steps())
@@ -130,7 +130,6 @@ def is_helper() -> bool:
 
 
 def is_distributed() -> bool:
-    """Whether torch.distributed has a process group here."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_available() and distributed.is_initialized())
 

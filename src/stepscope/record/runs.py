@@ -94,8 +94,7 @@ class RunIndex:
     def remove(self, record: RunRecord) -> None:
         """Delete a run's folder with all its content, and remove the run from the index.
 
-        Raises:
-            UsageError: the folder cannot be removed.
+        Raises UsageError if the folder cannot be removed.
         """
         if not record.is_gone:
             try:
@@ -110,8 +109,7 @@ class RunIndex:
     def _using(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
         """Run an action on the database in a transaction; a new or replaced database is first filled from the folders.
 
-        Raises:
-            UsageError: it cannot be read or written.
+        Raises UsageError if it cannot be read or written.
         """
         try:
             private_folder(self.path.parent, tighten="STEPSCOPE_DATA_DIR" not in os.environ)
@@ -141,7 +139,7 @@ class RunIndex:
             return whole
         database.execute("delete from runs")
         _put(database, [*whole, *self._found()])
-        damaged = "the index of runs, %s, was damaged in %d of %d rows and is made anew from the run folders"
+        damaged = "the index of runs, %s, was damaged in %d of %d rows and is rebuilt from the run folders"
         _log.warning(damaged, self.path, len(rows) - len(whole), len(rows))
         return self._whole_rows(database)
 
@@ -172,7 +170,7 @@ class RunIndex:
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         """Rename a damaged file; the folders have all its data."""
         os.replace(self.path, self.path.with_name(f"{self.path.name}.damaged"))
-        _log.warning("the index of runs, %s, is damaged (%s) and is made anew from the run folders", self.path, error)
+        _log.warning("the index of runs, %s, is damaged (%s) and is rebuilt from the run folders", self.path, error)
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
@@ -180,8 +178,7 @@ class RunIndex:
 def run_named(name: str) -> RunFolder | None:
     """Return the folder of the run of that name; None if there is none.
 
-    Raises:
-        UsageError: the run is known, but its folder is gone.
+    Raises UsageError if the run is known, but its folder is gone.
     """
     index = RunIndex()
     if not index.path.exists() and not default_root().is_dir():

@@ -43,13 +43,13 @@ def schedule(
         lowest = 1 if name == "active" else 0
         is_number = isinstance(value, int) and (not isinstance(value, bool) or name == "skip_first_wait")
         if not is_number or value < lowest:
-            raise UsageError(f"schedule: {name} is a number of steps, {lowest} or more, not {value!r}")
+            raise UsageError(f"schedule: {name} must be a number of steps, {lowest} or more, not {value!r}")
     length = wait + warmup + active
     shift = (wait if skip_first_wait else 0) - skip_first
 
     def action(step: int) -> str:
         if step < 0:
-            raise UsageError(f"schedule: a step's number is 0 or more, not {step}")
+            raise UsageError(f"schedule: a step's number must be 0 or more, not {step}")
         cycle, place = divmod(step + shift, length)
         if step < skip_first or 0 < repeat <= cycle:
             return NOTHING
@@ -70,12 +70,11 @@ def every_step(_: int) -> str:
 def action_of(found: object) -> str:
     """Convert a schedule's result, a word or torch's ProfilerAction, to an action.
 
-    Raises:
-        UsageError: it is neither.
+    Raises UsageError if it is neither.
     """
     name = found if isinstance(found, str) else getattr(found, "name", None)
     if name not in ACTIONS:
-        raise UsageError(f"profile: the schedule said {found!r}; it must say one of {', '.join(ACTIONS)}")
+        raise UsageError(f"profile: the schedule returned {found!r}; it must return one of {', '.join(ACTIONS)}")
     return str(name)
 
 

@@ -1,6 +1,6 @@
 """Facts from the user's source, which is read and not run.
 
-Loops that need their last result, who binds a name, and statements that compute on the host with values copied from
+Loops that need their last result, bindings of names, and statements that compute on the host with values copied from
 tensors, as metrics do.
 """
 
@@ -46,7 +46,6 @@ Loop = ast.For | ast.While | ast.AsyncFor
 
 
 def source_facts(files: Iterable[str]) -> tuple[tuple[LoopFacts, ...], tuple[BindingFacts, ...]]:
-    """Return the loops and bindings of these source files."""
     found = of_sources(files, lambda text, file: (loops_of_source(text, file), bindings_of_source(text, file)))
     loops = [loop for part, _ in found for loop in part]
     return tuple(loops[:_MOST_LOOPS]), tuple(binding for _, part in found for binding in part)
@@ -68,8 +67,7 @@ def of_sources(files: Iterable[str], read: Callable[[str, str], _Facts]) -> list
 def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
     """Return the statements that bind or change names and have their lines for themselves, by function.
 
-    Raises:
-        SyntaxError: it is not Python.
+    Raises SyntaxError if it is not Python.
     """
     tree = ast.parse(text)
     scopes = [(0, tree.body)]
@@ -92,8 +90,7 @@ def bindings_of_source(text: str, file: str) -> list[BindingFacts]:
 def operations_of_source(text: str, file: str) -> OperationFacts:
     """Return the operations that the statements of a source text make themselves.
 
-    Raises:
-        SyntaxError: it is not Python.
+    Raises SyntaxError if it is not Python.
     """
     names: list[list[str]] = [[] for _ in range(text.count("\n") + 1)]
     for statement in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)):
@@ -128,7 +125,7 @@ def _operations(node: ast.AST) -> list[str]:
 
 
 def with_readers(lists: tuple[ListFacts, ...]) -> tuple[ListFacts, ...]:
-    """Add to lists that grow the statements that read them for more than to add to them."""
+    """Add to growing lists the statements that read them other than to add entries."""
     trees = dict(of_sources({each.file for each in lists if each.growth > 0}, _tree))
     return tuple(
         msgspec.structs.replace(each, read=tuple(_readers(trees[each.file], each.function, each.name)))
@@ -154,16 +151,12 @@ def _readers(tree: ast.Module, function: int, name: str) -> Iterator[tuple[int, 
 
 
 def function_begin(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """The line that the code object calls its first: that of the first decorator, if there is one."""
+    """The first line of the code object: that of the first decorator, if there is one."""
     return min([function.lineno, *(each.lineno for each in function.decorator_list)])
 
 
 def loops_of_source(text: str, file: str) -> list[LoopFacts]:
-    """Return the loops of a source text.
-
-    Raises:
-        SyntaxError: it is not Python.
-    """
+    """Return the loops of a source text. Raises SyntaxError if it is not Python."""
     loops = [node for node in ast.walk(ast.parse(text)) if isinstance(node, Loop)]
     return [
         LoopFacts(
@@ -188,7 +181,7 @@ class Uses:
 
 
 def _carried(loop: Loop) -> set[str]:
-    """Names whose value of the repetition before is read for anything but to collect values in them."""
+    """Names whose value from the previous repetition is read, other than to collect values in them."""
     uses = [uses_of(statement) for statement in _statements(loop.body)]
     if isinstance(loop, ast.While):
         uses.append(Uses(reads=_names(loop.test)))
@@ -206,7 +199,7 @@ def _carried(loop: Loop) -> set[str]:
 
 
 def _own_items(loop: Loop, targets: set[str]) -> set[str]:
-    """Names of which each repetition uses nothing but one item, that of the loop's variable."""
+    """Names from which each repetition uses only the item of the loop's variable."""
     items: dict[str, set[str]] = {}
     used = Counter(dotted_name(node) for statement in loop.body for node in ast.walk(statement))
     for each in (node for statement in loop.body for node in ast.walk(statement) if isinstance(node, ast.Subscript)):
@@ -217,7 +210,7 @@ def _own_items(loop: Loop, targets: set[str]) -> set[str]:
 
 
 def _driven(loop: Loop) -> dict[str, str]:
-    """Objects of which a method is called for its effect, each with an attribute of it that is read."""
+    """Objects with a method that is called for its effect, each with one of its attributes that is read."""
     nodes = [node for statement in loop.body for node in ast.walk(statement)]
     called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call)}
     for_effect = [node.value.func for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
@@ -267,7 +260,7 @@ def uses_of(statement: ast.stmt) -> Uses:
 
 
 def _changed(statement: ast.stmt) -> set[str]:
-    """Names of which an item is set, and another one (or the whole) is read."""
+    """Names with an item that is set, and another one (or the whole) that is read."""
     found: set[str] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
@@ -289,7 +282,7 @@ def _only_collected(value: ast.expr, name: str) -> bool:
 
 
 def _names(node: ast.AST, context: type[ast.expr_context] = ast.Load) -> set[str]:
-    """Names and dotted names used in this context, but those of which only an equal item is read that is also set."""
+    """Names and dotted names used in this context, except those with only one item read, which is also set."""
     own = [each for each in ast.walk(node) if isinstance(each, ast.Subscript)]
     stored = {ast.dump(ast.Tuple([each.value, each.slice], ast.Load())) for each in own if _is(each, ast.Store)}
     same = {
@@ -310,7 +303,7 @@ def _is(node: ast.AST, context: type[ast.expr_context]) -> bool:
 
 
 def dotted_name(node: ast.AST) -> str:
-    """The name "x" or "self.x" that an expression is; "" for anything else."""
+    """The expression as a name, "x" or "self.x"; "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
@@ -328,15 +321,14 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def metric_facts(files: Iterable[str]) -> tuple[MetricFacts, ...]:
-    """Return such statements of these source files."""
+    """Return the statements of these source files that compute on the host with values copied from tensors."""
     return tuple([fact for found in of_sources(files, metrics_of_source) for fact in found][:_MOST])
 
 
 def metrics_of_source(text: str, file: str) -> list[MetricFacts]:
-    """Return such statements of a source text, and the functions of it that are called with such values.
+    """Return these statements of a source text, and its functions that are called with such values.
 
-    Raises:
-        SyntaxError: it is not Python.
+    Raises SyntaxError if it is not Python.
     """
     tree = ast.parse(text)
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)}
@@ -344,9 +336,9 @@ def metrics_of_source(text: str, file: str) -> list[MetricFacts]:
     scopes += [(name, node.body) for name, node in functions.items()]
     found: dict[tuple[int, int], str] = {}
     for scope, body in scopes:
-        for statement in _of_scope(list(_simple_statements(body))):
+        for statement in _metric_statements(list(_simple_statements(body))):
             found[statement.lineno, statement.end_lineno or statement.lineno] = scope
-            for name in _called(statement) & functions.keys():
+            for name in _last_names(statement) & functions.keys():
                 function = functions[name]
                 if not _makes_tensors(function):
                     found[function.lineno, function.end_lineno or function.lineno] = name
@@ -359,7 +351,7 @@ def metrics_of_source(text: str, file: str) -> list[MetricFacts]:
     ]
 
 
-def _of_scope(statements: list[ast.stmt]) -> list[ast.stmt]:
+def _metric_statements(statements: list[ast.stmt]) -> list[ast.stmt]:
     """Statements that copy values to the host or use such values; none if a tensor is made of any of them."""
     hosted: set[str] = set()
     for _ in range(_TURNS):
@@ -388,15 +380,15 @@ def _copies(node: ast.AST) -> bool:
 
 
 def _makes_tensors(node: ast.AST) -> bool:
-    return not _called(node).isdisjoint(_MAKING)
+    return not _last_names(node).isdisjoint(_MAKING)
 
 
 def _calls(node: ast.AST) -> list[ast.Call]:
     return [each for each in ast.walk(node) if isinstance(each, ast.Call)]
 
 
-def _called(node: ast.AST) -> set[str]:
-    """The last parts of the names of what is called."""
+def _last_names(node: ast.AST) -> set[str]:
+    """The last parts of the called names."""
     functions = [each.func for each in _calls(node)]
     return {each.attr if isinstance(each, ast.Attribute) else dotted_name(each) for each in functions}
 
@@ -407,7 +399,7 @@ def _reads(node: ast.AST) -> set[str]:
 
 
 def _collected_in(statement: ast.stmt) -> set[str]:
-    """The name of what a statement adds values to."""
+    """The names that a statement adds values to."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _ADDING:
         return {dotted_name(call.func.value)} - {""}

@@ -131,25 +131,25 @@ class MadeInSteps:
     def __init__(self) -> None:
         self._steps: list[Counter[_Place]] = [Counter()]
         self._ns: Counter[_Place] = Counter()
-        self._begun: dict[int, int] = {}
+        self._started: dict[int, int] = {}
         self._making: list[tuple[int, str]] = []  # constructors that run, and what they make
 
     def called(self, frame: FrameType) -> None:
         """Time a call that begins, if it may be a constructor or the compiler."""
         name = frame.f_code.co_name
-        if name not in ("__init__", "compile") or len(self._begun) >= _MOST_BEGUN:
+        if name not in ("__init__", "compile") or len(self._started) >= _MOST_BEGUN:
             return
-        self._begun[id(frame)] = time.perf_counter_ns()
+        self._started[id(frame)] = time.perf_counter_ns()
         kind = _kind_of(_first_argument(frame)) if name == "__init__" else None
         if kind is not None:
             self._making.append((id(frame), kind))
 
     def returned(self, frame: FrameType) -> None:
         """Count a call that ends, if it is a constructor or the compiler that the user's code called."""
-        begun = self._begun.pop(id(frame), None)
-        if begun is None:
+        started = self._started.pop(id(frame), None)
+        if started is None:
             return
-        ns = time.perf_counter_ns() - begun
+        ns = time.perf_counter_ns() - started
         name, caller = frame.f_code.co_name, frame.f_back
         if name == "compile":
             if frame.f_globals.get("__name__") == _COMPILER[0]:
@@ -172,7 +172,6 @@ class MadeInSteps:
             self._ns[place] += ns
 
     def border(self) -> None:
-        """A step has ended."""
         self._steps.append(Counter())
 
     def facts(self) -> tuple[MadeFacts, ...]:
@@ -203,7 +202,7 @@ def _kind_of(made: Any) -> str | None:
 
 
 def _first_argument(frame: FrameType) -> Any:
-    """The object whose method a frame runs, mostly called self."""
+    """The object whose method a frame runs, usually called self."""
     names = frame.f_code.co_varnames
     return frame.f_locals.get(names[0]) if names else None
 
@@ -220,7 +219,7 @@ class EvaluationWatch:
         self._clock_ns = clock_ns
         self._restore: Callable[[], None] | None = None
         self._evaluates = False
-        self._begun_ns = 0
+        self._started_ns = 0
         self._place = ("", 0, "")
         self._steps: list[tuple[int, bool]] = []  # duration (0 if recorded), evaluates
 
@@ -229,7 +228,7 @@ class EvaluationWatch:
         kind: Any = getattr(sys.modules.get("torch.nn.modules.module"), "Module", None)
         self.stop()
         if kind is not None:
-            self._steps, self._evaluates, self._begun_ns = [], False, self._clock_ns()
+            self._steps, self._evaluates, self._started_ns = [], False, self._clock_ns()
             ours = guard.around(kind.train, before=self.switched, unless=compiling())
             self._restore = guard.put(kind, "train", ours)
 
@@ -240,7 +239,6 @@ class EvaluationWatch:
 
     @guard.entry
     def switched(self, module: Any, mode: bool = True) -> None:
-        """A module's mode is being set."""
         if not mode and attributes(module).get("training"):
             self._evaluates = True
             code, line = line_of(sys._getframe())
@@ -248,16 +246,15 @@ class EvaluationWatch:
                 self._place = (code.co_filename, line, code.co_name)
 
     def border(self, *, recorded: bool) -> None:
-        """A step has ended."""
         if self._restore is None:
             return
         now_ns = self._clock_ns()
         if len(self._steps) < _MOST_STEPS:
-            self._steps.append((0 if recorded else now_ns - self._begun_ns, self._evaluates))
-        self._evaluates, self._begun_ns = False, now_ns
+            self._steps.append((0 if recorded else now_ns - self._started_ns, self._evaluates))
+        self._evaluates, self._started_ns = False, now_ns
 
     def facts(self) -> EvaluationFacts | None:
-        """What was seen; None if no step evaluated."""
+        """None if no step evaluated."""
         evaluating = [number for number, (_, evaluates) in enumerate(self._steps) if evaluates]
         if not evaluating:
             return None
@@ -282,5 +279,4 @@ _watch = EvaluationWatch()
 
 
 def evaluation_watch() -> EvaluationWatch:
-    """Return the watch of this process."""
     return _watch

@@ -32,7 +32,6 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def work_facts(files: Iterable[str]) -> tuple[tuple[FunctionFacts, ...], tuple[WorkFacts, ...]]:
-    """Return the functions of these source files, and the work in them."""
     found = of_sources(files, work_of_source)
     functions = [function for part, _ in found for function in part]
     works = [work for _, part in found for work in part]
@@ -40,11 +39,7 @@ def work_facts(files: Iterable[str]) -> tuple[tuple[FunctionFacts, ...], tuple[W
 
 
 def work_of_source(text: str, file: str) -> tuple[list[FunctionFacts], list[WorkFacts]]:
-    """Return the functions of a source text, and the work in them.
-
-    Raises:
-        SyntaxError: it is not Python.
-    """
+    """Return the functions of a source text, and the work in them. Raises SyntaxError if it is not Python."""
     tree = ast.parse(text)
     lists = _lists(tree)
     functions, works = [], []
@@ -87,11 +82,11 @@ def _lists(tree: ast.Module) -> set[str]:
 
 
 def _is_list(value: ast.expr) -> bool:
-    called = _called(value) if isinstance(value, ast.Call) else ""
+    called = _last_name(value) if isinstance(value, ast.Call) else ""
     return isinstance(value, (ast.List, ast.ListComp, ast.Tuple)) or called in _LISTS
 
 
-def _called(call: ast.Call) -> str:
+def _last_name(call: ast.Call) -> str:
     """The last part of the called name."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name(call.func)
 
@@ -121,8 +116,6 @@ _Work = tuple[str, ast.expr | ast.stmt, str]
 
 @dataclass
 class _Inside:
-    """What one function does."""
-
     function: _Function
     owner: ast.ClassDef | None
     varying: set[str] = field(default_factory=set)
@@ -163,7 +156,7 @@ class _Inside:
             parts = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
             handlers = [each.body for each in getattr(node, "handlers", [])]
             if not any(parts):
-                yield _Statement(node, uses_of(node).reads | around, _gives(node), _changes_by_itself(node))
+                yield _Statement(node, uses_of(node).reads | around, _bound_or_changed(node), _changes_by_itself(node))
                 continue
             items: list[ast.withitem] = getattr(node, "items", [])
             heads = [getattr(node, name, None) for name in ("test", "iter", "subject")]
@@ -223,7 +216,7 @@ class _Inside:
     def conversions(self) -> Iterator[_Work]:
         """Calls that convert a variable, or a part of one, to a tensor or an array."""
         for node in ast.walk(self.function):
-            if isinstance(node, ast.Call) and node.args and _called(node) in _CONVERTERS:
+            if isinstance(node, ast.Call) and node.args and _last_name(node) in _CONVERTERS:
                 value, parts = node.args[0], list(ast.walk(node.args[0]))
                 if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)) and not any(
                     isinstance(each, ast.Call) for each in parts
@@ -231,25 +224,25 @@ class _Inside:
                     yield "converted", node, _root(value)
 
     def loops(self) -> Iterator[_Work]:
-        """Loops that hand nothing out meanwhile, the outer ones first."""
+        """Loops that yield nothing, the outer ones first."""
         for node in ast.walk(self.function):
-            if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _hands_out(node):
+            if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _yields(node):
                 yield "loop", node, ""
 
 
-def _hands_out(node: ast.AST) -> bool:
+def _yields(node: ast.AST) -> bool:
     return any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(node))
 
 
 def _table_of(node: ast.AST) -> str:
-    """The name of the table of which an expression takes a row; "" if it does not."""
+    """The name of the table from which an expression takes a row; "" if it takes none."""
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr in _ROWS:
         return _root(node.value.value)
     return ""
 
 
 def _searched(node: ast.AST) -> str:
-    """The name of what an expression searches for one value; "" if it does not."""
+    """The name of the list that an expression searches for one value; "" if it searches none."""
     if isinstance(node, ast.Compare) and any(isinstance(each, (ast.In, ast.NotIn)) for each in node.ops):
         return dotted_name(node.comparators[-1])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SEARCHES:
@@ -257,7 +250,7 @@ def _searched(node: ast.AST) -> str:
     return ""
 
 
-def _gives(node: ast.stmt) -> set[str]:
+def _bound_or_changed(node: ast.stmt) -> set[str]:
     """Names that a statement binds or may change, also by a method or through an item or attribute."""
     found = bound_names(node)
     for each in ast.walk(node):
@@ -286,7 +279,7 @@ def _changed_attributes(owner: ast.ClassDef) -> set[str]:
         if method.name not in ("__init__", "__post_init__", "__new__"):
             for node in ast.walk(method):
                 if isinstance(node, _SIMPLE):
-                    found |= {name for name in _gives(node) if name.startswith("self.")}
+                    found |= {name for name in _bound_or_changed(node) if name.startswith("self.")}
     return found
 
 
@@ -300,7 +293,7 @@ def _grows_with(node: ast.Subscript, targets: set[str]) -> bool:
 
 def _summed_again(inner: ast.For, targets: set[str]) -> str:
     """What a loop over a range that one of the targets bounds reads by its own variable alone; "" for other loops."""
-    if not isinstance(inner.iter, ast.Call) or _called(inner.iter) != "range" or len(inner.iter.args) > 2:
+    if not isinstance(inner.iter, ast.Call) or _last_name(inner.iter) != "range" or len(inner.iter.args) > 2:
         return ""
     bounds = [uses_of(ast.copy_location(ast.Expr(each), inner)).reads & targets for each in inner.iter.args]
     own = bound_names(inner.target)

@@ -115,7 +115,6 @@ class XlaRecorder(ProfilerRecording):
                 self._state = RecorderState.PREPARED
 
     def start(self) -> None:
-        """Begin recording with step `step_number`."""
         self.prepare()
         with self._lock, self._guarded("the recording could not be started"):
             if self._state is RecorderState.PREPARED:
@@ -146,8 +145,7 @@ class XlaRecorder(ProfilerRecording):
     def save(self, path: Path) -> Path:
         """Write the profile, complete or not at all, beside `path` with suffix .xplane.pb; return its path.
 
-        Raises:
-            UsageError: nothing was recorded, it was saved before, or the file cannot be written.
+        Raises UsageError if nothing was recorded, it was saved before, or the file cannot be written.
         """
         self.stop()
         with self._lock:

@@ -110,7 +110,7 @@ def allocator_environment(name: str, environ: Mapping[str, str]) -> dict[str, st
 def how_to_install(name: str) -> str:
     """Say how to install an allocator's library, with the package managers present or else the usual ones.
 
-    Raises ValueError for another name than "jemalloc" and "tcmalloc".
+    Raises ValueError for any name but "jemalloc" and "tcmalloc".
     """
     _check(name)
     place = 1 + ALLOCATORS.index(name)
@@ -149,7 +149,7 @@ def preload_obstacle(program: str | os.PathLike[str]) -> str | None:
     if mode & (stat.S_ISUID | stat.S_ISGID):
         return f"{path} runs with another user's rights (setuid), and the system then preloads no library"
     if sys.platform == "darwin" and str(path).startswith(("/usr/bin/", "/bin/", "/usr/sbin/", "/sbin/", "/System/")):
-        return f"{path} is protected by macOS, which preloads no library into it; use a Python of your own"
+        return f"{path} is protected by macOS, which preloads no library into it; use your own Python"
     if _is_static(head):
         return f"{path} is linked statically, and loads no library at all"
     return None
@@ -207,7 +207,7 @@ def _is_static(head: bytes) -> bool:
 
 def _check(name: str) -> None:
     if name not in ALLOCATORS:
-        raise ValueError(f"{name!r} is no allocator known here; choose {' or '.join(ALLOCATORS)}")
+        raise ValueError(f"{name!r} is not a known allocator; choose {' or '.join(ALLOCATORS)}")
 
 
 def _folders() -> Iterator[Path]:

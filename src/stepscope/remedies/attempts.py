@@ -1,4 +1,4 @@
-"""Errors where remedies call functions: the user's are kept, to be raised at their place; ours become warnings."""
+"""Errors in functions that remedies call: the user's are kept, to be raised in their place; ours become warnings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
 def in_background(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
-    """Mark a function that the program did not call: an error in it gives None and a warning, and nothing is raised."""
+    """Mark a function that the program did not call: an error in it becomes None and a warning."""
     name = f"{function.__module__.removeprefix('stepscope.')}.{function.__qualname__}"
 
     @wraps(function)
@@ -64,7 +64,7 @@ def in_background(function: Callable[_P, _R]) -> Callable[_P, _R | None]:
 
 
 def guard_with(guard: Callable[[Callable[..., Any]], Callable[..., Any]] | None) -> None:
-    """Have another decorator take the errors of all these functions; None for warnings again."""
+    """Let another decorator handle the errors of all these functions; None restores the warnings."""
     global _guard
     _guarded.clear()
     _guard = guard

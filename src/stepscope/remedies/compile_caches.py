@@ -1,4 +1,4 @@
-"""The folders in which compilers cache what they compiled: how large they are, and keeping them below a limit.
+"""Compilers' cache folders: how large they are, and how to keep them below a limit.
 
     from stepscope.remedies.compile_caches import find_caches, evict, evict_in_background
 
@@ -97,7 +97,7 @@ def size_in_bytes(text: str) -> int:
     """Bytes from "10GiB", "500 MB" or "4096". Raises ValueError if the text is not a size, or the size is 0."""
     found = bytes_of(text)
     if not found:
-        raise ValueError(f"{text!r} is no size above 0: write a number with MB, GB, MiB or GiB, such as 10GiB")
+        raise ValueError(f"{text!r} is not a size above 0: write a number with MB, GB, MiB or GiB, such as 10GiB")
     return found
 
 
@@ -147,7 +147,7 @@ class Entry:
     """One cached compilation.
 
     Attributes:
-        kind: of which compiler; Triton's kernels below Inductor's folder are Triton's.
+        kind: its compiler; Triton's kernels below Inductor's folder are Triton's.
         key: its name, unique in the cache.
         paths: the files and folders that make it up.
         bytes: total size of its files.
@@ -411,7 +411,7 @@ def evict(cache: CompileCache, limit_bytes: int | None = None, *, recently_s: fl
         try:
             stack.enter_context(_locked(cache.folder / LOCK))
         except BlockingIOError as error:
-            raise EvictionBusy(f"another process evicts from {cache.folder} now") from error
+            raise EvictionBusy(f"another process is evicting from {cache.folder}") from error
         _remove_trash(cache.folder)
         entries = entries_of(cache)
         before = sum(entry.bytes for entry in entries)
@@ -426,12 +426,12 @@ def refuse_other_folders(cache: CompileCache) -> None:
     folder = cache.folder.resolve()
     here = Path.cwd() if os.path.isdir(os.curdir) else None
     if folder in (Path.home().resolve(), Path(folder.anchor)) or (here is not None and here.is_relative_to(folder)):
-        raise ValueError(f"{cache.folder} is no compile cache but a folder to work in: nothing is removed there")
+        raise ValueError(f"{cache.folder} is not a compile cache but a working folder: nothing is removed there")
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for each in found:
             if each.name in _OF_PEOPLE or each.name.endswith(_WRITTEN_BY_PEOPLE):
                 raise ValueError(
-                    f"{cache.folder} holds {each.name}: it is no compile cache, and nothing is removed there"
+                    f"{cache.folder} contains {each.name}: it is not a compile cache, and nothing is removed there"
                 )
 
 
@@ -539,15 +539,15 @@ class BackgroundEviction:
         self._thread.join()
 
     def stop(self) -> None:
-        """Have `run` return at its next look."""
+        """Make `run` return at its next look."""
         self._stop.set()
 
     def run(self) -> None:
         """Look repeatedly, in the calling thread, until `stop` is called."""
         while not self._stop.is_set():
-            begun = time.monotonic()
+            started = time.monotonic()
             self.look()
-            spent = time.monotonic() - begun
+            spent = time.monotonic() - started
             self._stop.wait(max(self._look_s, _PAUSE_PER_LOOK * spent))
 
     @in_background

@@ -90,7 +90,7 @@ class DeferredNumber:
             what = f"tensor of {tensor.dtype}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             raise TypeError(f"a {what} cannot be deferred: give a tensor of floating point numbers")
         if tensor.numel() != 1:
-            raise ValueError(f"the tensor has {tensor.numel()} elements: a number is one; take its mean first")
+            raise ValueError(f"the tensor has {tensor.numel()} elements, not one: take its mean first")
         single = tensor.detach().reshape(())
         if single.device.type == "cpu":
             self._value = single.item()
@@ -174,7 +174,7 @@ class DeferredNumber:
     __add__, __radd__ = _put_off(operator.add)
     __sub__, __rsub__ = _put_off(operator.sub)
     __mul__, __rmul__ = _put_off(operator.mul)
-    __truediv__, __rtruediv__ = _read_now(operator.truediv)  # a mean is mostly computed to be printed
+    __truediv__, __rtruediv__ = _read_now(operator.truediv)  # a mean is usually computed to be printed
     __floordiv__, __rfloordiv__ = _read_now(operator.floordiv)
     __mod__, __rmod__ = _read_now(operator.mod)
     __divmod__, __rdivmod__ = _read_now(divmod)

@@ -381,8 +381,8 @@ class _ChunkedLoss(torch.autograd.Function):
             logits, target, logarithms = ctx.saved_tensors
         except RuntimeError as error:
             raise RuntimeError(
-                "the logits of chunked_cross_entropy were written over before its backward pass, by a second backward "
-                "pass or something else in place; pass keep_logits=True, and change them in place nowhere"
+                "the logits of chunked_cross_entropy were overwritten before its backward pass, by a second backward "
+                "pass or another change in place; pass keep_logits=True, and do not change them in place"
             ) from error
         settings: LossSettings = ctx.settings
         gradient = torch.empty_like(logits) if ctx.keep else logits.detach()
@@ -453,11 +453,11 @@ def _settings(
     z_loss: float,
 ) -> LossSettings:
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f"reduction has to be 'mean', 'sum' or 'none', not {reduction!r}")
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
     if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing has to be from 0 to 1, not {label_smoothing}")
+        raise ValueError(f"label_smoothing must be from 0 to 1, not {label_smoothing}")
     if not z_loss >= 0:
-        raise ValueError(f"z_loss has to be 0 or more, not {z_loss}")
+        raise ValueError(f"z_loss must be 0 or more, not {z_loss}")
     if class_weight is not None:
         if tuple(class_weight.shape) != (classes,):
             raise ValueError(f"class weights of shape {tuple(class_weight.shape)} for {classes} classes")
@@ -492,9 +492,9 @@ def _check_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, classes: 
 
 def _check_classes(classes: int | None, size: int, name: str) -> None:
     if classes is not None and not 0 < classes <= size:
-        raise ValueError(f"classes has to be from 1 to the {size} {name}, not {classes}")
+        raise ValueError(f"classes must be from 1 to the {size} {name}, not {classes}")
 
 
 def _check_chunk(chunk_size: int | None) -> None:
     if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size has to be 1 or more, not {chunk_size}")
+        raise ValueError(f"chunk_size must be 1 or more, not {chunk_size}")

@@ -239,7 +239,9 @@ class MixedPrecision:
         self.enabled = False
         sentence = f"{self.drift}; this step and all later ones are computed in full precision"
         if self.drift.verdict != "exceeded":
-            sentence = f"another rank's loss in {self.drift.dtype} is beyond the tolerance; all go on in full precision"
+            sentence = (
+                f"another rank's loss in {self.drift.dtype} is beyond the tolerance; all continue in full precision"
+            )
         if self._on_drift == "error":
             raise RuntimeError(sentence.partition("; this step")[0])
         warnings.warn(sentence, UserWarning, stacklevel=4)
@@ -286,11 +288,11 @@ def mixed_precision(
     if not isinstance(named, str) or named not in _TYPES:
         raise ValueError(f"mixed precision is in 'bf16' or 'fp16', not {dtype!r}")
     if check_steps < 0:
-        raise ValueError(f"check_steps has to be 0 or more, not {check_steps}")
+        raise ValueError(f"check_steps must be 0 or more, not {check_steps}")
     if not tolerance >= 0:
-        raise ValueError(f"tolerance has to be 0 or more, not {tolerance}")
+        raise ValueError(f"tolerance must be 0 or more, not {tolerance}")
     if on_drift not in ("warn", "error"):
-        raise ValueError(f"on_drift has to be 'warn' or 'error', not {on_drift!r}")
+        raise ValueError(f"on_drift must be 'warn' or 'error', not {on_drift!r}")
     kind = _device_type(device)
     if kind == "cuda" and named == "bf16" and not _has_bf16():
         raise ValueError(f"{torch.cuda.get_device_name()} has no arithmetic in bf16; take mixed_precision('fp16')")

@@ -222,7 +222,7 @@ _OLDEST: Final = 2
 
 
 def collect_garbage_at_steps(every: int = 50, *, generation: int = _OLDEST, freeze: bool = True) -> GarbageAtSteps:
-    """Keep Python's garbage collector from running within steps; collect between steps, every so many, instead.
+    """Keep Python's garbage collector from running within steps; collect between steps instead, after every few.
 
     It begins with the `with` statement, with `start()`, or with the first `step()`: everything is collected, live
     objects (modules, model, optimizer) are frozen, so that later collections skip them, and the automatic collector is
@@ -402,13 +402,13 @@ class DataParallelSettings:
         size = self.bucket_cap_mb
         if size is not None:
             if isinstance(size, bool) or not isinstance(size, (int, float)):
-                raise TypeError(f"bucket_cap_mb is a number of MiB, not {size!r}")
+                raise TypeError(f"bucket_cap_mb must be a number of MiB, not {size!r}")
             if not math.isfinite(size) or not 0 < size <= _LARGEST_MB:
-                raise ValueError(f"bucket_cap_mb={size!r} is no size of a bucket: give MiB above 0")
+                raise ValueError(f"bucket_cap_mb={size!r} is not a bucket size: give MiB above 0")
         for name in ("gradient_as_bucket_view", "static_graph", "find_unused_parameters"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, bool):
-                raise TypeError(f"{name} is True, False or None, not {value!r}")
+                raise TypeError(f"{name} must be True, False or None, not {value!r}")
 
     def arguments(self) -> dict[str, Any]:
         """The settings that are not None, as arguments of DistributedDataParallel."""
@@ -464,16 +464,18 @@ class DataParallelSettings:
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"these are no settings of data-parallel training: not JSON ({error})") from error
+            raise ValueError(f"these are not settings of data-parallel training: not JSON ({error})") from error
         settings = found.get("settings") if isinstance(found, dict) else None
         if not isinstance(found, dict) or not isinstance(settings, dict):
-            raise ValueError('these are no settings of data-parallel training: the JSON has no object "settings"')
+            raise ValueError('these are not settings of data-parallel training: the JSON has no object "settings"')
         if found.get("schema") != SCHEMA:
             raise ValueError(f"settings of schema {found.get('schema')!r} cannot be read, only those of {SCHEMA}")
         known = [each.name for each in fields(cls)]
         strange = [name for name in settings if name not in known]
         if strange:
-            raise ValueError(f"{strange[0]!r} is no setting of data-parallel training; there are {', '.join(known)}")
+            raise ValueError(
+                f"{strange[0]!r} is not a setting of data-parallel training; the settings are {', '.join(known)}"
+            )
         try:
             return cls(**settings)
         except TypeError as error:
@@ -491,7 +493,7 @@ class DataParallelSettings:
             content = file.read(_LONGEST_FILE + 1)
         try:
             if len(content) > _LONGEST_FILE:
-                raise ValueError("these are no settings of data-parallel training: the file is too large")
+                raise ValueError("these are not settings of data-parallel training: the file is too large")
             return cls.from_json(content.decode())
         except ValueError as error:
             reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error

@@ -82,7 +82,7 @@ def tie_again(model: torch.nn.Module, before: Iterable[Iterable[str]]) -> Ties:
             if parameter.shape != first[1].shape:
                 raise ValueError(
                     f"{first[0]} of shape {tuple(first[1].shape)} and {name} of shape {tuple(parameter.shape)} cannot "
-                    "be one parameter; they shared memory through a view, which has to be made anew by hand"
+                    "be one parameter; they shared memory through a view, which has to be recreated by hand"
                 )
             if _differ(first[1], parameter):
                 warnings.warn(
@@ -133,7 +133,7 @@ def _groups(before: Iterable[Iterable[str]]) -> Iterator[tuple[str, ...]]:
     for group in before:
         if isinstance(group, str):
             raise TypeError(
-                f"groups of names are expected, as tied_parameters(model) gives them, not the name {group!r}"
+                f"groups of names are expected, as tied_parameters(model) returns them, not the name {group!r}"
             )
         yield tuple(group)
 
@@ -156,7 +156,7 @@ class _Named:
         if known is None:
             raise ValueError(
                 f"the model ({type(self._model).__name__}) has no parameter {name!r}; "
-                "hand over what tied_parameters gave for the same model"
+                "pass what tied_parameters returned for the same model"
             )
         return known
 

@@ -418,13 +418,12 @@ def _advice(model: BatchModel, best: Measurement, largest: int) -> Iterator[str]
 
 
 def batch_json(model: BatchModel) -> dict[str, Any]:
-    return {
-        "schema": 1,
-        "measurements": batch_table(model),
+    return stamped(
+        measurements=batch_table(model),
         **fields(model, "time", "memory", "capacity_bytes", "kept_free", "largest_batch", "problems"),
-        "samples_per_second_limit": model.throughput_limit,
-        "verdict": list(verdict(model)),
-    }
+        samples_per_second_limit=model.throughput_limit,
+        verdict=list(verdict(model)),
+    )
 
 
 _SIZES: Final[dict[str, type[pl.DataType]]] = {

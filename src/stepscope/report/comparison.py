@@ -12,8 +12,8 @@ from stepscope.analysis.host import CAUSES
 from stepscope.analysis.picture import StepPicture
 from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import SAME
-from stepscope.compare.record import EnergyComparison, SideSummary
 from stepscope.compare.statistics import SampleComparison
+from stepscope.compare.trace_record import EnergyComparison, SideSummary
 from stepscope.report.document import (
     Block,
     Document,
@@ -31,7 +31,7 @@ from stepscope.report.document import (
 )
 from stepscope.report.energy import energy
 from stepscope.report.format import change_words, count, duration, file_name, interval_words, share, share_of
-from stepscope.report.html import View, cause_view, picture_view
+from stepscope.report.html import TemplateVariables, cause_view, picture_view
 from stepscope.report.redaction import Redactor
 from stepscope.report.words import (
     advice,
@@ -366,7 +366,9 @@ _BUSY_MEANINGS: Final = {
 }
 
 
-def steps_view(key: str, comparison: Comparison, pictures: tuple[StepPicture | None, StepPicture | None]) -> View:
+def steps_view(
+    key: str, comparison: Comparison, pictures: tuple[StepPicture | None, StepPicture | None]
+) -> TemplateVariables:
     """Both step pictures on the scale of the longer one."""
     longest = max((picture.duration_ns for picture in pictures if picture is not None), default=0)
     names = zip(("Before", "After"), (comparison.before, comparison.after), pictures, strict=True)
@@ -398,7 +400,7 @@ def _note(side: SideSummary) -> str:
     return f"{duration(side.step_ns)} on average" if side.step_count > 1 else ""
 
 
-def changes_view(comparison: Comparison) -> View:
+def changes_view(comparison: Comparison) -> TemplateVariables:
     """Each cause's time before and after as bars on one scale, and the differences around a centre line."""
     steps_ns = (comparison.before.step_ns, comparison.after.step_ns)
     whole = max(*steps_ns, 1.0)
@@ -433,7 +435,7 @@ def changes_view(comparison: Comparison) -> View:
     }
 
 
-def _cause(row: dict[str, Any], whole: float, widest: float, mixed: bool) -> View:
+def _cause(row: dict[str, Any], whole: float, widest: float, mixed: bool) -> TemplateVariables:
     kind, name = row["kind"], row["name"]
     computing = kind == "busy" or name == "compute"
     view = cause_view(name)

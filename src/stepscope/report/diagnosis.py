@@ -30,7 +30,7 @@ from stepscope.report.document import (
     Items,
     Place,
     Section,
-    Stretch,
+    ShownInterval,
     Table,
     Text,
     Where,
@@ -385,7 +385,9 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis, report: TraceR
         trial(remedy),
         tuple(map(_figure, finding.evidence.figures)),
         tuple(
-            Stretch(each.start_ns, each.duration_ns, each.what, _is_drawn(each.start_ns, each.duration_ns, report))
+            ShownInterval(
+                each.start_ns, each.duration_ns, each.what, _is_drawn(each.start_ns, each.duration_ns, report)
+            )
             for each in finding.evidence.intervals
         ),
         key,

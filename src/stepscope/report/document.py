@@ -136,8 +136,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """A stretch of the trace that shows a finding; `drawn` if it overlaps the picture of the step."""
+class ShownInterval:
+    """An interval of the trace that shows a finding; `drawn` if it overlaps the picture of the step."""
 
     start_ns: int
     duration_ns: int
@@ -162,9 +162,9 @@ class FindingBlock:
     diff: str
     trial: str
     figures: tuple[tuple[str, str, str], ...]
-    stretches: tuple[Stretch, ...]
+    intervals: tuple[ShownInterval, ...]
     picture: str
-    """Key of the rank whose picture shows the stretches."""
+    """Key of the rank whose picture shows the intervals."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.format import change_words, count, duration, interval_words, plot_range, share, share_of
-from stepscope.report.html import View
+from stepscope.report.html import TemplateVariables
 from stepscope.report.words import verdict_sentence
 
 _SOURCE_WORDS: Final = {"unprofiled": "steps without the profiler", "profiled": "steps slowed down by the profiler"}
@@ -210,7 +210,7 @@ def _series_json(series: RunSeries) -> dict[str, Any]:
 _UNITS: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 
 
-def history_view(series: RunSeries) -> View:
+def history_view(series: RunSeries) -> TemplateVariables:
     """Every run's mean step with its interval, the changes, and the means between them."""
     low, high = _range(series)
     ticks, digits, (divisor, unit) = _time_ticks(low, high)
@@ -234,7 +234,7 @@ def _range(series: RunSeries) -> tuple[float, float]:
     return max(min([low, *ends]), low - room, 0.0), min(max([high, *ends]), high + room)
 
 
-def _history_dot(run: PlacedRun, across: float, low: float, high: float) -> View:
+def _history_dot(run: PlacedRun, across: float, low: float, high: float) -> TemplateVariables:
     def up(ns: float) -> float:
         return min(max(100 * (ns - low) / (high - low), 0.0), 100.0)
 
@@ -253,7 +253,7 @@ def _history_dot(run: PlacedRun, across: float, low: float, high: float) -> View
     }
 
 
-def _levels(series: RunSeries, low: float, high: float) -> list[View]:
+def _levels(series: RunSeries, low: float, high: float) -> list[TemplateVariables]:
     """The mean of the runs between two changes, as lines."""
     count = len(series.runs)
     bounds = [0, *(change.position for change in series.changes), count]

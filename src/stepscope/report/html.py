@@ -29,7 +29,7 @@ from stepscope.report.tables import heading, showing
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-View: TypeAlias = dict[str, Any]
+TemplateVariables: TypeAlias = dict[str, Any]
 """Variables of a template."""
 
 # Okabe and Ito's colour-blind safe palette; related causes share a colour, the second one hatched.
@@ -69,7 +69,7 @@ _DEVICE_RESOURCES: Final[dict[str, tuple[str, str, str, bool]]] = {
 _MARKUP: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
-def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> View:
+def picture_view(picture: StepPicture, *, scale_ns: int | None = None) -> TemplateVariables:
     """The picture's data for the page's script, its legend, and what it leaves out.
 
     Args:
@@ -150,7 +150,7 @@ def _printable(data: Any) -> Any:
     return [_printable(each) for each in data] if isinstance(data, (list, tuple)) else data
 
 
-def cause_view(cause: str) -> View:
+def cause_view(cause: str) -> TemplateVariables:
     """A cause's label, meaning and colour."""
     colour, hatched = _COLOURS.get(cause, _OTHER_COLOUR)
     label = cause.replace("_", " ")
@@ -163,7 +163,7 @@ def resource_key(kind: str, cause: str | None) -> str:
     return f"host: {cause or 'unknown'}" if kind == "host" else kind
 
 
-def resource_view(kind: str, cause: str | None) -> View:
+def resource_view(kind: str, cause: str | None) -> TemplateVariables:
     """A resource's label, meaning and colour; host resources use the colours of causes, device ones those of work."""
     if kind == "host" and cause != "compute":
         view = cause_view(cause or "unknown")
@@ -174,7 +174,7 @@ def resource_view(kind: str, cause: str | None) -> View:
     return {"label": label, "meaning": meaning, "colour": colour, "hatched": hatched, "ink": "#111"}
 
 
-def _resources(path: Sequence[PathPiece]) -> dict[str, View]:
+def _resources(path: Sequence[PathPiece]) -> dict[str, TemplateVariables]:
     """The resources of a path by key, the longest first."""
     sums: dict[tuple[str, str | None], int] = {}
     for piece in path:
@@ -194,7 +194,7 @@ _LINE: Final = re.compile(r".+:\d+ .+", re.DOTALL)
 _OPERATOR: Final = re.compile(r"^[\w.]+::\w|Backward\d*$")
 
 
-def flame_view(graph: FlameGraph) -> View:
+def flame_view(graph: FlameGraph) -> TemplateVariables:
     """The graph's data for the page's script, what its widths are, and what it leaves out."""
     names: dict[str, int] = {}
     frames = [[names.setdefault(frame.name, len(names)), frame.parent, frame.ns] for frame in graph.frames]
@@ -336,7 +336,7 @@ def _block(block: doc.Block, level: int, top: int, has_links: bool) -> Markup:
     return Markup(found)
 
 
-def table_view(frame: pl.DataFrame) -> View:
+def table_view(frame: pl.DataFrame) -> TemplateVariables:
     """Columns and rows for the macro `table`."""
     numeric = [dtype.is_numeric() and name != "line" for name, dtype in frame.schema.items()]
     columns = [
@@ -352,7 +352,7 @@ def table_view(frame: pl.DataFrame) -> View:
     return {"columns": columns, "rows": rows}
 
 
-def _causes(block: doc.Causes) -> View:
+def _causes(block: doc.Causes) -> TemplateVariables:
     whole = max(block.window_ns, 1)
     rows = [
         {

@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from stepscope.analysis.blocks import CATEGORIES
 from stepscope.analysis.memory import MemoryPicture, MemorySummary
-from stepscope.analysis.telemetry import Plot, PlotLine, TelemetryPicture
-from stepscope.report.document import Block, Document, Drawing, Facts, Group, Section, Table, Text, fields
+from stepscope.analysis.telemetry import PlotLine, TelemetryPicture, TelemetryPlot
+from stepscope.report.document import Block, Document, Drawing, Facts, Group, Section, Table, Text, fields, stamped
 from stepscope.report.format import cell, clock, count, duration, share, size
-from stepscope.report.html import View, script_json
+from stepscope.report.html import TemplateVariables, script_json
 
 _NO_ADDRESSES: Final = (
     "The events have no addresses, like those of older profilers: how long each block lived, and what was alive at the "
@@ -105,7 +105,7 @@ def _names(allocator: pl.DataFrame) -> str:
 
 def memory_json(summaries: Sequence[MemorySummary]) -> dict[str, Any]:
     """One entry per device, numbers in bytes and nanoseconds."""
-    return {"schema": 1, "devices": [_device_json(summary) for summary in summaries]}
+    return stamped(devices=[_device_json(summary) for summary in summaries])
 
 
 def _device_json(summary: MemorySummary) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _y(value: float, top: int) -> str:
     return f"{_HEIGHT * (1 - min(value / top, 1)):.1f}"
 
 
-def _drawn(picture: MemoryPicture, top: int) -> list[View]:
+def _drawn(picture: MemoryPicture, top: int) -> list[TemplateVariables]:
     """Each band as a closed stepped path between the cumulated sums below and above it."""
     below = [0] * len(picture.times)
     result = []
@@ -254,7 +254,7 @@ _LARGEST: Final = 1e300
 _FROM_ZERO: Final = ("share", "bytes", "bytes/s", "cores", "W", "MHz")
 
 
-def telemetry_view(picture: TelemetryPicture) -> View:
+def telemetry_view(picture: TelemetryPicture) -> TemplateVariables:
     """Telemetry plots by group, marks of the trace's time, and sentences."""
     whole = max(picture.duration_s, 1e-9)
     groups = [
@@ -271,12 +271,12 @@ def telemetry_view(picture: TelemetryPicture) -> View:
     }
 
 
-def _band(recorded_s: tuple[float, float], whole: float) -> View:
+def _band(recorded_s: tuple[float, float], whole: float) -> TemplateVariables:
     left, right = (min(max(each / whole, 0), 1) * 100 for each in recorded_s)
     return {"left": left, "width": max(right - left, 0), "time": duration((recorded_s[1] - recorded_s[0]) * 1e9)}
 
 
-def _plot(plot: Plot, whole: float) -> View:
+def _plot(plot: TelemetryPlot, whole: float) -> TemplateVariables:
     ticks = _ticks(plot)
     unit = plot.unit if len(plot.unit) <= _SHORT_UNIT or plot.unit in _FROM_ZERO else ""
     drawn = [_telemetry_drawn(line, whole, ticks[0], ticks[-1]) for line in plot.lines]
@@ -302,7 +302,7 @@ def _plot(plot: Plot, whole: float) -> View:
     }
 
 
-def _telemetry_drawn(line: PlotLine, whole: float, low: float, high: float) -> View:
+def _telemetry_drawn(line: PlotLine, whole: float, low: float, high: float) -> TemplateVariables:
     """A line's path; a single point is a stroke of zero length with round ends, drawn as a dot."""
     pieces: list[str] = []
     begins = True
@@ -328,7 +328,7 @@ def _telemetry_data(line: PlotLine, unit: str) -> list[Any]:
     ]
 
 
-def _ticks(plot: Plot) -> list[float]:
+def _ticks(plot: TelemetryPlot) -> list[float]:
     """Round, evenly spaced ticks, from below the lowest value to above the highest one."""
     values = pl.concat([line.points["value"].drop_nulls() for line in plot.lines]).to_list() or [0.0, 1.0]
     low, high = max(min(values), -_LARGEST), min(max(values), _LARGEST)
@@ -350,7 +350,7 @@ def _round(step: float, base: int) -> float:
     return next(float(each * power) for each in (1, 2, 5, 10) if each * power >= step * (1 - 1e-9))
 
 
-def _last(plot: Plot) -> str:
+def _last(plot: TelemetryPlot) -> str:
     if len(plot.lines) != 1:
         return ""
     values = plot.lines[0].points["value"].drop_nulls()

@@ -23,7 +23,7 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.format import count, dollars, duration, file_name, share, size, warning_sentence
-from stepscope.report.html import View
+from stepscope.report.html import TemplateVariables
 
 
 def plan_document(plan: Plan) -> Document:
@@ -186,7 +186,7 @@ class _Scale:
         """Percent of the way from the axis's beginning to its end."""
         return min(max(100 * (math.log10(value) - self.low) / (self.high - self.low), 0.0), 100.0)
 
-    def ticks(self, marks: Sequence[tuple[float, str]]) -> list[View]:
+    def ticks(self, marks: Sequence[tuple[float, str]]) -> list[TemplateVariables]:
         """The marks within the axis, at most _MOST_TICKS of them."""
         inside = [mark for mark in marks if self.low <= math.log10(mark[0]) <= self.high]
         each = -(-len(inside) // _MOST_TICKS)
@@ -205,7 +205,7 @@ def _money_marks() -> list[tuple[float, str]]:
     return [(step * 10.0**power, money(step * 10.0**power)) for power in range(-9, 16) for step in _STEPS]
 
 
-def plan_view(plan: Plan) -> View:
+def plan_view(plan: Plan) -> TemplateVariables:
     request = plan.request
     hours = [each.hours for each in plan.machines] + [request.deadline_h] * (request.deadline_h is not None)
     costs = [each.usd for each in plan.machines] + [request.budget_usd] * (request.budget_usd is not None)
@@ -229,7 +229,7 @@ def plan_view(plan: Plan) -> View:
     }
 
 
-def _named(dots: list[View]) -> list[View]:
+def _named(dots: list[TemplateVariables]) -> list[TemplateVariables]:
     """Drop the names of dots off the Pareto front and of those without room for one; modifies `dots`."""
     placed: list[tuple[float, float]] = []
     for dot in reversed(dots):
@@ -250,7 +250,7 @@ def _staircase(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, f
         yield x, y
 
 
-def _dot(machine: Machine, plan: Plan, across: _Scale, up: _Scale) -> View:
+def _dot(machine: Machine, plan: Plan, across: _Scale, up: _Scale) -> TemplateVariables:
     left, right = across.at(machine.hours_low), across.at(machine.hours_high)
     low, high = up.at(machine.usd_low), up.at(machine.usd_high)
     lines = [

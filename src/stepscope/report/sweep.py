@@ -12,7 +12,7 @@ import polars as pl
 
 from stepscope.report.document import Block, Document, Drawing, Items, Section, Table, Text, fields, stamped, texts
 from stepscope.report.format import clock, share
-from stepscope.report.html import View
+from stepscope.report.html import TemplateVariables
 from stepscope.tune.sweep.parameters import Parameter
 from stepscope.tune.sweep.run import BEST_SHARE, FEWEST_FOR_IMPORTANCE, Effect, SweepResults, SweepTrial
 
@@ -348,7 +348,7 @@ class _Axis:
         scaled = self._scaled(min(max(float(value), -_LARGEST), _LARGEST))
         return 0.5 if self._high <= self._low else (scaled - self._low) / (self._high - self._low)
 
-    def marks(self) -> list[View]:
+    def marks(self) -> list[TemplateVariables]:
         """Axis labels: each choice, or the ends and round numbers between."""
         if self._choices:
             each = -(-len(self._choices) // _MOST_CHOICES)
@@ -389,7 +389,7 @@ def _round_numbers(low: float, high: float) -> Iterator[float]:
         yield number * step
 
 
-def sweep_view(results: SweepResults) -> View | None:
+def sweep_view(results: SweepResults) -> TemplateVariables | None:
     """The axes (parameters by importance, then the metric) and a line per trial."""
     complete = results.ranked
     pruned = results.of_state("pruned")
@@ -432,7 +432,7 @@ def sweep_view(results: SweepResults) -> View | None:
 
 def _line(
     trial: SweepTrial, results: SweepResults, axes: Sequence[_Axis], metric: _Axis, rank: int, complete: int
-) -> View:
+) -> TemplateVariables:
     gap = _LINES_WIDTH / len(axes)
     places = [axis.at(trial.values[axis.name]) for axis in axes]
     if trial.state == "complete":

@@ -25,7 +25,7 @@ from stepscope.report.document import (
     stamped,
 )
 from stepscope.report.format import count, duration, share_of
-from stepscope.tune.plan import UNCHECKED
+from stepscope.tune.next_trial import UNCHECKED
 from stepscope.tune.search import TuneResult
 from stepscope.tune.trials import LEAST_GAIN, Configuration, Knob, LossCheck, Measured, Trial, code_of
 

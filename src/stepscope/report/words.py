@@ -10,8 +10,8 @@ import polars as pl
 from stepscope.analysis.host import CAUSES
 from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
-from stepscope.compare.record import SideSummary
 from stepscope.compare.statistics import POWER, SampleComparison
+from stepscope.compare.trace_record import SideSummary
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, Unreadable
 from stepscope.diagnosis.finding import Finding, Remedy
 from stepscope.diagnosis.lines.costs import LineShare

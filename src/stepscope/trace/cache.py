@@ -77,8 +77,7 @@ def default_root() -> Path:
 def content_key(path: str | Path, variant: str = "") -> str:
     """Return the SHA-256 of a file's bytes, the reader and store versions, and `variant`, such as a window.
 
-    Raises:
-        UnreadableTraceError: the file cannot be read.
+    Raises UnreadableTraceError if the file cannot be read.
     """
     digest = hashlib.sha256(f"{READER_VERSION}/{VERSION}/{variant}/".encode())
     try:
@@ -106,7 +105,7 @@ def temporary_store(build: Build) -> Trace:
         folder = tempfile.gettempdir()
         raise CacheError(
             f"the folder for temporary files, {folder}, cannot hold the trace's tables: {error.strerror}; "
-            "TMPDIR names another one"
+            "set TMPDIR to use another one"
         ) from error
 
 
@@ -166,13 +165,13 @@ class TraceCache:
             return None
         try:
             hold = _Hold(directory)
-        except OSError:  # being removed right now, or not readable for us
+        except OSError:  # being removed, or unreadable
             return None
         try:
             trace = open_kept(directory, hold, key)
         except UnreadableTraceError as error:
             hold.release()
-            _log.warning("%s; the trace is read anew from its own file", error)
+            _log.warning("%s; the trace is read again from its file", error)
             self._remove(directory)
             return None
         with contextlib.suppress(OSError):  # a cache that cannot be written can still be read
@@ -208,8 +207,7 @@ class TraceCache:
     def clear(self) -> list[CacheEntry]:
         """Remove every store that no process has open, and return the removed entries.
 
-        Raises:
-            CacheError: an unused entry cannot be removed.
+        Raises CacheError if an unused entry cannot be removed.
         """
         removed = [entry for entry in self.entries() if self._remove(entry.directory, strict=True)]
         self._sweep(older_than_s=0 if fcntl else _DAY_S)
@@ -225,14 +223,17 @@ class TraceCache:
         except (FileNotFoundError, NotADirectoryError):
             return DEFAULT_LIMIT_BYTES
         except (OSError, ValueError, KeyError):
-            _log.warning("%s holds no number of bytes; the cache keeps to %d GiB", place, DEFAULT_LIMIT_BYTES >> 30)
+            _log.warning(
+                "%s does not contain a number of bytes; the limit of the cache is %d GiB",
+                place,
+                DEFAULT_LIMIT_BYTES >> 30,
+            )
             return DEFAULT_LIMIT_BYTES
 
     def set_limit(self, limit_bytes: int) -> None:
         """Save a limit in the folder, and remove stores that exceed it.
 
-        Raises:
-            CacheError: the folder cannot be written.
+        Raises CacheError if the folder cannot be written.
         """
         try:
             with whole_file(self._made_root() / "limit.json", private=True) as file:
@@ -244,7 +245,7 @@ class TraceCache:
 
     def _directory(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
-            raise ValueError(f"not a key of the cache: {key!r}")
+            raise ValueError(f"not a cache key: {key!r}")
         return self.root / key
 
     def _made_root(self) -> Path:
@@ -259,7 +260,7 @@ class TraceCache:
         if _size(directory) > self.limit():
             _log.info("the trace is larger than the cache's limit and is not kept")
             return open_unsealed(directory, _Temporary(directory, hold))
-        for _ in range(2):  # again if a damaged entry was in the way
+        for _ in range(2):  # again after a damaged entry was removed
             try:
                 os.replace(directory, self._directory(key))
             except OSError:
@@ -392,7 +393,7 @@ def _limit_in(data: bytes) -> int:
         return content
     limit_bytes = content[_LIMIT]
     if content != with_checksum({_LIMIT: limit_bytes}):
-        raise ValueError("it is not as it was written")
+        raise ValueError("it has changed since it was written")
     return limit_bytes
 
 

@@ -73,7 +73,6 @@ class EnergyRecord(msgspec.Struct):
 
     @property
     def steps(self) -> int:
-        """Number of steps in all windows."""
         return sum(window.steps for window in self.windows)
 
     @property
@@ -94,7 +93,6 @@ class EnergyRecord(msgspec.Struct):
         return [window.joules[key] / window.steps for window in self.windows]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record in the JSON format of the run folder."""
         return {"format": FORMAT, **msgspec.to_builtins(self)}
 
     @classmethod
@@ -157,7 +155,7 @@ def step_energies(runs: Sequence[Sequence[object]]) -> dict[str, list[list[float
     """Return joules per step of each window by "gpu", "cpu" and "dram", for several runs of a program.
 
     Energy is summed over all ranks, and every device counts once. If ranks have different numbers of windows, only
-    windows that all ranks have count. A run in which a counter has no number has no windows.
+    windows that all ranks have count. If a counter has no number in a run, the run has no windows.
     """
     return {kind: [_windows(run, kind) for run in runs] for kind in KINDS}
 

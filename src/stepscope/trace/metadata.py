@@ -189,7 +189,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class UnrecordedSteps:
-    """Steps of the same run that no profiler slowed down, beside those that one recorded; medians.
+    """Medians of the run's steps that no profiler slowed down, and of the recorded ones.
 
     Attributes:
         count: number of unrecorded steps.
@@ -215,8 +215,8 @@ class Metadata:
         events: number of events in the file, of any kind.
         complete_events: number of events with a start and a duration.
         origin_unix_ns: wall clock at time 0 of the trace, nanoseconds since 1970, where known.
-        recorded: optional parts the profiler was asked for ("stacks", "shapes", "memory", "modules", "flops"), None
-            where the file does not say.
+        recorded: optional parts that the profiler was to record ("stacks", "shapes", "memory", "modules", "flops");
+            None where the file does not say.
         window: the part that was read, if only a part was requested.
         program: settings of the program, if stepscope recorded it.
         evidence: counts from other files of the run, if given; never stored in the cache.

@@ -89,7 +89,6 @@ class Trace:
         return cls(metadata or Metadata(), warnings, lambda name: frames[name].lazy(), dict(frames))
 
     def table(self, name: str) -> pl.DataFrame:
-        """Return the whole table of that name."""
         if name not in self._loaded:
             self._loaded[name] = self.scan(name).collect()
         return self._loaded[name]
@@ -133,12 +132,12 @@ def check(trace: Trace) -> None:
     for name, schema in SCHEMAS.items():
         frame = trace.table(name)
         if dict(frame.schema) != {column: dtype() for column, dtype in schema.items()}:
-            raise InconsistentTraceError(f"table {name} has other columns than its schema: {dict(frame.schema)}")
+            raise InconsistentTraceError(f"table {name} does not have the columns of its schema: {dict(frame.schema)}")
         _check_times(name, frame)
         _check_lanes(name, frame, trace)
     for (name, column), words in VOCABULARY.items():
         foreign = trace.table(name).filter(~pl.col(column).is_in(words) | pl.col(column).is_null())
-        _fail_if(foreign.height > 0, name, f"{column} holds words outside its vocabulary", foreign)
+        _fail_if(foreign.height > 0, name, f"{column} contains words outside its vocabulary", foreign)
     for name, column, target in REFERENCES:
         beyond = trace.table(name).filter(pl.col(column) >= trace.table(target).height)
         _fail_if(beyond.height > 0, name, f"{column} points past the end of {target}", beyond)
@@ -233,7 +232,6 @@ class StoreWriter:
         self._parts[table] = number + 1
 
     def scan(self, table: str) -> pl.LazyFrame:
-        """Return the rows written so far."""
         paths = self._paths(table)
         return scan(table, paths)
 
@@ -268,8 +266,8 @@ def _encodable(value: Any) -> Any:
 
 def _write(frame: pl.DataFrame, path: Path) -> None:
     """Write a part without its all-null columns, which saves a third of the time."""
-    told = [name for name in frame.columns if frame[name].null_count() < frame.height]
-    (frame.select(told) if told else frame).write_parquet(path, compression="lz4", row_group_size=PART_ROWS)
+    filled = [name for name in frame.columns if frame[name].null_count() < frame.height]
+    (frame.select(filled) if filled else frame).write_parquet(path, compression="lz4", row_group_size=PART_ROWS)
 
 
 def scan(table: str, paths: list[Path]) -> pl.LazyFrame:
@@ -336,12 +334,11 @@ def to_disk(path: Path) -> None:
 def save(trace: Trace, directory: str | Path) -> None:
     """Write a trace into a new directory, complete or not at all.
 
-    Raises:
-        CacheError: the directory exists already or cannot be written.
+    Raises CacheError if the directory already exists or cannot be written.
     """
     target = Path(directory)
     if target.exists():
-        raise CacheError(f"{target} exists already; a trace is saved into a new directory")
+        raise CacheError(f"{target} already exists; a trace is saved to a new directory")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
@@ -381,8 +378,7 @@ def is_store(directory: Path) -> bool:
 def open_store(directory: Path, owner: object = None) -> Trace:
     """Open the trace in a directory written by `Trace.save`; each table's checksum is verified on first access.
 
-    Raises:
-        UnreadableTraceError: there is no store, its manifest is damaged, or its version is newer.
+    Raises UnreadableTraceError if there is no store, its manifest is damaged, or its version is newer.
     """
     manifest = _manifest(directory)
     if manifest.version < _FIRST_WITH_CONTENTS and not (directory / CONTENTS).exists():
@@ -396,12 +392,11 @@ def open_store(directory: Path, owner: object = None) -> Trace:
 def open_kept(directory: Path, owner: object, kept_as: str) -> Trace:
     """Open the trace in a directory sealed under that name, after verifying every file's checksum.
 
-    Raises:
-        UnreadableTraceError: a file was changed, added or removed.
+    Raises UnreadableTraceError if a file was changed, added or removed.
     """
     contents = _contents(directory)
     if contents.kept_as != kept_as:
-        raise UnreadableTraceError(f"the stored trace {directory} is damaged: it is that of another file")
+        raise UnreadableTraceError(f"the stored trace {directory} is damaged: it belongs to another file")
     _compare(directory, contents, names_in(directory) | contents.checksums.keys())
     _opened.add(directory)
     return _trace(directory, _manifest(directory), owner, None)
@@ -434,7 +429,7 @@ def _manifest(directory: Path) -> Manifest:
     try:
         manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UnreadableTraceError(f"{directory} holds no stored trace that can be read: {error}") from error
+        raise UnreadableTraceError(f"{directory} contains no readable trace: {error}") from error
     if manifest.version > VERSION:
         raise UnreadableTraceError(
             f"{directory} was written by a newer stepscope (store version {manifest.version}, this one reads {VERSION})"
@@ -447,7 +442,7 @@ def _contents(directory: Path) -> Contents:
         return msgspec.json.decode((directory / CONTENTS).read_bytes(), type=Contents)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UnreadableTraceError(
-            f"the stored trace {directory} is damaged: {CONTENTS} holds no checksums of its files"
+            f"the stored trace {directory} is damaged: {CONTENTS} contains no checksums"
         ) from error
 
 
@@ -459,7 +454,7 @@ def _compare(directory: Path, contents: Contents, names: Iterable[str]) -> None:
         except OSError:
             same = False
         if not same:
-            what = "is not as it was written" if place.exists() else "is missing"
+            what = "has changed since it was written" if place.exists() else "is missing"
             raise UnreadableTraceError(f"the stored trace {directory} is damaged: its file {name} {what}")
 
 
@@ -474,7 +469,7 @@ def _trace(directory: Path, manifest: Manifest, owner: object, unchecked: Conten
             checked.add(table)
         missing = next((path for path in paths if not path.is_file()), None)
         if missing is not None:
-            raise UnreadableTraceError(f"the stored trace {directory} lacks its file {missing.name}")
+            raise UnreadableTraceError(f"the stored trace {directory} is missing its file {missing.name}")
         return scan(table, paths)
 
     return Trace(manifest.metadata, manifest.warnings, load, {}, owner)

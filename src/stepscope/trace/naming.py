@@ -211,7 +211,7 @@ _OWN_PARTS: Final = re.compile(r"(?:^|/)stepscope/(?:(?:record|remedies|integrat
 
 
 @lru_cache(maxsize=65536)
-def is_own(file: str | None) -> bool:
+def is_stepscope_file(file: str | None) -> bool:
     """Whether a Python file is stepscope's own, which is never the place of a finding."""
     path = (file or "").replace("\\", "/")
     return path.startswith(_OWN_FOLDER) or _OWN_PARTS.search(path) is not None
@@ -221,7 +221,7 @@ def is_own(file: str | None) -> bool:
 def is_user_file(file: str | None) -> bool:
     """Whether a Python file is the user's, not from the standard library, an installed package or a framework."""
     path = (file or "").replace("\\", "/")
-    if not path or is_own(path) or _LIBRARY_PATH.search(path):
+    if not path or is_stepscope_file(path) or _LIBRARY_PATH.search(path):
         return False
     if path.startswith("/") or _DRIVE.match(path):
         return not is_framework(path, imported=False)
@@ -233,14 +233,14 @@ def is_user_file(file: str | None) -> bool:
 
 
 _WITHOUT_MEANING: Final = re.compile(r"(?:^|/)torch/|^<")
-"""Files whose functions say nothing about what is done: torch's calls of modules and operators, and generated code."""
+"""Files whose functions do not reveal what is done: torch's calls of modules and operators, and generated code."""
 
 
 @lru_cache(maxsize=65536)
-def is_telling_library(file: str | None) -> bool:
+def is_third_party_file(file: str | None) -> bool:
     """Whether a file is a library's, other than torch's own, the standard library's and generated code."""
     path = (file or "").replace("\\", "/")
-    if not path or _WITHOUT_MEANING.search(path) or is_own(path) or is_user_file(path):
+    if not path or _WITHOUT_MEANING.search(path) or is_stepscope_file(path) or is_user_file(path):
         return False
     if path.startswith("/") or _DRIVE.match(path):
         return re.search(r"/lib/python[\d.]+/(?!(?:site|dist)-packages/)", path) is None
@@ -280,7 +280,7 @@ DEFAULT_USER_CODE: Final = UserCode()
 
 @lru_cache(maxsize=65536)
 def _is_users(code: UserCode, file: str | None) -> bool:
-    if not file or is_own(file) or _matches(file, code.not_those):
+    if not file or is_stepscope_file(file) or _matches(file, code.not_those):
         return False
     return _matches(file, code.also) or is_user_file(file)
 

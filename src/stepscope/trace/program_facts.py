@@ -1,7 +1,8 @@
-"""Facts about the recorded program beyond its events: settings of loaders, optimizers, torch and the process.
+"""Facts about the recorded program beyond its events: settings of loaders, optimizers, torch and the process; and the
+file of the source lines that its threads executed, beside the trace.
 
-The recorder writes them to the trace's header under KEY, and the readers load them into `Metadata.program`. Any field
-may be missing; None or empty means unknown. This module has few imports, because the user's process loads it.
+The recorder writes the facts to the trace's header under KEY, and the readers load them into `Metadata.program`. Any
+field may be missing; None or empty means unknown. This module has few imports: the user's process loads it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class LoaderFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One `DataLoader` that was iterated.
 
     Attributes:
-        batches: in one iteration, if one came to its end.
+        batches: in one iteration, if one was finished.
         iterators: number of iterators created while steps were recorded.
         prefetch_factor: batches prefetched by each worker.
     """
@@ -205,7 +206,7 @@ class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
     Attributes:
         line: of its head.
         first, last: lines of its body.
-        carried: names whose value of the repetition before a repetition reads, other than to collect values in them.
+        carried: names whose value from the previous repetition is read, other than to collect values in them.
     """
 
     file: str = ""
@@ -271,7 +272,7 @@ class WorkFacts(msgspec.Struct, kw_only=True, frozen=True):
         kind: "constant" (reads nothing that depends on the arguments), "lookup" (searches a list for a value),
             "maybe_lookup" (searches what may be a list), "row" (takes a row from a table, or uses it), "growing" (reads
             a slice that grows with a loop's variable), "converted" (to a tensor or an array) or "loop".
-        name: of what is bound, searched or read; "" if it has none.
+        name: what is bound, searched or read; "" if it has no name.
         first, last: lines.
         calls: as in `FunctionFacts`.
     """
@@ -303,7 +304,7 @@ class ListFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class MetricFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """A statement of the user's source that computes with values copied from tensors, and makes no tensor of them.
+    """A statement of the user's source that computes with values copied from tensors and makes no tensor from them.
 
     Attributes:
         function: name of the function; "<module>" outside of functions.
@@ -381,15 +382,14 @@ class EvaluationFacts(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class BackwardFacts(msgspec.Struct, kw_only=True, frozen=True):
-    """A backward pass of each step that computes gradients which nothing uses.
+    """A backward pass in each step that computes unused gradients.
 
     Attributes:
         nodes: number of its autograd nodes, without those that accumulate gradients.
         order: its place among the step's passes with as many nodes.
-        needless: first and last of runs of nodes, counted in the order in which they were made, that lead only to
-            gradients which nothing uses.
-        halves: the same of nodes of products of whose two gradients only one is used.
-        modules: paths of the modules that own the parameters which get such gradients.
+        needless: (first, last) of runs of nodes, in the order of their creation, that lead only to unused gradients.
+        halves: the same for nodes of products if only one of their two gradients is used.
+        modules: paths of the modules whose parameters get such gradients.
         parameters, bytes: their number of elements and size.
         is_cleared: whether all gradients are cleared before an optimizer's step; else the parameters, or some of them,
             are in no optimizer.
@@ -479,9 +479,13 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     evaluations: EvaluationFacts | None = None
     metrics: tuple[MetricFacts, ...] = ()
 
+    def process_figure(self, name: str) -> int | None:
+        """An integer of `process`; None if it is missing or no integer."""
+        value = self.process.get(name)
+        return value if type(value) is int else None
+
 
 def to_json(facts: ProgramFacts) -> str:
-    """Return the facts as JSON text for a trace's header."""
     return msgspec.json.encode(facts).decode()
 
 
@@ -553,7 +557,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
         process: the operating system's id of the process.
         start_unix_ns, end_unix_ns: bounds of the recording of lines.
         problem: why lines were not recorded, or not to the end.
-        evaluating: indices of those of `modules` that stand for calls in evaluation mode.
+        evaluating: indices in `modules` of calls in evaluation mode.
     """
 
     version: int = VERSION
@@ -568,7 +572,6 @@ class LineRecords(msgspec.Struct, kw_only=True):
 
 
 def lines_path(trace: str | Path) -> Path:
-    """Return the path of the line file that belongs to a trace file."""
     path = Path(trace)
     return path.with_name(path.name + SUFFIX)
 
@@ -588,15 +591,15 @@ def read_lines(path: Path) -> LineRecords:
     """Read a line file; raise UnreadableTraceError if it is damaged, or of a newer version."""
     try:
         if path.stat().st_size > _LARGEST_BYTES:
-            raise UnreadableTraceError(f"{path} is larger than any file of lines")
+            raise UnreadableTraceError(f"{path} is larger than any line file")
         content = path.read_bytes()
         if content.startswith(_HEADING):
             content, checksum = content[_BEGIN:], content[len(_HEADING) : _BEGIN]
             if checksum != xxhash.xxh3_128_digest(content):
-                raise UnreadableTraceError(f"{path} is damaged: it is not as it was written")
+                raise UnreadableTraceError(f"{path} is damaged: it has changed since it was written")
         records = msgspec.msgpack.decode(content, type=LineRecords)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UnreadableTraceError(f"{path} holds no lines that can be read: {error}") from error
+        raise UnreadableTraceError(f"{path} contains no readable lines: {error}") from error
     if records.version > VERSION:
         raise UnreadableTraceError(f"{path} was written by a newer stepscope (version {records.version})")
     wrong = _damage(records)
@@ -616,7 +619,7 @@ def _damage(records: LineRecords) -> str | None:
         return "it does not say when lines were recorded"
     for place in records.locations:
         if not 0 <= place.line < _LARGEST_LINE or max(len(place.file), len(place.function)) > _LONGEST_NAME:
-            return "a line's number or names are larger than any"
+            return "a line number or a name is too large"
     if any(len(name) > LONGEST_MODULE or name.count(".") > DEEPEST_MODULE for name in records.modules):
-        return "a module's name is longer or deeper than any"
+        return "a module's name is too long or too deep"
     return None

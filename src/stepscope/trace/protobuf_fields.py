@@ -36,27 +36,22 @@ _KEYS: Final = _Keys()
 
 
 def whole(field: int, number: int) -> bytes:
-    """Encode a field of an integer or boolean type."""
     return _KEYS[field << 3 | _VARINT] + varint(number)
 
 
 def double(field: int, number: float) -> bytes:
-    """Encode a field of type double."""
     return _KEYS[field << 3 | _FIXED64] + struct.pack("<d", number)
 
 
 def fixed64(field: int, number: int) -> bytes:
-    """Encode a field of type fixed64."""
     return _KEYS[field << 3 | _FIXED64] + struct.pack("<Q", number & _MASK)
 
 
 def message(field: int, content: bytes) -> bytes:
-    """Encode a field that holds a message or bytes."""
     return _KEYS[field << 3 | _LENGTH] + varint(len(content)) + content
 
 
 def text(field: int, content: str) -> bytes:
-    """Encode a field of type string."""
     return message(field, content.encode("utf-8", "replace"))
 
 

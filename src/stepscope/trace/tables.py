@@ -181,7 +181,6 @@ SLICE_TABLES: Final = (
 
 
 def empty(table: str) -> pl.DataFrame:
-    """Return the table without rows."""
     return pl.DataFrame(schema=dict(SCHEMAS[table]))
 
 

@@ -1,4 +1,4 @@
-"""Read the telemetry of a run's processes: one SQLite file for each, which may still be growing; export it.
+"""Read and export the telemetry of a run's processes: one SQLite file each, which may still grow.
 
 `stepscope.record.telemetry.store` writes the files. They are untrusted like any trace: only values of the expected type
 are read. Each function that exports to another tool returns the files or folders that it made: missing values are left
@@ -97,9 +97,9 @@ def read_telemetry(files: Sequence[Path]) -> Telemetry:
             *tables, is_whole = _read_file(file)
             parts.append(tables)
             if not is_whole:
-                warnings.append(TraceWarning("telemetry", 1, f"{file} is damaged; what can be read of it is read"))
+                warnings.append(TraceWarning("telemetry", 1, f"{file} is damaged; its readable part is used"))
         except (sqlite3.Error, OSError, UsageError) as error:
-            reason = "it holds no telemetry of stepscope" if "no such table" in str(error) else error
+            reason = "it contains no telemetry of stepscope" if "no such table" in str(error) else error
             warnings.append(TraceWarning("telemetry", 1, f"{file} could not be read: {reason}"))
     if files and not parts:
         raise UsageError(warnings[0].detail)
@@ -272,12 +272,12 @@ def _log_to_wandb(run: Any, samples: pl.DataFrame) -> None:
             # A dot in a metric's definition means nesting; a backslash before it escapes it.
             escaped = _full_name(row).replace("\\", "\\\\").replace(".", "\\.")
             run.define_metric(escaped, step_metric=_SECONDS if row["step"] is None else _STEP)
-    begun_ns = kept["unix_ns"][0] if kept.height else 0
+    started_ns = kept["unix_ns"][0] if kept.height else 0
     for group in kept.partition_by("unix_ns", "step", maintain_order=True):
         rows = group.rows(named=True)
         values = {_full_name(row): row["value"] for row in rows}
         values["_timestamp"] = rows[0]["unix_ns"] / 1e9
-        values[_SECONDS] = (rows[0]["unix_ns"] - begun_ns) / 1e9
+        values[_SECONDS] = (rows[0]["unix_ns"] - started_ns) / 1e9
         if rows[0]["step"] is not None:
             values[_STEP] = rows[0]["step"]
         run.log(values)

@@ -27,7 +27,6 @@ class IntervalSet:
 
     @property
     def total_ns(self) -> int:
-        """Sum of the lengths."""
         return int((self.ends - self.starts).sum())
 
     def covered_until(self, times: Times) -> Times:
@@ -53,7 +52,6 @@ class IntervalSet:
         return IntervalSet(np.clip(self.starts[keep], start_ns, None), np.clip(self.ends[keep], None, end_ns))
 
     def gaps(self) -> IntervalSet:
-        """Return the gaps between the intervals of the set."""
         return IntervalSet(self.ends[:-1], self.starts[1:])
 
     def complement(self, start_ns: int, end_ns: int) -> IntervalSet:
@@ -111,7 +109,7 @@ def _time_ns(text: str, default: int, whole: str) -> int:
         return default
     match = _TIME.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} in the window {whole!r} is no time: write a number with ns, us, ms or s")
+        raise UsageError(f"{text!r} in the window {whole!r} is not a time: write a number with ns, us, ms or s")
     return min(int(Decimal(match[1]) * _UNITS_NS[match[2]]), 2**62)
 
 

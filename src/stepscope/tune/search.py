@@ -16,7 +16,7 @@ import msgspec
 
 from stepscope.errors import UsageError
 from stepscope.files import converted
-from stepscope.tune.plan import FEWEST_PROOF_ROUNDS, Measure, Outcome, Plan, choices, is_new, plan
+from stepscope.tune.next_trial import FEWEST_PROOF_ROUNDS, Measure, Outcome, Plan, choices, is_new, plan
 from stepscope.tune.study import BEAT_S, OWNER, SharedStudy, held, import_optuna
 from stepscope.tune.trials import ON, Configuration, Measured, Proposal, Space, Trial
 

@@ -8,7 +8,7 @@ import pytest
 from stepscope.analysis.attribution import attribute
 from stepscope.analysis.places import Place, places
 from stepscope.trace import Trace
-from stepscope.trace.naming import is_telling_library
+from stepscope.trace.naming import is_third_party_file
 from tests.unit.recording import Recording
 
 
@@ -87,4 +87,4 @@ def test_no_frames_no_places() -> None:
     ],
 )
 def test_which_files_tell_what_is_done(file: str | None, tells: bool) -> None:
-    assert is_telling_library(file) is tells
+    assert is_third_party_file(file) is tells

@@ -217,7 +217,7 @@ def test_what_was_not_read_of_a_side_is_said(slow: str, tmp_path: Path, capsys: 
     assert found["before"]["warnings"] == []
     assert {warning["kind"]: warning["count"] for warning in found["after"]["warnings"]}["truncated"] == 2
     (note,) = [note for note in found["notes"] if note.startswith("After, while reading: ")]
-    assert "the file ends before its list of events is complete; what was written before that was read (2)" in note
+    assert "the file is truncated within its list of events; the events before that were read (2)" in note
     assert not any(note.startswith("Before, while reading") for note in found["notes"])
 
 

@@ -131,7 +131,7 @@ def test_a_bad_file_changes_nothing(kept: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["L5"], "'L5' is no device that the table knows; did you mean L4"),
+        (["L5"], "'L5' is not in the table of devices; did you mean L4"),
         (["L4", "--add", "x"], "name a device, --add a file or --remove a device: one at a time"),
         (["--add", "nothing.toml"], "there is no file 'nothing.toml'"),
         (["--device", "cpu"], "--device needs stepscope devices measure"),
@@ -189,4 +189,4 @@ def test_a_broken_file_of_the_users_is_named(kept: Path, capsys: pytest.CaptureF
 
     assert main(["devices"]) == 2
 
-    assert capsys.readouterr().err == f"stepscope: {kept} is no TOML file: it is not UTF-8 text\n"
+    assert capsys.readouterr().err == f"stepscope: {kept} is not a TOML file: it is not UTF-8 text\n"

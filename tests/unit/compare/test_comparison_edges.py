@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepscope.compare import compare_traces
-from stepscope.compare.record import LeftOut, far_edges, left_out, trace_record
+from stepscope.compare.trace_record import LeftOut, far_edges, left_out, trace_record
 from stepscope.trace import Trace, Window
 from tests.unit.recording import Recording
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from stepscope.compare import Comparison, compare_samples
-from stepscope.compare.record import SideSummary
+from stepscope.compare.trace_record import SideSummary
 from stepscope.report.comparison import comparison_document, comparison_json, overview, redacted_comparison
 from stepscope.report.text import markdown_of, text_of
 from stepscope.report.words import advice, cause_phrase, side_sentence, where_sentences

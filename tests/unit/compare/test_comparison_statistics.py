@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from stepscope.compare import SampleComparison, compare_samples
-from stepscope.compare.record import far_edges
 from stepscope.compare.statistics import joint_confidence
+from stepscope.compare.trace_record import far_edges
 
 MS = 1_000_000
 

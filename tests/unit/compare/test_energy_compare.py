@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.compare import Side, compare_sides
-from stepscope.compare.record import compared_energies
+from stepscope.compare.trace_record import compared_energies
 from stepscope.report.comparison import comparison_document, comparison_json, overview
 from stepscope.report.text import markdown_of, text_of
 from stepscope.report.words import energy_sentences

@@ -154,7 +154,7 @@ def test_the_lines() -> None:
         "  copy from the device: 25.0 GB/s, the middle half of the runs within 0%; "
         "copies of 512 MiB, page-locked on the host",
         "  small kernel: 1.5 us, the middle half of the runs within 1%; a graph of 500 additions to one number",
-        "  The runs differ much: other programs used the machine. Measure again when it is idle.",
+        "  The runs differ widely: other programs used the machine. Measure again when it is idle.",
         "  fp8: not measured: not there",
     ]
 

@@ -139,16 +139,16 @@ def test_a_file_that_is_named_must_be_there(monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (CARD, "", "names no device; each is a table [[device]]"),
-        (CARD, "device = 3", "names no device; each is a table [[device]]"),
-        (CARD, "device = [3]", "device 1 is no table [[device]]"),
-        (CARD, "[[devices]]\n", "'devices' means nothing there; each device is a table [[device]]"),
-        (CARD, "name: x", "is no TOML file: Expected '=' after a key in a key/value pair (at line 1, column 5)"),
-        (CARD, "\x00", "is no TOML file: Invalid statement (at line 1, column 1)"),
-        (CARD, CARD * 2, "the device 'Card 7' stands there twice"),
+        (CARD, "", "contains no device; each is a table [[device]]"),
+        (CARD, "device = 3", "contains no device; each is a table [[device]]"),
+        (CARD, "device = [3]", "device 1 is not a table [[device]]"),
+        (CARD, "[[devices]]\n", "'devices' is not a known key; each device is a table [[device]]"),
+        (CARD, "name: x", "is not a TOML file: Expected '=' after a key in a key/value pair (at line 1, column 5)"),
+        (CARD, "\x00", "is not a TOML file: Invalid statement (at line 1, column 1)"),
+        (CARD, CARD * 2, "the device 'Card 7' appears twice"),
         ('name = "Card 7"\n', "", "device 1: 'name' is missing, or has no letter or digit"),
         ('"Card 7"\n', "7\n", "device 1: 'name' is wrong: expected text, got `int`"),
-        ("memory_gb", "memory", "'Card 7': 'memory' is no key of a device; they are name, aliases, "),
+        ("memory_gb", "memory", "'Card 7': 'memory' is not a key of a device; the keys are name, aliases, "),
         ("= 600.5", '= "600"', "'Card 7': 'bandwidth_gb_s' is wrong: expected a number, got text"),
         ("= 600.5", "= -1", "'Card 7': 'bandwidth_gb_s' is wrong: expected a number above 0"),
         ("= 600.5", "= nan", "'Card 7': 'bandwidth_gb_s' is wrong: expected a number above 0"),
@@ -188,8 +188,8 @@ def test_large_nested_and_binary_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is larger than 1 MiB"):
         read_devices(file)
     file.write_text("a = " + "[" * 100_000)
-    with pytest.raises(UsageError, match="is no TOML file"):
+    with pytest.raises(UsageError, match="is not a TOML file"):
         read_devices(file)
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="is no TOML file: it is not UTF-8 text"):
+    with pytest.raises(UsageError, match="it is not UTF-8 text"):
         read_devices(file)

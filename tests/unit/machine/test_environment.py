@@ -124,7 +124,7 @@ def test_this_machine_is_read_without_an_error() -> None:
             thermal_throttling,
             {f"{CPU}/cpu{core}/thermal_throttle/core_throttle_count": str(7 * core) for core in range(2)},
             "note",
-            "Heat has throttled 1 of 2 cores since the machine began",
+            "Heat has throttled 1 of 2 cores since the machine started",
         ),
         (
             thermal_throttling,
@@ -158,13 +158,13 @@ def test_this_machine_is_read_without_an_error() -> None:
             swap,
             {"proc/meminfo": "SwapTotal: 8388608 kB\nSwapFree: 4194304 kB"},
             "note",
-            "4.0 GiB of swap are in use",
+            "4.0 GiB of swap is in use",
         ),
         (
             swap,
             {**allowed("0"), "proc/meminfo": "SwapTotal: 8388608 kB\nSwapFree: 4194304 kB"},
             "problem",
-            "2 MiB of the process are in swap",
+            "2 MiB of the process is in swap",
         ),
         (
             memory_pressure,
@@ -235,7 +235,7 @@ def test_no_quota(tmp_path: Path) -> None:
 )
 def test_a_nearly_full_container(tmp_path: Path, version: int, files: dict[str, str]) -> None:
     container = machine(tmp_path, control_group(version, **files))
-    assert said(memory_limit, container) == [("problem", "9.5 GiB of the memory limit of 10.0 GiB are used")]
+    assert said(memory_limit, container) == [("problem", "9.5 GiB of the 10.0 GiB memory limit is in use")]
 
 
 def test_memory_limits_that_are_none(tmp_path: Path) -> None:
@@ -249,9 +249,9 @@ def test_memory_limits_that_are_none(tmp_path: Path) -> None:
         ({}, 8, "fine", "8 threads for 8 usable cores"),
         ({}, 16, "problem", "16 threads compute on 8 usable cores"),
         ({"OMP_NUM_THREADS": "9,2"}, None, "problem", "9 threads compute on 8 usable cores"),
-        ({"LOCAL_WORLD_SIZE": "4"}, 4, "problem", "4 ranks of 4 threads compute on 8 usable cores"),
+        ({"LOCAL_WORLD_SIZE": "4"}, 4, "problem", "4 ranks with 4 threads each compute on 8 usable cores"),
         ({"LOCAL_WORLD_SIZE": "4", "OMP_NUM_THREADS": "1"}, None, "note", "Operators on the CPU use 1 of 2 cores"),
-        ({"OMP_NUM_THREADS": "many"}, None, "unknown", "Threads cannot be compared with cores"),
+        ({"OMP_NUM_THREADS": "many"}, None, "unknown", "The number of threads is not known"),
     ],
 )
 def test_threads_against_cores(
@@ -344,7 +344,7 @@ def test_only_accelerators_of_known_makers_count(tmp_path: Path) -> None:
 
 def test_load_on_devices_that_nobody_can_ask_about_is_unknown(tmp_path: Path) -> None:
     found = device_state(machine(tmp_path, device("0000:01:00.0", node=0, vendor="0x1002")))
-    assert [(one.verdict, one.title) for one in found] == [("unknown", "Load on the devices cannot be read")]
+    assert [(one.verdict, one.title) for one in found] == [("unknown", "The load on the devices cannot be read")]
     assert "AMD" in found[0].read
 
 
@@ -354,10 +354,10 @@ def test_what_a_devices_state_means() -> None:
 
     assert {one.verdict for one in judged(quiet)} == {"fine"}
     assert [(one.check, one.verdict, one.title) for one in judged(busy)] == [
-        ("device-load", "problem", "Others use device 1 (H200): 98% busy"),
+        ("device-load", "problem", "Other processes use device 1 (H200): 98% busy"),
         ("device-clocks", "problem", "The clock of device 1 (H200) is lowered by the power limit"),
-        ("device-persistence", "note", "The driver lets go of device 1 (H200) between processes"),
-        ("device-power", "note", "The power limit of device 1 (H200) is 500 W, by default 700 W"),
+        ("device-persistence", "note", "The driver does not keep device 1 (H200) initialised between processes"),
+        ("device-power", "note", "The power limit of device 1 (H200) is 500 W; the default is 700 W"),
     ]
     assert "process 99 (2.0 GiB)" in judged(busy)[0].read
     assert {one.verdict for one in judged(DeviceState(0, "old"))} == {"unknown"}
@@ -366,14 +366,14 @@ def test_what_a_devices_state_means() -> None:
 @pytest.mark.parametrize(
     ("environ", "titles"),
     [
-        ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, ["Host memory comes from jemalloc", "as it comes"]),
-        ({"PYTHONMALLOC": "debug"}, ["PYTHONMALLOC takes", "as it comes"]),
-        ({"MALLOC_ARENA_MAX": "1"}, ["All threads allocate from one arena", "as it comes"]),
+        ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, ["Host memory comes from jemalloc", "its default settings"]),
+        ({"PYTHONMALLOC": "debug"}, ["PYTHONMALLOC", "its default settings"]),
+        ({"MALLOC_ARENA_MAX": "1"}, ["All threads allocate from one arena", "its default settings"]),
         ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, ["the C library's malloc", "is set"]),
         ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:32"}, ["the C library's malloc", "above 32 MB are never split"]),
         (
             {"PYTORCH_CUDA_ALLOC_CONF": "garbage_collection_threshold:0.3"},
-            ["the C library's malloc", "given back from 30%"],
+            ["the C library's malloc", "released once 30%"],
         ),
     ],
 )

@@ -59,14 +59,14 @@ def test_a_name_of_several_names_them(typed: str, rows: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("", "the name of a device is empty (stepscope devices lists them)"),
-        ("???", "the name of a device is empty (stepscope devices lists them)"),
+        ("", "the device's name is empty (stepscope devices lists the names)"),
+        ("???", "the device's name is empty (stepscope devices lists the names)"),
         (
             "H10O-SXM",
-            "'H10O-SXM' is no device that the table knows; did you mean H100-SXM, H200-SXM or P100-SXM2? "
+            "'H10O-SXM' is not in the table of devices; did you mean H100-SXM, H200-SXM or P100-SXM2? "
             "(stepscope devices lists them)",
         ),
-        ("toaster", "'toaster' is no device that the table knows (stepscope devices lists them)"),
+        ("toaster", "'toaster' is not in the table of devices (stepscope devices lists them)"),
     ],
 )
 def test_a_name_of_none_is_refused(typed: str, message: str) -> None:

@@ -53,7 +53,7 @@ def test_ranks_share_the_cores_near_their_devices(tmp_path: Path, rank: int, cor
     assert share.threads == 2
     assert share.why == (
         f"pinned to cores {cores}: 2 physical cores, "
-        f"on NUMA node {rank // 2}, where the device of local rank {rank} hangs"
+        f"on NUMA node {rank // 2}, which the device of local rank {rank} is attached to"
     )
 
 
@@ -94,12 +94,12 @@ def test_shares_are_whole_cores_that_nobody_else_has(tmp_path: Path, ranks: int)
 def test_a_process_that_is_alone_stays(tmp_path: Path) -> None:
     share = core_share(machine(tmp_path, allowed("0-7")), 0, 1)
     assert (share.cores, share.threads, share.possible) == (None, None, True)
-    assert share.why == "left on all its cores (0-7): it is alone, and no node is known to be nearer"
+    assert share.why == "left on all its cores (0-7): it is alone, and no NUMA node is known to be closer"
 
 
 def test_a_process_that_was_bound_stays(tmp_path: Path) -> None:
     share = core_share(machine(tmp_path, server("2-3,10-11")), 1, 4)
-    assert (share.cores, share.why) == (None, "left on cores 2-3,10-11, to which it was bound already")
+    assert (share.cores, share.why) == (None, "left on cores 2-3,10-11, to which it was already bound")
 
 
 def test_a_quota_limits_threads(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_system_without_cores_to_choose_is_refused_gently(tmp_path: Path, monk
     monkeypatch.delattr(os, "sched_setaffinity")
     report = prepare_quiet(0, 2, machine=machine(tmp_path, allowed("0-1")))
     report.undo()
-    assert "has no way to do so" in report.refused[0]
+    assert "does not support it" in report.refused[0]
 
 
 def test_cores_that_the_system_does_not_give_are_refused_gently(tmp_path: Path) -> None:

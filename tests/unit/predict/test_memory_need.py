@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from stepscope.machine.devices import DevicePeaks, named_device
-from stepscope.predict.limits import MemoryNeed, memory_need, sampled_memory
+from stepscope.predict.batch import MemoryNeed, memory_need, sampled_memory
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry

@@ -16,9 +16,10 @@ from stepscope.commands import main
 from stepscope.commands.plan.predict import budget, counts, hours, iterations
 from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
+from stepscope.predict.batch import MemoryNeed
 from stepscope.predict.cost.plan import Machine, Plan, Refused, Request, make_plan, pareto_front
 from stepscope.predict.cost.prices import Price
-from stepscope.predict.limits import MemoryNeed, named_link
+from stepscope.predict.limits import named_link
 from stepscope.predict.prediction import StepPrediction, StepPredictor, predicted_steps
 from stepscope.report.html import html_of
 from stepscope.report.plan import asked_sentence, hours_words, plan_document, plan_json, recommendation

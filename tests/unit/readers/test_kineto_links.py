@@ -115,7 +115,7 @@ def test_chosen_steps_are_a_window(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("events", "said"),
     [
-        (stepped(), "no step of the trace is in the range asked for: it has steps 3 to 4"),
+        (stepped(), "no step of the trace is in the requested range: it has steps 3 to 4"),
         ([complete("aten::mm", "cpu_op", 1, 2)], "the trace has no step annotations to choose steps by"),
         ([complete("mine", "user_annotation", 1, 2)], "the trace has no step annotations to choose steps by"),
     ],

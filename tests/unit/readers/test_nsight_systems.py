@@ -371,7 +371,7 @@ class TestHost:
         trace = opened(tmp_path, **{RUNTIME: [call(0, 1, 1)], "COMPOSITE_EVENTS": [{"id": 1, "start": 5, "cpu": 0}]})
 
         assert [warning.detail for warning in trace.warnings] == [
-            "events that no table of a trace holds were left out: COMPOSITE_EVENTS"
+            "events of kinds that a trace has no table for were left out: COMPOSITE_EVENTS"
         ]
 
 

@@ -20,7 +20,7 @@ from stepscope.diagnosis import diagnose
 from stepscope.errors import NotATraceError, StepscopeError, UnreadableTraceError, UsageError
 from stepscope.readers import open_trace
 from stepscope.readers.nsight_systems import database
-from stepscope.readers.nsight_systems.places import MOST_LANES
+from stepscope.readers.nsight_systems.lanes import MOST_LANES
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 from stepscope.trace.window import StepRange
@@ -143,7 +143,7 @@ class TestTheFileIsLeftAlone:
         data = gzip.compress(written(tmp_path / "run.sqlite", **steps(500)).read_bytes())
         packed.write_bytes(data[: len(data) // 2])
 
-        with pytest.raises(UnreadableTraceError, match="the compressed data ends early, and a part is no database"):
+        with pytest.raises(UnreadableTraceError, match="the compressed data ends early, and part of a database"):
             open_trace(packed)
 
 
@@ -151,10 +151,10 @@ class TestSomethingElse:
     @pytest.mark.parametrize(
         ("tables", "said"),
         [
-            ({"moz_places": [{"id": 1, "url": "x"}]}, "no export of Nsight Systems"),
+            ({"moz_places": [{"id": 1, "url": "x"}]}, "not an export of Nsight Systems"),
             ({"rocpd_kernel_dispatch_1": [{"id": 1}]}, "rocprofv3 --output-format json"),
             ({"TARGET_INFO_SESSION_START_TIME": [{"utcEpochNs": 1}]}, "without events: record with nsys profile"),
-            ({KERNEL: [kernel(0, 1) | {"start": None}]}, "without an event that could be read"),
+            ({KERNEL: [kernel(0, 1) | {"start": None}]}, "without a readable event"),
         ],
     )
     def test_is_refused_with_a_sentence(self, tables: dict[str, Any], said: str, tmp_path: Path) -> None:

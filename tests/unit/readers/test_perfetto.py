@@ -360,7 +360,7 @@ def test_what_precedes_a_cut_is_read(tmp_path: Path) -> None:
     assert (trace.annotations.height, trace.device_work.height) == (1, 0)
     assert kinds(trace) == {"truncated": 1}
     assert "compressed_data" in kinds(opened(tmp_path, gzip.compress(data)[:-20]))
-    with pytest.raises(UnreadableTraceError, match="the file ends before one does"):
+    with pytest.raises(UnreadableTraceError, match="the file is truncated"):
         opened(tmp_path, data[: data.index(b"ProfilerStep")])
 
 

@@ -112,7 +112,7 @@ def test_what_is_no_trace_is_named(tmp_path: Path, content: bytes, said: str) ->
 
 
 def test_the_trace_files_of_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableTraceError, match="holds no trace file"):
+    with pytest.raises(UnreadableTraceError, match="contains no trace file"):
         trace_files(tmp_path)
     text = json.dumps([complete("a", "cpu_op", 1, 1)])
     for name in ("b.json", "a.json", "notes.txt"):

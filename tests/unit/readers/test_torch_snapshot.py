@@ -71,19 +71,19 @@ def nested(depth: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (pickle.dumps(Evil(), protocol=2), "holds objects of Python classes, which could run code: not read"),
-        (pickle.dumps(Evil(), protocol=4), "holds objects of Python classes"),
-        (pickle.dumps(collections.OrderedDict(a=1)), "holds objects of Python classes"),
+        (pickle.dumps(Evil(), protocol=2), "objects of Python classes, which could run code: not read"),
+        (pickle.dumps(Evil(), protocol=4), "objects of Python classes"),
+        (pickle.dumps(collections.OrderedDict(a=1)), "objects of Python classes"),
         (pickle.dumps({1, 2}, protocol=4), "has an operation that memory snapshots do not use"),
         (pickle.dumps({(1, 2): 3}), "has keys that are neither texts nor numbers"),
-        (pickle.dumps(10**100), "holds a number of more than 16 bytes"),
+        (pickle.dumps(10**100), "a number of more than 16 bytes"),
         (pickle.dumps([1, 2, 3])[:-3], "is damaged or cut off"),
         (b"\x80\x04]}a}s.", "is damaged or cut off"),
         (b"\x80\x04K\x01K\x02a.", "is damaged or cut off"),
         (b"\x80\x04h\x05.", "is damaged or cut off"),
         (b"\x80\x04X\xff\xff\xff\x7fabc", "is cut off"),
         (b"\x80\x04.", "is damaged or cut off"),
-        (b"\x80\x04](K\x01u.", "sets items of something that is no dictionary"),
+        (b"\x80\x04](K\x01u.", "sets items of something that is not a dictionary"),
         (b"\x80\x04}(K\x01u.", "is damaged: a key without a value"),
     ],
 )
@@ -313,16 +313,16 @@ def test_json_and_packed_files_and_lists_of_segments(tmp_path: Path) -> None:
     ("value", "message"),
     [
         ([1, 2], "is a memory snapshot without a single allocation"),
-        ("text", "is a value of Python, but no memory snapshot"),
-        ({"model": {}}, "is a dictionary of Python, but no memory snapshot: it has neither 'segments' nor"),
-        ({"segments": 3}, "is no memory snapshot: its 'segments' or 'device_traces' are no list"),
+        ("text", "is a value of Python, but not a memory snapshot"),
+        ({"model": {}}, "is a dictionary of Python, but not a memory snapshot: it has neither 'segments' nor"),
+        ({"segments": 3}, "its 'segments' or 'device_traces' is not a list"),
         ({"segments": [], "device_traces": [[], 7, None]}, "is a memory snapshot without a single allocation"),
-        ({"segments": [], "device_traces": [[]] * 1025}, "is no memory snapshot: it tells of 1,025 devices"),
+        ({"segments": [], "device_traces": [[]] * 1025}, "is not a memory snapshot: it lists 1,025 devices"),
         (
             {"device_traces": [[{"action": "free_completed", "addr": 1, "size": 2**49}] * 5_000]},
-            "is no memory snapshot: it tells of more memory than there can be",
+            "is not a memory snapshot: it lists more memory than can exist",
         ),
-        ({"segments": [{"device": 0, "total_size": 2**49}] * 5_000}, "it tells of more memory than there can be"),
+        ({"segments": [{"device": 0, "total_size": 2**49}] * 5_000}, "more memory than can exist"),
     ],
 )
 def test_plain_pickles_that_are_no_snapshot(value: object, message: str, tmp_path: Path) -> None:

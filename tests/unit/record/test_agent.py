@@ -19,7 +19,7 @@ import pytest
 from stepscope.errors import AgentError, UsageError
 from stepscope.record.agent import http as agent_http
 from stepscope.record.agent import server as agent_module
-from stepscope.record.agent.http import Place
+from stepscope.record.agent.http import Endpoint
 from stepscope.record.agent.protocol import AgentFile, agent_of_process, agents_in, read_agent_file, user_agents
 from stepscope.record.agent.server import Agent, begin_capture, serve_for_run, start_server
 from stepscope.record.controller import StepController
@@ -38,7 +38,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def process() -> Iterator[Process]:
-    made = Process(Place())
+    made = Process(Endpoint())
     yield made
     made.agent.close()
 
@@ -118,7 +118,7 @@ class TestCaptures:
         process.take_steps(4)
         for passed in (3, 4):
             status, body = process.ask("POST", "/captures", {"steps": 1, "first_step": passed})
-            assert (status, body["error"]) == (412, f"step {passed} is not to come: step 4 has begun")
+            assert (status, body["error"]) == (412, f"step {passed} is no longer ahead: step 4 has begun")
         process.ask("POST", "/captures", {"steps": 2, "first_step": 9})
         process.take_steps(20)
         done = process.ask("GET", "/captures/c1")[1]
@@ -136,7 +136,7 @@ class TestCaptures:
         monkeypatch.setattr(controller, "request", overtaken)
         from stepscope.record.agent.protocol import CaptureOrder, Refusal
 
-        with pytest.raises(Refusal, match="step 1 is not to come: step 1 has begun"):
+        with pytest.raises(Refusal, match="step 1 is no longer ahead: step 1 has begun"):
             begin_capture(controller, CaptureOrder(steps=1, first_step=1), Path("unused"))
         monkeypatch.undo()
         assert not begin_capture(controller, CaptureOrder(steps=1), Path("unused")).is_recording
@@ -194,7 +194,7 @@ class TestCaptures:
             ({"seconds": float("nan")}, "seconds"),
             ({"seconds": -1}, "seconds"),
             ({"timeout_s": "x" * 99}, "timeout_s"),
-            ({"steps": 1, "seconds": 1}, "some steps or some seconds"),
+            ({"steps": 1, "seconds": 1}, "steps or seconds, not both"),
             ({"first_step": -1}, "first_step"),
             ({"options": {"stack": True}}, "'stack'"),
             ({"options": {"stacks": 1}}, "options.stacks"),
@@ -238,10 +238,10 @@ class TestCaptures:
 class TestStrangers:
     @pytest.mark.parametrize("shown", [None, "Bearer wrong", "Bearer", TOKEN, f"Basic {TOKEN}", "Bearer t\xf6ken"])
     def test_a_token_is_needed(self, shown: str | None) -> None:
-        process = Process(Place(token=TOKEN))
+        process = Process(Endpoint(token=TOKEN))
         try:
             status, body = process.ask("GET", "/status", Authorization=shown)
-            assert (status, body["error"]) == (401, "the token is missing or wrong; it stands in the agent's file")
+            assert (status, body["error"]) == (401, "the token is missing or wrong; it is in the agent's file")
             assert process.ask("GET", "/status")[0] == 200
         finally:
             process.agent.close()
@@ -374,16 +374,16 @@ class TestStrangers:
 class TestPlaces:
     def test_a_unix_socket(self, tmp_path: Path) -> None:
         path = tmp_path / "agent.sock"
-        process = Process(Place(socket=path))
+        process = Process(Endpoint(socket=path))
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert process.ask("GET", "/status", Authorization=None)[0] == 200
         with pytest.raises(AgentError, match=r"the agent cannot listen on .*agent\.sock: Address already in use"):
-            Process(Place(socket=path))
+            Process(Endpoint(socket=path))
         process.agent.close()
         assert not path.exists()
 
     def test_a_unix_socket_with_a_token(self, tmp_path: Path) -> None:
-        process = Process(Place(socket=tmp_path / "agent.sock", token=TOKEN))
+        process = Process(Endpoint(socket=tmp_path / "agent.sock", token=TOKEN))
         assert process.ask("GET", "/status", Authorization=None)[0] == 401
         assert process.ask("GET", "/status")[0] == 200
         process.agent.close()
@@ -392,7 +392,7 @@ class TestPlaces:
         path = tmp_path / "agent.sock"
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(path))
-        process = Process(Place(socket=path))
+        process = Process(Endpoint(socket=path))
         assert process.ask("GET", "/status")[0] == 200
         process.agent.close()
 
@@ -400,32 +400,32 @@ class TestPlaces:
         path = tmp_path / "precious"
         path.write_text("data")
         with pytest.raises(AgentError, match="cannot listen on"):
-            Process(Place(socket=path))
+            Process(Endpoint(socket=path))
         assert path.read_text() == "data"
 
     @pytest.mark.parametrize(
-        ("place", "sentence"),
+        ("endpoint", "sentence"),
         [
-            (Place(port=-1), "a port is a number from 0 to 65535, not -1"),
-            (Place(port="80"), "a port is a number from 0 to 65535, not '80'"),  # type: ignore[arg-type]
-            (Place(address=""), "an agent listens on an address, such as 127.0.0.1"),
-            (Place(token="short"), "a token has at least 16 letters"),
-            (Place(token="with space in the middle"), "a token has at least 16 letters"),
-            (Place(socket=Path("x"), port=1), "on a port or on a Unix socket, not on both"),
+            (Endpoint(port=-1), "a port is a number from 0 to 65535, not -1"),
+            (Endpoint(port="80"), "a port is a number from 0 to 65535, not '80'"),  # type: ignore[arg-type]
+            (Endpoint(address=""), "an agent needs an address to listen on"),
+            (Endpoint(token="short"), "at least 16 letters"),
+            (Endpoint(token="with space in the middle"), "at least 16 letters"),
+            (Endpoint(socket=Path("x"), port=1), "on a port or on a Unix socket, not both"),
         ],
     )
-    def test_mistakes(self, place: Place, sentence: str) -> None:
+    def test_mistakes(self, endpoint: Endpoint, sentence: str) -> None:
         with pytest.raises(UsageError, match=sentence):
-            place.check()
+            endpoint.check()
 
     def test_a_port_that_is_taken(self, process: Process) -> None:
         port = int(process.agent.address.rsplit(":", 1)[1])
         with pytest.raises(AgentError, match=f"the agent cannot listen on 127.0.0.1 port {port}: Address already"):
-            Process(Place(port=port))
+            Process(Endpoint(port=port))
 
     def test_a_name_that_is_no_address_of_this_machine(self) -> None:
         with pytest.raises(AgentError, match=r"the agent cannot listen on 192\.0\.2\.1 port 0: "):
-            Process(Place(address="192.0.2.1"))
+            Process(Endpoint(address="192.0.2.1"))
 
 
 class TestFiles:
@@ -442,7 +442,7 @@ class TestFiles:
         assert list(folder.iterdir()) == []
 
     def test_an_agent_of_a_run(self, run: RunFolder) -> None:
-        process = Process(Place(), run, rank=3, world_size=8)
+        process = Process(Endpoint(), run, rank=3, world_size=8)
         place = run.agents / "rank3.json"
         assert stat.S_IMODE(place.stat().st_mode) == 0o600
         assert read_agent_file(place) == agent_of_process(os.getpid())
@@ -457,7 +457,7 @@ class TestFiles:
 
     def test_a_folder_that_others_can_read_is_closed(self, tmp_path: Path) -> None:
         user_agents().mkdir(parents=True, mode=0o755)
-        Process(Place()).agent.close()
+        Process(Endpoint()).agent.close()
         assert stat.S_IMODE(user_agents().stat().st_mode) == 0o700
 
     def test_a_helper_does_not_take_its_ranks_place(self, run: RunFolder) -> None:
@@ -465,7 +465,7 @@ class TestFiles:
         from stepscope.record.agent.protocol import write_agent_file
 
         write_agent_file(run.agents / "rank0.json", main)
-        process = Process(Place(), run)
+        process = Process(Endpoint(), run)
         assert read_agent_file(run.agents / "rank0.json") == main
         process.agent.close()
         assert read_agent_file(run.agents / "rank0.json") == main
@@ -506,7 +506,7 @@ class TestStartServer:
         assert start_server() is first
         assert capsys.readouterr().err == ""
         assert start_server(port=1) is first
-        assert f"this process has an agent at {first.address} already" in capsys.readouterr().err
+        assert f"this process already has an agent at {first.address}" in capsys.readouterr().err
         first.close()
         first.close()
         second = start_server()
@@ -535,7 +535,7 @@ class TestStartServer:
         def fail(*arguments: Any, **named: Any) -> Any:
             raise AgentError("no port is free")
 
-        monkeypatch.setattr(Place, "listen", fail)
+        monkeypatch.setattr(Endpoint, "listen", fail)
         assert serve_for_run(run, 0) is None
         assert capsys.readouterr().err == "stepscope: the program runs without an agent: no port is free\n"
 

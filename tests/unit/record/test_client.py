@@ -146,7 +146,7 @@ class TestTargets:
     @pytest.mark.parametrize(
         ("target", "error", "sentence"),
         [
-            ("nothing", UsageError, "'nothing' is no address .* no number of a process and no run that can be found"),
+            ("nothing", UsageError, "'nothing' is not an address .* a process number or a run that can be found"),
             ("localhost:99999", UsageError, "there is no port 99999"),
             ("1", AgentError, r"process 1 has no agent of yours: start one with stepscope\.start_server\(\)"),
             ("run", AgentError, "the run run has no agent: it has ended, has not done its first step yet, or was"),
@@ -199,7 +199,7 @@ class TestCaptures:
         with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf") as address:
             client = AgentClient(HttpTransport(address, None), "it")
             done = CaptureState("c1", "done", 1, 1, None, (("a.json.gz", 100),), None)
-            with pytest.raises(AgentError, match="broke off its answer: the process has ended"):
+            with pytest.raises(AgentError, match="did not finish its answer: the process has ended"):
                 client.fetch(done, tmp_path / "a.json.gz")
         assert not list(tmp_path.glob("*a.json*"))
 
@@ -263,7 +263,7 @@ class TestTogether:
         processes = [Process(Place(), run, rank, 2) for rank in range(2)]
         for process in processes:
             process.controller._step = 10**6
-        with pytest.raises(AgentError, match="the processes do their steps faster than they can be asked"):
+        with pytest.raises(AgentError, match="faster than they can be asked"):
             start_together(found("run", run), CaptureOrder(steps=2))
         for process in processes:
             assert process.ask("GET", "/captures")[1] == {"captures": []}

@@ -120,7 +120,7 @@ def test_a_program_that_ends_too_soon_has_no_number_and_a_reason() -> None:
     bench.steps(2, 10, 0.9)
 
     assert bench.record.windows == []
-    reason = "no window of 2 s of steps after the recording was full"
+    reason = "no window of 2 s of steps after the recording was complete"
     assert bench.record.missing == [MissingCounter("gpu", "0", reason)]
 
 
@@ -136,8 +136,8 @@ def test_a_program_without_steps_after_the_recording() -> None:
 @pytest.mark.parametrize(
     ("watts", "reason"),
     [
-        (0.0, "its counter did not move in 3 s"),
-        (-5.0, "its counter did not move in 3 s"),
+        (0.0, "its counter did not change in 3 s"),
+        (-5.0, "its counter did not change in 3 s"),
         (OSError("the device fell off the bus\nand more"), "the device fell off the bus"),
     ],
 )
@@ -154,9 +154,7 @@ def test_a_window_in_which_a_counter_can_have_come_round_has_no_number() -> None
     bench = Bench((CPU, 30.0))
     bench.steps(0, 1, 101.0)
 
-    assert bench.record.missing == [
-        MissingCounter("cpu", "0", "its counter may have come round more than once in 101 s")
-    ]
+    assert bench.record.missing == [MissingCounter("cpu", "0", "its counter may have wrapped more than once in 101 s")]
 
 
 def test_devices_that_cannot_be_waited_for_have_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +282,7 @@ class TestZeus:
     def test_a_machine_without_it(self) -> None:
         sources, missing = open_counters([], with_host=True)
 
-        reason = "this machine shows no counters of RAPL (/sys/class/powercap/intel-rapl)"
+        reason = "this machine has no RAPL counters (/sys/class/powercap/intel-rapl)"
         assert [each for each in missing if each.kind != "gpu"] == [
             MissingCounter("cpu", None, reason),
             MissingCounter("dram", None, reason),

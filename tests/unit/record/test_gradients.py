@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.record import lines
-from stepscope.record.values import STEPS, ValueLook
+from stepscope.record.equal_values import STEPS, ValueLook
 from stepscope.trace.program_facts import BackwardFacts
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ import pytest
 
 from stepscope.record.input_functions import Timed, is_timed
 from stepscope.record.input_stages import InputWatch
-from stepscope.trace.naming import is_own
+from stepscope.trace.naming import is_stepscope_file
 from stepscope.trace.program_facts import InputStageFacts
 
 torch = pytest.importorskip("torch")
@@ -129,7 +129,7 @@ def test_a_second_iterator_names_the_functions_and_not_what_measures_them(watch:
 
     assert (next(first), next(second)) == ([1.0], [1.0])
     assert {stage.name for stage in watch.stages() if stage.stage == "transform"} == {"brighter"}
-    assert not any(is_own(stage.file) for stage in watch.stages())
+    assert not any(is_stepscope_file(stage.file) for stage in watch.stages())
 
 
 def test_the_transforms_are_given_back(watch: InputWatch) -> None:

@@ -22,8 +22,8 @@ from stepscope.readers import open_trace
 from stepscope.record import lines as line_watches
 from stepscope.record import lines as module
 from stepscope.record import repetition
+from stepscope.record.equal_values import ValueLook
 from stepscope.record.lines import LineTracker
-from stepscope.record.values import ValueLook
 from stepscope.trace import Trace
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, lines_path, read_lines, write_lines

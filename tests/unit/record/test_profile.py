@@ -240,7 +240,7 @@ def test_the_controller_hears_of_each_step(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_schedule_that_says_nonsense(tmp_path: Path) -> None:
     with (
-        pytest.raises(UsageError, match="profile: the schedule said None"),
+        pytest.raises(UsageError, match="profile: the schedule returned None"),
         stepscope.profile(tmp_path, schedule=lambda step: None, **PLAIN),
     ):
         pytest.fail("the block was entered")

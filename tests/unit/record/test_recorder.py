@@ -146,7 +146,7 @@ def test_calls_may_be_repeated_and_come_in_any_order(tmp_path: Path) -> None:
 
     assert recorder.step_number == 0
     assert recorder.save(tmp_path / "one.json.gz").exists()
-    with pytest.raises(UsageError, match=r"was saved already, as .*one\.json\.gz"):
+    with pytest.raises(UsageError, match=r"already saved as .*one\.json\.gz"):
         recorder.save(tmp_path / "two.json.gz")
 
 

@@ -43,12 +43,12 @@ def test_a_cycle_with_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"active": 0}, "schedule: active is a number of steps, 1 or more, not 0"),
-        ({"active": 1, "wait": -1}, "schedule: wait is a number of steps, 0 or more, not -1"),
-        ({"active": 1, "warmup": 1.5}, "schedule: warmup is a number of steps, 0 or more, not 1.5"),
-        ({"active": True}, "schedule: active is a number of steps, 1 or more, not True"),
-        ({"active": 1, "repeat": "2"}, "schedule: repeat is a number of steps, 0 or more, not '2'"),
-        ({"active": 1, "skip_first": None}, "schedule: skip_first is a number of steps, 0 or more, not None"),
+        ({"active": 0}, "schedule: active must be a number of steps, 1 or more, not 0"),
+        ({"active": 1, "wait": -1}, "schedule: wait must be a number of steps, 0 or more, not -1"),
+        ({"active": 1, "warmup": 1.5}, "schedule: warmup must be a number of steps, 0 or more, not 1.5"),
+        ({"active": True}, "schedule: active must be a number of steps, 1 or more, not True"),
+        ({"active": 1, "repeat": "2"}, "schedule: repeat must be a number of steps, 0 or more, not '2'"),
+        ({"active": 1, "skip_first": None}, "schedule: skip_first must be a number of steps, 0 or more, not None"),
     ],
 )
 def test_mistakes_name_the_argument(given: dict[str, Any], sentence: str) -> None:
@@ -59,7 +59,7 @@ def test_mistakes_name_the_argument(given: dict[str, Any], sentence: str) -> Non
 
 
 def test_steps_are_counted_from_zero() -> None:
-    with pytest.raises(UsageError, match="a step's number is 0 or more, not -1"):
+    with pytest.raises(UsageError, match="must be 0 or more, not -1"):
         stepscope.schedule(active=1)(-1)
 
 
@@ -67,5 +67,5 @@ def test_actions_by_word_and_by_torchs_object() -> None:
     assert every_step(10**9) == "RECORD"
     assert action_of("WARMUP") == "WARMUP"
     assert action_of(torch.profiler.ProfilerAction.RECORD_AND_SAVE) == "RECORD_AND_SAVE"
-    with pytest.raises(UsageError, match="the schedule said 3; it must say one of NONE, WARMUP, RECORD"):
+    with pytest.raises(UsageError, match="the schedule returned 3"):
         action_of(3)

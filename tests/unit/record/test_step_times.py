@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.record.counters import StepTimes, Stretch
+from stepscope.record.counters import ConsecutiveSteps, StepTimes
 
 
 class Clock:
@@ -78,13 +78,13 @@ def test_cleared_times_are_gone() -> None:
     [None, [], {}, {"first_step": "1", "ns": [1]}, {"first_step": 1, "ns": [1, None]}, {"first_step": 1, "ns": [-1]}],
 )
 def test_what_is_no_stretch_is_none(content: object) -> None:
-    assert Stretch.from_json(content) is None
+    assert ConsecutiveSteps.from_json(content) is None
 
 
 def test_a_stretch_comes_back_from_the_run_folder() -> None:
-    stretch = Stretch(7, True, [1, 2, 3], [1, 1, 2], [0, 0, 5])
-    assert Stretch.from_json(stretch.to_json()) == stretch
+    stretch = ConsecutiveSteps(7, True, [1, 2, 3], [1, 1, 2], [0, 0, 5])
+    assert ConsecutiveSteps.from_json(stretch.to_json()) == stretch
     for unfit in ([1, 1], None, [1, 1, -2]):  # an older or damaged folder
-        assert Stretch.from_json({**stretch.to_json(), "processor_ns": unfit, "faults": unfit}) == Stretch(
-            7, True, [1, 2, 3]
-        )
+        assert ConsecutiveSteps.from_json(
+            {**stretch.to_json(), "processor_ns": unfit, "faults": unfit}
+        ) == ConsecutiveSteps(7, True, [1, 2, 3])

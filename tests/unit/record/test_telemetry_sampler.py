@@ -254,8 +254,8 @@ def test_the_last_sample_is_taken_at_the_end(writer: Writer) -> None:
 @pytest.mark.parametrize(
     ("driver", "complaint"),
     [
-        (False, "processor, memory, disk and network are not sampled, for want of psutil"),
-        (True, "processor, memory, disk and network are not sampled, for want of psutil and nvidia-ml-py"),
+        (False, "processor, memory, disk and network are not sampled without psutil"),
+        (True, "processor, memory, disk and network are not sampled without psutil and nvidia-ml-py"),
     ],
 )
 def test_missing_packages_are_one_sentence_and_training_goes_on(
@@ -275,7 +275,7 @@ def test_missing_packages_are_one_sentence_and_training_goes_on(
         run.log({"loss": 1.0})
 
     # Then
-    packages = complaint.partition("for want of ")[2].replace(" and ", " ")
+    packages = complaint.partition("sampled without ")[2].replace(" and ", " ")
     assert capsys.readouterr().err == f"stepscope: {complaint}: pip install {packages}\n"
     found = read_telemetry(telemetry_files(tmp_path))
     assert found.samples["value"].to_list() == [1.0]

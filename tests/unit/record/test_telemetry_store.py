@@ -152,7 +152,7 @@ def test_a_log_in_a_folder_that_cannot_be_written_is_read_from_a_copy(tmp_path: 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [(b"", "it holds no telemetry of stepscope"), (b"not a database at all" * 100, "not a database")],
+    [(b"", "no telemetry of stepscope"), (b"not a database at all" * 100, "not a database")],
     ids=["empty", "text"],
 )
 def test_what_is_no_telemetry_is_refused(tmp_path: Path, content: bytes, complaint: str) -> None:
@@ -244,7 +244,7 @@ def test_rows_beyond_what_memory_may_hold_are_counted(tmp_path: Path, monkeypatc
     # Then
     read = read_telemetry(telemetry_files(tmp_path))
     assert read.samples["step"].to_list() == [3, 4, 5, 6, 7]
-    assert read.missing["reason"].to_list() == ["3 rows were lost while the disk took none"]
+    assert read.missing["reason"].to_list() == ["3 rows were lost while the disk accepted none"]
 
 
 def test_a_write_that_hangs_is_not_waited_for_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_the_package_managers_that_are_there_come_alone(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("call", [find_allocator, how_to_install, lambda name: allocator_environment(name, {})])
 def test_an_unknown_allocator(call: object) -> None:
-    with pytest.raises(ValueError, match="'hoard' is no allocator known here; choose jemalloc or tcmalloc"):
+    with pytest.raises(ValueError, match="'hoard' is not a known allocator; choose jemalloc or tcmalloc"):
         call("hoard")  # type: ignore[operator]
 
 

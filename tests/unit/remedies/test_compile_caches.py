@@ -77,7 +77,7 @@ def test_a_default_that_is_not_there_and_a_bucket_are_no_caches(
 )
 def test_sizes(text: str, expected: int | None) -> None:
     if expected is None:
-        with pytest.raises(ValueError, match="is no size above 0"):
+        with pytest.raises(ValueError, match="is not a size above 0"):
             size_in_bytes(text)
     else:
         assert size_in_bytes(text) == expected
@@ -176,7 +176,7 @@ def test_only_one_evicts_and_what_a_killed_one_left_is_removed(tmp_path: Path) -
     write(tmp_path / f"{TRASH}left" / "0-0" / "kernel", 100)
     with (tmp_path / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(EvictionBusy, match="another process evicts"):
+        with pytest.raises(EvictionBusy, match="another process is evicting"):
             evict(cache, 1)
     assert keys(entries_of(cache)) == ["a"]
     evict(cache, 10_000)
@@ -201,7 +201,7 @@ def test_a_folder_of_somebodys_work_is_left_alone(tmp_path: Path, kind: CacheKin
     write(tmp_path / "sub" / "code", 100)
     cache = CompileCache(kind, tmp_path, "--folder")
     for act in (lambda: evict(cache, 1, recently_s=0), lambda: evict_in_background(1, [cache])):
-        with pytest.raises(ValueError, match="no compile cache, and nothing is removed"):
+        with pytest.raises(ValueError, match="not a compile cache, and nothing is removed"):
             act()
     assert sorted(os.listdir(tmp_path)) == sorted([written.partition("/")[0], "sub"])
 
@@ -210,7 +210,7 @@ def test_the_folder_that_one_works_in_is_left_alone(tmp_path: Path, monkeypatch:
     file = write(tmp_path / "work" / "sub" / "notes", 100)
     monkeypatch.chdir(file.parent)
     for folder in (file.parent, tmp_path / "work", Path("/"), Path.home()):
-        with pytest.raises(ValueError, match="a folder to work in"):
+        with pytest.raises(ValueError, match="a working folder"):
             evict(CompileCache("hpu", folder, "--folder"), 1, recently_s=0)
     assert file.exists()
 

@@ -105,7 +105,7 @@ def test_what_happens_to_the_tensor_afterwards_changes_nothing() -> None:
     [
         ("1", TypeError, "a str cannot be deferred"),
         (torch.tensor(1), TypeError, "a tensor of torch.int64 cannot be deferred"),
-        (torch.zeros(2), ValueError, "the tensor has 2 elements: a number is one"),
+        (torch.zeros(2), ValueError, "the tensor has 2 elements, not one"),
     ],
 )
 def test_what_is_no_number_is_refused(value: Any, error: type[Exception], sentence: str) -> None:

@@ -134,11 +134,11 @@ def test_nonsense_is_refused_in_a_sentence() -> None:
     with pytest.raises(TypeError, match=r"takes parameters, not float$"):
         clip_grad_norm(3.0, 1.0)
     for wrong in (-1.0, math.nan):
-        with pytest.raises(ValueError, match="max_norm has to be 0 or more"):
+        with pytest.raises(ValueError, match="max_norm must be 0 or more"):
             clip_grad_norm([], wrong)
-        with pytest.raises(ValueError, match="norm_type has to be above 0"):
+        with pytest.raises(ValueError, match="norm_type must be above 0"):
             clip_grad_norm([], 1.0, wrong)
-    with pytest.raises(ValueError, match="norm_type has to be above 0"):
+    with pytest.raises(ValueError, match="norm_type must be above 0"):
         clip_grad_norm([], 1.0, "two")  # type: ignore[arg-type]
 
 

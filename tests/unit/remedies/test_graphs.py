@@ -242,7 +242,7 @@ def test_what_cannot_be_captured_runs_as_it_is_and_says_why() -> None:
     assert "holds a Batch" in reason(lambda steps: steps(Batch()), lambda batch: batch.data + 1)
     assert "holds a Tensor" in reason(lambda steps: steps(x.to_sparse()), lambda x: x)
     assert "the result holds a Batch" in reason(lambda steps: steps(x), lambda x: Batch())
-    assert "wants a gradient" in reason(lambda steps: steps(x.clone().requires_grad_()), lambda x: x.detach() + 1)
+    assert "requires a gradient" in reason(lambda steps: steps(x.clone().requires_grad_()), lambda x: x.detach() + 1)
     assert "at train.py:31 and 1 more places" in reason(
         lambda steps: steps(x), lambda x: x + 1, waits=("train.py:31", "train.py:40")
     )

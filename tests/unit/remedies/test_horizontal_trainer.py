@@ -272,7 +272,7 @@ def test_a_training_goes_on_from_its_state() -> None:
         assert_same(found, expected, 0.0)
     with pytest.raises(ValueError, match="other parameters"):
         HorizontalTrainer(models_of(mlp, 3), loss).load_state_dict(first.state_dict())
-    with pytest.raises(ValueError, match="not of 2 members"):
+    with pytest.raises(ValueError, match="not have 2 members"):
         HorizontalTrainer(models_of(convolutional, 2), loss).load_state_dict(first.state_dict())
 
 

@@ -196,7 +196,7 @@ def test_a_data_set_shorter_than_a_trial_begins_again() -> None:
     choice = tune_loader(Numbers(3), 1.0, batch_size=2, budget_s=0.05, most_workers=0, device="cpu")
 
     assert choice.chosen.epochs > 1
-    assert "The data set is shorter than a trial: beginning an epoch is in the waits." in choice.notes
+    assert "The data set is shorter than a trial: the waits include starting an epoch." in choice.notes
 
 
 @pytest.mark.parametrize("arguments", [{}, {"batch_size": 8, "drop_last": True}])

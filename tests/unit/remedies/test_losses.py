@@ -301,7 +301,7 @@ def test_a_second_backward_pass_says_what_to_do() -> None:
         loss.backward()
     loss = chunked_cross_entropy(hidden * 1.0, torch.zeros(POSITIONS, dtype=torch.long))
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=r"were written over before its backward pass.*keep_logits=True"):
+    with pytest.raises(RuntimeError, match=r"were overwritten before its backward pass.*keep_logits=True"):
         loss.backward()
 
 
@@ -338,11 +338,11 @@ SMALL = (torch.zeros(3, 5), torch.zeros(3, dtype=torch.long))
             ValueError,
             r"target of shape \(5,\) does not fit logits of \(3",
         ),
-        (SMALL, {"reduction": "avg"}, ValueError, "reduction has to be 'mean', 'sum' or 'none', not 'avg'"),
-        (SMALL, {"label_smoothing": 1.5}, ValueError, "label_smoothing has to be from 0 to 1, not 1.5"),
+        (SMALL, {"reduction": "avg"}, ValueError, "reduction must be 'mean', 'sum' or 'none', not 'avg'"),
+        (SMALL, {"label_smoothing": 1.5}, ValueError, "label_smoothing must be from 0 to 1, not 1.5"),
         (SMALL, {"weight": torch.ones(4)}, ValueError, r"class weights of shape \(4,\) for 5 classes"),
-        (SMALL, {"chunk_size": 0}, ValueError, "chunk_size has to be 1 or more, not 0"),
-        (SMALL, {"z_loss": -1.0}, ValueError, "z_loss has to be 0 or more"),
+        (SMALL, {"chunk_size": 0}, ValueError, "chunk_size must be 1 or more, not 0"),
+        (SMALL, {"z_loss": -1.0}, ValueError, "z_loss must be 0 or more"),
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(arguments: Any, options: Any, error: Any, sentence: str) -> None:
@@ -355,7 +355,7 @@ def test_nonsense_is_refused_in_a_sentence(arguments: Any, options: Any, error: 
     [
         ({"weight": torch.zeros(5, 7)}, r"weight of shape \(5, 7\) does not fit hidden of shape \(3, 4\)"),
         ({"bias": torch.zeros(4)}, r"bias of shape \(4,\) for 5 classes"),
-        ({"classes": 6}, "classes has to be from 1 to the 5 rows of weight, not 6"),
+        ({"classes": 6}, "classes must be from 1 to the 5 rows of weight, not 6"),
         ({"weight": torch.zeros(5, 4).bfloat16()}, "hidden is torch.float32, weight torch.bfloat16; convert"),
     ],
 )

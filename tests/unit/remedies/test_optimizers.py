@@ -186,7 +186,7 @@ def test_what_cannot_be_fused_is_said_once_and_left_alone(build: Callable[[], An
 def test_groups_are_fused_one_by_one() -> None:
     fine, gaps = torch.nn.Parameter(torch.zeros(3)), torch.zeros(4, 8)[:, ::2].requires_grad_()
     optimizer = torch.optim.AdamW([{"params": [fine]}, {"params": [gaps]}])
-    with pytest.warns(UserWarning, match="^AdamW is fused in part: a parameter of shape"):
+    with pytest.warns(UserWarning, match="^AdamW is partly fused: a parameter of shape"):
         fuse_optimizer(optimizer)
     assert [bool(group["fused"]) for group in optimizer.param_groups] == [True, False]
     assert not getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -410,7 +410,7 @@ def test_on_gaudi_the_vendors_optimizer_takes_over_groups_state_and_schedule() -
     ("kind", "options", "reason"),
     [
         ("AdamW", {"amsgrad": True}, "Gaudi's fused AdamW has neither amsgrad nor maximize"),
-        ("Adam", {"weight_decay": 0.1}, "Gaudi's fused Adam decays weights as AdamW does, so weight_decay has to be 0"),
+        ("Adam", {"weight_decay": 0.1}, "Gaudi's fused Adam decays weights as AdamW does, so weight_decay must be 0"),
         ("SGD", {"lr": 0.1}, "habana_frameworks.torch.hpex.optimizers has no FusedSGD here"),
         ("RMSprop", {}, "Gaudi has no fused RMSprop"),
     ],

@@ -48,12 +48,12 @@ def test_settings_are_kept_in_a_file(tmp_path: Path) -> None:
         ('{"schema": 1, "settings": 3}', 'no object "settings"'),
         ('{"schema": 2, "settings": {}}', "settings of schema 2 cannot be read, only those of 1"),
         ('{"settings": {}}', "schema None"),
-        ('{"schema": 1, "settings": {"bucket_mb": 3}}', "'bucket_mb' is no setting"),
+        ('{"schema": 1, "settings": {"bucket_mb": 3}}', "'bucket_mb' is not a setting"),
         ('{"schema": 1, "settings": {"bucket_cap_mb": "25"}}', "a number of MiB, not '25'"),
         ('{"schema": 1, "settings": {"bucket_cap_mb": true}}', "a number of MiB, not True"),
-        ('{"schema": 1, "settings": {"bucket_cap_mb": 0}}', "bucket_cap_mb=0 is no size"),
-        ('{"schema": 1, "settings": {"bucket_cap_mb": NaN}}', "bucket_cap_mb=nan is no size"),
-        ('{"schema": 1, "settings": {"static_graph": 1}}', "static_graph is True, False or None, not 1"),
+        ('{"schema": 1, "settings": {"bucket_cap_mb": 0}}', "bucket_cap_mb=0 is not a bucket size"),
+        ('{"schema": 1, "settings": {"bucket_cap_mb": NaN}}', "bucket_cap_mb=nan is not a bucket size"),
+        ('{"schema": 1, "settings": {"static_graph": 1}}', "static_graph must be True, False or None, not 1"),
     ],
 )
 def test_what_is_no_settings_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -77,9 +77,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_mistaken_settings() -> None:
-    with pytest.raises(ValueError, match="bucket_cap_mb=-1 is no size"):
+    with pytest.raises(ValueError, match="bucket_cap_mb=-1 is not a bucket size"):
         DataParallelSettings(bucket_cap_mb=-1)
-    with pytest.raises(TypeError, match="find_unused_parameters is True, False or None, not 'no'"):
+    with pytest.raises(TypeError, match="find_unused_parameters must be True, False or None, not 'no'"):
         DataParallelSettings(find_unused_parameters="no")  # type: ignore[arg-type]
     with pytest.raises(dataclasses.FrozenInstanceError):
         ALL.static_graph = True  # type: ignore[misc]

@@ -212,9 +212,9 @@ def test_what_the_drift_says() -> None:
     [
         ({"dtype": "int8"}, "mixed precision is in 'bf16' or 'fp16', not 'int8'"),
         ({"dtype": torch.float32}, "mixed precision is in 'bf16' or 'fp16', not torch.float32"),
-        ({"check_steps": -1}, "check_steps has to be 0 or more, not -1"),
-        ({"tolerance": float("nan")}, "tolerance has to be 0 or more, not nan"),
-        ({"on_drift": "ignore"}, "on_drift has to be 'warn' or 'error', not 'ignore'"),
+        ({"check_steps": -1}, "check_steps must be 0 or more, not -1"),
+        ({"tolerance": float("nan")}, "tolerance must be 0 or more, not nan"),
+        ({"on_drift": "ignore"}, "on_drift must be 'warn' or 'error', not 'ignore'"),
     ],
 )
 def test_nonsense_is_refused_in_a_sentence(options: dict[str, Any], sentence: str) -> None:

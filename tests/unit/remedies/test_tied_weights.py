@@ -147,9 +147,7 @@ def test_a_transposed_view_cannot_be_made_anew() -> None:
 
 
 def test_nonsense_is_refused_in_a_sentence() -> None:
-    with pytest.raises(
-        ValueError, match=r"\(Linear\) has no parameter 'table\.weight'; hand over what tied_parameters"
-    ):
+    with pytest.raises(ValueError, match=r"\(Linear\) has no parameter 'table\.weight'; pass what tied_parameters"):
         check_tied(torch.nn.Linear(2, 2), WORDS)
     with pytest.raises(TypeError, match="groups of names are expected"):
         check_tied(Words(), ["table.weight"])

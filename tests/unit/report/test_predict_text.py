@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepscope.machine.devices import named_device
-from stepscope.predict.limits import MemoryNeed
+from stepscope.predict.batch import MemoryNeed
 from stepscope.predict.prediction import PredictedSteps, StepPrediction
 from stepscope.report.predict import predict_document, step_text
 from stepscope.report.text import text_of

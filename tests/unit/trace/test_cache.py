@@ -86,7 +86,7 @@ def test_the_key_is_of_the_content_the_versions_and_the_variant(
 
 
 def test_a_key_is_never_a_path(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not a key"):
+    with pytest.raises(ValueError, match="not a cache key"):
         TraceCache(tmp_path).lookup("../elsewhere")
 
 

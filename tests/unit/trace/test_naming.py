@@ -7,7 +7,7 @@ import pytest
 from stepscope import guard
 from stepscope.analysis.host import CAUSES
 from stepscope.record import input_functions
-from stepscope.trace.naming import UserCode, cause_of_name, is_telling_library, is_user_file
+from stepscope.trace.naming import UserCode, cause_of_name, is_third_party_file, is_user_file
 
 NAMES: dict[str, tuple[str, ...]] = {
     "profiler_overhead": (
@@ -230,7 +230,7 @@ def test_stepscopes_own_files_are_never_the_users(file: str) -> None:
     """Nor those of a library that says what is done, however the user's code is set."""
     assert file not in UserCode(also=("*.py",))
     assert not is_user_file(file)
-    assert not is_telling_library(file)
+    assert not is_third_party_file(file)
 
 
 def test_a_project_of_that_name_is_the_users() -> None:

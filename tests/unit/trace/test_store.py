@@ -92,7 +92,7 @@ def test_tables_in_several_parts_come_back_in_order(tmp_path: Path, monkeypatch:
 
 def test_no_store(tmp_path: Path) -> None:
     assert not is_store(tmp_path)
-    with pytest.raises(UnreadableTraceError, match="holds no stored trace that can be read"):
+    with pytest.raises(UnreadableTraceError, match="contains no readable trace"):
         open_store(tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_a_newer_version_is_refused(store: Path) -> None:
 def test_a_damaged_manifest_is_refused(store: Path, content: bytes) -> None:
     (store / "store.json").write_bytes(content)
 
-    with pytest.raises(UnreadableTraceError, match="holds no stored trace that can be read"):
+    with pytest.raises(UnreadableTraceError, match="contains no readable trace"):
         open_store(store)
 
 
@@ -149,7 +149,7 @@ def test_one_flipped_bit_is_refused_when_its_table_is_asked_for(store: Path) -> 
     opened = open_store(store)
 
     assert opened.operators.equals(small_trace().operators)
-    with pytest.raises(UnreadableTraceError, match=r"its file frames-00000\.parquet is not as it was written"):
+    with pytest.raises(UnreadableTraceError, match=r"its file frames-00000\.parquet has changed"):
         _ = opened.frames
 
 
@@ -163,14 +163,14 @@ def test_a_store_of_the_first_version_which_had_no_checksums_is_read(store: Path
 def test_a_store_without_its_checksums_is_refused(store: Path) -> None:
     (store / "contents.json").unlink()
 
-    with pytest.raises(UnreadableTraceError, match="holds no checksums"):
+    with pytest.raises(UnreadableTraceError, match="no checksums"):
         open_store(store)
 
 
 def test_an_existing_directory_is_left_alone(store: Path) -> None:
     before = sorted(path.name for path in store.iterdir())
 
-    with pytest.raises(CacheError, match="exists already; a trace is saved into a new directory"):
+    with pytest.raises(CacheError, match="already exists"):
         Trace.from_tables({}).save(store)
 
     assert sorted(path.name for path in store.iterdir()) == before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from stepscope.tune.plan import Outcome, plan
+from stepscope.tune.next_trial import Outcome, plan
 from stepscope.tune.trials import Configuration, Knob, LossCheck, Measured, Proposal, Space, Trial
 
 STEP_NS = 100e6

@@ -28,7 +28,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--knob", "fused", "train.py"], "'fused' is not a knob"),
         (["--knob", "--x=", "train.py"], "'--x=' has an empty value"),
         (["--only", "worker", "failing.py"], "there is no knob 'worker'"),
-        (["--study", "../up", "train.py"], "'../up' is no name for a run"),
+        (["--study", "../up", "train.py"], "'../up' is not a run's name"),
         (["--folder", "train.py", "train.py"], "no folder can be made in "),
         (["--storage", "nonsense://x", "train.py"], "the study in nonsense://x cannot be opened"),
         (["--json", "-", "--markdown", "-", "train.py"], "only one report can go to standard output"),

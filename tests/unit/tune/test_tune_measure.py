@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.compare.bench import Bench, BenchCommand, BenchFailure, BenchRun, BenchSettings
 from stepscope.compare.statistics import WarmUp
-from stepscope.tune.plan import BenchMeasure, _is_enough
+from stepscope.tune.next_trial import BenchMeasure, _is_enough
 from stepscope.tune.trials import ON, Configuration, Proposal, Purpose, Space, user_knob
 from tests.e2e.conftest import environment
 

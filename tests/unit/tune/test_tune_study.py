@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.tune.plan import Outcome
+from stepscope.tune.next_trial import Outcome
 from stepscope.tune.search import Search, TuneResult, TuneStudy, share_of_unchanged
 from stepscope.tune.study import open_study, process_name
 from stepscope.tune.trials import ON, Configuration, Knob, Proposal, Trial

@@ -7,7 +7,7 @@ import pytest
 
 from stepscope.analysis.host import host_time, main_lane
 from stepscope.analysis.step_view import StepView
-from stepscope.compare.record import trace_record
+from stepscope.compare.trace_record import trace_record
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 from stepscope.trace.window import Window

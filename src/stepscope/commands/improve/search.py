@@ -222,7 +222,7 @@ def _search_remedies(
     arguments: argparse.Namespace, words: list[str], folder: Path, study: TuneStudy, space: Space
 ) -> TuneResult:
     from stepscope.report.tune import gain_words
-    from stepscope.tune.plan import BenchMeasure, Plan
+    from stepscope.tune.next_trial import BenchMeasure, Plan
     from stepscope.tune.search import Search
     from stepscope.tune.trials import Proposal, Trial
 

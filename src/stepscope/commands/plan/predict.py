@@ -140,7 +140,7 @@ def predictor_of(arguments: argparse.Namespace, experiment: Experiment) -> StepP
 
 def _sampled_memory(experiment: Experiment) -> int | None:
     """Memory in use on the experiment's busiest device, in bytes, from the telemetry beside the trace."""
-    from stepscope.predict.limits import sampled_memory
+    from stepscope.predict.batch import sampled_memory
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 
     place = Path(experiment.trace.metadata.path)

@@ -98,7 +98,7 @@ def _compared(arguments: argparse.Namespace) -> list[Comparison]:
 def _side(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable]) -> Side:
     """One side of the comparison; for runs also their settings, and the times of the steps without the profiler."""
     from stepscope.compare import Side
-    from stepscope.compare.record import merged_settings
+    from stepscope.compare.trace_record import merged_settings
     from stepscope.record.run_folder import RunFolder, is_run_folder
 
     words = _runs_in(path)

@@ -217,7 +217,7 @@ def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
         raise UsageError("nothing marks steps in this trace, and nothing repeats: use a time window instead")
     if chosen.is_empty():
         have = f"{steps['index'][0]} to {steps['index'][-1]}"
-        raise UsageError(f"no step of the trace is in that range: the inferred steps are {have}")
+        raise UsageError(f"no step of the trace is in the requested range: the inferred steps are {have}")
     end = int((chosen["start_ns"] + chosen["duration_ns"]).to_numpy().max())
     return Window(int(chosen["start_ns"].to_numpy().min()), end)
 

@@ -23,7 +23,7 @@ from stepscope.trace.window import Times
 from stepscope.whatif import Change
 from stepscope.whatif.changes import Lanes, scaled_host_time, scaled_operators, together
 
-_PRODUCTS: Final = frozenset({"mm", "bmm", "addmm", "matmul", "linear", "baddbmm"})
+_PRODUCTS: Final = frozenset({"mm", "bmm", "addmm", "matmul", "linear", "baddbmm", "mv", "dot"})
 _ELEMENTWISE: Final = PLAIN | ARITHMETIC | REDUCTIONS
 _GOOD: Final = 0.9
 """Quantile that counts as the best rate; the very best may be a clock error."""
@@ -123,8 +123,11 @@ def _elements(tensors: tuple[Shape, ...]) -> int:
 def operations(tensors: tuple[Shape, ...]) -> int:
     """Multiplications and additions of a matrix product of these inputs; 0 if the shapes are unclear.
 
-    The inputs are those of mm, bmm, matmul and linear (two matrices first) or addmm (a bias, then two matrices).
+    The inputs are those of mm, bmm, matmul and linear (two matrices first), addmm (a bias, then two matrices), or of mv
+    and dot, which end with a vector.
     """
+    if len(tensors) == 2 and len(tensors[1]) == 1 and tensors[0][-1:] == tensors[1]:
+        return 2 * prod(tensors[0])
     matrices = [shape for shape in tensors if len(shape) >= 2]
     if len(matrices) < 2:
         return 0

@@ -26,7 +26,6 @@ from __future__ import annotations
 from typing import Final
 
 from stepscope.analysis.host import CAUSE_CODES
-from stepscope.diagnosis.parts import whole
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.whatif.changes import scaled_stretches
 
@@ -42,7 +41,7 @@ def check(view: View, limits: Limits) -> Answers:
         Figure("recorded steps that hold one", holding, "count"),
         Figure("recorded steps", view.step_count, "count"),
     ]
-    saved_bytes = whole(view, "checkpoint_bytes")
+    saved_bytes = view.program.process_figure("checkpoint_bytes")
     if saved_bytes:
         figures.append(view.bytes_per_step("bytes written", saved_bytes))
     yield Found(

@@ -98,7 +98,7 @@ def _named(view: View) -> Rows:
     Operators from a file count only if they copy to the host. A file may name an operator without its overload, as
     aten::add for aten::add.out.
     """
-    reported = {each.operator.partition(".")[0] for each in view.evidence.fallbacks}
+    reported = {each.operator.partition(".")[0] for each in view.run_counts.fallbacks}
     names = view.operators["name"].unique().to_list()
     is_reported = pl.col("name").is_in([name for name in names if name.partition(".")[0] in reported])
     is_reported &= pl.col("row").is_in(pl.Series(_copying_out(view) if reported else []).cast(pl.Int64).implode())
@@ -114,14 +114,14 @@ def _copying_out(view: View) -> Rows:
 def _counts(view: View) -> list[Figure]:
     return [
         Figure(f"times {each.operator} ran on the CPU in the whole run", each.count, "count")
-        for each in view.evidence.fallbacks[:_MOST_COUNTED]
+        for each in view.run_counts.fallbacks[:_MOST_COUNTED]
         if each.count is not None
     ]
 
 
 def _noted(view: View) -> Iterator[Found]:
     """Fallbacks that only the files beside the trace report."""
-    fallbacks = view.evidence.fallbacks
+    fallbacks = view.run_counts.fallbacks
     if not fallbacks:
         return
     times = sum(each.count or 0 for each in fallbacks)

@@ -43,7 +43,7 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.analysis.module_paths import BACKWARD_NAME
-from stepscope.diagnosis.parts import unrecorded_ns
+from stepscope.diagnosis.recording_costs import unrecorded_ns
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._waits import every_steps, outermost_logging, reads_of_reducer
 from stepscope.whatif.changes import scaled_pieces

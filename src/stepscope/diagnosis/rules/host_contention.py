@@ -28,8 +28,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from stepscope.diagnosis.parts import HostCounts, host_counts, host_work_ns, scaled_host_work, whole
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules._host import HostCounts, host_counts, host_work_ns, scaled_host_work
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -37,7 +37,7 @@ def check(view: View, limits: Limits) -> Answers:
     if counts is None or len(counts.steps) < limits["steps"]:
         return
     waited = counts.total(lambda step: step.thread_waiting_ns)
-    threads, usable = view.program.torch.get("threads"), whole(view, "usable_processors")
+    threads, usable = view.program.torch.get("threads"), view.program.process_figure("usable_processors")
     own_doing = isinstance(threads, int) and usable is not None and threads > usable
     if not waited or own_doing:
         return

@@ -154,12 +154,12 @@ def _of_unknown_reason(view: View, limits: Limits, name: str, calls: pl.DataFram
 
 def _reported(view: View) -> Iterator[Found]:
     """Reads of values from the device that only the files beside the trace report."""
-    evidence = view.evidence
-    reads, accesses = evidence.transfers_out, [each for each in evidence.execute_triggers if _ACCESS in each.cause]
-    if evidence.reads_too_often and reads is not None:
-        single = f", {evidence.scalar_reads:,} of them single values" if evidence.scalar_reads else ""
-        figures = [Figure("steps in the whole run", evidence.steps or 0, "count")]
-        title = f"Values are read from the device {reads.count:,} times in {evidence.steps:,} steps of the run{single}"
+    counts = view.run_counts
+    reads, accesses = counts.transfers_out, [each for each in counts.execute_triggers if _ACCESS in each.cause]
+    if counts.reads_too_often and reads is not None:
+        single = f", {counts.scalar_reads:,} of them single values" if counts.scalar_reads else ""
+        figures = [Figure("steps in the whole run", counts.steps or 0, "count")]
+        title = f"Values are read from the device {reads.count:,} times in {counts.steps:,} steps of the run{single}"
     elif accesses:
         times = sum(each.count for each in accesses)
         figures = [Figure("reads that end graphs in the whole run", times, "count")]
@@ -171,9 +171,9 @@ def _reported(view: View) -> Iterator[Found]:
 
 
 def _read_figures(view: View) -> tuple[Figure, ...]:
-    scalars = view.evidence.scalar_reads
+    scalars = view.run_counts.scalar_reads
     single = () if scalars is None else (Figure("reads of single values in the whole run", scalars, "count"),)
-    return (*tally_figures("reads from the device", view.evidence.transfers_out), *single)
+    return (*tally_figures("reads from the device", view.run_counts.transfers_out), *single)
 
 
 def _calls_without_device(view: View, limits: Limits) -> Iterator[Found]:

@@ -49,7 +49,7 @@ from stepscope.analysis.work import shapes_of
 from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._kernels import alone_share, blocks, decides, multiprocessors
+from stepscope.diagnosis.rules._device import alone_share, blocks, decides, multiprocessors
 from stepscope.machine.devices import USUAL_BEST_SHARE
 from stepscope.trace.window import Window
 from stepscope.whatif.changes import scaled_work_of

@@ -30,7 +30,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._kernels import alone_share, decides
+from stepscope.diagnosis.rules._device import alone_share, decides
 from stepscope.whatif.changes import scaled_work
 
 _SAME: Final = ("name", "grid", "block", "input_shapes", "place")

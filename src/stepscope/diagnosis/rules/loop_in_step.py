@@ -77,8 +77,22 @@ def check(view: View, limits: Limits) -> Answers:
         # Group equal bodies, whichever operator a run happens to begin with.
         turns = (loop.body[turn:] + loop.body[:turn] for turn in range(len(loop.body)))
         kinds[min(turns)].append((loop, seen))
-    for same in kinds.values():
+    for same in _merged(view, list(kinds.values())):
         yield from _weighed(view, limits, same)
+
+
+def _merged(view: View, kinds: list[list[tuple[Loop, LoopSigns]]]) -> list[list[tuple[Loop, LoopSigns]]]:
+    """Join kinds in one function and with one remedy if the operators of one are all among those of the other."""
+    merged: dict[tuple[object, ...], list[list[tuple[Loop, LoopSigns]]]] = {}
+    for same in sorted(kinds, key=lambda same: -len(set(same[0][0].body))):
+        body, where = set(same[0][0].body), view.at_operators(np.concatenate([loop.operators for loop, _ in same]))
+        key = (where[0].file, where[0].function, _remedy(same[0][0].body, same[0][1]).text) if where else (id(same),)
+        around = next((other for other in merged.setdefault(key, []) if body <= set(other[0][0].body)), None)
+        if around is None:
+            merged[key].append(list(same))
+        else:
+            around.extend(same)
+    return [same for each in merged.values() for same in each]
 
 
 def rows_of_loops(view: View) -> Rows:

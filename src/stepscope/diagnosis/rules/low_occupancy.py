@@ -31,7 +31,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._kernels import alone_share, blocks, decides, multiprocessors
+from stepscope.diagnosis.rules._device import alone_share, blocks, decides, multiprocessors
 from stepscope.whatif.changes import scaled_work
 
 _MOST: Final = 3

@@ -31,7 +31,7 @@ from stepscope.analysis.blocks import out_of_memory
 from stepscope.analysis.memory import DeviceMemory, alive_at
 from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
+from stepscope.diagnosis.rules._device import memory_locations, size_in_words
 
 _SETTING: Final = "PYTORCH_CUDA_ALLOC_CONF"
 

@@ -37,7 +37,7 @@ import polars as pl
 from stepscope.analysis.memory import DeviceMemory, MemoryGrowth, memory_growth
 from stepscope.diagnosis.finding import Location, Severity
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._memory import memory_locations, size_in_words, time_in_words
+from stepscope.diagnosis.rules._device import memory_locations, size_in_words, time_in_words
 from stepscope.trace.program_facts import KeptGraphFacts
 
 _HOUR_NS: Final = 3_600 * 10**9

@@ -30,7 +30,7 @@ import polars as pl
 
 from stepscope.analysis.memory import DeviceMemory, alive_table
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
+from stepscope.diagnosis.rules._device import memory_locations, size_in_words
 
 _HOST_BOUND: Final = ("dispatch", "python", "launch_latency", "optimizer", "graph_tracing", "step_marker")
 _FIXED: Final = ("before", "parameter", "optimizer_state", "gradient")

@@ -28,7 +28,7 @@ from stepscope.analysis.blocks import out_of_memory
 from stepscope.analysis.memory import DeviceMemory, alive_at, alive_table
 from stepscope.diagnosis.finding import Interval, Location
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._memory import memory_locations, size_in_words
+from stepscope.diagnosis.rules._device import memory_locations, size_in_words
 
 _HELD: Final = {"before": "allocated before the recording", "optimizer_state": "optimizer state"}
 """Categories of memory in words, where they differ."""

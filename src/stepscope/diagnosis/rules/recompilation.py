@@ -196,7 +196,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("steps that compiled", steps, "count"),
             *(Figure(f"compilations because {guard.what}", guard.count, "count") for guard in varying[:3]),
             *([Figure("different input shapes of compiled code", shapes, "count")] if shapes > 1 else []),
-            *tally_figures("compilations of graphs", view.evidence.compilations),
+            *tally_figures("compilations of graphs", view.run_counts.compilations),
         ],
         intervals=view.longest(pieces, "compiling"),
         remedy=worst.remedy
@@ -208,7 +208,7 @@ def check(view: View, limits: Limits) -> Answers:
             "from stepscope.remedies import PadCollate\n"
             "loader = DataLoader(dataset, ..., collate_fn=PadCollate(lengths=(64, 128, 256)))",
         ),
-        where=_place(worst) or view.at_triggers(view.evidence.compile_triggers) or view.locations(pieces),
+        where=_place(worst) or view.at_triggers(view.run_counts.compile_triggers) or view.locations(pieces),
         change=without_cause("compilation"),
     )
     for guard in full:
@@ -251,20 +251,20 @@ def _note(view: View, limits: Limits, guard: VaryingGuard) -> Found:
 
 def _reported(view: View, limits: Limits) -> Iterator[Found]:
     """Compilation that the files beside the trace report but that has no cost in the trace."""
-    evidence = view.evidence
-    compilations, executions = evidence.compilations, evidence.executions
+    counts = view.run_counts
+    compilations, executions = counts.compilations, counts.executions
     figures = tally_figures("compilations of graphs", compilations)
     known = {
-        "steps in the whole run": evidence.steps,
-        f"compilations after the first {WARM_UP_STEPS} steps": evidence.late_compilations,
+        "steps in the whole run": counts.steps,
+        f"compilations after the first {WARM_UP_STEPS} steps": counts.late_compilations,
         "steps to warm up": WARM_UP_STEPS,
     }
     figures += [Figure(name, number, "count") for name, number in known.items() if number is not None]
-    where = view.at_triggers(evidence.compile_triggers)
-    if evidence.compiles_too_often and compilations is not None:
-        what = f"Graphs were compiled {compilations.count:,} times in {evidence.steps:,} steps of the whole run"
-        if evidence.late_compilations is not None:
-            what += f", {evidence.late_compilations:,} of them after the first {WARM_UP_STEPS}"
+    where = view.at_triggers(counts.compile_triggers)
+    if counts.compiles_too_often and compilations is not None:
+        what = f"Graphs were compiled {compilations.count:,} times in {counts.steps:,} steps of the whole run"
+        if counts.late_compilations is not None:
+            what += f", {counts.late_compilations:,} of them after the first {WARM_UP_STEPS}"
         yield note_from_files(what, figures, _KEEP_GRAPHS, where)
     longest = limits["longest_compilation"]
     if compilations is not None and (compilations.longest_ns or 0) > longest:
@@ -278,8 +278,8 @@ def _reported(view: View, limits: Limits) -> Iterator[Found]:
 
 def _open_question(view: View) -> Iterator[NotAnswered]:
     """Whether compilation continues, if a file counts graphs but not steps."""
-    compilations = view.evidence.compilations
-    if compilations is not None and compilations.count >= 2 and view.evidence.steps is None:
+    compilations = view.run_counts.compilations
+    if compilations is not None and compilations.count >= 2 and view.run_counts.steps is None:
         yield NotAnswered(
             "Are graphs still compiled once training runs steadily?",
             f"A file beside the trace counts {compilations.count:,} compilations in the whole run, not in which steps.",

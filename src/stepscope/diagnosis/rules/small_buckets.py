@@ -31,7 +31,7 @@ import polars as pl
 from stepscope.analysis.communication import collectives, exposed_on_host
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._memory import size_in_words
+from stepscope.diagnosis.rules._device import size_in_words
 from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work, together
 
 _BUCKET_BYTES: Final = 25 * 2**20

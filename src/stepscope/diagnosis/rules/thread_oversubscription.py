@@ -25,16 +25,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from stepscope.diagnosis.parts import HOST_WORK, host_counts, host_work_ns, scaled_host_work, whole
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules._host import HOST_WORK, host_counts, host_work_ns, scaled_host_work
 
 
 def check(view: View, limits: Limits) -> Answers:
-    threads, usable = view.program.torch.get("threads"), whole(view, "usable_processors")
+    threads, usable = view.program.torch.get("threads"), view.program.process_figure("usable_processors")
     counts = host_counts(view)
     if type(threads) is not int or not usable or counts is None:
         return
-    ranks = whole(view, "local_world_size") or 1
+    ranks = view.program.process_figure("local_world_size") or 1
     excess = limits["excess"]
     if threads < 2 or threads * ranks / usable <= excess or view.device is not None:
         return

@@ -125,13 +125,13 @@ def numa_balancing(machine: Machine) -> Observation:
     if len(machine.nodes) == 1:
         return check.fine("There is one NUMA node, nothing to balance", "/sys/devices/system/node")
     if value is None:
-        return check.unknown("NUMA balancing cannot be read", f"/{path} is not there")
+        return check.unknown("NUMA balancing cannot be read", f"/{path} does not exist")
     if value == 0:
         return check.fine("The kernel does not move memory between NUMA nodes", f"/{path}: 0")
     return check.note(
         "The kernel moves memory between NUMA nodes",
         f"/{path}: {value}",
-        "It takes pages away now and then to see who uses them; touching one again costs a fault.",
+        "It unmaps pages now and then to see who uses them; touching one again costs a page fault.",
         "For processes that are pinned anyway, as root: sysctl kernel.numa_balancing=0.",
     )
 
@@ -142,9 +142,9 @@ def device_state(machine: Machine) -> list[Observation]:
         return [observation for state in nvidia_states(machine.process) for observation in judged(state)]
     except (ImportError, OSError) as error:
         why = str(error)
-    found, title = accelerators(machine), "Load on the devices cannot be read"
+    found, title = accelerators(machine), "The load on the devices cannot be read"
     if found is None:
-        return [_LOAD.unknown(title, f"{why}; /sys/bus/pci/devices is not there")]
+        return [_LOAD.unknown(title, f"{why}; /sys/bus/pci/devices does not exist")]
     if not found:
         return [_LOAD.fine("There is no accelerator", _NONE_FOUND)]
     vendors = ", ".join(sorted({device.vendor for device in found}))
@@ -152,7 +152,6 @@ def device_state(machine: Machine) -> list[Observation]:
 
 
 def judged(state: DeviceState) -> list[Observation]:
-    """Return the observations that a device's state leads to."""
     name = f"device {state.index} ({state.name})"
     return [_load(state, name), _clocks(state, name), *_settings(state, name)]
 
@@ -208,7 +207,7 @@ def _nvidia_state(nvml: Any, index: int, process: int | None) -> DeviceState:
 
 def _load(state: DeviceState, name: str) -> Observation:
     if state.utilization is None and state.others is None:
-        return _LOAD.unknown(f"Load on {name} cannot be read", "NVML does not say")
+        return _LOAD.unknown(f"The load on {name} cannot be read", "NVML does not say")
     used = "unknown" if state.utilization is None else f"{state.utilization:.0%}"
     processes = ", ".join(
         f"process {process}" + ("" if used_bytes is None else f" ({gib(used_bytes)})")
@@ -216,9 +215,9 @@ def _load(state: DeviceState, name: str) -> Observation:
     )
     read = f"NVML: utilization {used}; " + (processes or "no other process")
     if not state.others and (state.utilization or 0) <= _BUSY_SHARE:
-        return _LOAD.fine(f"Nobody else uses {name}", read)
+        return _LOAD.fine(f"No other process uses {name}", read)
     return _LOAD.problem(
-        f"Others use {name}: {used} busy",
+        f"Other processes use {name}: {used} busy",
         read,
         "Kernels of several processes take turns on the device, and its memory and clocks are shared.",
         "Stop the other processes or choose another device with CUDA_VISIBLE_DEVICES.",
@@ -227,7 +226,7 @@ def _load(state: DeviceState, name: str) -> Observation:
 
 def _clocks(state: DeviceState, name: str) -> Observation:
     if state.slowdowns is None:
-        return _CLOCKS.unknown(f"What slows {name} cannot be read", "NVML does not say")
+        return _CLOCKS.unknown(f"Whether the clock of {name} is lowered cannot be read", "NVML does not say")
     if not state.slowdowns:
         return _CLOCKS.fine(f"Nothing lowers the clock of {name}", "NVML: no reason")
     return _CLOCKS.problem(
@@ -243,7 +242,7 @@ def _settings(state: DeviceState, name: str) -> list[Observation]:
     if state.persistence is False:
         found.append(
             _PERSISTENCE.note(
-                f"The driver lets go of {name} between processes",
+                f"The driver does not keep {name} initialised between processes",
                 "NVML: persistence mode off",
                 "Each process then waits a second or more for the device to be initialised; steps are not affected.",
                 "As root: nvidia-smi --persistence-mode=1.",
@@ -252,7 +251,7 @@ def _settings(state: DeviceState, name: str) -> list[Observation]:
     if state.power_limit_w and state.default_power_limit_w and state.power_limit_w < state.default_power_limit_w:
         found.append(
             _POWER.note(
-                f"The power limit of {name} is {state.power_limit_w:.0f} W, by default "
+                f"The power limit of {name} is {state.power_limit_w:.0f} W; the default is "
                 f"{state.default_power_limit_w:.0f} W",
                 "NVML: power management limit",
                 "Under full load the clock is lowered to stay below it.",

@@ -20,12 +20,11 @@ _NOTICEABLE_SHARE: Final = 0.01
 
 
 def governor(machine: Machine) -> Observation:
-    """Check the CPU frequency governor."""
     check, where = Check("cpu-governor"), f"/{_CPU}/cpu*/cpufreq/scaling_governor"
     paths = machine.matching(_CPU, "cpu[0-9]*/cpufreq/scaling_governor")
     found = Counter(filter(None, (machine.read(str(path.relative_to(machine.root))) for path in paths)))
     if not found:
-        return check.unknown("The CPU governor cannot be read", f"{where} is not there; virtual machines hide it")
+        return check.unknown("The CPU governor cannot be read", f"{where} does not exist; virtual machines hide it")
     read = f"{where}: " + ", ".join(f"{name} on {count}" for name, count in found.most_common())
     driver = machine.read(f"{_CPU}/cpu0/cpufreq/scaling_driver") or ""
     if set(found) == {"performance"}:
@@ -37,8 +36,8 @@ def governor(machine: Machine) -> Observation:
         "note" if scales else "problem",
         f"The CPU governor is {name} on {cores} of {sum(found.values())} cores",
         read + (f"; driver {driver}" if driver else ""),
-        "The clock follows the load with a delay: a core that slept or a thread that moved to another core runs slower "
-        "at first, and steps that the CPU limits vary."
+        "The clock follows the load with a delay: after sleeping, or on a core that was idle, a thread runs slower "
+        "at first, so steps limited by the CPU vary."
         + (f" With {driver}, {name} still reaches the full clock, only later." if scales else ""),
         "As root: cpupower frequency-set -g performance. Without root, keep the process on few cores: "
         "stepscope run --quiet-machine, or taskset.",
@@ -52,7 +51,7 @@ def turbo(machine: Machine) -> Observation:
     if intel is None and other is None:
         return check.unknown(
             "Whether the clock is boosted cannot be read",
-            f"neither /{_CPU}/intel_pstate/no_turbo nor /{_CPU}/cpufreq/boost is there",
+            f"neither /{_CPU}/intel_pstate/no_turbo nor /{_CPU}/cpufreq/boost exists",
         )
     on = intel == 0 if intel is not None else other == 1
     read = f"/{_CPU}/intel_pstate/no_turbo: {intel}" if intel is not None else f"/{_CPU}/cpufreq/boost: {other}"
@@ -61,26 +60,25 @@ def turbo(machine: Machine) -> Observation:
     return check.note(
         "The clock is boosted above its base",
         read,
-        "The highest clock depends on temperature and on how many cores work, so timings drift.",
-        "Leave it on for training; to compare small differences, warm up first and repeat the runs in turns.",
+        "The highest clock depends on the temperature and on how many cores are busy, so timings drift.",
+        "Leave it on for training; to measure small differences, warm up first and alternate between the programs.",
     )
 
 
 def thermal_throttling(machine: Machine) -> Observation:
-    """Check whether the CPU has throttled because of heat."""
     check, where = Check("cpu-throttling"), f"/{_CPU}/cpu*/thermal_throttle/core_throttle_count"
     paths = machine.matching(_CPU, "cpu[0-9]*/thermal_throttle/core_throttle_count")
     counts = [machine.number(str(path.relative_to(machine.root))) for path in paths]
     known = [count for count in counts if count is not None]
     if not known:
-        return check.unknown("Thermal throttling cannot be read", f"{where} is not there")
+        return check.unknown("Thermal throttling cannot be read", f"{where} does not exist")
     if not any(known):
         return check.fine("No core has been throttled by heat", f"{where}: 0 on all {len(known)} cores")
     return check.note(
-        f"Heat has throttled {sum(count > 0 for count in known)} of {len(known)} cores since the machine began",
+        f"Heat has throttled {sum(count > 0 for count in known)} of {len(known)} cores since the machine started",
         f"{where}: {max(known):,} times on the most affected core",
         "A core that gets too hot lowers its clock, and steps take longer until it has cooled down.",
-        "Look whether the count rises during a run; if it does, improve the cooling or lower the load.",
+        "Check whether the count rises during a run; if it does, improve the cooling or lower the load.",
     )
 
 
@@ -132,14 +130,14 @@ def cpu_quota(machine: Machine) -> Observation:
     """Check whether a container's CPU quota throttles the process."""
     check, cores = Check("cpu-quota"), usable_cores(machine)
     if machine.read(f"{machine.proc}/cgroup") is None:
-        return check.unknown("A CPU quota cannot be read", f"/{machine.proc}/cgroup is not there")
+        return check.unknown("A CPU quota cannot be read", f"/{machine.proc}/cgroup does not exist")
     if cores.quota is None:
         return check.fine("No CPU quota limits the process", "no limit in its control groups")
     why = (
         "A control group that has used up its quota stops all its threads until the next period, up to 100 ms later: "
         "single steps take far longer than the rest."
     )
-    change = f"Use no more than {max(1, int(cores.quota))} threads (loader workers among them), or raise the quota."
+    change = f"Use no more than {max(1, int(cores.quota))} threads (including loader workers), or raise the quota."
     ran_out, periods = cores.throttled or (0, 0)
     if ran_out > _NOTICEABLE_SHARE * periods:
         title = f"The CPU quota of {cores.quota:g} cores ran out in {ran_out:,} of {periods:,} periods"
@@ -155,23 +153,23 @@ def threads(machine: Machine) -> Observation:
     if count is None or cores.usable is None:
         missing = machine.runtime.torch_why_not or "neither PyTorch nor OMP_NUM_THREADS says how many threads are used"
         missing = missing if count is None else cores.read
-        return check.unknown("Threads cannot be compared with cores", missing)
+        return check.unknown("The number of threads is not known", missing)
     read = f"{source}; {cores.read}" + (f"; {ranks} ranks on this machine" if ranks > 1 else "")
     fit = max(1, cores.usable // ranks)
     if count * ranks > cores.usable:
-        what = f"{ranks} ranks of {count} threads" if ranks > 1 else f"{count} threads"
+        what = f"{ranks} ranks with {count} threads each" if ranks > 1 else f"{count} threads"
         return check.problem(
             f"{what} compute on {cores.usable} usable cores",
             read,
-            "Threads that share a core wait for each other: every operator on the CPU ends when the last one has run.",
+            "Threads that share a core wait for each other: an operator on the CPU ends when its last thread has run.",
             f"Set OMP_NUM_THREADS={fit} (or torch.set_num_threads({fit})) in each process.",
         )
     if count == 1 and fit > 1:
         return check.note(
             f"Operators on the CPU use 1 of {fit} cores",
             read,
-            "torchrun sets OMP_NUM_THREADS=1 unless told otherwise; work on the CPU, such as a model or an optimizer "
-            "held there, runs on one core.",
+            "torchrun sets OMP_NUM_THREADS=1 by default, so work on the CPU, such as a model or an optimizer "
+            "kept there, runs on one core.",
             f"If the CPU computes, set OMP_NUM_THREADS up to {fit}.",
         )
     return check.fine(f"{count} threads for {cores.usable} usable cores", read)
@@ -179,16 +177,16 @@ def threads(machine: Machine) -> Observation:
 
 def other_load(machine: Machine) -> list[Observation]:
     """Check the load of other processes and the time taken by the hypervisor, from two readings half a second apart."""
-    missing, before = "/proc/stat is not there", _Sample.read(machine)
+    missing, before = "/proc/stat does not exist", _Sample.read(machine)
     if before is not None:
         machine.sleep(_SAMPLE_S)
         after = _Sample.read(machine)
         if after is not None and after.total > before.total:
             return [_load(before, after, machine), _stolen(before, after)]
-        missing = "the counters in /proc/stat do not move"
+        missing = "the counters in /proc/stat do not change"
     return [
-        _LOAD.unknown("Other load on the CPU cannot be read", missing),
-        _STOLEN.unknown("Time that a hypervisor takes cannot be read", missing),
+        _LOAD.unknown("The CPU load of other processes cannot be read", missing),
+        _STOLEN.unknown("The time that a hypervisor takes cannot be read", missing),
     ]
 
 
@@ -232,8 +230,8 @@ def _load(before: _Sample, after: _Sample, machine: Machine) -> Observation:
     return _LOAD.problem(
         title,
         read,
-        "They take cores, caches and memory bandwidth from the step, and a different share each time.",
-        "Stop them, or measure when they are gone. Processes of other containers may not be listed.",
+        "They take cores, caches and memory bandwidth from the step, a different share each time.",
+        "Stop them, or measure after they have ended. Processes of other containers may not be listed.",
     )
 
 
@@ -245,7 +243,7 @@ def _stolen(before: _Sample, after: _Sample) -> Observation:
     return _STOLEN.problem(
         f"The hypervisor takes {stolen:.1%} of the cores' time",
         read,
-        "The cores are shared with other virtual machines; the guest stands still meanwhile and cannot see when.",
+        "The cores are shared with other virtual machines; this one is paused meanwhile, and cannot see when.",
         "Use a machine with dedicated cores for measuring.",
     )
 
@@ -297,7 +295,7 @@ def memory_limit(machine: Machine) -> Observation:
     """Check how close the process's control groups are to their memory limit."""
     check = Check("memory-limit")
     if machine.read(f"{machine.proc}/cgroup") is None:
-        return check.unknown("A memory limit cannot be read", f"/{machine.proc}/cgroup is not there")
+        return check.unknown("A memory limit cannot be read", f"/{machine.proc}/cgroup does not exist")
     tightest: tuple[int, int, str] | None = None
     for group in machine.cgroup_folders("memory"):
         limit = machine.number(f"{group}/memory.max") or machine.number(f"{group}/memory.limit_in_bytes")
@@ -309,13 +307,13 @@ def memory_limit(machine: Machine) -> Observation:
     if tightest is None:
         return check.fine("No control group limits memory", "no limit in its control groups")
     limit, used, group = tightest
-    title, read = f"{gib(used)} of the memory limit of {gib(limit)} are used", f"/{group}"
+    title, read = f"{gib(used)} of the {gib(limit)} memory limit is in use", f"/{group}"
     if used < _NEARLY_FULL * limit:
         return check.fine(title, read)
     return check.problem(
         title,
         read,
-        "Near its limit a control group throws out cached files and waits for memory; beyond it processes are killed.",
+        "Near its limit a control group drops cached files and waits for memory; beyond it, processes are killed.",
         "Raise the limit, or use fewer loader workers and smaller caches.",
     )
 
@@ -326,16 +324,15 @@ def shared_memory(machine: Machine) -> Observation:
     try:
         total, free = machine.free_bytes(path)
     except OSError:
-        return check.unknown("Shared memory cannot be read", "/dev/shm is not there")
-    title, read = f"{gib(free)} of shared memory are free", f"/dev/shm: {gib(free)} free of {gib(total)}"
+        return check.unknown("Shared memory cannot be read", "/dev/shm does not exist")
+    title, read = f"{gib(free)} of shared memory is free", f"/dev/shm: {gib(free)} free of {gib(total)}"
     if free >= _SMALL_SHARED_BYTES:
         return check.fine(title, read)
     return check.problem(
-        f"Only {gib(free)} of shared memory are free",
+        f"Only {gib(free)} of shared memory is free",
         read,
-        "DataLoader workers hand batches over through shared memory (num_workers x prefetch_factor at a time); when it "
-        "is full they end with a bus error, so many people then train without workers and wait for data. Containers "
-        "have 64 MiB unless told otherwise.",
+        "DataLoader workers pass batches through shared memory (num_workers x prefetch_factor at a time), and die with "
+        "a bus error when it is full. Containers have 64 MiB by default.",
         "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium Memory mounted at /dev/shm.",
     )
 
@@ -344,7 +341,7 @@ def swap(machine: Machine) -> Observation:
     """Check whether memory has been swapped to disk."""
     check, total = Check("swap"), _kib(machine.fields("proc/meminfo").get("SwapTotal"))
     if total is None:
-        return check.unknown("Swap cannot be read", "/proc/meminfo is not there")
+        return check.unknown("Swap cannot be read", "/proc/meminfo does not exist")
     if total == 0:
         return check.fine("There is no swap", "/proc/meminfo: SwapTotal 0")
     used = total - (_kib(machine.fields("proc/meminfo").get("SwapFree")) or 0)
@@ -354,10 +351,10 @@ def swap(machine: Machine) -> Observation:
         return check.fine("No swap is in use", read)
     return check.says(
         "problem" if swapped and machine.process is not None else "note",
-        f"{gib(swapped)} of the process are in swap" if swapped else f"{gib(used)} of swap are in use",
+        f"{gib(swapped)} of the process is in swap" if swapped else f"{gib(used)} of swap is in use",
         read,
         "Memory that was swapped out is read from disk when it is touched again: milliseconds instead of nanoseconds.",
-        "Find what takes the memory; after it has ended, swapoff -a && swapon -a (as root) brings everything back.",
+        "Find what takes the memory and stop it; then swapoff -a && swapon -a (as root) brings everything back.",
     )
 
 
@@ -366,7 +363,9 @@ def memory_pressure(machine: Machine) -> Observation:
     check, text = Check("memory-pressure"), machine.read("proc/pressure/memory") or ""
     found = re.search(r"^some avg10=([\d.]+)", text, re.MULTILINE)
     if found is None:
-        return check.unknown("Waiting for memory cannot be read", "/proc/pressure/memory is not there")
+        return check.unknown(
+            "The time that processes wait for memory cannot be read", "/proc/pressure/memory does not exist"
+        )
     waited = float(found[1])
     read = f"/proc/pressure/memory: some process waited {waited:g} % of the last 10 s"
     if waited < 1:
@@ -374,7 +373,7 @@ def memory_pressure(machine: Machine) -> Observation:
     return check.problem(
         f"Processes waited for memory {waited:g} % of the last 10 seconds",
         read,
-        "The kernel searches for free pages while they stand still.",
+        "They are paused while the kernel searches for free pages.",
         "Use less memory: fewer loader workers, smaller caches, or fewer other programs.",
     )
 
@@ -384,13 +383,13 @@ def huge_pages(machine: Machine) -> Observation:
     check, folder = Check("huge-pages"), "sys/kernel/mm/transparent_hugepage"
     enabled, defrag = _chosen(machine.read(f"{folder}/enabled")), _chosen(machine.read(f"{folder}/defrag"))
     if not enabled:
-        return check.unknown("Huge pages cannot be read", f"/{folder}/enabled is not there")
+        return check.unknown("Huge pages cannot be read", f"/{folder}/enabled does not exist")
     read = f"/{folder}/enabled: {enabled}" + (f"; defrag: {defrag}" if defrag else "")
     if enabled == "never":
         return check.note(
             "Transparent huge pages are off",
             read,
-            "Large tensors on the CPU then take one entry of the address cache for each 4 KiB.",
+            "Large tensors on the CPU then need a TLB entry for every 4 KiB.",
             "If the CPU computes, as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled.",
         )
     if enabled == "always" and defrag == "always":
@@ -404,7 +403,6 @@ def huge_pages(machine: Machine) -> Observation:
 
 
 def allocator(machine: Machine) -> list[Observation]:
-    """Check the memory allocators of the host and of the device."""
     return [_host_allocator(machine), _device_allocator(machine)]
 
 
@@ -422,9 +420,9 @@ def _host_allocator(machine: Machine) -> Observation:
     read = f"LD_PRELOAD={preload or '(not set)'} and /{machine.proc}/maps"
     if machine.variable("PYTHONMALLOC") in ("debug", "malloc_debug", "pymalloc_debug", "malloc"):
         return check.problem(
-            "PYTHONMALLOC takes Python's fast allocator away",
+            "PYTHONMALLOC turns Python's fast allocator off",
             f"PYTHONMALLOC={machine.variable('PYTHONMALLOC')}",
-            "Every Python object is then allocated through the C library, with checks where it says debug.",
+            "Every Python object is then allocated by the C library, with checks if the value contains debug.",
             "unset PYTHONMALLOC",
         )
     if machine.variable("MALLOC_ARENA_MAX") == "1" and used == "the C library's malloc":
@@ -450,17 +448,17 @@ def _device_allocator(machine: Machine) -> Observation:
             f"Device memory blocks above {split[1]} MB are never split",
             read,
             "Small limits make the allocator ask the driver for memory more often, which waits for the device.",
-            "If it is there against fragmentation, expandable_segments:True is the newer way.",
+            "If it is meant to prevent fragmentation, expandable_segments:True is the newer setting.",
         )
     if threshold and float(threshold[1]) < 0.6:
         return check.note(
-            f"Device memory is given back from {float(threshold[1]):.0%} of it in use",
+            f"Device memory is released once {float(threshold[1]):.0%} of it is in use",
             read,
-            "Memory that is given back and asked for again costs calls of the driver that wait for the device.",
+            "Releasing memory and allocating it again takes driver calls that wait for the device.",
             "Raise garbage_collection_threshold, to 0.8 for example, or leave it out.",
         )
     return check.fine(
-        "PyTorch's device allocator is as it comes" if not read else "The device's allocator is set", read
+        "PyTorch's device allocator has its default settings" if not read else "The device's allocator is set", read
     )
 
 

@@ -15,7 +15,7 @@ from stepscope.readers.gathering import warnings
 from stepscope.readers.gaudi import columns as names
 from stepscope.readers.gaudi.columns import HARDWARE, GaudiColumns
 from stepscope.readers.kineto.events import EventStream
-from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.tables import rows_frame
@@ -94,8 +94,8 @@ def _copies_in_order(work: pl.DataFrame, copies: pl.DataFrame) -> pl.DataFrame:
     started = work.filter(is_copy)
     if not 0 < started.height == copies.height or (started["start_ns"] < copies["start_ns"]).any():
         return work
-    told = started.select("row", _call=copies["row"].cast(pl.Int64))
-    work = work.join(told, on="row", how="left", maintain_order="left")
+    calls = started.select("row", _call=copies["row"].cast(pl.Int64))
+    work = work.join(calls, on="row", how="left", maintain_order="left")
     return work.with_columns(correlation=pl.coalesce("correlation", "_call")).drop("_call")
 
 
@@ -110,22 +110,22 @@ def _by_recipe(work: pl.DataFrame, launching: pl.DataFrame) -> pl.DataFrame:
     starts = starts.with_columns(ordinal=pl.int_range(pl.len(), dtype=pl.Int64).over("recipe"))
     counts = starts.group_by("recipe").agg(launches=pl.len().cast(pl.Int64))
     node = list(_NODE)
-    told = work.join(counts, on="recipe", how="left", maintain_order="left").with_columns(
+    runs = work.join(counts, on="recipe", how="left", maintain_order="left").with_columns(
         occurrence=pl.int_range(pl.len(), dtype=pl.Int64).over(node), occurrences=pl.len().cast(pl.Int64).over(node)
     )
     divides = pl.col("occurrences") % pl.col("launches") == 0
     times = pl.when(divides).then(pl.col("occurrences") // pl.col("launches")).otherwise(1)
     missing = pl.when(divides).then(0).otherwise((pl.col("occurrences") - pl.col("launches")).clip(lower_bound=0))
-    told = told.with_columns(ordinal=((pl.col("occurrence") - missing) / times).floor().cast(pl.Int64))
-    told = told.join(starts, on=["recipe", "ordinal"], how="left", maintain_order="left", suffix="_of_call")
+    runs = runs.with_columns(ordinal=((pl.col("occurrence") - missing) / times).floor().cast(pl.Int64))
+    runs = runs.join(starts, on=["recipe", "ordinal"], how="left", maintain_order="left", suffix="_of_call")
     causal = (pl.col("called") <= pl.col("start_ns")).fill_null(True).all().over(node)
-    told = told.with_columns(causal=causal, in_order=pl.col("row_of_call")).drop("called", "row_of_call")
+    runs = runs.with_columns(causal=causal, in_order=pl.col("row_of_call")).drop("called", "row_of_call")
     last = starts.select("recipe", start_ns="called", last="row")
-    told = told.sort("start_ns", "row").join_asof(
+    runs = runs.sort("start_ns", "row").join_asof(
         last.sort("start_ns"), on="start_ns", by="recipe", check_sortedness=False
     )
     chosen = pl.when("causal").then("in_order").otherwise("last").cast(pl.Int64)
-    return told.with_columns(correlation=chosen).select(work.columns)
+    return runs.with_columns(correlation=chosen).select(work.columns)
 
 
 _FEWEST_CALLS: Final = 3
@@ -155,7 +155,6 @@ class Sorting:
         self._keys = {lane: key for key, lane in columns.lanes.items()}
 
     def sort(self) -> None:
-        """Move the rows of HARDWARE to the tables they belong to."""
         rows = self._spill.take(HARDWARE)
         if rows is None:
             return
@@ -174,32 +173,32 @@ class Sorting:
         self._keep_forward_backward(flows, strings)
 
     def _places(self, rows: pl.DataFrame) -> dict[int, _Row]:
-        told = rows.group_by("lane").agg(
+        lanes = rows.group_by("lane").agg(
             pl.col("event").drop_nulls().first(),
             pl.col("device").drop_nulls().first(),
             names=pl.col("name").unique().sort().head(100),
         )
-        told = told.with_columns(self._strings.gather(told[name]).alias(name) for name in ("event", "device"))
-        return {row["lane"]: self._place(row) for row in told.iter_rows(named=True)}
+        lanes = lanes.with_columns(self._strings.gather(lanes[name]).alias(name) for name in ("event", "device"))
+        return {row["lane"]: self._place(row) for row in lanes.iter_rows(named=True)}
 
-    def _place(self, told: dict[str, Any]) -> _Row:
-        process, thread = self._keys[int(str(told["lane"]))]
+    def _place(self, lane: dict[str, Any]) -> _Row:
+        process, thread = self._keys[int(str(lane["lane"]))]
         title = self._columns.process_names.get(process) or self._columns.process_labels.get(process) or ""
         row_name = self._columns.thread_names.get((process, thread), "")
         if title in names.LOGGERS or names.SYNAPSE_THREAD.match(row_name):
             return _Row(None, None, None)
         is_device = names.DEVICE_PROCESS.search(title)
         engine = names.engine_of_thread(row_name)
-        by_event = names.engine_of_event(str(told["event"] or ""))
+        by_event = names.engine_of_event(str(lane["event"] or ""))
         if engine is None and (is_device or (process == "0" and not title)):
-            work = self._strings.gather(pl.Series(told["names"], dtype=pl.UInt32)).to_list()
+            work = self._strings.gather(pl.Series(lane["names"], dtype=pl.UInt32)).to_list()
             by_number = names.engine_of_number(thread)
             agree = by_number is not None and (by_event is None or by_number.endswith(by_event))
             engine = by_number if agree else by_event or next(filter(None, map(names.engine_of_work, work)), None)
         engine = engine or by_event
         if engine is None and not is_device:
             return _Row(None, None, None)
-        number = is_device[1] if is_device and is_device[1] else told["device"]
+        number = is_device[1] if is_device and is_device[1] else lane["device"]
         device = str(number) if number is not None else (process if process.isdecimal() else "0")
         return _Row(device[:100], engine, engine or row_name or thread)
 
@@ -298,9 +297,9 @@ class Sorting:
 
     def _device_work(self, work: pl.DataFrame) -> pl.DataFrame:
         """Rows of `device_work`; names of computations include the number type, as kernel names do."""
-        told = ["engine", "category", "name", "data_type"]
-        sorts = work.select(told).unique(maintain_order=True)
-        words = [self._strings.gather(sorts[name]).to_list() for name in told[1:]]
+        keys = ["engine", "category", "name", "data_type"]
+        sorts = work.select(keys).unique(maintain_order=True)
+        words = [self._strings.gather(sorts[name]).to_list() for name in keys[1:]]
         kinds, named = [], []
         for engine, category, name, data_type in zip(sorts["engine"], *words, strict=True):
             kind = names.work_kind(engine, category, name)
@@ -308,7 +307,7 @@ class Sorting:
             kinds.append(kind)
             named.append(f"{name} ({data_type})" if typed else name)
         sorts = sorts.with_columns(kind=self._pool.codes(kinds), named=self._pool.codes(named))
-        work = work.join(sorts, on=told, how="left", maintain_order="left", nulls_equal=True)
+        work = work.join(sorts, on=keys, how="left", maintain_order="left", nulls_equal=True)
         return work.select(
             "start_ns",
             "duration_ns",
@@ -380,7 +379,7 @@ def _inside(calls: pl.DataFrame, calling: pl.DataFrame) -> int | None:
 
 EXPLANATIONS: Final = {
     **kineto.EXPLANATIONS,
-    "hardware_mark": "hardware events that mark a part of what another event measures whole were left out",
+    "hardware_mark": "hardware events that mark only part of the work of another event were left out",
 }
 _SIGNS: Final = re.compile(
     rb'"cat"\s*:\s*"hpu_op"'
@@ -397,7 +396,7 @@ def recognises(head: bytes) -> bool:
     return kineto.recognises(head) and _IS_TRACE.search(head) is not None and _SIGNS.search(head) is not None
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read the events of PyTorch and of Intel's bridge into the tables of `writer`.
 
     Raises the errors of `kineto.read`.
@@ -421,8 +420,8 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 def _devices(properties: Any, columns: GaudiColumns) -> tuple[Device, ...]:
     """The devices that did work; the bridge describes only one, without a number."""
-    told = next((item for item in properties if isinstance(item, dict)), {}) if isinstance(properties, list) else {}
-    name, memory = told.get("name"), told.get("totalGlobalMem")
+    first = next((item for item in properties if isinstance(item, dict)), {}) if isinstance(properties, list) else {}
+    name, memory = first.get("name"), first.get("totalGlobalMem")
     memory = int(memory) if isinstance(memory, str) and memory.isdecimal() and len(memory) < 19 else memory
     return tuple(
         Device(

@@ -170,7 +170,6 @@ class GaudiColumns(Columns):
         """Lanes of an engine's additional units; their work is on the lane of the first unit."""
 
     def lane_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the table `lanes`."""
         rows = super().lane_rows()
         for lane in self.units:
             rows[lane]["kind"] = "other"

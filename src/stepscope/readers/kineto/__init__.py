@@ -16,7 +16,7 @@ from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto.arguments import RECORDED
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
-from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.program_facts import KEY, from_header
@@ -32,21 +32,21 @@ _UNIX_EPOCH_LIMIT_NS: Final = 10**18
 
 EXPLANATIONS: Final = {
     **COMMON,
-    "truncated": "the file ends before its list of events is complete; what was written before that was read",
+    "truncated": "the file is truncated within its list of events; the events before that were read",
     "compressed_data": "{}; what could be unpacked was read",
-    "damaged_event": "events that are no valid JSON were skipped",
+    "damaged_event": "events that are not valid JSON were skipped",
     "repaired_event": "events next to damaged text were read one by one",
     "damaged_arguments": "events' arguments could not be read and were left out",
     "damaged_argument": "single arguments of a wrong type were left out",
-    "invalid_utf8": "bytes that are no UTF-8 were replaced",
+    "invalid_utf8": "bytes that are not UTF-8 were replaced",
     "incomplete_event": "events without a start or a duration were skipped",
     "event_without_time": "events with start and duration 0 were skipped",
     "oversized_event": "text without an event boundary for 64 MiB was skipped",
     "repeated_events": "a second list of events in the same file was left out",
-    "oversized_header": "what the file says about itself is longer than 16 MiB, and the rest of that was left out",
-    "damaged_header": "what the file says about itself could not be read",
+    "oversized_header": "the file's header is longer than 16 MiB, and the rest of it was left out",
+    "damaged_header": "the file's header could not be read",
     "unknown_category": "events of an unknown category were kept as annotations: {}",
-    "uncategorised": "events without a category were told apart by their names",
+    "uncategorised": "events without a category were classified by their names",
     "unclosed": "slices that begin (B, b) and do not end in the file were left out",
     "unopened": "ends (E, e) of slices that do not begin in the file were left out",
     "unsupported_phase": "events of a phase this reader does not use were skipped: {}",
@@ -61,7 +61,7 @@ def recognises(head: bytes) -> bool:
     return text.startswith(b"{")
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read the events of `source` into the tables of `writer`.
 
     Raises:

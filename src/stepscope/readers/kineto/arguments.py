@@ -137,7 +137,6 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def counter_values(raw: msgspec.Raw) -> dict[str, float]:
-    """Return the numeric series of a counter event."""
     try:
         values = msgspec.json.decode(raw, type=dict[str, Any])
     except DECODE_ERRORS:
@@ -219,5 +218,4 @@ def real_queue(stream: Any) -> str | None:
 
 
 def memory_device(args: Memory) -> str:
-    """Return the device of an allocation, or "cpu"."""
     return "cpu" if args.device_type in (0, None) or args.device_id in (-1, None) else str(args.device_id)

@@ -167,7 +167,6 @@ class Columns:
         return category
 
     def lane_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of the table `lanes`."""
         rows = []
         for (process, thread), lane in self.lanes.items():
             device, queue = self.queues.get(lane, (None, None))
@@ -277,7 +276,7 @@ class Columns:
         lane_of = self._lane_of
         return pl.Series([lane_of[event.pid, event.tid] for event in events], dtype=pl.Int32)
 
-    def _told(self, table: str, args: Sequence[Any], *names: str) -> dict[str, pl.Series]:
+    def _argument_columns(self, table: str, args: Sequence[Any], *names: str) -> dict[str, pl.Series]:
         """Build columns of a table from the arguments of the same names; text becomes indices into the pool."""
         found = {}
         for name in names:
@@ -294,13 +293,13 @@ class Columns:
     def _operators(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Operator, self.damage)
         numbers = ("sequence_number", "forward_thread", "external_id")
-        return self._told("operators", args, *numbers, "input_shapes", "input_types", "input_values") | {
+        return self._argument_columns("operators", args, *numbers, "input_shapes", "input_types", "input_values") | {
             "call_stack": self.pool.optional_codes([a.call_stack or None for a in args])
         }
 
     def _launches(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Launch, self.damage)
-        return self._told("launches", args, "correlation") | {
+        return self._argument_columns("launches", args, "correlation") | {
             "external_id": arguments.external_ids(args),
             "bytes": arguments.integers([arguments.integer(a.bytes) for a in args]),
         }
@@ -323,12 +322,14 @@ class Columns:
             "registers": fitting("registers", registers, pl.Int32, self.damage),
             "shared_memory_bytes": arguments.integers([arguments.integer(a.shared_memory) for a in args]),
             "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
-            **self._told("device_work", args, "correlation", "grid", "block", "blocks_per_multiprocessor"),
-            **self._told("device_work", args, "collective", "group", "group_size", "message_elements", "message_type"),
+            **self._argument_columns("device_work", args, "correlation", "grid", "block", "blocks_per_multiprocessor"),
+            **self._argument_columns(
+                "device_work", args, "collective", "group", "group_size", "message_elements", "message_type"
+            ),
         }
 
     def _frames(self, events: list[Event]) -> dict[str, pl.Series]:
-        return self._told("frames", arguments.decode(events, arguments.Frame, self.damage), "python_id")
+        return self._argument_columns("frames", arguments.decode(events, arguments.Frame, self.damage), "python_id")
 
     def _annotations(self, events: list[Event], kind: str = "host") -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Annotation, self.damage)
@@ -341,7 +342,7 @@ class Columns:
         args = arguments.decode(events, arguments.Synchronisation, self.damage)
         words = [e.name if a.kind is None else a.kind for e, a in zip(events, args, strict=True)]
         waited = [None if a.waited_correlation == -1 else a.waited_correlation for a in args]
-        return self._told("synchronisations", args, "correlation", "device") | {
+        return self._argument_columns("synchronisations", args, "correlation", "device") | {
             "kind": self.pool.codes(list(map(synchronisation_kind, words))),
             "queue": self.pool.optional_codes([arguments.real_queue(a.stream) for a in args]),
             "waited_queue": self.pool.optional_codes([arguments.real_queue(a.waited_stream) for a in args]),
@@ -359,7 +360,7 @@ class Columns:
                 "start_ns": start,
                 "lane": self._lane_codes(events),
                 "device": self.pool.codes([arguments.memory_device(a) for a in args]),
-                **self._told("memory", args, "address", "bytes", "total_allocated", "total_reserved"),
+                **self._argument_columns("memory", args, "address", "bytes", "total_allocated", "total_reserved"),
             }
         )
         self._count("time_out_of_range", ~fits)

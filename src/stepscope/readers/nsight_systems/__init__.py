@@ -22,8 +22,8 @@ from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.nsight_systems import activities
 from stepscope.readers.nsight_systems import activities as others
 from stepscope.readers.nsight_systems.database import MAGIC, Database, Strings
-from stepscope.readers.nsight_systems.places import MOST_LANES, Places, Selection, TableReader
-from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.nsight_systems.lanes import MOST_LANES, Lanes, Selection, TableReader
+from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -49,7 +49,6 @@ _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 
 def may_mark_steps(name: str) -> bool:
-    """Whether a range of this name may be a step."""
     return len(name) <= _LONGEST_NAME and (_NUMBERED.fullmatch(name) or _UNNUMBERED.fullmatch(name)) is not None
 
 
@@ -70,26 +69,26 @@ class StepMarks:
         them.
         """
         rows = pl.concat(self._parts).sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
-        told = pl.DataFrame(
-            [(name, *_told(name)) for name in rows["name"].unique()],
+        labels = pl.DataFrame(
+            [(name, *_label_and_number(name)) for name in rows["name"].unique()],
             schema={"name": pl.String, "label": pl.String, "number": pl.Int64},
             orient="row",
         )
-        rows = rows.join(told, on="name", how="left", maintain_order="left")
+        rows = rows.join(labels, on="name", how="left", maintain_order="left")
         for with_number in (True, False):
             candidates = rows.filter(pl.col("number").is_not_null() == with_number)
             best = _best(candidates, with_number)
             if best is not None:
-                mine = (pl.col("label") == best) & (pl.col("number").is_not_null() == with_number)
+                is_step = (pl.col("label") == best) & (pl.col("number").is_not_null() == with_number)
                 order = pl.int_range(pl.len()).over("lane")
                 number = pl.col("number") if with_number else order
-                marked = rows.filter(mine).with_columns(step=number)
-                others = rows.filter(~mine).with_columns(step=pl.lit(None, pl.Int64))
+                marked = rows.filter(is_step).with_columns(step=number)
+                others = rows.filter(~is_step).with_columns(step=pl.lit(None, pl.Int64))
                 return pl.concat([marked, others]).select(*_SCHEMA, "step")
         return rows.select(*_SCHEMA, step=pl.lit(None, pl.Int64))
 
 
-def _told(name: str) -> tuple[str, int | None]:
+def _label_and_number(name: str) -> tuple[str, int | None]:
     match = _NUMBERED.fullmatch(name)
     return (match["label"].lower(), int(match["number"])) if match else (name, None)
 
@@ -150,7 +149,7 @@ class Ranges(TableReader):
             batch = self._with_times(batch)
             text = self._strings.series(batch["textId"]).alias("registered")
             batch = batch.with_columns(
-                self._places.threads(batch["globalTid"]).alias("lane"), pl.coalesce("text", text).alias("text")
+                self._lanes.threads(batch["globalTid"]).alias("lane"), pl.coalesce("text", text).alias("text")
             ).filter(pl.col("text").is_not_null())
             never_ended = batch.filter(pl.col("end").is_null())
             if not never_ended.is_empty():
@@ -207,10 +206,10 @@ def _described(texts: pl.Series) -> pl.DataFrame:
         pl.col("sequence").cast(pl.Int64, strict=False),
         emitted=pl.any_horizontal(pl.col("sequence", "id", "shapes").is_not_null()),
     )
-    told = [_meaning(name, emitted) for name, emitted in parts.select("name", "emitted").iter_rows()]
+    meanings = [_meaning(name, emitted) for name, emitted in parts.select("name", "emitted").iter_rows()]
     return parts.select("text", "sequence", "shapes").with_columns(
-        pl.Series("table", [table for table, _ in told], dtype=pl.String),
-        pl.Series("name", [name for _, name in told], dtype=pl.String),
+        pl.Series("table", [table for table, _ in meanings], dtype=pl.String),
+        pl.Series("name", [name for _, name in meanings], dtype=pl.String),
     )
 
 
@@ -244,13 +243,13 @@ _NOT_EVENTS: Final = {"CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS", "CUDA_GRAPH
 EXPLANATIONS: Final = {
     **COMMON_EXPLANATIONS,
     "damaged_table": "a table could not be read to its end: {}",
-    "long_table": "a table that describes the recording is longer than any is, and its rest was left out: {}",
+    "long_table": "a descriptive table is too long, and the rest of it was left out: {}",
     "wrong_type": "values of a wrong type were left out, by table and column: {}",
     "incomplete_row": "rows without a start, an end or a size were left out, by table: {}",
     "too_many_lanes": f"the file names more than {MOST_LANES:,} threads and streams; what the others did was left out",
     "open_range": "ranges that were still open at the end of the recording were ended there",
-    "table_left_out": "events that no table of a trace holds were left out: {}",
-    "write_ahead_log": "a write-ahead log (-wal) lies beside the database, and what stands in it was not read",
+    "table_left_out": "events of kinds that a trace has no table for were left out: {}",
+    "write_ahead_log": "the database has a write-ahead log (-wal), whose content was not read",
 }
 
 
@@ -259,7 +258,7 @@ def recognises(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read an export of Nsight Systems into the tables of `writer`.
 
     The recorded process's environment (META_DATA_CAPTURE, TARGET_INFO_SYSTEM_ENV) and output are never queried.
@@ -289,8 +288,8 @@ class _Reading:
         self._gathering.origin_ns = origin
         selection = Selection(database, damage, wanted, activities.DEVICE_TABLES, activities.RUNTIME)
         strings = Strings(database, self._gathering.pool)
-        self._places = Places(database, self._gathering, strings)
-        parts = (database, self._gathering, strings, self._places, selection)
+        self._lanes = Lanes(database, self._gathering, strings)
+        parts = (database, self._gathering, strings, self._lanes, selection)
         self._activities = activities.Activities(*parts)
         self._ranges = Ranges(*parts)
         self._others = others.Others(*parts)
@@ -303,7 +302,7 @@ class _Reading:
         self._ranges.finish(self._end)
         if not gathering.complete_events and window is None:
             raise UnreadableTraceError(
-                f"{database.name} is an export of Nsight Systems without an event that could be read: "
+                f"{database.name} is an export of Nsight Systems without a readable event: "
                 "record with nsys profile --trace=cuda,nvtx,osrt"
             )
         self._count_left_out()
@@ -314,9 +313,9 @@ class _Reading:
             format="nsight_systems",
             events=gathering.events,
             complete_events=gathering.complete_events,
-            rank=self._places.rank,
+            rank=self._lanes.rank,
             origin_unix_ns=self._origin_unix_ns(),
-            devices=self._places.devices(),
+            devices=self._lanes.devices(),
             recorded=tuple(part for part, is_there in recorded.items() if is_there) or None,
             window=read,
         )
@@ -342,7 +341,7 @@ class _Reading:
             has_events = table not in _READ | _NOT_EVENTS and any(time in columns for time in _TIMES)
             if has_events and self._database.is_filled(table):
                 self._gathering.damage[f"table_left_out:{table}"] += 1
-        if self._places.has_too_many_lanes:
+        if self._lanes.has_too_many_lanes:
             self._gathering.damage["too_many_lanes"] += 1
 
 
@@ -370,7 +369,9 @@ def _file(source: ByteSource, directory: Path, damage: Counter[str]) -> Iterator
         except OSError as error:
             raise UnreadableTraceError(f"{source.name} cannot be unpacked: {error.strerror}") from error
         if source.damage:
-            raise UnreadableTraceError(f"{source.name} cannot be unpacked: {source.damage}, and a part is no database")
+            raise UnreadableTraceError(
+                f"{source.name} cannot be unpacked: {source.damage}, and part of a database cannot be read"
+            )
         yield unpacked
     finally:
         if os.path.exists(unpacked):
@@ -384,7 +385,7 @@ def _refuse_others(database: Database) -> None:
         return
     if any(table.startswith("rocpd_") for table in tables):
         raise NotATraceError(
-            f"{database.name} is a rocpd database of rocprofv3, which is not read: "
+            f"{database.name} is a rocpd database of rocprofv3, which is not supported: "
             "record with rocprofv3 --output-format json, and give that file"
         )
     if any(table in tables for table in _OWN_TABLES) and "StringIds" in tables:
@@ -393,8 +394,8 @@ def _refuse_others(database: Database) -> None:
             "record with nsys profile --trace=cuda,nvtx,osrt"
         )
     raise NotATraceError(
-        f"{database.name} is an SQLite database, but no export of Nsight Systems: "
-        "it has none of that profiler's tables of events"
+        f"{database.name} is an SQLite database, but not an export of Nsight Systems: "
+        "it has none of that profiler's event tables"
     )
 
 

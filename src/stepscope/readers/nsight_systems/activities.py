@@ -9,7 +9,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.readers import event_names
-from stepscope.readers.nsight_systems.places import STREAM_KEYS, TableReader
+from stepscope.readers.nsight_systems.lanes import STREAM_KEYS, TableReader
 from stepscope.trace.tables import SCHEMAS, rows_frame
 
 RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -92,15 +92,15 @@ class Activities(TableReader):
             yield self._placed(table, batch)
 
     def _placed(self, table: str, batch: pl.DataFrame, *, of_context: bool = False) -> pl.DataFrame:
-        correlation = self._places.correlations(batch["globalPid"], batch["correlationId"])
+        correlation = self._lanes.correlations(batch["globalPid"], batch["correlationId"])
         batch = batch.drop("correlationId").with_columns(correlation.alias("correlation"))
         needed = () if of_context else ("device", "queue")
-        return self._selection.complete(table, self._places.streams(batch, of_context=of_context), *needed)
+        return self._selection.complete(table, self._lanes.streams(batch, of_context=of_context), *needed)
 
     def _kernels(self, batch: pl.DataFrame) -> pl.DataFrame:
         name = batch.select(pl.coalesce("demangledName", "shortName")).to_series()
         blocks = pl.col("gridX") * pl.col("gridY") * pl.col("gridZ")
-        count = pl.col("device").replace_strict(self._places.multiprocessors(), default=None, return_dtype=pl.Int64)
+        count = pl.col("device").replace_strict(self._lanes.multiprocessors(), default=None, return_dtype=pl.Int64)
         return batch.with_columns(
             name=self._strings.codes(name),
             kind=self._strings.words(name, _kernel_kind),
@@ -113,12 +113,12 @@ class Activities(TableReader):
 
     def _copies(self, batch: pl.DataFrame) -> pl.DataFrame:
         described = batch.select("copyKind", "srcKind", "dstKind").unique()
-        told = described.with_columns(
-            pl.Series("told", [_copy(*row) for row in described.iter_rows()], dtype=pl.List(pl.String))
+        kind_and_name = described.with_columns(
+            pl.Series("kind_and_name", [_copy(*row) for row in described.iter_rows()], dtype=pl.List(pl.String))
         )
         return batch.join(
-            told, on=["copyKind", "srcKind", "dstKind"], how="left", nulls_equal=True, maintain_order="left"
-        ).with_columns(kind=pl.col("told").list.get(0), name=pl.col("told").list.get(1))
+            kind_and_name, on=["copyKind", "srcKind", "dstKind"], how="left", nulls_equal=True, maintain_order="left"
+        ).with_columns(kind=pl.col("kind_and_name").list.get(0), name=pl.col("kind_and_name").list.get(1))
 
     def _sets(self, batch: pl.DataFrame) -> pl.DataFrame:
         where = pl.col("memKind").replace_strict(_MEMORY_KINDS, default="Unknown", return_dtype=pl.String)
@@ -139,9 +139,9 @@ class Activities(TableReader):
             frame = batch.select(
                 "start",
                 "end",
-                self._places.threads(batch["globalTid"]).alias("lane"),
+                self._lanes.threads(batch["globalTid"]).alias("lane"),
                 self._strings.codes(batch["nameId"], _without_version).alias("name"),
-                self._places.correlations(batch["globalTid"], batch["correlationId"]).alias("correlation"),
+                self._lanes.correlations(batch["globalTid"], batch["correlationId"]).alias("correlation"),
             )
             yield self._selection.complete(RUNTIME, frame)
 
@@ -177,10 +177,10 @@ class Activities(TableReader):
         for batch in self._database.batches(EVENT, columns):
             batch = batch.filter(pl.col("eventSyncId") > 0).with_columns(process=pl.col("globalPid"))
             batch = batch.with_columns(
-                self._places.correlations(batch["globalPid"], batch["correlationId"]).alias("waited_correlation")
+                self._lanes.correlations(batch["globalPid"], batch["correlationId"]).alias("waited_correlation")
             )
             parts.append(
-                self._places.streams(batch, of_context=True)
+                self._lanes.streams(batch, of_context=True)
                 .rename({"queue": "waited_queue"})
                 .select(pl.col(name).cast(dtype) for name, dtype in schema.items())
             )
@@ -245,7 +245,7 @@ class Others(TableReader):
 
     def read(self) -> Iterator[None]:
         """Gather all tables, yielding now and then so that the caller can show progress."""
-        working = [self._places.thread(number) for number in self._places.known_threads()]
+        working = [self._lanes.thread(number) for number in self._lanes.known_threads()]
         for table in HOST_CALLS:
             yield from self._host_calls(table)
         for table in OVERHEADS:
@@ -282,7 +282,7 @@ class Others(TableReader):
         where, parameters = self._selection.overlap(table)
         wanted: _Types = {**dict.fromkeys(("start", "end", "globalTid", "nameId"), pl.Int64), **columns}
         for batch in self._database.batches(table, wanted, where=where, parameters=parameters):
-            lanes = self._places.threads(batch["globalTid"]).alias("lane")
+            lanes = self._lanes.threads(batch["globalTid"]).alias("lane")
             names = self._strings.codes(batch["nameId"]).alias("name")
             yield self._selection.complete(table, batch.with_columns(lanes, names))
 
@@ -291,12 +291,12 @@ class Others(TableReader):
 
     def _scheduling(self) -> Iterator[None]:
         """Add a counter for each known thread: 1 while it runs on a processor, else 0."""
-        known = self._places.known_threads()
+        known = self._lanes.known_threads()
         columns: _Types = dict.fromkeys(("start", "globalTid", "isSchedIn"), pl.Int64)
         where, parameters = self._selection.inside(SCHEDULING, "start")
         for batch in self._database.batches(SCHEDULING, columns, where=where, parameters=parameters):
             batch = batch.filter(pl.col("globalTid").is_in(known)).drop_nulls()
-            lanes = self._places.threads(batch["globalTid"])
+            lanes = self._lanes.threads(batch["globalTid"])
             self._add_counters(
                 batch.select(
                     start_ns="start", lane=lanes, name=pl.lit("on a processor"), series=pl.lit(""), value="isSchedIn"
@@ -324,8 +324,8 @@ class Others(TableReader):
             yield
 
     def _memory_place(self, process: int | None, device: int | None, kind: int | None) -> tuple[int | None, str]:
-        lane = self._places.other(("memory",), "CUDA memory", process)
-        return lane, "cpu" if kind in _ON_HOST else self._places.device(process, device or 0)
+        lane = self._lanes.other(("memory",), "CUDA memory", process)
+        return lane, "cpu" if kind in _ON_HOST else self._lanes.device(process, device or 0)
 
     def _metrics(self) -> Iterator[None]:
         """Add the sampled GPU counters; the lowest byte of `typeId` is the GPU."""
@@ -337,7 +337,7 @@ class Others(TableReader):
         for batch in self._database.batches(METRICS, columns, where=where, parameters=parameters):
             batch = batch.drop_nulls().join(described, on=["typeId", "metricId"], how="left", maintain_order="left")
             gpu = pl.col("typeId") % 256
-            lane = self._places.other(("metrics",), "GPU counters")
+            lane = self._lanes.other(("metrics",), "GPU counters")
             self._add_counters(
                 batch.select(
                     start_ns="timestamp",

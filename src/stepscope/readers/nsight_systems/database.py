@@ -120,7 +120,6 @@ class Database:
         return found
 
     def has(self, table: str, *columns: str) -> bool:
-        """Whether the table exists with these columns."""
         return table in self.tables and all(column in self.tables[table] for column in columns)
 
     @property
@@ -193,7 +192,6 @@ class Database:
         return {"min": min, "max": max}[function]((value for value in found if isinstance(value, int)), default=None)
 
     def texts(self, table: str, key: str, value: str, keys: Sequence[int]) -> dict[int, str]:
-        """Look up the texts of these keys in a table."""
         if not self.has(table, key, value):
             return {}
         select = f'SELECT "{key}", substr("{value}", 1, {LONGEST_TEXT}) FROM "{table}"'
@@ -219,7 +217,7 @@ class Database:
 
     def _endless(self) -> UnreadableTraceError:
         return UnreadableTraceError(
-            f"{self.name} is a damaged database: its tables go on for longer than a file of its size can hold"
+            f"{self.name} is a damaged database: its tables are longer than a file of its size can hold"
         )
 
     def _column(self, table: str, name: str, dtype: type[pl.DataType], values: _Values) -> pl.Series:

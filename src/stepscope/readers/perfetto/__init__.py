@@ -18,7 +18,7 @@ from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.perfetto.events import Events
 from stepscope.readers.perfetto.sequences import Clocks, Sequence, Tracks
-from stepscope.readers.source import ByteSource, Found, Reader, current, is_json
+from stepscope.readers.source import ByteSource, Reader, ReadResult, current, is_json
 from stepscope.trace.metadata import Metadata
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -33,7 +33,7 @@ def trace_message() -> type[Trace]:
         messages = import_module("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     except _unusable() as error:
         raise UsageError(
-            "reading a Perfetto trace needs the packages perfetto and protobuf in versions that fit each other "
+            "reading a Perfetto trace needs the packages perfetto and protobuf in compatible versions "
             f"({str(error).partition('. ')[0]}): pip install --upgrade 'stepscope[perfetto]' protobuf"
         ) from error
     found: type[Trace] = messages.Trace
@@ -97,7 +97,7 @@ def recognises(head: bytes) -> bool:
             return False
         if (tag >> 3, tag & 7) in _TELLING_FIELDS:
             return True
-        skipped = _after(head, position, tag & 7)
+        skipped = _end_of_value(head, position, tag & 7)
         if skipped is None or skipped > end:
             return False
         position = skipped
@@ -116,11 +116,11 @@ class Packets:
         trace = trace_message()
         for text in self._framed():
             for packet in self._decoded(text, trace):
-                inner = self._inner(packet)
+                inner = self._decompressed(packet)
                 if inner is None:
                     yield packet
                     continue
-                for part in self._together(inner):
+                for part in self._whole_packets(inner):
                     for each in self._decoded(part, trace):
                         if each.WhichOneof("data") in ("compressed_packets", "zstd_compressed_packets"):
                             self._damage["damaged_packet"] += 1
@@ -163,7 +163,7 @@ class Packets:
         if rest or skip:
             self._damage["truncated"] += 1
 
-    def _together(self, text: bytes) -> Iterator[bytes]:
+    def _whole_packets(self, text: bytes) -> Iterator[bytes]:
         """Yield whole packets of decompressed text, several at a time, since decoding multiplies the size."""
         begin = position = 0
         while position < len(text):
@@ -206,7 +206,7 @@ class Packets:
                 self._damage["damaged_packet"] += 1
             position = end
 
-    def _inner(self, packet: TracePacket) -> bytes | None:
+    def _decompressed(self, packet: TracePacket) -> bytes | None:
         """The serialised trace in a compressed packet; None for other packets."""
         kind = packet.WhichOneof("data")
         if kind not in ("compressed_packets", "zstd_compressed_packets"):
@@ -231,7 +231,7 @@ def _bounded(data: bytes) -> bytes:
     """Return compressed data if it declares an acceptable size, else raise zstandard.ZstdError."""
     size = zstandard.frame_content_size(data)
     if not 0 <= size <= LARGEST_UNPACKED_BYTES:
-        raise zstandard.ZstdError("the size is not told, or too large")
+        raise zstandard.ZstdError("the size is missing or too large")
     return data
 
 
@@ -266,7 +266,7 @@ def _varint(data: bytes, position: int) -> tuple[int | None, int]:
     return None, position
 
 
-def _after(data: bytes, position: int, wire_type: int) -> int | None:
+def _end_of_value(data: bytes, position: int, wire_type: int) -> int | None:
     """The position after a field's value; None for unknown types."""
     if wire_type == _BYTES:
         length, begin = _varint(data, position)
@@ -296,26 +296,26 @@ _ENDS_EARLY: Final = ("truncated", "compressed_data", "not_packets")
 
 EXPLANATIONS: Final = {
     **COMMON,
-    "truncated": "the file ends in the middle of a packet; what was written before that was read",
-    "not_packets": "from some place on the file holds no packets any more; what was written before that was read",
+    "truncated": "the file is truncated within a packet; the packets before it were read",
+    "not_packets": "the file continues with something other than packets; the packets before that were read",
     "compressed_data": "{}; what could be unpacked was read",
     "damaged_packet": "packets that cannot be decoded were skipped",
     "oversized_packet": "packets of more than 8 MiB were skipped",
-    "invalid_utf8": "bytes that are no UTF-8 were replaced",
-    "lost_name": "events have no name, because the packet that holds it is lost",
+    "invalid_utf8": "bytes that are not UTF-8 were replaced",
+    "lost_name": "events have no name, because the packet with their names is lost",
     "lost_packets": "the recorder says that packets before others were lost",
-    "unknown_category": "slices of a category that tells nothing here were kept by their names: {}",
+    "unknown_category": "slices of an unknown category were classified by their names: {}",
     "unknown_event": "track events of an unknown type were skipped",
-    "unused_instant": "instants were left out: no table holds moments without a duration",
-    "unused_packet": "packets that no table holds were left out: {}",
+    "unused_instant": "instants were left out: a trace has no table for them",
+    "unused_packet": "packets of kinds that a trace has no table for were left out: {}",
     "unmatched_end": "ends of slices that had begun before the recording were left out",
     "unclosed_slice": "slices that did not end before the recording did were left out",
-    "unknown_clock": "events are on a clock that the file does not relate to the others, and were taken as they are",
+    "unknown_clock": "events are on a clock that the file does not relate to others; their times were used as they are",
     "too_many_sequences": "packets of more than 100,000 sequences were skipped",
 }
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read the slices, counters, flows and memory instants of the track events into the tables of `writer`.
 
     Raises:
@@ -408,9 +408,9 @@ class _Content:
 def _nothing(name: str, damage: Counter[str]) -> str:
     other = sorted({key.partition(":")[2] for key in damage if key.startswith("unused_packet:")})
     if other:
-        return f"{name} is a Perfetto trace without a single complete slice of a track; it holds {', '.join(other)}"
+        return f"{name} is a Perfetto trace without a single complete slice of a track; it contains {', '.join(other)}"
     early = any(key.partition(":")[0] in _ENDS_EARLY for key, count in damage.items() if count)
-    why = ": the file ends before one does, copy it again" if early else ""
+    why = ": the file is truncated, copy it again" if early else ""
     return f"{name} is a Perfetto trace without a single slice that begins and ends on a track{why}"
 
 

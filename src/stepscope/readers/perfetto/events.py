@@ -314,10 +314,7 @@ class Events:
         self._tables: list[str] = []
         self._table_of_slice = array("b")
 
-    # Adding events
-
     def add(self, event: TrackEvent, sequence: Sequence, time_ns: int) -> None:
-        """Add one event."""
         kind = event.type or _PHASES.get(event.legacy_event.phase, 0)
         place = self._place(event, sequence)
         if kind == _END:
@@ -338,8 +335,8 @@ class Events:
         """Add a stage of graphics or compute work on a GPU."""
         queue = stage.hw_queue_iid or stage.hw_queue_id
         track = self._tracks.code(-1 - (stage.gpu_id % 2**20 * 2**32 + queue % 2**32))
-        told = plain(getattr(stage, "name", ""), self._damage)  # only newer protobuf definitions have this field
-        name = told or sequence.stage(stage.stage_iid, f"stage {stage.stage_iid or stage.stage_id}")
+        stage_name = plain(getattr(stage, "name", ""), self._damage)  # only newer protobuf definitions have this field
+        name = stage_name or sequence.stage(stage.stage_iid, f"stage {stage.stage_iid or stage.stage_id}")
         number = self._ends.begin(track, time_ns)
         self._ends.end(track, time_ns + min(stage.duration, 2**62))
         self._note_table("device_work")
@@ -441,7 +438,7 @@ class Events:
         }
         if "name" in SCHEMAS[table]:
             series["name"] = pool.codes([row[2] for row in rows])
-        for column in _told_columns(table):
+        for column in _argument_columns(table):
             values = [row[4].get(column) for row in rows]
             dtype = SCHEMAS[table][column]
             if dtype is pl.String:
@@ -456,8 +453,6 @@ class Events:
                 wide = pl.Series([integer(value) for value in values], dtype=pl.Int64)
                 series[column] = fitting(column, wide, dtype, self._gathering.damage)
         self._spill.add({table: pl.DataFrame(series)})
-
-    # Finishing
 
     def finish(self) -> None:
         """Give every row its lane and duration, and add it to the gathering."""
@@ -500,14 +495,14 @@ class Events:
         codes = rows["track"].unique().to_list()
         places = [self._tracks.queue(code) for code in codes]
         pool = self._gathering.pool
-        told = pl.DataFrame(
+        queues = pl.DataFrame(
             {
                 "track": pl.Series(codes, dtype=pl.Int64),
                 "device_of_track": pool.codes([device for device, _ in places]),
                 "queue_of_track": pool.codes([queue for _, queue in places]),
             }
         )
-        rows = rows.join(told, on="track", how="left", maintain_order="left")
+        rows = rows.join(queues, on="track", how="left", maintain_order="left")
         return rows.with_columns(
             device=pl.col("device").fill_null(pl.col("device_of_track")),
             queue=pl.col("queue").fill_null(pl.col("queue_of_track")),
@@ -541,6 +536,6 @@ class Events:
         self._gathering.add_flows(rows.select("start_ns", "lane", "end", "category", "flow"))
 
 
-def _told_columns(table: str) -> Iterator[str]:
+def _argument_columns(table: str) -> Iterator[str]:
     left_out = {"start_ns", "duration_ns", "name", "lane", "parent", "operator", "launch"}
     return (column for column in SCHEMAS[table] if column not in left_out)

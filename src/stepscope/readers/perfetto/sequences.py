@@ -175,7 +175,6 @@ class Sequence:
         return self._stages.get(number) or otherwise
 
     def annotation_name(self, annotation: DebugAnnotation) -> str:
-        """Return the name of an event's argument."""
         if annotation.name_iid:
             return self._annotation_names.get(annotation.name_iid, "")
         return plain(annotation.name, self._damage)
@@ -297,7 +296,7 @@ class Tracks:
         """Return device and queue of a track with device work."""
         device, queue = self._queues.get(code, (None, None))
         if device is None or queue is None:
-            names = [track.name for track in self._around(self._places[code])]
+            names = [track.name for track in self._with_ancestors(self._places[code])]
             found = next((match[1] for name in names if (match := _DEVICE.search(name))), None)
             device = found or "0" if device is None else device
             match = _QUEUE.search(names[0]) if names else None
@@ -311,7 +310,7 @@ class Tracks:
             is_host: whether the track has operators, calls or frames.
         """
         place = self._places[code]
-        around = self._around(place)
+        around = self._with_ancestors(place)
         thread_track = next((number for number, track in enumerate(around) if track.thread is not None), 0)
         for _ in range(thread_track):
             place = around.pop(0).parent
@@ -341,7 +340,7 @@ class Tracks:
         process = next((track.process for track in around if track.process is not None), None)
         return process, around[0].thread if around else None
 
-    def _around(self, place: int | tuple[int, int]) -> list[Track]:
+    def _with_ancestors(self, place: int | tuple[int, int]) -> list[Track]:
         """A track and its ancestors, innermost first."""
         found: list[Track] = []
         while isinstance(place, int) and place in self._tracks and len(found) < _TRACKS_DEEPEST:

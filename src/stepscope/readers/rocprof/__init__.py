@@ -30,7 +30,7 @@ from stepscope.readers.rocprof.records import (
     decode_entries,
     decode_records,
 )
-from stepscope.readers.source import ByteSource, Found, Reader
+from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -69,10 +69,7 @@ class Process:
         self._operations: list[KindNames] = []
         self._messages: dict[int, str] = {}
 
-    # Descriptions, which precede the records
-
     def describe(self, key: str, text: bytes) -> None:
-        """Decode a description by its key."""
         if len(text) > _LARGEST_BYTES.get(key, len(text)):
             self._damage["oversized_value"] += 1
         elif key == "metadata":
@@ -91,8 +88,6 @@ class Process:
         self._device_of = {agent.id.handle: None for agent in agents}
         self._device_of |= {agent.id.handle: str(number) for number, agent in enumerate(gpus)}
         self.devices = tuple(_device(str(number), agent) for number, agent in enumerate(gpus))
-
-    # Records
 
     def add(self, key: str, records: list[Record]) -> None:
         """Add records of the list with this key in `buffer_records`."""
@@ -342,9 +337,9 @@ _SAMPLES: Final = ("pc_sample_host_trap", "pc_sample_stochastic", "scratch_memor
 
 EXPLANATIONS: Final = {
     **COMMON,
-    "truncated": "the file ends before it is complete; the records that stand before that were read",
+    "truncated": "the file is truncated; the records before its end were read",
     "compressed_data": "{}; what could be unpacked was read",
-    "damaged_record": "records that are no valid JSON, or without a start and an end, were skipped",
+    "damaged_record": "records that are not valid JSON, or without a start and an end, were skipped",
     "damaged_description": "agents, kernels or names that could not be read were left out",
     "unnamed_kernel": "kernels that the file does not describe are called by their number",
     "unnamed_operation": "calls and copies that the file does not name are called by their number",
@@ -358,7 +353,7 @@ def recognises(head: bytes) -> bool:
     return _BEGINNING.match(text_of(head)) is not None
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read kernels, copies, HIP and HSA calls, and roctx ranges into the tables of `writer`.
 
     Raises:
@@ -376,7 +371,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
         small += len(text) < _SMALL_BYTES
         if small > _MOST_SMALL_PARTS:
             raise NotATraceError(
-                f"{source.name} has more than {_MOST_SMALL_PARTS:,} short lists of records, as no profile does"
+                f"{source.name} has more than {_MOST_SMALL_PARTS:,} short lists of records, too many for a profile"
             )
         if path[2:-1] == ("buffer_records",):
             process.add(key, decode_records(text, gathering.damage))

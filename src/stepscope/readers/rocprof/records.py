@@ -216,7 +216,6 @@ def _key(block: bytes, before: bytes, place: int) -> str:
 
 
 def elements(text: bytes) -> Iterator[bytes]:
-    """Yield the elements of a piece of a list."""
     structure, begin = _Structure(), 0
     for first in range(0, len(text), PIECE_BYTES):
         marks = structure.marks(text[first : first + PIECE_BYTES])

@@ -15,7 +15,7 @@ import polars as pl
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.gathering import EXPLANATIONS as COMMON_EXPLANATIONS
 from stepscope.readers.gathering import Gathering, warnings
-from stepscope.readers.source import ByteSource, Found, Reader, is_json
+from stepscope.readers.source import ByteSource, Reader, ReadResult, is_json
 from stepscope.readers.xplane import meanings
 from stepscope.readers.xplane import meanings as names
 from stepscope.readers.xplane.content import Content, Mask, Positions, WireError, signed, text
@@ -31,14 +31,14 @@ from stepscope.trace.window import StepRange, Window
 
 EXPLANATIONS: Final = {
     **COMMON_EXPLANATIONS,
-    "truncated": "the file ends in the middle of a plane, which was left out together with what would have followed",
-    "damaged_plane": "planes could be read in part only, for their bytes are no message from some place on",
-    "damaged_line": "lines could be read in part only, for their bytes are no message from some place on",
+    "truncated": "the file is truncated within a plane, which was left out",
+    "damaged_plane": "planes were read only in part: the rest of their bytes is not a valid message",
+    "damaged_line": "lines were read only in part: the rest of their bytes is not a valid message",
     "damaged_event": "events whose fields make no sense were skipped",
     "damaged_name": "names of events could not be read",
     "unnamed_event": "events whose name the file lacks were skipped",
     "damaged_program": "compiled programs could not be read: what they compute has no source lines",
-    "program_left_out": "compiled programs were left out, because there was too much of them",
+    "program_left_out": "compiled programs were left out, because they were too large",
     "recorder": "the profiler says: {}",
     "compressed_data": "{}; what could be unpacked was read",
 }
@@ -58,7 +58,7 @@ def recognises(head: bytes) -> bool:
     return meanings.KNOWN_PLANE.search(head[: 2**20]) is not None
 
 
-def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> Found:
+def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: StepRange | None) -> ReadResult:
     """Read a profile into the tables of `writer`.
 
     Raises:
@@ -103,7 +103,7 @@ class _Profile:
                 elif number == 4 and isinstance(value, bytes):
                     self._hosts.append(text(value))
                 if len(planes) > _MOST_PLANES:
-                    raise NotATraceError(f"{self._name} has more than {_MOST_PLANES:,} planes, as no profile does")
+                    raise NotATraceError(f"{self._name} has more than {_MOST_PLANES:,} planes, too many for a profile")
         except WireError as error:
             if not any(plane.name and plane.whole for plane in planes):
                 raise UnreadableTraceError(self._refusal(error)) from None
@@ -115,7 +115,7 @@ class _Profile:
         replaced = self._content.read(0, 2**20).count(_REPLACEMENT)
         why = (
             f"it was converted as if it were text, which replaced bytes in {replaced:,} places of its first MiB: copy "
-            "the profile again, as it is"
+            "the profile again, unchanged"
             if replaced > 10
             else "copy or record the profile again"
         )
@@ -215,15 +215,14 @@ _WORK_NUMBERS: Final = ("bytes", "group_size", "message_elements")
 
 
 def described(plane: Plane, device: str) -> Device:
-    """Return the device with the facts of its plane."""
     facts = plane.stats
 
     def number(name: str, factor: float = 1.0) -> float | None:
         value = facts.get(name)
         return value * factor if isinstance(value, (int, float)) and 0 < value < 1e18 else None
 
-    told = (facts.get(key) for key in ("device_type_string", "gpu_device_name", "device_name", "gpu_model"))
-    name = next((value for value in told if value), None)
+    names_of_device = (facts.get(key) for key in ("device_type_string", "gpu_device_name", "device_name", "gpu_model"))
+    name = next((value for value in names_of_device if value), None)
     major, minor = facts.get("compute_cap_major"), facts.get("compute_cap_minor")
     units, memory = number("core_count"), number("memory_size")
     return Device(
@@ -315,63 +314,63 @@ class DeviceReader:
         row, known = state.rows.of(batch.name)
         if not known.all():
             self._gathering.damage["unnamed_event"] += int((~known).sum())
-        mine = np.flatnonzero(known)
+        chosen = np.flatnonzero(known)
         start = origin_ns + batch.offset_ps // 1000
         duration = origin_ns + (batch.offset_ps + batch.duration_ps) // 1000 - start
-        return _Rows(mine, row, start, duration, lane)
+        return _Rows(chosen, row, start, duration, lane)
 
     def _describe(self, state: _Plane, line: str, batch: Batch, rows: _Rows) -> None:
-        mine = rows.mine[batch.lasts[rows.mine]]
-        row = rows.row[mine]
+        chosen = rows.chosen[batch.lasts[rows.chosen]]
+        row = rows.row[chosen]
         if line == names.MODULES_LINE:
             consumer, has = batch.integers(ROLE["_c"])
             run, has_run = batch.integers(ROLE["run_id"])
             core = batch.integers(ROLE["core_type"])[0]
             device = int(state.device) if state.device.isdecimal() else 0
             number = np.where(has, consumer, launch_number(run, np.full(len(run), device), core))
-            state.executions.add(rows.start[mine], rows.duration[mine], number[mine], (has | has_run)[mine])
+            state.executions.add(rows.start[chosen], rows.duration[chosen], number[chosen], (has | has_run)[chosen])
         columns = {
-            **rows.columns(mine),
+            **rows.columns(chosen),
             "name": column(state.meanings.name[row]),
-            "kind": self._pooled.constant("profiler" if line == names.OVERHEAD_LINE else "device", len(mine)),
+            "kind": self._pooled.constant("profiler" if line == names.OVERHEAD_LINE else "device", len(chosen)),
         }
         if line == "Steps":
             step, has_step = batch.integers(ROLE["step_num"])
             named = state.meanings.number[row]
-            columns["step"] = nullable(np.where(has_step[mine], step[mine], named), has_step[mine] | (named >= 0))
+            columns["step"] = nullable(np.where(has_step[chosen], step[chosen], named), has_step[chosen] | (named >= 0))
         self._gathering.add("annotations", pl.DataFrame(columns))
 
     def _work(self, state: _Plane, batch: Batch, rows: _Rows, queue: str, *, beside: bool) -> pl.DataFrame:
         """Rows of a queue; a copy's bytes count where it runs (`beside` the operations), not where it is started."""
-        mine, row, meanings = rows.mine, rows.row[rows.mine], state.meanings
+        chosen, row, meanings = rows.chosen, rows.row[rows.chosen], state.meanings
         numbers = {name: meanings.numbers[name][row] for name in _WORK_NUMBERS}
         if not beside:
             numbers["bytes"] = np.where(meanings.is_handle[row], -1, numbers["bytes"])
         columns = {
-            **rows.columns(mine),
+            **rows.columns(chosen),
             "name": column(meanings.name[row]),
-            "device": self._pooled.constant(state.device, len(mine)),
-            "queue": self._pooled.constant(queue, len(mine)),
+            "device": self._pooled.constant(state.device, len(chosen)),
+            "queue": self._pooled.constant(queue, len(chosen)),
             "is_container": pl.Series(meanings.is_container[row]),
             **{name: column(meanings.codes[name][row]) for name in _WORK_TEXT},
             **{name: nullable(values, values >= 0) for name, values in numbers.items()},
         }
         calls, is_called = batch.integers(ROLE["correlation_id"])
         if is_called.any():
-            columns["correlation"] = nullable(calls[mine], is_called[mine])
-            self._gpu_columns(state, batch, mine, columns, calls)
+            columns["correlation"] = nullable(calls[chosen], is_called[chosen])
+            self._gpu_columns(state, batch, chosen, columns, calls)
         else:
-            columns["correlation"] = state.executions.around(rows.start[mine])
+            columns["correlation"] = state.executions.around(rows.start[chosen])
         operation = batch.texts(ROLE["hlo_op"], state.words)
-        told = state.origins.columns(batch, mine, rows.row, operation, ROLE)
-        for name, values in told.items():
+        origin_columns = state.origins.columns(batch, chosen, rows.row, operation, ROLE)
+        for name, values in origin_columns.items():
             columns[name] = pl.select(pl.coalesce(columns[name], values)).to_series()
         return pl.DataFrame(columns)
 
     def _gpu_columns(
-        self, state: _Plane, batch: Batch, mine: Positions, columns: dict[str, pl.Series], calls: Positions
+        self, state: _Plane, batch: Batch, chosen: Positions, columns: dict[str, pl.Series], calls: Positions
     ) -> None:
-        details = batch.texts(ROLE["kernel_details"], state.words)[mine]
+        details = batch.texts(ROLE["kernel_details"], state.words)[chosen]
         if (details != -1).any():
             different, inverse = np.unique(details, return_inverse=True)
             parsed = [names.kernel_details(state.words.of(number) or "") for number in different.tolist()]
@@ -379,10 +378,10 @@ class DeviceReader:
             columns.update({name: table[name].gather(inverse.ravel()) for name in table.columns})
         if "occupancy" in columns:
             share, has_share = batch.numbers(ROLE["theoretical_occupancy_pct"])
-            known = nullable(share[mine] / 100, has_share[mine] & (share[mine] > 0) & (share[mine] <= 100))
+            known = nullable(share[chosen] / 100, has_share[chosen] & (share[chosen] > 0) & (share[chosen] <= 100))
             columns["occupancy"] = pl.select(pl.coalesce(columns["occupancy"], known)).to_series()
-        copies = batch.texts(ROLE["memcpy_details"], state.words)[mine]
-        copies = np.where(copies != -1, copies, batch.texts(ROLE["memset_details"], state.words)[mine])
+        copies = batch.texts(ROLE["memcpy_details"], state.words)[chosen]
+        copies = np.where(copies != -1, copies, batch.texts(ROLE["memset_details"], state.words)[chosen])
         kinds = columns["kind"]
         changed: dict[int, str] = {}
         sizes: dict[int, int] = {}
@@ -397,9 +396,9 @@ class DeviceReader:
                 changed[place], named[place] = kind, name
             if size is not None:
                 sizes[place] = size
-        unclear = state.meanings.is_unclear_copy[state.rows.of(batch.name[mine])[0]]
+        unclear = state.meanings.is_unclear_copy[state.rows.of(batch.name[chosen])[0]]
         for place in np.flatnonzero(unclear).tolist():
-            kind = self._facts.copies.get(int(calls[mine[place]]))
+            kind = self._facts.copies.get(int(calls[chosen[place]]))
             if kind is not None:
                 changed.setdefault(place, kind)
         if changed:
@@ -432,19 +431,19 @@ class _Plane:
 
 @dataclass(slots=True)
 class _Rows:
-    """Events of a batch with known names (`mine`); the other arrays cover all events."""
+    """Events of a batch with known names (`chosen`); the other arrays cover all events."""
 
-    mine: Positions
+    chosen: Positions
     row: Positions
     start: Positions
     duration: Positions
     lane: int
 
-    def columns(self, mine: Positions) -> dict[str, pl.Series]:
+    def columns(self, chosen: Positions) -> dict[str, pl.Series]:
         return {
-            "start_ns": pl.Series(self.start[mine]),
-            "duration_ns": pl.Series(self.duration[mine]),
-            "lane": pl.repeat(self.lane, len(mine), dtype=pl.Int32, eager=True),
+            "start_ns": pl.Series(self.start[chosen]),
+            "duration_ns": pl.Series(self.duration[chosen]),
+            "lane": pl.repeat(self.lane, len(chosen), dtype=pl.Int32, eager=True),
         }
 
 
@@ -491,12 +490,12 @@ class _Meanings:
             "collective": [each.collective for each, _ in found],
             "group": [each.group for each, _ in found],
             "message_type": [each.message_type for each, _ in found],
-            "call_stack": [told[0] for _, told in found],
-            "scope": [told[1] for _, told in found],
+            "call_stack": [origin[0] for _, origin in found],
+            "scope": [origin[1] for _, origin in found],
         }
         self.codes = {name: pooled.codes(values) for name, values in text.items()}
         self.numbers = {
-            "bytes": _numbers([told[2] for _, told in found]),
+            "bytes": _numbers([origin[2] for _, origin in found]),
             "group_size": _numbers([each.group_size for each, _ in found]),
             "message_elements": _numbers([each.message_elements for each, _ in found]),
         }
@@ -516,9 +515,9 @@ def _operation(
     known = programs.operation(program if isinstance(program, int) else None, None, written)
     stack = known.call_stack
     for stat in ("source_stack", "source"):
-        told = name.stats.get(stat)
-        if stack is None and isinstance(told, str):
-            stack = stack_of_text(told if told.count(":") > 1 else f"{told}:0")
+        source = name.stats.get(stat)
+        if stack is None and isinstance(source, str):
+            stack = stack_of_text(source if source.count(":") > 1 else f"{source}:0")
     scope = name.stats.get("tf_op")
     scope = scope.rstrip(":") if isinstance(scope, str) and scope.rstrip(":") else known.scope
     moved = name.stats.get("bytes_accessed")

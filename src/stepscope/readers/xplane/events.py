@@ -215,7 +215,6 @@ class Words:
         return known
 
     def of(self, number: int) -> str | None:
-        """Return the text for a number."""
         if number >= 0:
             return self._table.get(number)
         return self._order[-2 - number] if number < -1 else None

@@ -36,29 +36,35 @@ HOST: Final = "cpu"
 
 
 def memory_rows(
-    batch: Batch, mine: Positions, start_ns: Positions, releases: Mask, words: Words, lane: int, role: Mapping[str, int]
+    batch: Batch,
+    chosen: Positions,
+    start_ns: Positions,
+    releases: Mask,
+    words: Words,
+    lane: int,
+    role: Mapping[str, int],
 ) -> pl.DataFrame:
     """Convert chosen events to rows of `memory`, with a column `releases`; `bytes` is null if unknown."""
     size, has_size = batch.integers(role["allocation_bytes"])
     requested, has_requested = batch.integers(role["requested_bytes"])
-    size = np.where(has_size, size, requested)[mine]
+    size = np.where(has_size, size, requested)[chosen]
     address, has_address = batch.integers(role["addr"])
     total, has_total = batch.integers(role["bytes_allocated"])
     index, has_index = batch.integers(role["index_on_host"])
     allocator = batch.texts(role["allocator_name"], words)
-    devices = {number: _device(words.of(number)) for number in np.unique(allocator[mine]).tolist()}
-    by_name = [devices[number] for number in allocator[mine].tolist()]
+    devices = {number: _device(words.of(number)) for number in np.unique(allocator[chosen]).tolist()}
+    by_name = [devices[number] for number in allocator[chosen].tolist()]
     return pl.DataFrame(
         {
-            "start_ns": start_ns[mine],
-            "lane": pl.repeat(lane, len(mine), dtype=pl.Int32, eager=True),
+            "start_ns": start_ns[chosen],
+            "lane": pl.repeat(lane, len(chosen), dtype=pl.Int32, eager=True),
             "device": [
                 str(number) if has else device
-                for number, has, device in zip(index[mine].tolist(), has_index[mine].tolist(), by_name, strict=True)
+                for number, has, device in zip(index[chosen].tolist(), has_index[chosen].tolist(), by_name, strict=True)
             ],
-            "address": nullable(address[mine], has_address[mine]),
-            "bytes": nullable(np.where(releases, -size, size), (has_size | has_requested)[mine]),
-            "total_allocated": nullable(total[mine], has_total[mine]),
+            "address": nullable(address[chosen], has_address[chosen]),
+            "bytes": nullable(np.where(releases, -size, size), (has_size | has_requested)[chosen]),
+            "total_allocated": nullable(total[chosen], has_total[chosen]),
             "releases": releases,
         },
         schema_overrides={"device": pl.String},
@@ -122,7 +128,6 @@ class HostReader:
         self._host = host
 
     def read(self, plane: Plane, found: dict[int, EventName]) -> None:
-        """Read every line of a plane."""
         rows = NameRows(found)
         process = str(plane.stats.get("process_id", "")) or plane.name
         meanings = {flag: HostMeanings(rows, flag, self._pooled, self._files) for flag in (False, True)}
@@ -167,9 +172,9 @@ class HostReader:
         duration = line.origin_ns + (batch.offset_ps + batch.duration_ps) // 1000 - start
         is_memory = known & meanings.is_memory[row]
         if is_memory.any():
-            mine = np.flatnonzero(is_memory)
-            releases = meanings.is_release[row[mine]]
-            self._facts.memory.append(memory_rows(batch, mine, start, releases, line.words, line.lane, ROLE))
+            chosen = np.flatnonzero(is_memory)
+            releases = meanings.is_release[row[chosen]]
+            self._facts.memory.append(memory_rows(batch, chosen, start, releases, line.words, line.lane, ROLE))
         steps, is_step = batch.integers(ROLE["step_num"])
         calls, is_call = batch.integers(ROLE["correlation_id"])
         operation = batch.texts(ROLE["hlo_op"], line.words)
@@ -179,29 +184,29 @@ class HostReader:
         table[is_step] = _ANNOTATIONS
         lasts = known & (batch.lasts | is_call | is_step) & ~is_memory  # a duration of 0 is not written either
         for code in np.flatnonzero(np.bincount(table[lasts])).tolist():
-            mine = np.flatnonzero(lasts & (table == code))
+            chosen = np.flatnonzero(lasts & (table == code))
             columns: dict[str, pl.Series] = {
-                "start_ns": pl.Series(start[mine]),
-                "duration_ns": pl.Series(duration[mine]),
-                "name": pl.Series(meanings.name[row[mine]]),
-                "lane": pl.repeat(line.lane, len(mine), dtype=pl.Int32, eager=True),
+                "start_ns": pl.Series(start[chosen]),
+                "duration_ns": pl.Series(duration[chosen]),
+                "name": pl.Series(meanings.name[row[chosen]]),
+                "lane": pl.repeat(line.lane, len(chosen), dtype=pl.Int32, eager=True),
             }
             if code == _OPERATORS:
-                columns |= line.origins.columns(batch, mine, row, operation, ROLE)
+                columns |= line.origins.columns(batch, chosen, row, operation, ROLE)
             elif code == _LAUNCHES:
-                columns |= self._call_columns(line, batch, mine, row, calls, is_call)
+                columns |= self._call_columns(line, batch, chosen, row, calls, is_call)
             elif code == _ANNOTATIONS:
-                columns["kind"] = self._pooled.constant("host", len(mine))
-                columns["step"] = nullable(steps[mine], is_step[mine])
+                columns["kind"] = self._pooled.constant("host", len(chosen))
+                columns["step"] = nullable(steps[chosen], is_step[chosen])
             else:
                 self._facts.frames = True
-                columns["file"] = column(meanings.file[row[mine]])
-                columns["line"] = nullable(meanings.line[row[mine]], meanings.line[row[mine]] >= 0)
-                columns["function"] = column(meanings.function[row[mine]])
+                columns["file"] = column(meanings.file[row[chosen]])
+                columns["line"] = nullable(meanings.line[row[chosen]], meanings.line[row[chosen]] >= 0)
+                columns["function"] = column(meanings.function[row[chosen]])
             self._gathering.add(HOST_TABLES[code], pl.DataFrame(columns))
 
     def _call_columns(
-        self, line: _Line, batch: Batch, mine: Positions, row: Positions, calls: Positions, is_call: Mask
+        self, line: _Line, batch: Batch, chosen: Positions, row: Positions, calls: Positions, is_call: Mask
     ) -> dict[str, pl.Series]:
         meanings = line.meanings
         producer, has_producer = batch.integers(ROLE["_p"])
@@ -211,17 +216,17 @@ class HostReader:
         has = is_call | (meanings.is_enqueue[row] & (has_producer | has_run))
         size, has_size = batch.integers(ROLE["size"])
         details = batch.texts(ROLE["memcpy_details"], line.words)
-        for event in mine[details[mine] != -1].tolist():
-            told = line.words.of(int(details[event])) or ""
-            kind = copied_kind(told) or event_names.copy_kind(meanings.texts[int(row[event])])
+        for event in chosen[details[chosen] != -1].tolist():
+            copy_details = line.words.of(int(details[event])) or ""
+            kind = copied_kind(copy_details) or event_names.copy_kind(meanings.texts[int(row[event])])
             self._facts.copies[int(calls[event])] = kind
-            moved = copied_bytes(told)
+            moved = copied_bytes(copy_details)
             if moved is not None:
                 size[event], has_size[event] = moved, True
         return {
-            "kind": column(meanings.kind[row[mine]]),
-            "correlation": nullable(number[mine], has[mine]),
-            "bytes": nullable(size[mine], has_size[mine]),
+            "kind": column(meanings.kind[row[chosen]]),
+            "correlation": nullable(number[chosen], has[chosen]),
+            "bytes": nullable(size[chosen], has_size[chosen]),
         }
 
 

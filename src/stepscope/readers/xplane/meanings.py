@@ -435,7 +435,7 @@ class Origins:
         self._codes: list[tuple[int, int]] = []
 
     def columns(
-        self, batch: Batch, mine: Positions, row: Positions, operation: Positions, role: Mapping[str, int]
+        self, batch: Batch, chosen: Positions, row: Positions, operation: Positions, role: Mapping[str, int]
     ) -> dict[str, pl.Series]:
         """Return columns call_stack and scope of chosen events; empty if no event belongs to a compiled program.
 
@@ -443,10 +443,10 @@ class Origins:
             row: the row of each event's name.
             operation: for each event, as returned by `Batch.texts`.
         """
-        compiled = np.flatnonzero(operation[mine] != -1)
+        compiled = np.flatnonzero(operation[chosen] != -1)
         if not compiled.size:
             return {}
-        events = mine[compiled]
+        events = chosen[compiled]
         program, has_program = batch.integers(role["program_id"])
         module = batch.texts(role["hlo_module"], self._words)
         keys = zip(row[events].tolist(), program[events].tolist(), module[events].tolist(), strict=True)
@@ -465,7 +465,7 @@ class Origins:
                 )
             rows.append(known)
         values = np.array(self._codes, np.uint32)[rows]
-        stack, scope = (np.full(len(mine), NO_CODE, np.uint32) for _ in range(2))
+        stack, scope = (np.full(len(chosen), NO_CODE, np.uint32) for _ in range(2))
         stack[compiled], scope[compiled] = values[:, 0], values[:, 1]
         return {"call_stack": column(stack), "scope": column(scope)}
 

@@ -204,7 +204,6 @@ class Programs:
         self._by_name[match[1] if match else name.name] = proto
 
     def files(self) -> list[str]:
-        """Return every file in the programs' source lines."""
         found: dict[str, None] = {}
         for proto in {id(proto): proto for proto in self._by_name.values()}.values():
             with contextlib.suppress(WireError):

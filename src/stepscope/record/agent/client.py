@@ -27,7 +27,7 @@ _COPY_BYTES: Final = 1 << 20
 _UNAUTHORIZED: Final = 401
 _ATTEMPTS: Final = 6
 _MARGIN_STEPS: Final = 2
-"""The current step, and one in which the profiler warms up."""
+"""The current step, and one for the profiler to warm up."""
 _SAMPLE_S: Final = 0.25
 _MARGIN_S: Final = 0.25
 _PATIENT_SAMPLE_S: Final = 10.0
@@ -50,18 +50,10 @@ class Transport(Protocol):
     """A connection to one agent."""
 
     def call(self, method: str, target: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
-        """Send a request and wait for the reply.
-
-        Raises:
-            AgentError: the agent cannot be reached or does not reply.
-        """
+        """Send a request and wait for the reply. Raises AgentError if the agent cannot be reached or does not reply."""
 
     def download(self, target: str, destination: Path, timeout_s: float) -> None:
-        """Fetch a file, completely or not at all.
-
-        Raises:
-            AgentError: the file cannot be fetched or written.
-        """
+        """Fetch a file, completely or not at all. Raises AgentError if the file cannot be fetched or written."""
 
 
 class CaptureState(msgspec.Struct, frozen=True):
@@ -116,8 +108,7 @@ class AgentClient:
     def status(self) -> dict[str, Any]:
         """Return the process's identity and its current step.
 
-        Raises:
-            AgentError: nobody answers, or something other than this agent does.
+        Raises AgentError if nobody answers, or something other than this agent does.
         """
         status = self._ask("GET", "/status")
         if status.get("agent") != VERSION or not isinstance(status.get("step"), int):
@@ -152,7 +143,6 @@ class AgentClient:
         self._ask("POST", "/shutdown")
 
     def wait(self, id: str, timeout_s: float) -> CaptureState:
-        """Wait for a capture to end, at most `timeout_s`, and return its state."""
         until, pauses_s = time.monotonic() + timeout_s, _growing_pauses()
         while True:
             asked_s = time.monotonic()
@@ -173,8 +163,7 @@ class AgentClient:
     def fetch(self, state: CaptureState, destination: Path) -> Path:
         """Copy the trace of a finished capture to `destination`, together with its companion files.
 
-        Raises:
-            AgentError: there is no trace, or it cannot be fetched or written.
+        Raises AgentError if there is no trace, or it cannot be fetched or written.
         """
         if state.state != DONE or not state.files:
             raise AgentError(f"{self.name}: {state.problem or f'the capture is {state.state} and has no trace'}")
@@ -267,7 +256,7 @@ class HttpTransport:
         except http.client.RemoteDisconnected:
             raise AgentError(f"{self._address} hung up without an answer: the process has ended, or is busy") from None
         except http.client.IncompleteRead:
-            raise AgentError(f"{self._address} broke off its answer: the process has ended") from None
+            raise AgentError(f"{self._address} did not finish its answer: the process has ended") from None
         except http.client.HTTPException as error:
             raise AgentError(f"{self._address} is not an agent of stepscope ({type(error).__name__})") from error
         except OSError as error:
@@ -351,11 +340,10 @@ def start_together(clients: Sequence[AgentClient], order: CaptureOrder) -> Start
             return started
         step = max(for_each(clients, lambda client: int(client.status()["step"])))
         margin *= 4
-    raise AgentError("the processes do their steps faster than they can be asked to record the same ones")
+    raise AgentError("the processes run their steps faster than they can be asked to record the same ones")
 
 
 def cancel_all(started: Started) -> None:
-    """Cancel every capture and ignore errors."""
     for client, state in started:
         with contextlib.suppress(AgentError):
             client.cancel(state.id)

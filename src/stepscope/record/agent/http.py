@@ -144,12 +144,12 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         try:
             super().handle()
-        except _SentAwayError as error:
+        except _RejectedError as error:
             self._give_up(error)
         finally:
             self.server.sending.pop(self._input, None)
 
-    def _give_up(self, error: _SentAwayError) -> None:
+    def _give_up(self, error: _RejectedError) -> None:
         """Send the error to a client that accepts it at once; drop the others."""
         self.request_version, self.requestline, self.command = self.protocol_version, "", "GET"
         with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Report errors found by the standard library as JSON."""
-        self._send(Reply(int(code), {"error": message or "this is no request that an agent understands"}))
+        self._send(Reply(int(code), {"error": message or "this is not a request that an agent understands"}))
 
     def log_message(self, format: str, *arguments: Any) -> None:
         _log.debug(format, *arguments)
@@ -180,24 +180,24 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refusal(403, "an agent does not talk to web pages")
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _is_own_name(hosts[0]):
-            raise Refusal(403, "the Host of a request is localhost, an IP address or this machine's name")
+            raise Refusal(403, "the Host of a request must be localhost, an IP address or this machine's name")
 
     def _refuse_strangers(self) -> None:
         if not self.server.needs_token:
             return
         shown = self.headers.get("Authorization", "").encode("latin-1", "replace")
         if not hmac.compare_digest(shown, f"Bearer {self.server.token}".encode()):
-            raise Refusal(401, "the token is missing or wrong; it stands in the agent's file")
+            raise Refusal(401, "the token is missing or wrong; it is in the agent's file")
 
     def _body(self) -> bytes:
         lengths = self.headers.get_all("Content-Length", [])
         if self.headers.get("Transfer-Encoding") is not None or len(lengths) > 1:
-            raise Refusal(400, "a request says how long it is with one Content-Length")
+            raise Refusal(400, "a request needs exactly one Content-Length")
         text = lengths[0].strip() if lengths else "0"
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
             raise Refusal(400, "the Content-Length is not a number")
         if int(text) > MAX_BODY_BYTES:
-            raise Refusal(413, f"a request has at most {MAX_BODY_BYTES} bytes")
+            raise Refusal(413, f"a request may have at most {MAX_BODY_BYTES} bytes")
         body = self.rfile.read(int(text))
         if len(body) < int(text):
             raise Refusal(400, "the request ended before its Content-Length")
@@ -234,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-class _SentAwayError(Exception):
+class _RejectedError(Exception):
     """A client took too long, or its connection is needed. Not an OSError, which the standard library would swallow."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -271,9 +271,9 @@ class _BoundedInput(io.RawIOBase):
             self._connection.settimeout(left_s)
             count = self._connection.recv_into(view)
         except TimeoutError:
-            raise _SentAwayError(408, "the request took too long") from None
+            raise _RejectedError(408, "the request took too long") from None
         if self._ended:
-            raise _SentAwayError(503, "the agent has too many clients: send the whole request at once")
+            raise _RejectedError(503, "the agent has too many clients: send the whole request at once")
         self._bytes -= count
         return count
 
@@ -300,7 +300,7 @@ def _ip_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where an agent listens, and the token that clients need.
 
     Attributes:
@@ -317,26 +317,18 @@ class Place:
     socket: Path | None = None
 
     def check(self) -> None:
-        """Check the settings before anything is started.
-
-        Raises:
-            UsageError: a setting is invalid.
-        """
+        """Check the settings before anything is started. Raises UsageError if a setting is invalid."""
         if not isinstance(self.port, int) or not 0 <= self.port <= 65535:
             raise UsageError(f"a port is a number from 0 to 65535, not {self.port!r}")
         if not self.address:
-            raise UsageError("an agent listens on an address, such as 127.0.0.1; for all of them write 0.0.0.0")
+            raise UsageError("an agent needs an address to listen on, such as 127.0.0.1, or 0.0.0.0 for all")
         if self.socket is not None and (self.port or self.address != "127.0.0.1"):
-            raise UsageError("an agent listens on a port or on a Unix socket, not on both")
+            raise UsageError("an agent listens on a port or on a Unix socket, not both")
         if self.token is not None and (len(self.token) < _MIN_TOKEN or not _is_plain(self.token)):
-            raise UsageError(f"a token has at least {_MIN_TOKEN} letters, digits and signs, without spaces")
+            raise UsageError(f"a token needs at least {_MIN_TOKEN} letters, digits or symbols, and no spaces")
 
     def listen(self, token: str, handle: Handle) -> Server:
-        """Start listening.
-
-        Raises:
-            AgentError: it cannot listen here.
-        """
+        """Start listening. Raises AgentError if it cannot listen here."""
         if self.socket is not None:
             return self._listen_on_socket(self.socket, token, handle)
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
@@ -348,7 +340,7 @@ class Place:
     def _listen_on_socket(self, path: Path, token: str, handle: Handle) -> Server:
         family = getattr(socket, "AF_UNIX", None)
         if family is None:
-            raise AgentError("this system has no Unix sockets; leave socket= away")
+            raise AgentError("this system has no Unix sockets; omit socket=")
         try:
             _remove_dead_socket(path)
             return Server(str(path), family, handle, token, needs_token=self.token is not None)
@@ -363,7 +355,7 @@ class Place:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def includes(self, address: str) -> bool:
-        """Whether an agent at `address` satisfies a request for this place."""
+        """Whether an agent at `address` satisfies a request for this endpoint."""
         if self.socket is not None:
             return address == f"{_UNIX}{self.socket}"
         return not self.port or address.endswith(f":{self.port}")

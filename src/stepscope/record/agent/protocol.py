@@ -77,8 +77,6 @@ class Refusal(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The reply to a request: a JSON object or a file."""
-
     status: int
     body: dict[str, Any] = field(default_factory=dict)
     file: Path | None = None
@@ -104,20 +102,16 @@ class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_json(cls, body: object) -> CaptureOrder:
-        """Read the body of POST /captures, which is untrusted.
-
-        Raises:
-            Refusal: the body is invalid.
-        """
+        """Read the body of POST /captures, which is untrusted. Raises Refusal if the body is invalid."""
         if not isinstance(body, dict):
-            raise Refusal(400, 'a capture is asked for with a JSON object, such as {"steps": 5}')
+            raise Refusal(400, 'a capture request is a JSON object, such as {"steps": 5}')
         given = {name: value for name, value in body.items() if value is not None}
         if "steps" in given and "seconds" in given:
-            raise Refusal(400, "a capture lasts either some steps or some seconds, not both")
+            raise Refusal(400, "a capture has a number of steps or seconds, not both")
         options = given.get("options")
         unknown = sorted(set(options) - _OPTIONS) if isinstance(options, dict) else []
         if unknown:
-            raise Refusal(400, f"there is no option {unknown[0]!r:.40}; there are {', '.join(sorted(_OPTIONS))}")
+            raise Refusal(400, f"there is no option {unknown[0]!r:.40}; the options are {', '.join(sorted(_OPTIONS))}")
         try:
             return converted(given, cls)
         except msgspec.ValidationError as error:
@@ -125,13 +119,9 @@ class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decoded(data: bytes) -> object:
-    """Decode `data` as JSON; empty data is an empty object.
-
-    Raises:
-        Refusal: the data is too long or not JSON.
-    """
+    """Decode `data` as JSON; empty data is an empty object. Raises Refusal if the data is too long or not JSON."""
     if len(data) > MAX_BODY_BYTES:
-        raise Refusal(413, f"a request has at most {MAX_BODY_BYTES} bytes")
+        raise Refusal(413, f"a request may have at most {MAX_BODY_BYTES} bytes")
     if not data.strip():
         return {}
     try:
@@ -190,8 +180,7 @@ def user_agents() -> Path:
 def write_user_file(content: AgentFile) -> Path:
     """Write the file by which the process is found by its number.
 
-    Raises:
-        AgentError: the folder belongs to another user, is open to others, or cannot be written.
+    Raises AgentError if the folder belongs to another user, is open to others, or cannot be written.
     """
     folder = user_agents()
     try:
@@ -203,16 +192,12 @@ def write_user_file(content: AgentFile) -> Path:
             if state.st_mode & 0o077:
                 folder.chmod(0o700)
     except OSError as error:
-        raise AgentError(f"{folder} cannot be made: {error.strerror}") from error
+        raise AgentError(f"{folder} cannot be created: {error.strerror}") from error
     return write_agent_file(folder / f"{content.host}-{content.pid}.json", content)
 
 
 def write_agent_file(path: Path, content: AgentFile) -> Path:
-    """Write the file atomically, with mode 0600 from the start.
-
-    Raises:
-        AgentError: it cannot be written.
-    """
+    """Write the file atomically, with mode 0600 from the start. Raises AgentError if it cannot be written."""
     try:
         private_folder(path.parent)
         write_json(path, msgspec.structs.asdict(content))
@@ -252,7 +237,6 @@ def agents_in(folder: Path) -> list[AgentFile]:
 
 
 def agent_of_process(pid: int) -> AgentFile | None:
-    """Return the agent of this process on this machine, or None."""
     return next((agent for agent in agents_in(user_agents()) if agent.pid == pid and agent.is_here), None)
 
 

@@ -145,8 +145,7 @@ class FileTransport:
     def call(self, method: str, target: str, body: dict[str, Any] | None, timeout_s: float) -> Reply:
         """Write a request and wait for the reply.
 
-        Raises:
-            AgentError: the folder cannot be written, or no reply came in time.
+        Raises AgentError if the folder cannot be written, or no reply came in time.
         """
         stem = f"rank{self._rank}-{secrets.token_hex(8)}"
         request, reply = self._folder / f"{stem}.json", self._folder / f"{stem}.reply"

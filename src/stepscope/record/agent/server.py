@@ -25,7 +25,7 @@ from urllib.parse import parse_qs
 from stepscope import guard
 from stepscope.errors import AgentError, UsageError
 from stepscope.record.agent import protocol
-from stepscope.record.agent.http import Place
+from stepscope.record.agent.http import Endpoint
 from stepscope.record.agent.protocol import (
     CANCELLED,
     DONE,
@@ -128,7 +128,7 @@ class AgentService:
                 return Reply(200, {"shutdown": True})
         parts = _CAPTURE.fullmatch(path)
         if parts is None:
-            raise Refusal(404, "there is no such thing here; GET /status says who answers")
+            raise Refusal(404, "there is nothing at this path; GET /status identifies the process")
         capture = self._captures.get(parts[1])
         if capture is None:
             raise Refusal(404, f"there is no capture {parts[1]}")
@@ -191,16 +191,12 @@ class AgentService:
 
 
 def begin_capture(controller: StepController, order: CaptureOrder, out: Path) -> CaptureHandle:
-    """Record what was ordered into the file `out`.
-
-    Raises:
-        Refusal: the first step has begun already.
-    """
+    """Record what was ordered into the file `out`. Raises Refusal if the first step has begun already."""
 
     def refuse_passed() -> None:
         step = controller.current_step()
         if order.first_step is not None and order.first_step <= step:
-            raise Refusal(TOO_LATE, f"step {order.first_step} is not to come: step {step} has begun")
+            raise Refusal(TOO_LATE, f"step {order.first_step} is no longer ahead: step {step} has begun")
 
     refuse_passed()
     request = CaptureRequest(order.steps, order.seconds, order.first_step, order.options, out, order.timeout_s)
@@ -279,7 +275,7 @@ class _Capture:
 
 def _require(method: str, *allowed: str) -> None:
     if method not in allowed:
-        raise Refusal(405, f"this is asked for with {' or '.join(allowed)}")
+        raise Refusal(405, f"this request needs the method {' or '.join(allowed)}")
 
 
 def _wait_s(query: str) -> float:
@@ -304,9 +300,9 @@ class Agent:
     """
 
     def __init__(
-        self, place: Place, controller: StepController, run: RunFolder | None, rank: int, world_size: int
+        self, endpoint: Endpoint, controller: StepController, run: RunFolder | None, rank: int, world_size: int
     ) -> None:
-        self.token = place.token or secrets.token_urlsafe(32)
+        self.token = endpoint.token or secrets.token_urlsafe(32)
         self._process = os.getpid()
         self._in_run = run is not None
         self._service = AgentService(
@@ -316,13 +312,13 @@ class Agent:
             run=run.path if run else None,
             on_shutdown=self._close_soon,
         )
-        self._server = place.listen(self.token, self._service.handle)
-        self.address = place.address_of(self._server)
+        self._server = endpoint.listen(self.token, self._service.handle)
+        self.address = endpoint.address_of(self._server)
         # a helper process of the rank is found by its number only
         answers = run if run is not None and not _is_served(run, rank) else None
         self._requests = RequestFolder(answers.requests, rank, self._without_waiting) if answers else None
         self._thread = threading.Thread(target=self._serve, name="stepscope-agent", daemon=True)
-        self._files = [] if place.socket is None else [place.socket]
+        self._files = [] if endpoint.socket is None else [endpoint.socket]
         self._held = guard.on_failure("the agent", self._abandon)
         is_started = False
         try:
@@ -432,15 +428,17 @@ def start_server(
         UsageError: the arguments are invalid.
         AgentError: it cannot listen there, or cannot write its file.
     """
-    place = Place(address=address, port=port, token=token, socket=None if socket is None else Path(socket).absolute())
-    place.check()
+    endpoint = Endpoint(
+        address=address, port=port, token=token, socket=None if socket is None else Path(socket).absolute()
+    )
+    endpoint.check()
     with _lock:
         if _agent is not None:
-            if not place.includes(_agent.address):
-                guard.tell(f"this process has an agent at {_agent.address} already; no second one is started")
+            if not endpoint.includes(_agent.address):
+                guard.tell(f"this process already has an agent at {_agent.address}; no second one is started")
             return _agent
         path = os.environ.get("STEPSCOPE_RUN")  # the run folder of the `stepscope run` that started this process
-        return _started(place, RunFolder.open(Path(path)) if path else None, *rank_and_world_size())
+        return _started(endpoint, RunFolder.open(Path(path)) if path else None, *rank_and_world_size())
 
 
 def serve_for_run(run_folder: RunFolder, rank: int) -> Agent | None:
@@ -452,29 +450,28 @@ def serve_for_run(run_folder: RunFolder, rank: int) -> Agent | None:
         if _agent is not None:
             return _agent
         with guard.attempt() as starting:
-            return _started(Place(), run_folder, rank, rank_and_world_size()[1])
+            return _started(Endpoint(), run_folder, rank, rank_and_world_size()[1])
         guard.tell(f"the program runs without an agent: {guard.sentence(starting.error)}")
         return None
 
 
-def _started(place: Place, run: RunFolder | None, rank: int, world_size: int) -> Agent:
+def _started(endpoint: Endpoint, run: RunFolder | None, rank: int, world_size: int) -> Agent:
     global _agent
-    _agent = Agent(place, installed_controller(), run, rank, world_size)
+    _agent = Agent(endpoint, installed_controller(), run, rank, world_size)
     return _agent
 
 
 def installed_controller() -> StepController:
     """Return this process's step controller; if there is none yet, install hooks in torch and jax.
 
-    Raises:
-        AgentError: neither jax nor torch is imported, so nothing can be recorded.
+    Raises AgentError if neither jax nor torch is imported, so nothing can be recorded.
     """
     if "jax" not in sys.modules:
         try:
             import torch  # noqa: F401  # the hooks need it, and the program will
         except ImportError as error:
             raise AgentError(
-                f"an agent records with torch, which cannot be imported here, or with jax, which is not: {error}"
+                f"an agent records with jax, which is not imported, or torch, which cannot be imported here: {error}"
             ) from error
     from stepscope.record.hooks import watch_steps
 

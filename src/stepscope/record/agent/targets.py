@@ -64,15 +64,14 @@ def clients_for(target: str, *, find_run: FindRun, token: str | None, through_fi
     if target.isascii() and target.isdigit():
         return [_of_process(int(target), token)]
     raise UsageError(
-        f"{target!r} is no address (host:port or unix:PATH), no number of a process and no run that can be found"
+        f"{target!r} is not an address (host:port or unix:PATH), a process number or a run that can be found"
     )
 
 
 def address_of(target: str) -> str | None:
     """Return the "host:port" in a target; None if the target is something else.
 
-    Raises:
-        UsageError: the port is invalid.
+    Raises UsageError if the port is invalid.
     """
     address = _ADDRESS.fullmatch(target)
     return None if address is None else f"{address[1]}:{_port(address[2])}"
@@ -155,8 +154,7 @@ class Listener(Enum):
 def listener_at(address: str, *, connect_s: float = CONNECT_S, answer_s: float = ANSWER_S) -> Listener:
     """Find out what listens at "host:port"; anything that answers HTTP/1 may be an agent.
 
-    Raises:
-        AgentError: nobody listens, nobody answers in time, or the reply is neither HTTP nor gRPC.
+    Raises AgentError if nobody listens, nobody answers in time, or the reply is neither HTTP nor gRPC.
     """
     first = _first_bytes(address, _HTTP, connect_s, answer_s)
     if first.startswith(b"HTTP/"):

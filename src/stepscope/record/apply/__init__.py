@@ -72,8 +72,7 @@ def all_flags() -> tuple[Flag, ...]:
 def parse_applications(text: str) -> tuple[str, ...]:
     """Split a list such as "fuse-optimizer,workers=4" into unique words; a value that is the default is dropped.
 
-    Raises:
-        UsageError: a name or value is invalid, or two flags contradict each other.
+    Raises UsageError if a name or value is invalid, or two flags contradict each other.
     """
     return words_of(text, all_flags())
 
@@ -81,8 +80,7 @@ def parse_applications(text: str) -> tuple[str, ...]:
 def environment_of(applications: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for a program to which these words of `parse_applications` are applied.
 
-    Raises:
-        UsageError: a prerequisite is missing, such as an allocator.
+    Raises UsageError if a prerequisite is missing, such as an allocator.
     """
     chosen = values_of(applications, all_flags())
     variables = dict(environment)

@@ -23,9 +23,9 @@ from stepscope import guard
 from stepscope.guard import attempt, entry
 from stepscope.record.apply.flags import Flag
 from stepscope.record.apply.patching import PACKAGE, Applying, in_a_line, is_users_file
-from stepscope.record.values import locals_of
+from stepscope.record.equal_values import locals_of
 from stepscope.remedies.rewrites import Criterion, Edit, Positions, Rewrite, rewrites_of, rewritten
-from stepscope.remedies.rewrites.context import Place, SourceText
+from stepscope.remedies.rewrites.context import SourceText, StatementPlace
 
 _NAME: Final = "__stepscope_holds__"
 """Name of the guard as a built-in that the new code calls: visible in every module, listed in none."""
@@ -94,8 +94,8 @@ def guarded(
 def _new_statements(
     before: SourceText,
     after: SourceText,
-    olds: dict[int, Place],
-    news: Sequence[Place],
+    olds: dict[int, StatementPlace],
+    news: Sequence[StatementPlace],
     rewrite: Rewrite,
     rewrites: Sequence[Rewrite],
 ) -> tuple[Sequence[ast.stmt], int, int, ast.stmt]:
@@ -160,8 +160,7 @@ def rewrites_in(file: str, kind: str) -> tuple[Rewrite, ...]:
 def swap(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
     """Give all live functions with this code object the rewritten code; return the new code object.
 
-    Raises:
-        NotSwapped: the functions keep their code.
+    Raises NotSwapped if the functions keep their code.
     """
     new = rewritten_code(code, rewrites, guard)
     functions = [each for each in gc.get_referrers(code) if isinstance(each, FunctionType) and each.__code__ is code]
@@ -175,8 +174,7 @@ def swap(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
 def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) -> CodeType:
     """Compile the source of a code object after the rewrites, each guarded.
 
-    Raises:
-        NotSwapped: the file has changed since it was compiled, or the new code does not fit the function.
+    Raises NotSwapped if the file has changed since it was compiled, or the new code does not fit the function.
     """
     source = _current_source(code)
     lines = _old_lines(source, [edit for rewrite in rewrites for edit in rewrite.edits])
@@ -187,11 +185,11 @@ def rewritten_code(code: CodeType, rewrites: Sequence[Rewrite], guard: Guard) ->
     new = _same_place(compile(tree, code.co_filename, "exec", dont_inherit=True), code)
     for name in ("co_freevars", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"):
         if new is None or getattr(new, name) != getattr(code, name):
-            raise NotSwapped("its new code would need other variables around it")
+            raise NotSwapped("its new code would need other enclosing variables")
     assert new is not None
     count = code.co_argcount + code.co_kwonlyargcount
     if new.co_varnames[:count] != code.co_varnames[:count] or (new.co_flags ^ code.co_flags) & ~_NESTED:
-        raise NotSwapped("its new code would be called in another way")
+        raise NotSwapped("its new code would have another signature")
     return new
 
 
@@ -363,8 +361,8 @@ BATCHING_FLAGS: Final = (
         _BATCHED,
         "computes a loss that a loop sums up position by position for all positions at once",
         "no loop over positions that only adds up their cross entropy was seen",
-        "What is recognised stands on the page of rewrites. A function gets other code from its second call on; a loop "
-        "that runs already, or stands outside of any function, is handed losses that were computed at once.",
+        "The page of rewrites says what is recognised. A function gets new code from its second call on; a loop that "
+        "is already running, or is outside any function, gets losses that were computed together.",
     ),
 )
 
@@ -452,8 +450,8 @@ class _Batching:
             self._applying.could_not(_BATCHED, f"{name}: {what} are not what the new code needs; see its assumptions")
             return
         others = [each for each in rewrites_in(code.co_filename, _BATCHED) if each.function == rewrite.function]
-        is_checked_anew = any(each.criterion is not None and each.criterion.is_argument for each in others)
-        if code.co_name != "<module>" and not is_checked_anew:
+        is_rechecked = any(each.criterion is not None and each.criterion.is_argument for each in others)
+        if code.co_name != "<module>" and not is_rechecked:
             try:
                 new = swap(code, [each for each in others if each is rewrite or _is_right(each, around)], self._guard)
                 self._new.append(new)

@@ -66,8 +66,7 @@ class Flag:
 def words_of(text: str, flags: Iterable[Flag]) -> tuple[str, ...]:
     """Split a list such as "fuse-optimizer,workers=4" into unique words, in their order.
 
-    Raises:
-        UsageError: a flag is unknown, has an invalid value, or contradicts another.
+    Raises UsageError if a flag is unknown, has an invalid value, or contradicts another.
     """
     known = {flag.name: flag for flag in flags}
     found: dict[str, str] = {}
@@ -78,7 +77,7 @@ def words_of(text: str, flags: Iterable[Flag]) -> tuple[str, ...]:
         flag = known[name]
         value = _checked(flag, value.strip(), bool(equals))
         if found.setdefault(name, value) != value:
-            raise UsageError(f"{name} is to be applied twice, as {found[name]} and as {value}")
+            raise UsageError(f"{name} is given twice, as {found[name]} and as {value}")
     _refuse_contradictions(found, known)
     return tuple(name if value in ("", _default(known[name])) else f"{name}={value}" for name, value in found.items())
 
@@ -106,7 +105,7 @@ def _default(flag: Flag) -> str:
 
 def _unknown(part: str, name: str, known: Sequence[str]) -> str:
     if not name:
-        return "the list of what to apply has an empty place: write it as fuse-optimizer,workers=4"
+        return "the list of what to apply has an empty entry: write it as fuse-optimizer,workers=4"
     close = difflib.get_close_matches(name, known, n=1)
     guess = f"; did you mean {close[0]}?" if close else ""
     return f"there is no {part!r} to apply{guess} (stepscope run --apply list shows all)"
@@ -115,13 +114,12 @@ def _unknown(part: str, name: str, known: Sequence[str]) -> str:
 def _checked(flag: Flag, value: str, is_given: bool) -> str:
     """Normalise a value: a number without leading zeros, or a choice.
 
-    Raises:
-        UsageError: the value is invalid for this flag.
+    Raises UsageError if the value is invalid for this flag.
     """
     allowed = flag.value
     if allowed is None:
         if is_given:
-            raise UsageError(f"{flag.name} takes no value, and {value!r} stands behind it")
+            raise UsageError(f"{flag.name} takes no value, but {value!r} was given")
         return ""
     if not is_given:
         if allowed.default is None:
@@ -130,12 +128,12 @@ def _checked(flag: Flag, value: str, is_given: bool) -> str:
     if allowed.least is None:
         if value in allowed.choices:
             return value
-        raise UsageError(f"{flag.name} is one of {', '.join(allowed.choices)}, not {value!r}")
+        raise UsageError(f"{flag.name} must be one of {', '.join(allowed.choices)}, not {value!r}")
     is_number = value.isascii() and value.isdecimal() and len(value) <= LONGEST_NUMBER
     if not is_number or int(value) < allowed.least:
-        raise UsageError(f"{flag.name} is a whole number from {allowed.least} on, not {value!r}")
+        raise UsageError(f"{flag.name} must be a whole number of at least {allowed.least}, not {value!r}")
     if int(value) > allowed.most:
-        raise UsageError(f"{flag.name} is at most {allowed.most:,}, not {value}")
+        raise UsageError(f"{flag.name} must be at most {allowed.most:,}, not {value}")
     return str(int(value))
 
 

@@ -20,16 +20,16 @@ from stepscope.record.lines import compiling
 HOST_FLAGS: Final = (
     Flag(
         "threads",
-        "has an operator use N threads of the host",
-        "torch was not asked for its threads",
+        "lets an operator use N threads of the host",
+        "torch's threads were not set",
         "Workers of DataLoaders keep their one thread.",
         Value("N", least=1, most=MOST_PROCESSES),
     ),
     Flag(
         "allocator",
-        "gets the host's memory from a library that keeps what is freed",
+        "allocates the host's memory with a library that keeps freed memory",
         "torch was not imported",
-        "Only where the library is installed: stepscope says how to. Linux and macOS.",
+        "Only if the library is installed; stepscope says how. Linux and macOS.",
         Value("jemalloc|tcmalloc", choices=("jemalloc", "tcmalloc")),
     ),
 )
@@ -39,8 +39,7 @@ _WORKER: Final = "torch.utils.data._utils.worker"
 def host_environment(chosen: Mapping[str, str], variables: dict[str, str]) -> dict[str, str]:
     """Return the environment to start the program with.
 
-    Raises:
-        UsageError: the allocator is missing or cannot be loaded.
+    Raises UsageError if the allocator is missing or cannot be loaded.
     """
     if "threads" in chosen:
         variables = {**variables, **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), chosen["threads"])}
@@ -74,7 +73,7 @@ def _set_threads(applying: Applying, wanted: int) -> None:
         if sys._getframe(2).f_globals.get("__name__") == _WORKER:
             original(asked)
         elif asked != wanted:
-            applying.did("threads", f"the program asks for {asked} and keeps {wanted}")
+            applying.did("threads", f"the program asks for {asked} and still gets {wanted}")
 
     original(wanted)
     applying.on_remove(lambda: original(before))
@@ -92,16 +91,16 @@ def _look_at_allocator(applying: Applying, wanted: str) -> None:
     if found == wanted:
         applying.did("allocator", f"the host's memory comes from {wanted}")
     else:
-        applying.could_not("allocator", f"{wanted} was to be loaded, and is not in the process's memory map")
+        applying.could_not("allocator", f"{wanted} was requested, but is not in the process's memory map")
 
 
 GARBAGE_FLAGS: Final = (
     Flag(
         "garbage-at-steps",
-        "collects Python's garbage after every 50 steps, and not within them",
+        "runs Python's garbage collector after every 50 steps, and not within them",
         "no optimizer stepped",
-        "Not where the program has turned the collector off itself. Memory that only cycles hold is freed later. "
-        "Under `stepscope bench` what is alive is also frozen, which shortens collections and would hide it from "
+        "Not if the program has turned the collector off itself. Memory held only by reference cycles is freed later. "
+        "Under `stepscope bench` live objects are also frozen, which shortens collections and would hide them from "
         "recordings.",
     ),
 )
@@ -153,9 +152,9 @@ DEFAULT_STEPS: Final = "20"
 PROGRESS_FLAGS: Final = (
     Flag(
         "quiet-progress",
-        f"draws each bar of tqdm anew after N steps at the earliest ({DEFAULT_STEPS})",
+        f"redraws each tqdm bar after N steps at the earliest ({DEFAULT_STEPS})",
         "no bar of tqdm was made",
-        "Only bars of tqdm. A value that the program reads from the device to show it is still read.",
+        "Only tqdm bars. Values that the program reads from the device to show them are still read.",
         Value("N", least=1, default=DEFAULT_STEPS),
     ),
 )
@@ -176,7 +175,7 @@ def install_progress(applying: Applying, chosen: Mapping[str, str]) -> None:
 
     def say(made: Any, name: str, least: int) -> None:
         if not made.disable:
-            applying.did("quiet-progress", f"{made_here('the bar')} is drawn after {least} steps at the earliest")
+            applying.did("quiet-progress", f"{made_here('the bar')} is redrawn after {least} steps at the earliest")
 
     def quietly(inner: Any, self: Any, *positional: Any, **named: Any) -> Any:
         bound = inspect.signature(inner).bind(self, *positional, **named)
@@ -193,7 +192,7 @@ DEBUG_FLAGS: Final = (
         "no-debug",
         "switches off anomaly detection, gradcheck, CUDA_LAUNCH_BLOCKING and the debug level of torch.distributed",
         "no debugging aid was switched on",
-        "What the program would have found by them is not found.",
+        "Errors that they would have found stay hidden.",
     ),
 )
 _VARIABLES: Final = {
@@ -223,11 +222,11 @@ def install_debugging(applying: Applying, chosen: Mapping[str, str]) -> None:
 
     def set_anomaly_enabled(original: Any, mode: bool, *positional: Any, **named: Any) -> None:
         if mode:
-            applying.did("no-debug", f"anomaly detection asked for at {users_place() or 'an unknown place'} stays off")
+            applying.did("no-debug", f"anomaly detection requested at {users_place() or 'an unknown place'} stays off")
         original(False, *positional, **named)
 
     def gradcheck(original: Any, *positional: Any, **named: Any) -> bool:
-        applying.did("no-debug", f"gradcheck at {users_place() or 'an unknown place'} is passed over")
+        applying.did("no-debug", f"gradcheck at {users_place() or 'an unknown place'} is skipped")
         return True
 
     applying.wrap(torch, "set_anomaly_enabled", set_anomaly_enabled)

@@ -16,28 +16,29 @@ LOADER_FLAGS: Final = (
         "workers",
         "prepares the batches of every DataLoader in N processes (0: in the program's own)",
         _NONE_MADE,
-        "An IterableDataset gets one worker at most, since each would give all of its batches. Where a worker fails "
-        "before its first batch, the loader goes on without. Random augmentation draws other numbers in workers.",
+        "An IterableDataset gets at most one worker, since each would yield all of its batches. If a worker fails "
+        "before its first batch, the loader continues without workers. Random augmentation draws other numbers in "
+        "workers.",
         Value("N", least=0, most=MOST_PROCESSES),
     ),
     Flag(
         "prefetch",
         "has each worker prepare N batches ahead",
         _NONE_MADE,
-        "Only where the loader has workers.",
+        "Only if the loader has workers.",
         Value("N", least=1, most=MOST_PROCESSES),
     ),
     Flag(
         "pin-memory",
         "has every DataLoader put batches into pinned memory, from which copies to a device are faster",
         _NONE_MADE,
-        "Only where there is an accelerator. Batches that are on a device already stay there.",
+        "Only if there is an accelerator. Batches that are already on a device stay there.",
     ),
     Flag(
         "persistent-workers",
         "keeps the workers of a DataLoader from one epoch to the next",
         _NONE_MADE,
-        "Only where the loader has workers. Changes to the dataset between epochs do not reach them.",
+        "Only if the loader has workers. Changes to the dataset between epochs do not reach them.",
     ),
 )
 
@@ -106,7 +107,7 @@ class _Plan:
 
         before = self._arguments.get("num_workers") or 0
         if wanted > 1 and isinstance(self._arguments.get("dataset"), IterableDataset):
-            why = f"its IterableDataset would give each batch {wanted} times, once for each worker"
+            why = f"its IterableDataset would yield each batch {wanted} times, once for each worker"
             self.refused.append(("workers", f"{why}; it keeps its {before}" if before else f"{why}; it gets 1"))
             wanted = before or 1
         if wanted == before:
@@ -202,7 +203,7 @@ class _Rescue:
         loader.num_workers, loader.prefetch_factor = 0, None
         vars(loader)["persistent_workers"] = False  # the loader no longer allows it to be set
         self._loaders.discard(loader)
-        self._applying.could_not("workers", f"a DataLoader goes on without, since they fail: {in_a_line(error)}")
+        self._applying.could_not("workers", f"a DataLoader continues without them, since they fail: {in_a_line(error)}")
 
 
 def _draw_seeds_as_before(applying: Applying, kept: weakref.WeakSet[Any]) -> None:
@@ -299,4 +300,6 @@ def install_copies(applying: Applying, chosen: Mapping[str, str]) -> None:
 
 def _say(applying: Applying) -> None:
     if not applying.said_about("non-blocking"):
-        applying.did("non-blocking", f"copies such as that at {users_place() or 'an unknown place'} are not waited for")
+        applying.did(
+            "non-blocking", f"copies such as the one at {users_place() or 'an unknown place'} are not waited for"
+        )

@@ -18,7 +18,7 @@ COMPILE_FLAGS: Final = (
         "compile",
         "compiles the model when it is first called in training (torch.compile in place: state_dict stays as it is)",
         "no module was called with gradients",
-        "Where compiling fails, the model goes on uncompiled. Not where the program compiles it itself. "
+        "If compiling fails, the model runs uncompiled. Not if the program compiles it itself. "
         "reduce-overhead and max-autotune record CUDA graphs, whose outputs the next call overwrites.",
         Value("|".join(_MODES), choices=_MODES, default="default"),
     ),
@@ -30,9 +30,9 @@ COMPILE_FLAGS: Final = (
     ),
     Flag(
         "cudnn-benchmark",
-        "has cuDNN try its convolutions on each new shape and keep the fastest",
+        "lets cuDNN try its convolution algorithms on each new shape and keep the fastest",
         "the program ended before anything was computed",
-        "Only on CUDA, and of use only where shapes repeat.",
+        "Only on CUDA, and useful only if shapes repeat.",
     ),
 )
 
@@ -80,7 +80,7 @@ class _Compiling:
         if not _is_the_compilers(error):
             raise error
         module._compiled_call_impl = None
-        self._applying.could_not("compile", f"{type(module).__name__} goes on uncompiled: {in_a_line(error)}")
+        self._applying.could_not("compile", f"{type(module).__name__} runs uncompiled: {in_a_line(error)}")
         return call(*positional, **named)
 
 
@@ -151,7 +151,7 @@ def _install_cudnn_benchmark(applying: Applying) -> None:
 
     def judge() -> None:
         if uses_cuda():
-            applying.did("cudnn-benchmark", "cuDNN tries its convolutions on each new shape")
+            applying.did("cudnn-benchmark", "cuDNN tries its convolution algorithms on each new shape")
         else:
             applying.could_not("cudnn-benchmark", "the program uses no CUDA device")
 
@@ -310,19 +310,19 @@ _NO_MODULE: Final = "no module with parameters was called"
 PRECISION_FLAGS: Final = (
     Flag(
         "bf16",
-        "computes the calls of the model under autocast to bfloat16; what they return is float32 again",
+        "runs the model under autocast to bfloat16; its results are float32 again",
         _NO_MODULE,
-        "Parameters, gradients and the loss stay float32. Not where the program uses autocast itself, or where the "
-        "parameters are of lower precision already. Losses differ by rounding.",
+        "Parameters, gradients and the loss stay float32. Not if the program uses autocast itself, or if the "
+        "parameters already have a lower precision. Losses differ by rounding.",
         against=("fp16",),
     ),
     Flag(
         "fp16",
-        "computes the calls of the model under autocast to float16; what they return is float32 again",
+        "runs the model under autocast to float16; its results are float32 again",
         _NO_MODULE,
-        "As bf16. Where the program made no GradScaler, backward passes are scaled as one would: a step whose "
-        "gradients overflow is left out, and finding out waits for the device in every step. Hooks on activations see "
-        "scaled gradients.",
+        "As bf16. If the program has no GradScaler, backward passes are scaled as one would: a step whose gradients "
+        "overflow is skipped, and the check waits for the device in every step. Hooks on activations see scaled "
+        "gradients.",
         against=("bf16",),
     ),
     Flag(
@@ -347,8 +347,7 @@ class _Autocast:
     """Autocast around the model calls of one process.
 
     Only the calls run under autocast, and they return float32: a loss computed from them is as precise as under
-    autocast,
-    wherever the program computes it, and autocast is off again afterwards.
+    autocast, wherever the program computes it, and autocast is off again afterwards.
     """
 
     def __init__(self, applying: Applying, flag: str, dtype: str) -> None:
@@ -373,7 +372,7 @@ class _Autocast:
         kinds = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
         if torch.float32 not in kinds:
             shown = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds)) or "whole numbers"
-            self._applying.could_not(self._flag, f"the parameters of {name} are {shown} already")
+            self._applying.could_not(self._flag, f"the parameters of {name} are already {shown}")
             return None
         return self._around
 
@@ -411,7 +410,7 @@ class _Autocast:
     def _say_left_out(self) -> None:
         if self._scaling is not None and self._scaling.left_out:
             left_out, steps = self._scaling.left_out, self._scaling.steps
-            self._applying.did(self._flag, f"{left_out} of {steps} steps were left out: their gradients overflowed")
+            self._applying.did(self._flag, f"{left_out} of {steps} steps were skipped: their gradients overflowed")
 
     def _watch_scalers(self) -> None:
         import torch

@@ -74,7 +74,6 @@ class Applying:
         self._say(True, flag, sentence)
 
     def could_not(self, flag: str, sentence: str) -> None:
-        """Report why a flag could not change something."""
         self._say(False, flag, sentence)
 
     def said_about(self, flag: str) -> bool:
@@ -112,8 +111,7 @@ class Applying:
             flags: the flags that the change belongs to.
             change: changes a constructor's arguments in place and returns a description of the change.
             tell: called with the object, its name with its place in the program, and the description. If the
-                constructor
-                refuses the changed arguments, it is called with the original ones and no flag is applied.
+                constructor refuses the changed arguments, it is called with the original ones and no flag is applied.
         """
         signature = inspect.signature(kind.__init__)
 
@@ -164,7 +162,7 @@ class Applying:
         """After an internal error, remove the patches and report every flag as no longer applied."""
         guard.attempted(self.remove)
         for flag in self.chosen:
-            self.could_not(flag, "stepscope failed in the program, which went on without it")
+            self.could_not(flag, "stepscope failed in the program, which continued without it")
 
     def _say(self, applied: bool, flag: str, sentence: str) -> None:
         if os.getpid() != self._process:  # forked: a separate rank, or a helper process that is not reported
@@ -220,7 +218,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 _ENOUGH_CALLS: Final = 64
-"""After this many outermost calls, all of the program's modules are taken to be known."""
+"""After this many outermost calls, all of the program's modules are assumed to be known."""
 
 Around = Callable[..., Any]
 """Called as around(call, module, *arguments, **named); returns the result of call(*arguments, **named), or a changed

@@ -34,7 +34,7 @@ LOSS_FLAGS: Final = (
         "computes cross entropy over many classes in blocks of positions, without a second tensor of all scores",
         "no cross entropy over 2,000 classes or more was computed",
         "Only scores of shape (positions, classes) with class numbers as targets, and not inside a compiled model. The "
-        "scores stay as they are, which costs a tensor that `stepscope.remedies.chunked_cross_entropy` can save.",
+        "scores still take a tensor, which `stepscope.remedies.chunked_cross_entropy` can save.",
     ),
 )
 _FEWEST_CLASSES: Final = 2000
@@ -99,10 +99,10 @@ _DEFERRED: Final = "deferred-logging"
 LOGGING_FLAGS: Final = (
     Flag(
         _DEFERRED,
-        "reads numbers of the device that are appended to a list or added up when they are used, not in every step",
+        "reads the device's numbers that are appended to a list or added up only when they are used, not in every step",
         "no line appended a number that was read from a device to a list, or added it up",
-        "What is printed or logged at once still waits. On a CPU there is nothing to wait for. The numbers are no "
-        "floats, though they can be used as ones: only code that asks for the type of each can tell.",
+        "Numbers that are printed or logged at once still wait. On a CPU there is nothing to wait for. The numbers "
+        "behave like floats, but are of another type, which code that checks types can tell.",
     ),
 )
 _MOST_UNREAD: Final = 256
@@ -143,7 +143,7 @@ class _LoggedNumbers:
         self._compiling = getattr(torch.compiler, "is_compiling", lambda: False)
         self._held: list[Any] = []
         self._unread: deque[DeferredNumber] = deque()
-        self._has_begun = False
+        self._has_started = False
         self.verdicts: dict[tuple[int, int], str] = {}
         self.types = (torch.Tensor, torch.nn.Parameter)
 
@@ -167,8 +167,8 @@ class _LoggedNumbers:
 
         number = DeferredNumber(tensor)
         self._applying.did(_DEFERRED, f"{where} no longer waits for the device")
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_started:
+            self._has_started = True
             _let_others_read(self._applying)
         self._unread.append(number)
         while self._unread and (len(self._unread) > _MOST_UNREAD or self._unread[0].is_there):
@@ -245,7 +245,7 @@ def _let_others_read(applying: Applying) -> None:
 OPTIMIZER_FLAGS: Final = (
     Flag(
         "fuse-optimizer",
-        "has each optimizer update all parameters in one kernel, or in few",
+        "lets each optimizer update all parameters in one or a few kernels",
         "no optimizer stepped",
         "Optimizers that torch can fuse: Adam, AdamW, SGD and others. The update is the same up to rounding.",
     ),
@@ -253,13 +253,13 @@ OPTIMIZER_FLAGS: Final = (
         "clip-in-one-pass",
         "has clip_grad_norm_ measure and scale all gradients in one pass, without waiting for the device",
         "torch.nn.utils.clip_grad_norm_ was not called",
-        "Not where the program asks for error_if_nonfinite, or where gradients are distributed tensors.",
+        "Not if the program asks for error_if_nonfinite, or if gradients are distributed tensors.",
     ),
     Flag(
         "zero-grad",
         "has zero_grad drop the gradients instead of filling them with zeros",
         "no zero_grad was called",
-        "Only where the program asks for set_to_none=False. It must not read gradients before backward.",
+        "Only if the program asks for set_to_none=False. It must not read gradients before backward.",
     ),
 )
 
@@ -368,7 +368,7 @@ def _drop_gradients(applying: Applying) -> None:
 
     def cleared(original: Any, owner: Any, set_to_none: bool = True) -> None:
         if set_to_none:
-            applying.could_not("zero-grad", "gradients are set to None already")
+            applying.could_not("zero-grad", "gradients are already set to None")
         else:
             applying.did("zero-grad", f"zero_grad at {users_place() or 'an unknown place'} now sets gradients to None")
         original(owner, set_to_none=True)
@@ -396,19 +396,19 @@ DATA_PARALLEL_FLAGS: Final = (
         "static-graph",
         "tells DistributedDataParallel that every step uses the same parameters in the same order",
         _NO_DATA_PARALLEL,
-        "Only where that is so: torch ends the program, or gradients are wrong, where it is not.",
+        "Only if that is true: otherwise torch ends the program, or gradients are wrong.",
     ),
     Flag(
         "no-find-unused",
         "does not look for parameters without gradients in every step",
         _NO_DATA_PARALLEL,
-        "Only where every parameter gets a gradient: torch ends the program in its second step where one does not.",
+        "Only if every parameter gets a gradient: otherwise torch ends the program in its second step.",
     ),
 )
 _ARGUMENTS: Final = {
     "bucket-mb": ("bucket_cap_mb", "reduces gradients in buckets of {value} MB instead of {before}"),
     "gradient-view": ("gradient_as_bucket_view", "keeps gradients in its buckets"),
-    "static-graph": ("static_graph", "takes every step's graph for the same"),
+    "static-graph": ("static_graph", "treats every step's graph as the same"),
     "no-find-unused": ("find_unused_parameters", "does not look for unused parameters"),
 }
 _DEFAULT_BUCKET_MB: Final = 25

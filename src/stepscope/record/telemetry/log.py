@@ -79,8 +79,7 @@ class Telemetry:
         """Log values by name: numbers, or tensors of one element on any device; the host does not wait for them.
 
         The value at the time of the call is kept, even if the tensor is changed later. Without `step`, the recording's
-        current
-        step is used, if there is one.
+        current step is used, if there is one.
 
         Raises:
             UsageError: `values` is not a mapping, or `step` is not a whole number.
@@ -124,8 +123,7 @@ class Telemetry:
     def watch_optimizer(self, optimizer: Any, *, name: str = "learning_rate", every: int = 1) -> Watch:
         """Record an optimizer's learning rate at each `every`th step; one series per parameter group.
 
-        Raises:
-            UsageError: it is not a torch optimizer, or `every` is less than 1.
+        Raises UsageError if it is not a torch optimizer, or `every` is less than 1.
         """
         if not hasattr(optimizer, "register_step_pre_hook"):
             raise UsageError(f"watch_optimizer takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
@@ -284,7 +282,6 @@ def _launched_rank() -> int:
 
 
 def _step_now() -> int | None:
-    """Return the step counted by a recording in this process, if any."""
     module = sys.modules.get("stepscope.record.controller")
     found = module.controller() if module is not None else None
     return None if found is None else int(found.current_step())

@@ -137,8 +137,7 @@ def _machine(name: str, unit: str | None) -> Series:
 class ProcessTree:
     """Samples this process and its descendants, summed, through psutil.
 
-    Raises:
-        ImportError: psutil is not installed.
+    Raises ImportError if psutil is not installed.
     """
 
     series: ClassVar[Series] = Series("process", "(all)")
@@ -170,7 +169,7 @@ class ProcessTree:
         """Find the child processes, less often if the machine has very many processes."""
         if now_ns < self._list_next_ns:
             return
-        begun = time.thread_time_ns()
+        started = time.thread_time_ns()
         try:
             found = self._self.children(recursive=True)
         except self._psutil.Error:
@@ -178,7 +177,7 @@ class ProcessTree:
         self._tree = {self._self.pid: self._self} | {
             each.pid: self._tree[each.pid] if self._tree.get(each.pid) == each else each for each in found
         }
-        self._list_next_ns = now_ns + int((time.thread_time_ns() - begun) / _LISTING_SHARE)
+        self._list_next_ns = now_ns + int((time.thread_time_ns() - started) / _LISTING_SHARE)
 
     def _of_processes(self, passed_s: float | None) -> Values:
         cpu_s: dict[int, float] = {}
@@ -291,8 +290,6 @@ _PACKAGES: Final = ("psutil", "pynvml")
 
 
 class Source(Protocol):
-    """A source of values at each interval."""
-
     @property
     def series(self) -> Series: ...
 
@@ -370,7 +367,7 @@ def available_sources(writer: Writer) -> list[Source]:
     if absent:
         what = "processor, memory, disk and network" if "psutil" in absent else "NVIDIA devices"
         print(
-            f"stepscope: {what} are not sampled, for want of {' and '.join(absent)}: pip install {' '.join(absent)}",
+            f"stepscope: {what} are not sampled without {' and '.join(absent)}: pip install {' '.join(absent)}",
             file=sys.stderr,
         )
     return sources

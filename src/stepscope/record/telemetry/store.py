@@ -225,7 +225,7 @@ class Writer:
         if not samples and not missing:
             return
         if self._dropped:
-            lost = f"{self._dropped} rows were lost while the disk took none"
+            lost = f"{self._dropped} rows were lost while the disk accepted none"
             missing.append(Missing(_LOST_ROWS, lost, time.time_ns()))
         try:
             if self._store is None:

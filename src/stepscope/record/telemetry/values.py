@@ -174,8 +174,7 @@ def local_part(tensor: Any) -> Any:
 def _device_of(value: Any) -> Any:
     """Return the device of a tensor that is not on the host; None for everything else.
 
-    Raises:
-        ValueError: the tensor does not have exactly one element on this rank.
+    Raises ValueError if the tensor does not have exactly one element on this rank.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
@@ -191,8 +190,7 @@ def _device_of(value: Any) -> Any:
 def _number(value: Any) -> float:
     """Convert a number, or a tensor or array in host memory, to a float.
 
-    Raises:
-        TypeError, ValueError: it is not a number.
+    Raises TypeError or ValueError if it is not a number.
     """
     if isinstance(value, (int, float)):
         return float(value)
@@ -235,7 +233,7 @@ class ModelWatch(Watch):
 
     Args:
         modules: maps module names to the norms' names; "" is the whole model.
-        every: record one in so many optimizer steps and forward passes.
+        every: record one in `every` optimizer steps and forward passes.
     """
 
     def __init__(self, model: Any, modules: Mapping[str, str], every: int, record: Record, writer: Writer) -> None:
@@ -374,8 +372,7 @@ class OptimizerWatch(Watch):
 def chosen_modules(model: Any, patterns: Sequence[str] | None, name: str | None) -> dict[str, str]:
     """Map the paths of the watched modules to the suffixes of their norms' names; without patterns, the whole model.
 
-    Raises:
-        UsageError: it is not a module, or a pattern matches none of its modules.
+    Raises UsageError if it is not a module, or a pattern matches none of its modules.
     """
     if not hasattr(model, "named_modules"):
         raise UsageError(f"watch takes a torch.nn.Module, not a {type(model).__name__}")

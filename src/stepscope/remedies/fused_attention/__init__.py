@@ -78,13 +78,13 @@ def check_options(dropout_p: float, scale: float | None, softmax_mode: str, seq_
         if not isinstance(number, (int, float)) and not (name == "scale" and number is None):
             raise TypeError(f"{name} must be a number, not {type(number).__name__}")
     if not 0 <= dropout_p <= 1:
-        raise ValueError(f"dropout_p is a chance from 0 to 1, not {dropout_p}")
+        raise ValueError(f"dropout_p must be a probability from 0 to 1, not {dropout_p}")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale must be a finite number, or None for 1 / sqrt(head size), not {scale}")
     if softmax_mode not in SOFTMAX_MODES:
-        raise ValueError(f'softmax_mode is "exact" or "fast", not {softmax_mode!r}')
+        raise ValueError(f'softmax_mode must be "exact" or "fast", not {softmax_mode!r}')
     if seq_padding not in PADDINGS:
-        raise ValueError(f'seq_padding is "left" or "right", not {seq_padding!r}')
+        raise ValueError(f'seq_padding must be "left" or "right", not {seq_padding!r}')
 
 
 def check_modes(query: Tensor, settings: Settings, training: bool, recompute: bool) -> None:
@@ -177,7 +177,7 @@ def recompute_attention_enabled() -> bool:
 
 def _checked(enabled: bool) -> bool:
     if not isinstance(enabled, bool):
-        raise TypeError(f"recomputing attention is switched by True or False, not by {enabled!r}")
+        raise TypeError(f"recomputing attention takes True or False, not {enabled!r}")
     return enabled
 
 
@@ -311,15 +311,15 @@ def attention(
     if query.device.type == "hpu":
         return vendor_attention(query, key, value, attn_mask, settings, scale, recompute, valid_seq_len, seq_padding)
     if valid_seq_len is None:
-        return _asked_for(_attend(query, key, value, attn_mask, settings, training and recompute))
-    return _asked_for(_attend_valid(query, key, value, valid_seq_len, seq_padding, settings))
+        return _requested(_attend(query, key, value, attn_mask, settings, training and recompute))
+    return _requested(_attend_valid(query, key, value, valid_seq_len, seq_padding, settings))
 
 
 def _needs_gradients(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
 
 
-def _asked_for(results: Results) -> Any:
+def _requested(results: Results) -> Any:
     """The output alone, or with the requested extras in the documented order."""
     found = tuple(each for each in results if each is not None)
     return found[0] if len(found) == 1 else found

@@ -217,7 +217,7 @@ class GraphedSteps:
     _slots: list[tuple[dict[str, Tensor | None], str]] = field(default_factory=list)
     _places: list[int] = field(default_factory=list)
     _seen: bool = False
-    _told: bool = False
+    _has_warned: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the function's result, by a replay if there is a graph for these arguments."""
@@ -302,7 +302,7 @@ class GraphedSteps:
         except NotStatic as why:
             return self._refuse(str(why), lambda: result)
         why_not = self._why_not(seen, results, waits)
-        return self._refuse(why_not, lambda: result) if why_not is not None else self._handed(results)
+        return self._refuse(why_not, lambda: result) if why_not is not None else self._results_for_caller(results)
 
     def _warmed(self, warming: _Warming, given: Flat) -> Any:
         """Run a real call on the stream used for the capture."""
@@ -392,9 +392,9 @@ class GraphedSteps:
         for parameter, after in zip(self._parameters, recorded.after, strict=True):
             if parameter.grad is not after:
                 parameter.grad = after
-        return self._handed(recorded.results)
+        return self._results_for_caller(recorded.results)
 
-    def _handed(self, results: Flat) -> Any:
+    def _results_for_caller(self, results: Flat) -> Any:
         """The results for the caller, independent of the graph that made them."""
         if not self.copy_results:
             return results.rebuilt([each.detach() for each in results.tensors])
@@ -407,8 +407,8 @@ class GraphedSteps:
         return result()
 
     def _tell_of_limit(self, given: Flat) -> None:
-        if not self._told:
-            self._told = True
+        if not self._has_warned:
+            self._has_warned = True
             warnings.warn(
                 f"capture_step has recorded {self.most_graphs} graphs; other arguments run as they are, such as "
                 f"{in_words(given)}: pad to fewer shapes or raise most_graphs",
@@ -423,7 +423,7 @@ def in_words(given: Flat) -> str:
 
 
 def _uncached(call: Call) -> Any:
-    """Run without autocast's cache: a graph would keep its outdated copies of weights for ever."""
+    """Run without autocast's cache: a graph would keep its outdated copies of weights forever."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     torch.clear_autocast_cache()

@@ -109,7 +109,7 @@ class StaticArguments:
         for each in given.tensors:
             if each.requires_grad:
                 raise NotStatic(
-                    "a tensor among the arguments wants a gradient, which a copy of it would get: let the function "
+                    "a tensor among the arguments requires a gradient, which its copy would get: let the function "
                     "read it from outside, or make it inside"
                 )
         self._given = given
@@ -125,7 +125,6 @@ class StaticArguments:
             buffer.copy_(tensor, non_blocking=True)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """Call the function with what was filled in."""
         args, kwargs = self._given.rebuilt(self.buffers)
         return function(*args, **kwargs)
 

@@ -45,7 +45,7 @@ class LoaderTrial:
         batch_ms: time between batches taken without pause.
         wait_ms, longest_ms: mean and longest time a step waited for its batch and its copy to the device.
         batches: number of waits counted.
-        epochs: how often the loader was begun; beyond one, the waits include beginning an epoch, as in training.
+        epochs: how often the loader was started; above 1, the waits include starting an epoch, as in training.
         problem: why it could not be measured, in one sentence.
     """
 
@@ -123,7 +123,7 @@ def measure_loader(
     error = measuring.error
     if isinstance(error, (ValueError, _Unsendable)):
         raise error
-    if error is not None and workers and (problem := _of_the_machine(error, arguments)):
+    if error is not None and workers and (problem := _why_machine_cannot(error, arguments)):
         return replace(trial, problem=problem)
     _blame_data_set(error, "in a worker" if workers else "on a batch")
     return replace(
@@ -173,7 +173,7 @@ def _started(loader: DataLoader[Any], device: torch.device | None, arguments: di
         return _Batches(loader, device, arguments["pin_memory"])
     error, method = starting.error, start_method(arguments)
     assert error is not None
-    if arguments["num_workers"] and method != "fork" and _of_the_machine(error, arguments) is None:
+    if arguments["num_workers"] and method != "fork" and _why_machine_cannot(error, arguments) is None:
         raise _Unsendable(
             f"the data set cannot be sent to workers, which are started by {method}: {_reason(error)}; define it, "
             "its transforms and collate_fn at the top level of a module, or pass multiprocessing_context='fork'"
@@ -189,7 +189,7 @@ def start_method(arguments: dict[str, Any]) -> str:
     return str((context or multiprocessing).get_start_method())
 
 
-def _of_the_machine(error: BaseException, arguments: dict[str, Any]) -> str | None:
+def _why_machine_cannot(error: BaseException, arguments: dict[str, Any]) -> str | None:
     """Why this many workers cannot run here, if the machine and not the data set is the reason."""
     text = str(error)
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
@@ -298,8 +298,6 @@ class LoaderChoice:
 
 @dataclass(slots=True)
 class _Search:
-    """One search: its limits, and its trials so far."""
-
     dataset: Dataset[Any]
     step_ms: float
     arguments: dict[str, Any]
@@ -307,7 +305,7 @@ class _Search:
     most: int
     budget_s: float
     report: Callable[[str], object] | None
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
     trials: list[LoaderTrial] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -328,7 +326,7 @@ class _Search:
 
     @property
     def left_s(self) -> float:
-        return self.begun + self.budget_s - time.monotonic()
+        return self.started + self.budget_s - time.monotonic()
 
     @property
     def over(self) -> bool:
@@ -483,7 +481,7 @@ def _choice(search: _Search) -> LoaderChoice:
 def _what_is_left(search: _Search, best: LoaderTrial) -> Iterator[str]:
     """The causes of the remaining wait, in sentences."""
     if best.epochs > 1:
-        yield "The data set is shorter than a trial: beginning an epoch is in the waits."
+        yield "The data set is shorter than a trial: the waits include starting an epoch."
     if search.hides(best):
         return
     if best.workers and best.batch_ms <= search.step_ms:

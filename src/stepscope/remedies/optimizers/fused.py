@@ -143,7 +143,7 @@ class GradientWatch:
             if parameter.grad is None:
                 waiting.append((group, parameter))
             elif group.get("fused"):
-                reason = _reason(parameter, parameter.grad) or _late(optimizer, group, parameter)
+                reason = _reason(parameter, parameter.grad) or _zero_momentum(optimizer, group, parameter)
                 if reason is not None:
                     self._to_loop(optimizer, group, reason)
         self._waiting = (
@@ -166,10 +166,10 @@ def _reason(parameter: torch.Tensor, gradient: torch.Tensor) -> str | None:
     if gradient.layout != torch.strided:
         return f"{what} is sparse"
     several = sum(size != 1 for size in parameter.shape) > 1 and parameter.numel() > 1
-    return f"{what} lies in memory unlike it" if several and gradient.stride() != parameter.stride() else None
+    return f"{what} has another memory layout" if several and gradient.stride() != parameter.stride() else None
 
 
-def _late(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> str | None:
+def _zero_momentum(optimizer: Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> str | None:
     """Give a parameter without momentum, in a group where others have one, zero momentum; torch's fused SGD expects it.
 
     The loop's first update takes the gradient as the momentum; starting from zeros is the same, except for dampening.
@@ -210,7 +210,7 @@ as fast with 16,384."""
 _WORDS: Final = {
     "fused": "updates with torch's fused kernels",
     "foreach": "updates lists of tensors, not fused",
-    "mixed": "is fused in part",
+    "mixed": "is partly fused",
     "unchanged": "is left as it was, not fused",
 }
 
@@ -378,7 +378,7 @@ def _state_reason(state: dict[str, Any], parameter: torch.Tensor) -> str | None:
             own = f"its parameter {parameter.dtype} on {parameter.device}"
             return f"state {name!r} is {value.dtype} on {value.device}, {own}"
         if value.shape != parameter.shape or value.stride() != parameter.stride():
-            return f"state {name!r} is laid out in memory unlike its parameter of shape {tuple(parameter.shape)}"
+            return f"state {name!r} has another memory layout than its parameter of shape {tuple(parameter.shape)}"
     return None
 
 

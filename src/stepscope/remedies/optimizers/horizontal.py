@@ -210,7 +210,7 @@ class HorizontalTrainer:
         batches: "shared" if all members see the same batch, "own" if the first dimension of each tensor of a batch is
             the members.
         max_norm: clip each member's gradient to this norm, as torch.nn.utils.clip_grad_norm_ does for one model.
-        chunk_size: map so many members at a time, to need less memory; None for all at once.
+        chunk_size: members to map at a time, to need less memory; None for all at once.
 
     Attributes:
         members: the initial number of members.
@@ -325,12 +325,12 @@ class HorizontalTrainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a `state_dict`. Raises ValueError if it is of other models."""
+        """Resume from a `state_dict`. Raises ValueError if it belongs to other models."""
         shapes = {name: value.shape[1:] for name, value in state["parameters"].items()}
         if shapes != {name: value.shape[1:] for name, value in self._parameters.items()}:
-            raise ValueError("the state is of models with other parameters")
+            raise ValueError("the state belongs to models with other parameters")
         if set(state["active"]) | set(state["ended"]) != set(range(self.members)):
-            raise ValueError(f"the state is not of {self.members} members")
+            raise ValueError(f"the state does not have {self.members} members")
         trained = {name: value.requires_grad for name, value in self._parameters.items()}
         self.active = list(state["active"])
         self._parameters = {n: v.detach().clone().requires_grad_(trained[n]) for n, v in state["parameters"].items()}

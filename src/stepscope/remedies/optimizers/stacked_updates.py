@@ -43,7 +43,7 @@ class StackedUpdate(ABC):
                 continue
             self.steps[name] = self.steps.get(name, 0) + 1
             wide = parameter if parameter.dtype.itemsize >= 4 else parameter.float()
-            numbers = {key: _beside(value, wide) for key, value in rates.items()}
+            numbers = {key: _broadcastable(value, wide) for key, value in rates.items()}
             if wide is parameter:
                 self._update(name, parameter, parameter.grad, numbers)
                 continue
@@ -188,6 +188,6 @@ def _split_betas(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _beside(value: Tensor, parameter: Tensor) -> Tensor:
+def _broadcastable(value: Tensor, parameter: Tensor) -> Tensor:
     """Reshape (members,) to (members, 1, ...) in the parameter's dtype."""
     return value.to(parameter.dtype).view(-1, *[1] * (parameter.dim() - 1))

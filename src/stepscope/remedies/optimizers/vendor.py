@@ -78,7 +78,7 @@ def _hpu_reason(optimizer: Optimizer, family: str, group: dict[str, Any]) -> str
     if group.get("amsgrad") or group.get("maximize"):
         return f"Gaudi's fused {family} has neither amsgrad nor maximize"
     if family == "Adam" and group["weight_decay"]:
-        return "Gaudi's fused Adam decays weights as AdamW does, so weight_decay has to be 0"
+        return "Gaudi's fused Adam decays weights as AdamW does, so weight_decay must be 0"
     steps = _steps(optimizer, group)
     if family in ("Adam", "AdamW") and len(steps) > 1:
         return "the parameters of a group have made different numbers of steps, and Gaudi's FusedAdamW counts once"
@@ -107,7 +107,7 @@ def _sharing(
 ) -> tuple[Optimizer | None, str | None]:
     """Make a new optimizer that shares the old one's group dictionaries and state.
 
-    A scheduler that changes a group's learning rate on the old one thereby changes it on the new one.
+    A scheduler that changes a group's learning rate on the old one also changes it on the new one.
 
     Args:
         counts: group -> steps made so far, for optimizers that count them in the group.
@@ -185,9 +185,9 @@ def _check(parameters: object, max_norm: float, norm_type: float) -> None:
         hint = "; give it model.parameters()" if is_owner else ""
         raise TypeError(f"clip_grad_norm takes parameters, not {type(parameters).__name__}{hint}")
     if not max_norm >= 0:
-        raise ValueError(f"max_norm has to be 0 or more, not {max_norm}")
+        raise ValueError(f"max_norm must be 0 or more, not {max_norm}")
     if not isinstance(norm_type, (int, float)) or not norm_type > 0:
-        raise ValueError(f"norm_type has to be above 0 (2.0, or math.inf for the largest value), not {norm_type}")
+        raise ValueError(f"norm_type must be above 0 (2.0, or math.inf for the largest value), not {norm_type}")
 
 
 def _is_wrapped(gradient: Tensor) -> bool:

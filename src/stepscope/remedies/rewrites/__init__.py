@@ -109,13 +109,13 @@ def rewrites_of(
     unknown = sorted(set(names or ()) - {kind.name for kind in REWRITES})
     if unknown:
         raise ValueError(
-            f"no kind of rewrite is called {unknown[0]!r}: there are {', '.join(k.name for k in REWRITES)}"
+            f"no kind of rewrite is called {unknown[0]!r}: the kinds are {', '.join(k.name for k in REWRITES)}"
         )
     context = Context(SourceText(source), dict(settings or {}))
     try:
         found = [each for kind in REWRITES if names is None or kind.name in names for each in kind.find(context)]
     except RecursionError as error:
-        raise ValueError("the source nests too deep to be looked through") from error
+        raise ValueError("the source nests too deeply to be searched") from error
     chosen = [
         each
         for each in found

@@ -16,9 +16,9 @@ from stepscope.remedies.rewrites.context import (
     Criterion,
     Edit,
     Expected,
-    Place,
     Positions,
     Rewrite,
+    StatementPlace,
     assigned,
     dotted,
     expressions_of,
@@ -68,7 +68,7 @@ def find(context: Context) -> Iterator[Rewrite]:
             yield from _of_comprehension(context, place)
 
 
-def _of_loop(context: Context, place: Place, loop: ast.For) -> Iterator[Rewrite]:
+def _of_loop(context: Context, place: StatementPlace, loop: ast.For) -> Iterator[Rewrite]:
     through = loop_of(loop.target, loop.iter)
     indent = context.source.indent(loop)
     if through is None or indent is None or loop.orelse or not context.source.ends_its_line(loop):
@@ -97,7 +97,7 @@ def _of_loop(context: Context, place: Place, loop: ast.For) -> Iterator[Rewrite]
     yield replace(rewrite, criterion=batched.criterion, positions=_positions(batched, through))
 
 
-def _of_comprehension(context: Context, place: Place) -> Iterator[Rewrite]:
+def _of_comprehension(context: Context, place: StatementPlace) -> Iterator[Rewrite]:
     """`sum(loss for ...)`, `torch.stack([loss for ...])`, or a list of losses, in a statement that starts its line."""
     statement = place.statement
     indent = context.source.indent(statement)
@@ -190,7 +190,12 @@ def _scaled(value: ast.expr, temporary: dict[str, ast.expr], changing: set[str])
 
 
 def _batched(
-    context: Context, place: Place, loop: Loop, call: ast.expr, temporary: dict[str, ast.expr], written: set[str]
+    context: Context,
+    place: StatementPlace,
+    loop: Loop,
+    call: ast.expr,
+    temporary: dict[str, ast.expr],
+    written: set[str],
 ) -> _Batched | None:
     found = loss_call(context, place.scope, call, loop.names, temporary)
     if found is None:
@@ -298,11 +303,11 @@ def _assumptions(found: LossCall, expected: Sequence[Expected]) -> Iterator[str]
         bare = dict.fromkeys(
             each.expression for each, part in zip(expected, (found.logits, found.targets), strict=True) if not part.axis
         )
-        are = "are tensors, no lists" if len(bare) > 1 else "is a tensor, no list"
+        are = "are tensors, not lists" if len(bare) > 1 else "is a tensor, not a list"
         yield f"{' and '.join(f'`{each}`' for each in bare)} {are}."
 
 
-def _are_used_elsewhere(place: Place, loop: ast.For, names: set[str]) -> bool:
+def _are_used_elsewhere(place: StatementPlace, loop: ast.For, names: set[str]) -> bool:
     """Whether a name that the loop binds is read outside of it, where no other loop has bound it."""
     inside = {id(node) for node in ast.walk(loop)}
     for node in ast.walk(place.scope.node):
@@ -319,7 +324,7 @@ def _are_used_elsewhere(place: Place, loop: ast.For, names: set[str]) -> bool:
 
 def _of_list(
     context: Context,
-    place: Place,
+    place: StatementPlace,
     loop: ast.For,
     target: ast.expr,
     term: tuple[ast.expr, ast.expr],
@@ -342,7 +347,7 @@ def _of_list(
     return edits + [context.replaced(node, text) for node, text in uses]
 
 
-def _empty_list(context: Context, place: Place, name: str) -> ast.stmt | None:
+def _empty_list(context: Context, place: StatementPlace, name: str) -> ast.stmt | None:
     """The statement that creates the list, before the loop in the same block, without uses in between."""
     statement = next((each for each in reversed(place.block[: place.index]) if name in names_in(each)), None)
     if statement is None or not place.scope.is_function:
@@ -356,7 +361,7 @@ def _empty_list(context: Context, place: Place, name: str) -> ast.stmt | None:
             return None
 
 
-def _uses(context: Context, place: Place, loop: ast.For, name: str) -> list[tuple[ast.expr, str]] | None:
+def _uses(context: Context, place: StatementPlace, loop: ast.For, name: str) -> list[tuple[ast.expr, str]] | None:
     """The function's other uses of the list, each with its form for a tensor; None if one has no such form."""
     if is_unplaced(place.scope.node, name):
         return None
@@ -378,7 +383,7 @@ def _uses(context: Context, place: Place, loop: ast.For, name: str) -> list[tupl
     return replaced if len(uses) - loads == 1 and loads == len(replaced) else None
 
 
-def _is_stack(context: Context, place: Place, call: ast.Call) -> bool:
+def _is_stack(context: Context, place: StatementPlace, call: ast.Call) -> bool:
     """Whether the call is torch.stack(list) along the first dimension."""
     if context.names.meaning(call.func, place.scope) != "torch.stack":
         return False

@@ -43,7 +43,7 @@ class Scope:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class StatementPlace:
     """A statement and its context.
 
     Attributes:
@@ -68,7 +68,7 @@ class SourceText:
 
     def __init__(self, text: str) -> None:
         if len(text) > MOST_CHARACTERS:
-            raise ValueError(f"the source has {len(text):,} characters: at most {MOST_CHARACTERS:,} are looked through")
+            raise ValueError(f"the source has {len(text):,} characters: at most {MOST_CHARACTERS:,} are searched")
         self.text = text
         self._mark = 1 if text.startswith("\ufeff") else 0
         bounds = [self._mark, *(match.end() for match in _LINE_END.finditer(text))]
@@ -79,11 +79,11 @@ class SourceText:
         try:
             self.tree = ast.parse(text[self._mark :])
         except SyntaxError as error:
-            raise ValueError(f"the source is no Python: {error.msg} (line {error.lineno})") from error
+            raise ValueError(f"the source is not Python: {error.msg} (line {error.lineno})") from error
         except (RecursionError, MemoryError) as error:
-            raise ValueError("the source nests too deep to be parsed") from error
+            raise ValueError("the source nests too deeply to be parsed") from error
         except ValueError as error:  # null characters, lone surrogates
-            raise ValueError(f"the source is no Python: {error}") from error
+            raise ValueError(f"the source is not Python: {error}") from error
 
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
         """Start and end of the node, in characters of the text; a decorated definition without its decorators."""
@@ -122,7 +122,6 @@ class SourceText:
         return match.group() if match else "\n"
 
     def comments(self, statement: ast.stmt) -> list[str]:
-        """The comments inside the statement, in order."""
         lines = self.of(statement)
         if "#" not in lines:
             return []
@@ -132,14 +131,14 @@ class SourceText:
             return []
         return [token.string for token in tokens if token.type == tokenize.COMMENT]
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[StatementPlace]:
         """Yield every statement of the module, including those of nested functions and classes."""
         whole = Scope(self.tree, "", None)
         todo: list[tuple[Sequence[ast.stmt], Scope, tuple[ast.stmt, ...]]] = [(self.tree.body, whole, ())]
         while todo:
             block, scope, around = todo.pop()
             for index, statement in enumerate(block):
-                yield Place(statement, block, index, scope, around)
+                yield StatementPlace(statement, block, index, scope, around)
                 inner = _scope_of(statement, scope)
                 for part in _blocks(statement):
                     todo.append((part, inner or scope, () if inner else (*around, statement)))
@@ -488,11 +487,11 @@ class Context:
         return TorchNames(self.source.tree)
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[StatementPlace, ...]:
         return tuple(self.source.places())
 
     @cached_property
-    def calls(self) -> tuple[tuple[Place, ast.Call], ...]:
+    def calls(self) -> tuple[tuple[StatementPlace, ast.Call], ...]:
         """Every call with its enclosing statement."""
         return tuple(
             (place, node)

@@ -13,8 +13,8 @@ from typing import Final
 from stepscope.remedies.rewrites.context import (
     Context,
     Criterion,
-    Place,
     Scope,
+    StatementPlace,
     assigned,
     assigned_value,
     bindings,
@@ -118,7 +118,7 @@ def loss_call(
     if len(call.args) > 2 or arguments.keys() & named.keys():
         return None
     named |= arguments
-    callee = _functional(context, scope, call, named) or _object(context, scope, call)
+    callee = _functional(context, scope, call, named) or _criterion(context, scope, call)
     if callee is None or not {"input", "target"} <= named.keys():
         return None
     others = [value for name, value in named.items() if name not in ("input", "target")]
@@ -147,9 +147,9 @@ def _functional(context: Context, scope: Scope, call: ast.Call, named: Mapping[s
     return Callee(function, ignored, keywords, reduction)
 
 
-def _object(context: Context, scope: Scope, call: ast.Call) -> Callee | None:
+def _criterion(context: Context, scope: Scope, call: ast.Call) -> Callee | None:
     """A criterion: a name or an attribute of self that is assigned nn.CrossEntropyLoss(...) once."""
-    made, is_argument = _made(context, scope, call.func)
+    made, is_argument = _creating_call(context, scope, call.func)
     function = _CLASSES.get(context.names.meaning(made.func, scope) or "") if made is not None else None
     if made is None or function is None or made.args or any(each.arg is None for each in made.keywords):
         return None
@@ -180,7 +180,7 @@ def _is_altered(context: Context, criterion: str) -> bool:
     return False
 
 
-def _made(context: Context, scope: Scope, function: ast.expr) -> tuple[ast.Call | None, bool]:
+def _creating_call(context: Context, scope: Scope, function: ast.expr) -> tuple[ast.Call | None, bool]:
     """The call that created the called object, and whether that is known only by an argument's name."""
     value: ast.expr | None
     is_argument = False
@@ -318,7 +318,7 @@ def _unbound(value: ast.expr) -> Indexed | None:
 
 
 def sliced(
-    context: Context, place: Place, loop: Loop, part: Indexed, dimensions: int | None
+    context: Context, place: StatementPlace, loop: Loop, part: Indexed, dimensions: int | None
 ) -> tuple[str, bool] | None:
     """All positions of a tensor as source text, and whether the tensor is known to have them.
 
@@ -380,7 +380,9 @@ def _literal_added(value: ast.expr) -> tuple[ast.expr, int] | None:
     return None if right is None else (value.left, right if isinstance(value.op, ast.Add) else -right)
 
 
-def _surplus(context: Context, place: Place, stop: ast.expr, part: Indexed, dimensions: int | None) -> int | None:
+def _surplus(
+    context: Context, place: StatementPlace, stop: ast.expr, part: Indexed, dimensions: int | None
+) -> int | None:
     """The c if `stop` is the tensor's own size along the axis plus c; None if that is unknown."""
     surplus = 0
     while (added := _literal_added(stop)) is not None:
@@ -416,7 +418,7 @@ def _whole_shape(node: ast.expr) -> ast.expr | None:
             return None
 
 
-def _size_named(context: Context, place: Place, name: str, part: Indexed) -> ast.expr | None:
+def _size_named(context: Context, place: StatementPlace, name: str, part: Indexed) -> ast.expr | None:
     """The size that a name refers to, if it was assigned once and the tensor has not changed since."""
     scope = place.scope
     bound = bindings(scope, name)

@@ -10,8 +10,8 @@ from typing import Final
 from stepscope.remedies.rewrites.context import (
     Context,
     Edit,
-    Place,
     Rewrite,
+    StatementPlace,
     assigned,
     bindings,
     dotted,
@@ -90,7 +90,7 @@ def find_copies(context: Context) -> Iterator[Rewrite]:
                 NON_BLOCKING,
                 call,
                 place.scope,
-                "Copies the batch while the host goes on; that takes a DataLoader with pin_memory=True.",
+                "Copies the batch while the host continues, which needs a DataLoader with pin_memory=True.",
                 [edit],
                 [f"`{context.source.of(function.value)}` comes from the host, and is not changed there right after."],
             )
@@ -231,9 +231,7 @@ def find_loaders(context: Context) -> Iterator[Rewrite]:
         new = _of_loader(wanted, given, is_iterable="IterableDataset" in context.every_name)
         edits = _edits(context, call, given, new)
         if edits:
-            assumptions = ["Random numbers that samples draw may be others in worker processes."] * (
-                "num_workers" in new
-            )
+            assumptions = ["Random numbers that samples draw may differ in worker processes."] * ("num_workers" in new)
             if new.get("persistent_workers") == "True":
                 assumptions.append("The dataset stays the same from epoch to epoch.")
             sentence = f"Makes the DataLoader with {', '.join(f'{key}={value}' for key, value in new.items())}."
@@ -334,7 +332,7 @@ def find(context: Context) -> Iterator[Rewrite]:
                 yield found
 
 
-def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | None:
+def _history(context: Context, place: StatementPlace, outermost: ast.stmt) -> Rewrite | None:
     """A list that the loop only appends to, and that is read after it."""
     statement = place.statement
     match statement:
@@ -382,7 +380,7 @@ def _history(context: Context, place: Place, outermost: ast.stmt) -> Rewrite | N
     )
 
 
-def _sum(context: Context, place: Place) -> Rewrite | None:
+def _sum(context: Context, place: StatementPlace) -> Rewrite | None:
     """A number that every step adds to, and that is read in some of them or after the loop."""
     statement = place.statement
     match statement:
@@ -412,7 +410,7 @@ def _sum(context: Context, place: Place) -> Rewrite | None:
     )
 
 
-def _is_changed_in_place(place: Place, name: str) -> bool:
+def _is_changed_in_place(place: StatementPlace, name: str) -> bool:
     """Whether the loop changes the tensor in place after its number is kept, or reuses one tensor in every step."""
     innermost = next(each for each in reversed(place.around) if isinstance(each, ast.For | ast.While))
     made, changed = list[int](), list[int]()
@@ -441,7 +439,7 @@ def _read(value: ast.expr) -> str | None:
             return None
 
 
-def _is_conditional(place: Place) -> bool:
+def _is_conditional(place: StatementPlace) -> bool:
     """Whether the statement runs in some iterations of the innermost loop around it, and not in others."""
     inside: list[ast.stmt] = []
     for each in reversed(place.around):
@@ -469,7 +467,7 @@ def _leaves(loop: ast.stmt) -> bool:
     return any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) for node in ast.walk(loop))
 
 
-def _assignments(place: Place, name: str) -> list[tuple[int, ast.expr]]:
+def _assignments(place: StatementPlace, name: str) -> list[tuple[int, ast.expr]]:
     """(line, value) of each plain assignment of a name in the function."""
     found = []
     for node in ast.walk(place.scope.node):
@@ -479,7 +477,7 @@ def _assignments(place: Place, name: str) -> list[tuple[int, ast.expr]]:
     return found
 
 
-def _is_own_list(place: Place, name: str, outermost: ast.stmt) -> bool:
+def _is_own_list(place: StatementPlace, name: str, outermost: ast.stmt) -> bool:
     """Whether the function creates the list empty before the loop, and no other code can see it until then."""
     made = _assignments(place, name)
     if len(made) != 1 or len(bindings(place.scope, name)) != 1 or _is_seen_elsewhere(place, name):
@@ -491,7 +489,7 @@ def _is_own_list(place: Place, name: str, outermost: ast.stmt) -> bool:
     return not any(line < node.lineno < outermost.lineno for node in uses)
 
 
-def _is_seen_elsewhere(place: Place, name: str) -> bool:
+def _is_seen_elsewhere(place: StatementPlace, name: str) -> bool:
     """Whether a nested function reads the name, or it is not a local variable at all."""
     for node in ast.walk(place.scope.node):
         inner = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda)
@@ -507,7 +505,7 @@ def _is_zero(value: ast.expr, *, may_be_whole: bool) -> bool:
     return isinstance(value, ast.Constant) and type(value.value) in types and value.value == 0
 
 
-def _reads(place: Place, name: str) -> list[ast.expr] | None:
+def _reads(place: StatementPlace, name: str) -> list[ast.expr] | None:
     """Where the sum is read; None if that is in every step, or outside of the function."""
     if _is_seen_elsewhere(place, name) or is_unplaced(place.scope.node, name):
         return None

@@ -1,1 +1,4 @@
-"""Export traces to other tools' formats, one module each; a format is a generator of bytes or a folder of files."""
+"""Export traces to other tools' formats: Chrome-trace JSON and protobuf, each as a generator of bytes.
+
+Flame graphs are written by `stepscope.analysis.flame`, tables and OpenMetrics by `stepscope.report.tables`.
+"""

@@ -307,3 +307,40 @@ def test_a_loop_inside_a_library_is_not_the_users(frames: tuple[str, ...], loops
 @pytest.mark.parametrize("name", ["torch.distributed.ddp.reducer::copy_bucket_to_grad", "c10d::allreduce_"])
 def test_what_data_parallelism_repeats_is_not_the_users(name: str) -> None:
     assert asked(rule, called_from("train.py(20): losses", "train.py(30): loss", body=name)).findings == ()
+
+
+def two_loops(*bodies: tuple[str, ...], function: str = "collect") -> Trace:
+    """A step of 4000 ns with a loop of 40 repetitions for each body, the first in `collect`."""
+    recording = Recording()
+    recording.step(0, 4000, 1)
+    now = 0
+    for number, body in enumerate(bodies):
+        recording.frame(now, 40 * 6 * len(body), f"replay.py({9 + number}): {function if number else 'collect'}")
+        for _ in range(40):
+            for name in body:
+                recording.operator(now, 5, name)
+                now += 6
+        recording.operator(now, 5, "aten::mean")
+        now += 100
+    return recording.trace()
+
+
+CONVERTED = ("aten::empty", "aten::to", "aten::detach_")
+
+
+def test_loops_of_one_function_and_one_remedy_are_one_finding() -> None:
+    finding = the_finding(rule, two_loops(CONVERTED, CONVERTED[1:]))
+
+    assert ("repetitions per step", 80.0, "count", None) in figures_of(finding)
+    assert {line for _, line, _ in places_of(finding)} == {9, 10}
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        pytest.param(two_loops(CONVERTED, CONVERTED[1:], function="act"), id="other functions"),
+        pytest.param(two_loops(CONVERTED, ("aten::to", "aten::tanh")), id="other operators"),
+    ],
+)
+def test_other_loops_stay_apart(trace: Trace) -> None:
+    assert len(asked(rule, trace).findings) == 2

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stepscope import guard
-from stepscope.record import constants, lines
-from stepscope.record.values import STEPS, LookFacts, ValueLook, fingerprint
+from stepscope.record import constant_calls, lines
+from stepscope.record.equal_values import STEPS, LookFacts, ValueLook, fingerprint
 from stepscope.trace.program_facts import ValueFacts
 from tests.unit.test_guard import fails
 
@@ -33,7 +33,7 @@ def looked(step: Any) -> dict[tuple[str, str], ValueFacts]:
     sys.setprofile(None)
     try:
         look.start()
-        for number in range(STEPS + constants.STEPS):
+        for number in range(STEPS + constant_calls.STEPS):
             step(number)
             look.border()
         assert look.is_over
@@ -169,7 +169,7 @@ def test_a_failing_look_ends_and_the_program_goes_on(monkeypatch: pytest.MonkeyP
         assert sys.getprofile() is None
     finally:
         sys.setprofile(before)
-    assert guard._failed_in == "record.values.ValueLook"
+    assert guard._failed_in == "record.equal_values.ValueLook"
 
 
 def test_what_is_small_or_foreign_has_no_fingerprint() -> None:

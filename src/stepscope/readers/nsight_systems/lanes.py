@@ -35,7 +35,7 @@ _DEVICE_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
 STREAM_KEYS: Final = ("globalPid", "deviceId", "contextId", "streamId")
 
 
-class Places:
+class Lanes:
     """Lanes by the numbers in the database."""
 
     def __init__(self, database: Database, gathering: Gathering, strings: Strings) -> None:
@@ -101,8 +101,8 @@ class Places:
         different = frame.select(keys).unique(maintain_order=True)
         rows = [self._stream(*row, of_context=of_context) for row in different.iter_rows()]
         found = rows_frame(rows, {"lane": pl.Int32, "device": pl.String, "queue": pl.String})
-        places = pl.concat([different, found], how="horizontal")
-        return frame.join(places, on=keys, how="left", nulls_equal=True, maintain_order="left").drop(keys)
+        known = pl.concat([different, found], how="horizontal")
+        return frame.join(known, on=keys, how="left", nulls_equal=True, maintain_order="left").drop(keys)
 
     def _stream(
         self, process: int | None, device: int | None, context: int | None, stream: int | None, *, of_context: bool
@@ -268,13 +268,11 @@ class Selection:
         self._call_table = call_table
 
     def overlap(self, table: str) -> tuple[str, tuple[int, ...]]:
-        """Select rows that overlap the window."""
         if self._window is None or not self._database.has(table, "start", "end"):
             return "", ()
         return ('"start" < ? AND ("end" >= ? OR "end" IS NULL)', (self._window.end_ns, self._window.start_ns))
 
     def inside(self, table: str, column: str) -> tuple[str, tuple[int, ...]]:
-        """Select instants in the window."""
         if self._window is None or not self._database.has(table, column):
             return "", ()
         return f'"{column}" BETWEEN ? AND ?', (self._window.start_ns, self._window.end_ns)
@@ -312,9 +310,7 @@ class Selection:
         return where, parameters
 
     def complete(self, table: str, frame: pl.DataFrame, *needed: str) -> pl.DataFrame:
-        """Keep rows with times, a lane and the `needed` columns; convert start and end to `start_ns` and
-        `duration_ns`.
-        """
+        """Keep rows with times, a lane and `needed` columns; turn start and end into `start_ns` and `duration_ns`."""
         whole = frame.drop_nulls(["start", "end", "lane", *needed])
         if whole.height < frame.height:
             self._damage[f"incomplete_row:{table}"] += frame.height - whole.height
@@ -325,10 +321,10 @@ class Selection:
 
 @dataclass
 class TableReader:
-    """What a reader of tables needs: the database, its texts and places, and the selected rows."""
+    """What a reader of tables needs: the database, its texts and lanes, and the selected rows."""
 
     _database: Database
     _gathering: Gathering
     _strings: Strings
-    _places: Places
+    _lanes: Lanes
     _selection: Selection

@@ -1,8 +1,8 @@
-"""Look at tensor operators of two steps: which of them have the same inputs in each step.
+"""Find the tensor operators that have the same inputs in two consecutive steps.
 
-While a look lasts, torch reports each call of its functions on the thread that runs the steps. A call is constant if
-its numbers are those of the step before, and its tensors were made by constant calls, or are older and unchanged.
-Values are not read, so a device is not waited for.
+During a look, torch reports each call of its functions on the thread that runs the steps. A call is constant if its
+numbers are the same as in the previous step, and its tensors come from constant calls, or are older and unchanged.
+Values are not read, so no device is waited for.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ STEPS: Final = 2
 _MOST_CALLS: Final = 256
 """Calls of a line in a step; a line with more runs a library."""
 _MOST_NOTED: Final = 50_000
-"""Calls in all, each of which takes some 20 us more; a look at more ends without a result."""
+"""Calls in total, each about 20 us slower; a look that sees more ends without a result."""
 _DEEPEST: Final = 40
 """Frames between a call and the line of the user's code that it belongs to."""
 _MOST_ITEMS: Final = 10_000
 _MOST_FACTS: Final = 200
 _RANDOM: Final = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "exponential", "poisson", "empty")
-"""Parts of names of functions whose result is another one each time, or is filled in unseen."""
+"""Parts of names of functions whose result differs each time, or is filled in unseen."""
 _NOT_IN_PLACE: Final = ("__invert__", "__index__", "__int__")
 _UNSEEN: Final = frozenset({"grad", "set_", "resize_"})
 _PLAIN: Final = (bool, int, float, complex, str, type(None), type(Ellipsis))
@@ -42,7 +42,7 @@ _Line = tuple[CodeType, int]
 
 @dataclass
 class _Call:
-    """One call of a line: its name, its arguments but for the contents of tensors, and whether it is constant."""
+    """One call of a line: its name, its arguments without the contents of tensors, and whether it is constant."""
 
     name: str
     arguments: object
@@ -52,7 +52,7 @@ class _Call:
 
 @dataclass
 class _Step:
-    """What one step called, by line, and the tensors that it took from before, with their versions."""
+    """The calls of one step by line, and the older tensors that they used, with their versions."""
 
     lines: defaultdict[_Line, list[_Call]] = field(default_factory=lambda: defaultdict(list))
     sources: dict[int, tuple[weakref.ref[Any], int]] = field(default_factory=dict)
@@ -106,12 +106,12 @@ class ConstantLook:
                 if look.is_over:
                     look.leave()
                 elif not torch._C._get_tracing_state():
-                    with torch._C.DisableTorchFunction():  # reading a tensor is no call of its class's
+                    with torch._C.DisableTorchFunction():  # reading a tensor must not call its class
                         look.called(function, args, kwargs or {}, result)
                 return result
 
         overrides: Any = sys.modules["torch.overrides"]
-        asked = guard.replaced(overrides.has_torch_function, self._has_function, "record.constants.ConstantLook")
+        asked = guard.replaced(overrides.has_torch_function, self._has_function, "record.constant_calls.ConstantLook")
         compiling = guard.around(torch.compile, before=self.compiles)
         self._restore = [guard.put(overrides, "has_torch_function", asked), guard.put(torch, "compile", compiling)]
         self._mode = Watching()
@@ -120,7 +120,7 @@ class ConstantLook:
         self._steps.append(_Step())
 
     def _has_function(self, original: Any, relevant: Any) -> bool:
-        """What `original` answers without the watch: modules of torch choose quicker functions, of other results."""
+        """The answer of `original` without the watch: modules then choose faster functions with other results."""
         overrides: Any = sys.modules["torch.overrides"]
         if self.is_over:
             self._give_back()
@@ -134,7 +134,7 @@ class ConstantLook:
 
     @guard.entry
     def compiles(self, *_: object, **__: object) -> None:
-        """End the look, since something will be compiled, and would be compiled with the watch."""
+        """End the look before something is compiled together with the watch."""
         self.stop()
 
     def border(self) -> None:
@@ -148,7 +148,6 @@ class ConstantLook:
             self.stop()
 
     def stop(self) -> None:
-        """End the look."""
         self.is_over = True
         self._steps.clear()
         self._forget()
@@ -183,7 +182,7 @@ class ConstantLook:
             hide_from_compiler(self._next)
             sys.setprofile(self._next)
 
-    @guard.inline("record.constants.ConstantLook._next")
+    @guard.inline("record.constant_calls.ConstantLook._next")
     def _next(self, frame: FrameType, event: str, value: Any) -> None:
         if self.take_off() or self._mode is None:
             sys.setprofile(None)
@@ -214,7 +213,6 @@ class ConstantLook:
                 self._make(made, inputs, call)
 
     def _judged(self, line: _Line, call: _Call, inputs: list[Any]) -> _Call:
-        """Note the call, and whether it is constant."""
         states = [self._state(each) for each in inputs]
         is_as_before = self._is_as_before(line, call)
         is_known = call.name not in _UNSEEN and not any(each in call.name for each in _RANDOM)
@@ -235,15 +233,15 @@ class ConstantLook:
             self._made[storage].append(call)
 
     def _is_as_before(self, line: _Line, call: _Call) -> bool:
-        """Note the call of a line; whether the line's call at this place of the step before had the same arguments."""
-        mine = self._steps[-1].lines[line]
-        mine.append(call)
-        if len(self._steps) < STEPS or len(mine) > _MOST_CALLS:
+        """Note a line's call; return whether its call at this place in the previous step had the same arguments."""
+        noted = self._steps[-1].lines[line]
+        noted.append(call)
+        if len(self._steps) < STEPS or len(noted) > _MOST_CALLS:
             return False
         before = self._steps[-2].lines.get(line, [])
-        if len(before) < len(mine):
+        if len(before) < len(noted):
             return False
-        other = before[len(mine) - 1]
+        other = before[len(noted) - 1]
         return call.arguments is not None and (other.name, other.arguments) == (call.name, call.arguments)
 
     def _state(self, tensor: Any) -> tuple[bool, bool]:
@@ -282,28 +280,30 @@ class ConstantLook:
     def _constant_lines(self) -> tuple[ConstantFacts, ...]:
         """The lines with constant calls.
 
-        Without anything that varies the program repeats one step, and only what needs no older tensor counts.
+        If nothing varies, the program repeats one step, and only calls without older tensors count.
         """
         found = []
         for (code, line), calls in self._steps[-1].lines.items():
-            mine = [place for place, each in enumerate(calls) if each.is_constant and (each.is_pure or self._varies)]
-            if mine and len(calls) <= _MOST_CALLS:
+            constant = [
+                place for place, each in enumerate(calls) if each.is_constant and (each.is_pure or self._varies)
+            ]
+            if constant and len(calls) <= _MOST_CALLS:
                 names = tuple(each.name for each in calls)
                 file, function = code.co_filename, code.co_name
-                facts = ConstantFacts(file=file, function=function, line=line, calls=names, constant=tuple(mine))
+                facts = ConstantFacts(file=file, function=function, line=line, calls=names, constant=tuple(constant))
                 found.append(facts)
         return tuple(found)[:_MOST_FACTS]
 
 
 def _compiles() -> bool:
-    """Whether torch.compile has been called for anything, which would be compiled anew if it were watched."""
+    """Whether torch.compile has been called for anything, which would be recompiled if it were watched."""
     kept = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", None)
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
     return bool(kept is not None and kept()) or any(callable(each) for each in list(backends.values()))
 
 
 def _name(function: Any) -> str:
-    """A function's name; that of the attribute for one that reads it."""
+    """A function's name; for a getter, the name of its attribute."""
     name = getattr(function, "__name__", "")
     return str(getattr(getattr(function, "__self__", None), "__name__", name) if name == "__get__" else name)
 
@@ -326,7 +326,7 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _arguments(positional: Any, named: Any) -> object:
-    """What can be compared of the arguments; None if something in them cannot."""
+    """The arguments in a comparable form; None if one of them has none."""
     found = [_comparable(each) for each in (*positional, *(one for pair in sorted(named.items()) for one in pair))]
     return None if any(each is None for each in found) else tuple(found)
 

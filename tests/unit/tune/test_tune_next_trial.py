@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.tune.plan import choices, is_new, plan
+from stepscope.tune.next_trial import choices, is_new, plan
 from stepscope.tune.trials import ON, Configuration, Knob, Proposal, Space, Trial
 from tests.unit.tune.searches import Truth, measured, searched, space_of
 

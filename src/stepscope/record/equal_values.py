@@ -1,8 +1,8 @@
-"""Look at the values of a few steps before they are recorded: what is equal in each step need not be computed in each.
+"""Find values that are equal in each of a few steps before the recording, and need not be computed in every step.
 
-While a look lasts, Python reports the returns of functions on the thread that runs the steps. Of the user's functions,
-and of modules that they call, the results and local variables are hashed: tensors, arrays, lists of numbers.
-Large ones are sampled. Nothing of the values is kept but the hashes.
+During a look, Python reports the returns of functions on the thread that runs the steps. The results and local
+variables of the user's functions, and of modules that they call, are hashed: tensors, arrays, lists of numbers. Large
+ones are sampled. Only the hashes are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 import xxhash
 
 from stepscope import guard
-from stepscope.record.constants import ConstantLook
+from stepscope.record.constant_calls import ConstantLook
 from stepscope.record.gradients import GradientLook
 from stepscope.record.lines import hide_from_compiler, is_users
 from stepscope.record.program_objects import call_code, names_in_roots, stack_room, unseen
@@ -40,7 +40,7 @@ _WHOLE_BYTES: Final = 1 << 20
 """Larger tensors and arrays are sampled."""
 _SAMPLES: Final = 1 << 16
 _FEWEST: Final = 8
-"""Values of fewer elements cost nothing to compute."""
+"""Values with fewer elements cost nothing to compute."""
 _MOST_ITEMS: Final = 100_000
 _FEW_PARTS: Final = 8
 _DEEPEST: Final = 4
@@ -116,7 +116,7 @@ def _of_items(value: Any, depth: int) -> int | None:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether lists in lists have few items and characters in all."""
+    """Whether nested lists have few items and characters in total."""
     waiting, left = [value], _MOST_ITEMS
     while waiting and left >= 0:
         each = waiting.pop()
@@ -129,14 +129,14 @@ def _is_small(value: Any) -> bool:
 
 @dataclass
 class _Seen:
-    """The hashes of one result or variable: of each step those of its calls in order."""
+    """The hashes of one result or variable: for each step, those of its calls in order."""
 
     steps: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class LookFacts:
-    """What a look saw: equal values, backward passes that compute needless gradients, and lines with constant calls."""
+    """What a look saw: equal values, backward passes that compute unused gradients, and lines with constant calls."""
 
     values: tuple[ValueFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
@@ -149,7 +149,7 @@ class ValueLook:
 
     def __init__(self) -> None:
         self.is_over = True
-        self._begun_s = 0.0
+        self._started_s = 0.0
         self._spent_s = 0.0
         self._step = 0
         self._seen: defaultdict[_Key, _Seen] = defaultdict(_Seen)
@@ -172,7 +172,7 @@ class ValueLook:
         """Begin with the step that begins now, unless the program is profiled in another way.
 
         Args:
-            longest_s: time after which the look ends, as no step has ended it: the program may have left its loop.
+            longest_s: time after which the look ends even if no step does: the program may have left its loop.
         """
         if sys.getprofile() is None and not self._step:
             self.is_over, self._module_call = False, call_code()
@@ -184,7 +184,7 @@ class ValueLook:
             sys.setprofile(self._event)
 
     def border(self) -> None:
-        """A step has ended; the variables of functions that go on are hashed too."""
+        """End a step; the variables of running functions are hashed too."""
         if self._step >= STEPS or self.is_over:
             self._constants.border()
             if self._constants.is_over:
@@ -215,7 +215,6 @@ class ValueLook:
             self.stop()
 
     def stop(self) -> None:
-        """End the look."""
         if not self.is_over:
             self.is_over = True
             stack_room.give_back()
@@ -227,7 +226,7 @@ class ValueLook:
         if sys.getprofile() == self._event:
             sys.setprofile(None)
 
-    @guard.inline("record.values.ValueLook")
+    @guard.inline("record.equal_values.ValueLook")
     def _event(self, frame: FrameType, event: str, value: Any) -> None:
         if self.is_over or threading.get_ident() != self._thread:
             self._take_off()  # another thread has ended the look, or the program has put back what it found
@@ -265,7 +264,7 @@ class ValueLook:
             self._roots[id(module)] = weakref.ref(module)
         if caller is not None and is_users(caller.f_code.co_filename):
             known = self._modules.get(id(module))
-            if known is not None and known() is not module:  # it is gone, and this one has its place
+            if known is not None and known() is not module:  # the module is gone, and this one has its id
                 self._calls.pop(id(module), None)
             self._modules[id(module)] = weakref.ref(module)
             self._add(self._calls[id(module)], value)
@@ -286,14 +285,14 @@ class ValueLook:
     def _add(self, seen: _Seen, value: Any) -> None:
         if self._spent_s > _LONGEST_S:
             return
-        begun_s = time.perf_counter()
+        started_s = time.perf_counter()
         with guard.attempt():
             found = fingerprint(value)
             if found is not None:
                 while len(seen.steps) <= self._step:
                     seen.steps.append([])
                 seen.steps[self._step].append(found)
-        self._spent_s += time.perf_counter() - begun_s
+        self._spent_s += time.perf_counter() - started_s
 
     def lists(self) -> tuple[ListFacts, ...]:
         """The long lists that functions could reach in the steps that were looked at, by their last lengths."""
@@ -309,7 +308,7 @@ class ValueLook:
         )
 
     def facts(self) -> LookFacts:
-        """What was seen of the complete steps; empty if the look did not see STEPS of them."""
+        """The findings of the complete steps; empty if the look did not see STEPS of them."""
         if self._step < STEPS:
             return LookFacts()
         roots = [root for root in (each() for each in self._roots.values()) if root is not None]
@@ -344,11 +343,11 @@ def _long_lists(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[tupl
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """Return a frame's local variables; the frame, which goes on, keeps no second reference to them.
+    """Return a running frame's local variables, without a second reference to them in the frame.
 
-    Up to Python 3.12 the frame holds what it was asked for, and with it the tensors of this step, until somebody asks
-    again. It is emptied, unless somebody else holds it. Not for the frame whose event a profile or trace function
-    handles: what is missing there afterwards is deleted.
+    Up to Python 3.12 the frame keeps the dictionary of them, and so the tensors of this step, until the next request.
+    It is emptied unless somebody else has it. Not for the frame whose event a profile or trace function handles: what
+    is missing there afterwards is deleted.
     """
     held = frame.f_locals
     found = dict(held)
@@ -389,7 +388,7 @@ _stops_in_children = False
 
 
 def value_look() -> ValueLook:
-    """Return the look of this process, which does not go on in processes that are forked meanwhile."""
+    """Return the look of this process, which forked processes do not continue."""
     global _stops_in_children
     if not _stops_in_children and hasattr(os, "register_at_fork"):
         _stops_in_children = True

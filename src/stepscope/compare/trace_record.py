@@ -110,7 +110,7 @@ class SideSummary:
         step_count: complete steps of all its traces.
         total_ns: their total length; the tables' sums cover the same time.
         trace: the first of its traces.
-        left_out: excluded steps at the edges of recordings, see `stepscope.compare.record`.
+        left_out: excluded steps at the edges of recordings, see `stepscope.compare.trace_record`.
         warnings: what was skipped or repaired while reading its traces.
     """
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stepscope import guard
-from stepscope.record import constants, lines
-from stepscope.record.constants import STEPS, ConstantLook
+from stepscope.record import constant_calls, lines
+from stepscope.record.constant_calls import STEPS, ConstantLook
 
 torch = pytest.importorskip("torch")
 buffer = torch.ones(16)
@@ -21,7 +21,7 @@ buffer = torch.ones(16)
 @pytest.fixture(autouse=True)
 def users(monkeypatch: pytest.MonkeyPatch) -> None:
     """This file is the user's, and no other; whatever other tests have compiled is not the program's."""
-    monkeypatch.setattr(constants, "_compiles", lambda: False)
+    monkeypatch.setattr(constant_calls, "_compiles", lambda: False)
     monkeypatch.setattr(lines, "_is_user", defaultdict(bool, {__file__: True}))
 
 
@@ -137,7 +137,7 @@ def test_errors_of_the_program_pass() -> None:
         with pytest.raises(RuntimeError) as raised:
             torch.ones(2) + torch.ones(3)
         if sys.version_info >= (3, 11):  # see stepscope.guard.hide
-            assert not any(str(each.path).endswith("record/constants.py") for each in raised.traceback)
+            assert not any(str(each.path).endswith("record/constant_calls.py") for each in raised.traceback)
     finally:
         look.stop()
 
@@ -181,7 +181,7 @@ def test_the_look_ends_when_something_is_compiled() -> None:
 @pytest.mark.fails
 def test_what_is_compiled_is_compiled_if_the_look_cannot_end() -> None:
     def probe(entered: str) -> None:
-        if entered == "record.constants.ConstantLook.compiles":
+        if entered == "record.constant_calls.ConstantLook.compiles":
             raise RuntimeError("planted")
 
     look = ConstantLook()
@@ -196,7 +196,7 @@ def test_what_is_compiled_is_compiled_if_the_look_cannot_end() -> None:
 
 
 def test_a_look_that_no_step_ends_takes_itself_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "_MOST_NOTED", 5)
+    monkeypatch.setattr(constant_calls, "_MOST_NOTED", 5)
     overrides = sys.modules["torch.overrides"]
     original = overrides.has_torch_function
     for until_s in (float("inf"), 0.0):
@@ -230,7 +230,7 @@ def test_a_look_that_another_thread_ends_leaves_its_own_thread_soon() -> None:
 @pytest.mark.fails
 def test_a_watch_that_cannot_leave_stays_without_effect() -> None:
     def probe(entered: str) -> None:
-        if entered == "record.constants.ConstantLook.leave":
+        if entered == "record.constant_calls.ConstantLook.leave":
             raise RuntimeError("planted")
 
     look = ConstantLook()
