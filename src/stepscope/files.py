@@ -29,8 +29,7 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     Args:
         private: readable for its owner only, whatever the old permissions.
 
-    Raises:
-        OSError: it cannot be written.
+    Raises OSError if it cannot be written.
     """
     permissions = 0o600 if private else _permissions(path)
     short = os.fsdecode(os.fsencode(path.name)[:_LONGEST_BYTES])
@@ -97,8 +96,7 @@ def private_file(path: Path) -> Path:
 
     SQLite gives the files beside a database the database's mode.
 
-    Raises:
-        OSError: it cannot be made.
+    Raises OSError if it cannot be made.
     """
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600))
@@ -149,8 +147,7 @@ def read_small(path: Path, largest_mib: int, why_not: str) -> bytes:
         largest_mib: size limit in MiB.
         why_not: the reason that follows "is larger than 1 MiB" in the message.
 
-    Raises:
-        UsageError: it cannot be read, or is larger.
+    Raises UsageError if it cannot be read, or is larger.
     """
     try:
         with path.open("rb") as file:
@@ -182,8 +179,7 @@ def read_kept(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
     Args:
         only_whole: refuse a file that was changed, if it can be regenerated.
 
-    Raises:
-        UsageError: it cannot be read, is larger than 64 MiB, or does not contain a JSON object.
+    Raises UsageError if it cannot be read, is larger than 64 MiB, or does not contain a JSON object.
     """
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} cannot be read: it is not a file")

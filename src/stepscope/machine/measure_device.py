@@ -101,8 +101,7 @@ def measure_device(
         device: torch's name, such as "cuda:0"; by default the first accelerator, else the CPU.
         progress: called with the name of the next measurement.
 
-    Raises:
-        UsageError: torch cannot be imported, or the device does not exist.
+    Raises UsageError if torch cannot be imported, or the device does not exist.
     """
     bench = _Bench(_torch(), device, effort or Effort(), progress or (lambda _: None))
     with bench.full_precision():

@@ -300,9 +300,7 @@ class _Counts:
 def read_gaudi_metrics(path: str | Path) -> RunCounts:
     """Return the run's final counts from a metrics file; a killed run leaves the array open, which is accepted.
 
-    Raises:
-        UsageError: it is not a metrics file.
-        TraceError: the file is unreadable.
+    Raises UsageError if it is not a metrics file, TraceError if the file is unreadable.
     """
     counts, operators = _Counts(), _Counts()
     names: dict[str, None] = {}
@@ -430,8 +428,8 @@ def read_fallback_log(path: str | Path) -> RunCounts:
             in_table = False
     if not calls and not table:
         raise UsageError(
-            f"{path} contains no log of operators on the CPU: it has lines that begin with 'CPU fallback', which Intel "
-            "Gaudi's PyTorch prints if LOG_LEVEL_PT_FALLBACK=1 is set"
+            f"{path} contains no log of operators on the CPU, which has lines that begin with 'CPU fallback' that Intel"
+            " Gaudi's PyTorch prints if LOG_LEVEL_PT_FALLBACK=1 is set"
         )
     counts = {**calls, **table}
     found = [Fallback(name, count, types.get(name)) for name, count in counts.items()]

@@ -326,8 +326,7 @@ def measure_limits(
         run_program: runs the program, measuring energy into the folder; returns its exit code.
         say: called with a progress message.
 
-    Raises:
-        UsageError: a limit cannot be set or restored.
+    Raises UsageError if a limit cannot be set or restored.
     """
     runs: list[LimitRun] = []
     with handled(leave, *ENDING), contextlib.ExitStack() as stack:

@@ -43,10 +43,10 @@ _CHILD: Final = (
 )
 _REASONS: Final = (
     ("ALREADY_EXISTS", "another profile of the program is being recorded; only one can be at a time"),
-    ("Connection refused", "the connection broke off: the program has ended"),  # the package existed a moment ago
+    ("Connection refused", "the connection was lost: the program has ended"),  # the package existed a moment ago
     ("UNIMPLEMENTED", "it answers gRPC, but is not a profiler server"),
     ("DEADLINE_EXCEEDED", "it did not answer in time"),
-    ("Socket closed", "the connection broke off: the program has ended"),
+    ("Socket closed", "the connection was lost: the program has ended"),
     ("No trace event was collected", "it sent no profile"),
 )
 _LOG_TAIL_BYTES: Final = 65536
@@ -100,8 +100,7 @@ def capture_hosts(addresses: Sequence[str], order: ProfilerOrder, folder: Path) 
     Returns:
         One for each address, in that order, including failures.
 
-    Raises:
-        AgentError: the folder cannot be written.
+    Raises AgentError if the folder cannot be written.
     """
     children: list[_Child] = []
     try:

@@ -41,8 +41,7 @@ def write_trace(path: Path, export: Callable[[str], None], *, private: bool = Tr
     Args:
         private: readable for the owner only; otherwise the user's umask applies.
 
-    Raises:
-        UsageError: the file cannot be written.
+    Raises UsageError if the file cannot be written.
     """
     try:
         if private:

@@ -50,9 +50,7 @@ class RunFolder:
             name: None for one made of the program's name and the time.
             suggestion: replaces the program's name and the time; gets a number if it is taken.
 
-        Raises:
-            UsageError: the name is invalid or taken.
-            RunFolderError: the folder cannot be made.
+        Raises UsageError if the name is invalid or taken, RunFolderError if the folder cannot be created.
         """
         root = default_root() if root is None else Path(os.path.abspath(root))
         if name is not None:

@@ -479,7 +479,7 @@ def _moved(cache: CompileCache, entry: Entry, trash: Path, place: int) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the exclusive lock on a file, which is not removed; raises BlockingIOError if another process holds it."""
+    """Hold the exclusive lock on a file, which stays; raises BlockingIOError if another process holds it."""
     try:
         import fcntl
     except ImportError as error:

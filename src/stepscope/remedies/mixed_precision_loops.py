@@ -335,7 +335,7 @@ def _value(result: Any) -> float:
     if not isinstance(found, Tensor) or found.numel() != 1:
         shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
         raise TypeError(
-            "the function has to return a loss without dimensions, a tuple that begins with one or something that has "
+            "the function must return a loss without dimensions, a tuple that begins with one or an object that has "
             f"one as its loss, not {type(result).__name__}{shape}"
         )
     return float(found.detach())

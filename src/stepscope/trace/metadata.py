@@ -171,7 +171,7 @@ class TraceWarning:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One accelerator as described by the profiler; None where the file does not say.
+    """One accelerator as described by the profiler; None if the file does not say.
 
     Attributes:
         peak_flops_s: peak operations per second of its fastest number type with more than 8 bits.
@@ -216,7 +216,7 @@ class Metadata:
         complete_events: number of events with a start and a duration.
         origin_unix_ns: wall clock at time 0 of the trace, nanoseconds since 1970, where known.
         recorded: optional parts that the profiler was to record ("stacks", "shapes", "memory", "modules", "flops");
-            None where the file does not say.
+            None if the file does not say.
         window: the part that was read, if only a part was requested.
         program: settings of the program, if stepscope recorded it.
         evidence: counts from other files of the run, if given; never stored in the cache.

@@ -186,8 +186,7 @@ def export_csv(telemetry: Telemetry, folder: Path, *, raw: bool = False) -> list
     Args:
         raw: keep text that a spreadsheet would read as a formula, as in `csv_text`.
 
-    Raises:
-        OSError: the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = {folder / "samples.csv": telemetry.samples, folder / "missing.csv": telemetry.missing}
@@ -201,9 +200,7 @@ def export_tensorboard(telemetry: Telemetry, folder: Path) -> list[Path]:
 
     A sample without a step gets its index in its series.
 
-    Raises:
-        UsageError: the package tensorboard is not installed.
-        OSError: the folder cannot be written.
+    Raises UsageError if the package tensorboard is not installed, OSError if the folder cannot be written.
     """
     try:
         writers: Any = import_module("tensorboard.summary.writer.event_file_writer")
@@ -231,9 +228,7 @@ def export_wandb(telemetry: Telemetry, folder: Path, *, project: str = "stepscop
 
     Series with steps are plotted over `step`, others over `seconds`.
 
-    Raises:
-        UsageError: the package wandb is not installed.
-        OSError: the folder cannot be written.
+    Raises UsageError if the package wandb is not installed, OSError if the folder cannot be written.
     """
     try:
         wandb: Any = import_module("wandb")

@@ -312,9 +312,7 @@ def test_what_was_lost_while_reading_is_said(tmp_path: Path, capsys: pytest.Capt
     path.write_text(json.dumps({"traceEvents": [event] * 3})[:-60])
 
     assert main(["whatif", str(path)]) == 0
-    assert (
-        "While reading: 1 x truncated: the file ends before its list of events is complete" in capsys.readouterr().out
-    )
+    assert "While reading: 1 x truncated: " in capsys.readouterr().out
     assert main(["whatif", str(path), "--json", "-"]) == 0
     kinds = [warning["kind"] for warning in json.loads(capsys.readouterr().out)["trace"]["warnings"]]
     assert "truncated" in kinds

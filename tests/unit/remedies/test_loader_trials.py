@@ -201,7 +201,7 @@ def test_a_data_set_shorter_than_a_trial_begins_again() -> None:
 
 @pytest.mark.parametrize("arguments", [{}, {"batch_size": 8, "drop_last": True}])
 def test_a_data_set_without_a_batch(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="the data set gives no batch: it is empty, or smaller than a batch"):
+    with pytest.raises(ValueError, match="the data set yields no batch"):
         tune_loader(
             Numbers(3 if arguments else 0),
             1.0,

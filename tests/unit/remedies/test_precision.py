@@ -192,7 +192,7 @@ def test_the_loss_may_come_with_more(result: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("result", [torch.ones(3), 3.0, None, ()])
 def test_a_function_without_a_loss_is_refused(result: Any) -> None:
-    with pytest.raises(TypeError, match="the function has to return a loss without dimensions"):
+    with pytest.raises(TypeError, match="the function must return a loss without dimensions"):
         mixed_precision("bf16", device="cpu").loss(lambda: result)
 
 

@@ -39,6 +39,7 @@ class Kind(Enum):
     ALGEBRA = "model: more arithmetic than the result needs"
     MODEL_AGAIN = "loop: the model made or copied anew in each step"
     EVALUATED_TOO_OFTEN = "loop: evaluated or logged too often"
+    RESULT_AGAIN = "loop: the same result computed again in each step"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class Truth:
         kind: class of the fault.
         cause: what takes the time, in a sentence.
         change: what to do about it, in a sentence.
-        half: 1 for the programs that were there before any diagnosis was run on one, 2 for the later ones.
+        half: 1 for the programs that were there before any diagnosis was run on one, 2 for the later ones, 3 for those
+            written when the rules had been changed with the first 40 in view.
         step_function: whose calls are the program's steps; None where an optimizer's steps are.
     """
 
@@ -470,6 +472,148 @@ TRUTHS: Final = {
         "fortieth is reported.",
         "Compute it when it is reported.",
         half=2,
+    ),
+    "sessions": Truth(
+        "sessions.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "The data set's __getitem__ parses a visit's JSON, of which it needs little, each time it is asked for.",
+        "Parse the file once and keep the numbers in tensors.",
+        half=3,
+    ),
+    "retail": Truth(
+        "retail.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "Each sample compares all rows of the table with its store and days to find its 63 rows.",
+        "Sort the table by store and day once and slice it.",
+        half=3,
+    ),
+    "promoters": Truth(
+        "promoters.py",
+        Kind.STATISTIC_AGAIN,
+        "Each sample joins the lines of the whole chromosome to one string, of which it takes 400 letters.",
+        "Join the lines once, when the file is read.",
+        half=3,
+    ),
+    "pointcloud": Truth(
+        "pointcloud.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "np.random.choice without replacement shuffles all points of a scan to choose 512 of them.",
+        "Draw with Generator.choice(..., replace=False, shuffle=False), or draw indices and accept repeats.",
+        half=3,
+    ),
+    "ecg": Truth(
+        "ecg.py",
+        Kind.CONVERTED_PER_SAMPLE,
+        "The collate function makes a tensor of a list of arrays, which is converted number by number.",
+        "Stack the arrays with NumPy first, then make the tensor.",
+        half=3,
+    ),
+    "ct_slices": Truth(
+        "ct_slices.py",
+        Kind.STATISTIC_AGAIN,
+        "Each sample converts and clips the whole volume and takes one slice of the result.",
+        "Take the slice first, or window each volume once.",
+        half=3,
+    ),
+    "expressions": Truth(
+        "expressions/train.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "Each sample splits a string of 2,304 numbers and converts them one by one.",
+        "Parse the images once, when the file is read, and keep them as an array.",
+        half=3,
+    ),
+    "detector": Truth(
+        "detector/train.py",
+        Kind.PREPARED_PER_SAMPLE,
+        "Each sample matches anchors and boxes in two Python loops, with a function call for each pair.",
+        "Compute the overlap of all pairs at once with array operations, and keep the matches of each image.",
+        half=3,
+    ),
+    "playlists": Truth(
+        "playlists.py",
+        Kind.STATISTIC_AGAIN,
+        "np.random.choice with probabilities adds up the popularity of all songs again for each sample.",
+        "Add it up once and draw the songs of a batch with searchsorted, or with torch.multinomial.",
+        half=3,
+    ),
+    "mlm": Truth(
+        "mlm.py",
+        Kind.ALGEBRA,
+        "The scores of the whole vocabulary are computed for all words, though the loss needs only the masked ones'.",
+        "Select the states of the masked words before the vocabulary layer.",
+        half=3,
+    ),
+    "storyteller": Truth(
+        "storyteller.py",
+        Kind.LOOP,
+        "Text is generated for one opening at a time.",
+        "Pad the openings on the left and generate for the whole batch.",
+        half=3,
+        step_function="tell",
+    ),
+    "longdoc": Truth(
+        "longdoc/train.py",
+        Kind.CONSTANT_AGAIN,
+        "Each layer makes its attention mask, which never changes, in Python loops in each forward pass.",
+        "Make the mask of a length once and keep it.",
+        half=3,
+    ),
+    "superres": Truth(
+        "superres.py",
+        Kind.ALGEBRA,
+        "Convolutions copy all patches with unfold, nine times the image, and multiply them with the weights.",
+        "Call F.conv2d with the computed weights.",
+        half=3,
+    ),
+    "captions": Truth(
+        "captions/caption.py",
+        Kind.GRAPH_AGAIN,
+        "The encoder runs on the same images again for each word of the captions.",
+        "Encode the images once, before the loop over words.",
+        half=3,
+        step_function="handle",
+    ),
+    "cells": Truth(
+        "cells.py",
+        Kind.LOOP,
+        "The Dice loss is summed up in Python loops over images and classes, with a slice of the probabilities each.",
+        "Compute the coefficients of all images and classes with one reduction.",
+        half=3,
+    ),
+    "activity": Truth(
+        "activity.py",
+        Kind.ALGEBRA,
+        "Linear attention writes the outer product of key and value for each sample and then sums over the samples.",
+        "Sum by a matrix product: k.transpose(-2, -1) @ v.",
+        half=3,
+    ),
+    "wildlife": Truth(
+        "wildlife.py",
+        Kind.EVALUATED_TOO_OFTEN,
+        "The model runs a second time on each training batch, for the accuracy.",
+        "Take the accuracy from the output that the loss has used.",
+        half=3,
+    ),
+    "pricing": Truth(
+        "pricing.py",
+        Kind.MODEL_AGAIN,
+        "Weights and the optimizer's state are deep-copied before each step, to go back to if the loss is not finite.",
+        "Look at the loss before the weights change and skip the step; or copy now and then.",
+        half=3,
+    ),
+    "lightning_vae": Truth(
+        "lightning_vae.py",
+        Kind.EVALUATED_TOO_OFTEN,
+        "After each training batch images are rebuilt and sampled, and a picture of them is written.",
+        "Draw the picture once in many steps, or at the end of an epoch.",
+        half=3,
+    ),
+    "ppo": Truth(
+        "ppo/train.py",
+        Kind.RESULT_AGAIN,
+        "Advantages of the whole rollout, which do not change, are computed in a Python loop for each minibatch.",
+        "Compute them once for each rollout.",
+        half=3,
     ),
 }
 NAMES: Final = tuple(TRUTHS)

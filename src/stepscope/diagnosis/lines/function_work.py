@@ -241,21 +241,26 @@ class FunctionWork:
         function = self.function_at((work.file, work.first))
         if function is None:
             return True
-        return (function.file, function.line) in self._visited and (
-            work.kind != "constant" or self._is_called(function)
-        )
+        begin = (function.file, function.line)
+        return begin in self._visited and (work.kind != "constant" or begin not in self._running)
 
-    def _is_called(self, function: FunctionFacts) -> bool:
-        """Whether the steps call a function; they only run the loops of one such as main, which began before them."""
-        loops = [
-            (each.first, each.last)
-            for each in self._works()
-            if (each.file, each.function, each.kind) == (function.file, function.line, "loop")
-            and each.first < each.last
-        ]
-        places = (self._view.attribution.places[number] for number in self._costs.runs)
-        lines = [each.line for each in places if self.function_at((each.file, each.line)) == function]
-        return not lines or any(not any(first <= line <= last for first, last in loops) for line in lines)
+    @cached_property
+    def _running(self) -> set[_Line]:
+        """First lines of functions that began before the steps, such as main: the steps only come to lines in loops."""
+        loops: dict[_Line, list[tuple[int, int]]] = {}
+        for work in self._works():
+            if work.kind == "loop" and work.first < work.last:
+                loops.setdefault((work.file, work.function), []).append((work.first, work.last))
+        lines: dict[_Line, list[int]] = {}
+        for number in self._costs.runs:
+            place = self._view.attribution.places[number]
+            if function := self.function_at((place.file, place.line)):
+                lines.setdefault((function.file, function.line), []).append(place.line)
+        return {
+            begin
+            for begin, mine in lines.items()
+            if all(any(first <= line <= last for first, last in loops.get(begin, ())) for line in mine)
+        }
 
     @cached_property
     def _visited(self) -> set[_Line]:

@@ -69,9 +69,6 @@ def _function(name: str, code: str) -> _Fused:
 _GELU_TANH: Final = _function("F.gelu", 'y = torch.nn.functional.gelu(x, approximate="tanh")')
 _GELU: Final = _function("F.gelu", "y = torch.nn.functional.gelu(x)")
 _SILU: Final = _function("F.silu", "y = torch.nn.functional.silu(x)      # instead of x * torch.sigmoid(x)")
-_LAYER_NORM: Final = _function(
-    "F.layer_norm", "y = torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)   # or nn.LayerNorm"
-)
 _BATCH_NORM: Final = _function(
     "F.batch_norm", "self.norm = torch.nn.BatchNorm1d(features)   # or BatchNorm2d for images"
 )
@@ -136,16 +133,25 @@ def _normalisation(chain: Chain) -> _Fused | None:
         return None
     if "sub" not in names:
         return _RMS_NORM if "mean" in names and names & {"pow", "square", "mul"} else None
-    return _LAYER_NORM if _over_last_dimension(chain) else _BATCH_NORM
+    averaged = _averaged(chain)
+    return _layer_norm(averaged) if averaged else _BATCH_NORM
 
 
-def _over_last_dimension(chain: Chain) -> bool:
-    """Whether the subtracted averages are over the last dimension: one number for each row."""
+def _layer_norm(averaged: str) -> _Fused:
+    return _function(
+        "F.layer_norm", f"y = torch.nn.functional.layer_norm(x, {averaged}, weight, bias, eps)   # or nn.LayerNorm"
+    )
+
+
+def _averaged(chain: Chain) -> str:
+    """Code for the lengths of the last dimensions that are averaged over to subtract; empty if other dimensions are."""
     for name, moved in zip(chain.names, chain.traffic, strict=True):
-        if name == "sub" and len(moved.inputs) > 1:
-            small = min(moved.inputs, key=prod)
-            return bool(small[-1] == 1)
-    return True
+        small, large = min(moved.inputs, key=prod, default=()), moved.output
+        if name == "sub" and small and prod(small) < prod(large):
+            kept = [place for place, length in enumerate(small, len(large) - len(small)) if length == large[place]]
+            averaged = len(large) - len(kept)
+            return f"x.shape[-{averaged}:]" if averaged and kept == list(range(len(kept))) else ""
+    return "x.shape"  # minus a number: the average of all
 
 
 def _activation(chain: Chain) -> _Fused | None:

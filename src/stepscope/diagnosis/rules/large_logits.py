@@ -11,8 +11,10 @@ gradient has every row, and the optimizer reads and writes them all.
 # How it is measured
 Scores: the operators between the product that makes the scores (positions, classes) and the loss, the loss itself, and
 their backward operators. On a device, their time beyond one normalisation is counted as saved, because a loss in blocks
-keeps nothing. On a CPU, the conversions are counted as saved, and for each other tensor of that size the time to clear
-one, because fresh memory must be mapped first. If the recording shows that the loss ignores positions, their share of
+keeps nothing. On a CPU, the conversions are counted as saved, and for each other tensor of that size that takes new
+memory the time to clear one, because that memory must be mapped first. As many tensors count as the pages hold that a
+step maps while it is not recorded, where that is known: smaller tensors find the memory of earlier steps, and recording
+takes it from them. If the recording shows that the loss ignores positions, their share of
 all this, including the product, is counted. Tables: operators on tensors of the table's shape and the lookups' backward
 operators, less twice the share of rows that the batch really reads, because a sparse row takes more work.
 
@@ -32,6 +34,7 @@ Blocks of 128 positions took 37 % off a step of 512 positions and 30,000 classes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -40,6 +43,7 @@ import numpy as np
 from stepscope.analysis.conversions import casts
 from stepscope.analysis.patterns import DenseTable, LogitsLoss, dense_tables, logits_losses
 from stepscope.analysis.work import elements, shapes_of
+from stepscope.diagnosis.recording_costs import PAGE_BYTES, faults_before
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_work_of
 
@@ -110,8 +114,15 @@ def _saved_in_blocks_ns(view: View, losses: list[LogitsLoss], handling: Rows) ->
     cleared = _on_scores(view, handling, losses, ("aten::zero_",))
     fresh = int(view.trace.operators["duration_ns"].to_numpy()[cleared].sum())
     backward = view.backward_of(np.unique([loss.projection for loss in losses]))
-    tensors = 4 if len(backward) else 2  # the scores, their logarithms, and the gradients of both
-    return min(view.cost_ns(converting) + tensors * fresh, view.cost_ns(handling))
+    tensors = min(4 if len(backward) else 2, _mapped(view, losses))  # scores, their logarithms, the gradients of both
+    return min(view.cost_ns(converting) + int(tensors * fresh), view.cost_ns(handling))
+
+
+def _mapped(view: View, losses: list[LogitsLoss]) -> float:
+    """Tensors as large as the scores that a step maps new memory for while it is not recorded; infinite if unknown."""
+    faults = faults_before(view.trace.metadata, view.step_ns)
+    held = sum(loss.score_bytes for loss in losses)
+    return math.inf if faults is None or not held else faults * PAGE_BYTES * view.step_count / held
 
 
 def _conversions(view: View, handling: Rows, losses: list[LogitsLoss]) -> Rows:

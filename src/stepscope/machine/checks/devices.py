@@ -159,9 +159,7 @@ def judged(state: DeviceState) -> list[Observation]:
 def nvidia_states(process: int | None = None) -> list[DeviceState]:
     """Return the state of every NVIDIA device, through nvidia-ml-py.
 
-    Raises:
-        ImportError: nvidia-ml-py is not installed.
-        OSError: there is no working driver.
+    Raises ImportError if nvidia-ml-py is not installed, OSError if there is no working driver.
     """
     try:
         pynvml: Any = import_module("pynvml")

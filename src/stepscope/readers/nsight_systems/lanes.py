@@ -226,7 +226,7 @@ def _physical_devices(database: Database) -> dict[tuple[int, int], int]:
 
 
 def _context_devices(database: Database) -> dict[tuple[int, int], int]:
-    """(process, context) -> device number in the process, where the file has it; kernels supply the rest."""
+    """(process, context) -> device number in the process, if the file has it; kernels supply the rest."""
     names = ("processId", "contextId", "deviceId")
     rows = database.whole("TARGET_INFO_CUDA_CONTEXT_INFO", dict.fromkeys(names, pl.Int64), _MOST_NAMES).drop_nulls()
     return {(process & _PART, context): device for process, context, device in rows.iter_rows()}

@@ -211,7 +211,7 @@ class Content:
         return data
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
-        """Yield the fields of the message between two positions; raise WireError where they are not a valid message."""
+        """Yield the fields of the message between two positions; raise WireError if they are not a valid message."""
         at, base, window = start, start, b""
         while at < end:
             if at - base + _LONGEST_HEAD > len(window) and base + len(window) < end:

@@ -310,7 +310,7 @@ class LineReader:
         self._at = self._end
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the events; raise WireError where the line is damaged."""
+        """Yield the events; raise WireError if the line is damaged."""
         size = CHUNK_BYTES
         while self._at < self._end:
             raw = self._content.read(self._at, min(size, self._end - self._at))

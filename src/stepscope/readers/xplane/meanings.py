@@ -220,7 +220,7 @@ def kernel_details(text: str) -> KernelDetails:
         found.get("block"),
         _whole(found.get("regs", "")),
         sum(each or 0 for each in shared) if shared else None,
-        share if 0 < share <= 1 else None,  # 0 is written where it is not known
+        share if 0 < share <= 1 else None,  # 0 means unknown
     )
 
 
@@ -231,7 +231,7 @@ def copied_bytes(text: str) -> int | None:
     """
     found = dict(_DETAIL.findall(text))
     size = _whole(found.get("size") or found.get("num_bytes") or "")
-    return size or None  # 0 is written where it is not known
+    return size or None  # 0 means unknown
 
 
 def copied_kind(text: str) -> str | None:

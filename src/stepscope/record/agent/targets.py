@@ -46,9 +46,7 @@ def clients_for(target: str, *, find_run: FindRun, token: str | None, through_fi
         token: None for the one in the agent file.
         through_files: use request files in the run folder.
 
-    Raises:
-        UsageError: the target is not understood.
-        AgentError: no agent was found.
+    Raises UsageError if the target is not understood, AgentError if no agent was found.
     """
     if through_files:
         return _through_files(target, find_run(target))

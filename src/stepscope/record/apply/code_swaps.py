@@ -72,8 +72,7 @@ def guarded(
     Args:
         keep_lines: sets line numbers of the original source on the rewritten nodes.
 
-    Raises:
-        NotGuarded: a rewrite changes more than one statement.
+    Raises NotGuarded if a rewrite changes more than one statement.
     """
     before, after = SourceText(source), SourceText(rewritten(source, rewrites))
     olds = {before.span(place.statement)[0]: place for place in before.places()}
@@ -359,7 +358,7 @@ _DIFF: Final = "stepscope diagnose --diff shows the change"
 BATCHING_FLAGS: Final = (
     Flag(
         _BATCHED,
-        "computes a loss that a loop sums up position by position for all positions at once",
+        "computes in one batch a loss that a loop sums up position by position",
         "no loop over positions that only adds up their cross entropy was seen",
         "The page of rewrites says what is recognised. A function gets new code from its second call on; a loop that "
         "is already running, or is outside any function, gets losses that were computed together.",

@@ -214,7 +214,7 @@ def debug_environment(chosen: Mapping[str, str], variables: dict[str, str]) -> d
 
 
 def install_debugging(applying: Applying, chosen: Mapping[str, str]) -> None:
-    """Keep anomaly detection off, and make gradcheck pass at once."""
+    """Keep anomaly detection off, and make gradcheck return immediately."""
     import torch
 
     for name in filter(None, os.environ.get(_FOUND, "").split(",")):

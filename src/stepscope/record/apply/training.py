@@ -102,7 +102,7 @@ LOGGING_FLAGS: Final = (
         "reads the device's numbers that are appended to a list or added up only when they are used, not in every step",
         "no line appended a number that was read from a device to a list, or added it up",
         "Numbers that are printed or logged at once still wait. On a CPU there is nothing to wait for. The numbers "
-        "behave like floats, but are of another type, which code that checks types can tell.",
+        "behave like floats, but have another type, which only code that checks types notices.",
     ),
 )
 _MOST_UNREAD: Final = 256

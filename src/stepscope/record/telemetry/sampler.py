@@ -261,7 +261,7 @@ class ProcessTree:
         except (OSError, NotImplementedError, RuntimeError) as error:
             counters, reason = None, sentence(error)
         else:
-            reason = "this system shows no such counters"
+            reason = "this system has no such counters"
         if counters is None:
             for series in kinds:
                 self._lack(series, reason)

@@ -247,7 +247,7 @@ def _hpu_graphs(step: Callable[..., Any], extra: dict[str, Any]) -> Callable[...
         raise RuntimeError('HPU graphs need lazy mode (PT_HPU_LAZY_MODE=1); without it use mode="compile"')
     if not isinstance(step, torch.nn.Module):
         raise TypeError(
-            "HPU graphs hold the passes of a module: give capture_step the model, and call it in the step, with "
+            "HPU graphs capture the passes of a module: give capture_step the model, and call it in the step, with "
             "mark_step() behind the optimizer's"
         )
     hpu = sys.modules[_HPU]

@@ -101,8 +101,7 @@ def _built(structure: Any, tensors: Iterator[Tensor]) -> Any:
 class StaticArguments:
     """Tensors of the same shapes as a call's, at addresses that never change.
 
-    Raises:
-        NotStatic: a tensor requires a gradient, which would go to the copy.
+    Raises NotStatic if a tensor requires a gradient, which would go to the copy.
     """
 
     def __init__(self, given: Flat, device: torch.device) -> None:

@@ -79,7 +79,7 @@ class _Batches:
             batch = next(self._iterator, self)
             if batch is self:
                 raise ValueError(
-                    "the data set gives no batch: it is empty, or smaller than a batch with drop_last=True"
+                    "the data set yields no batch: it is empty, or smaller than a batch with drop_last=True"
                 ) from None
         if self._device is not None:
             moved(batch, self._device, self._pinned)
@@ -108,7 +108,7 @@ def measure_loader(
 
     Raises:
         RuntimeError: the data set fails; the cause is attached.
-        ValueError: it gives no batch, or the DataLoader refuses the arguments.
+        ValueError: it yields no batch, or the DataLoader refuses the arguments.
     """
     workers = arguments["num_workers"]
     prefetch = arguments.get("prefetch_factor")
@@ -375,7 +375,7 @@ def tune_loader(
         loader_arguments: everything else for the DataLoader: shuffle, collate_fn, multiprocessing_context, ...
 
     Raises:
-        ValueError, TypeError: an argument cannot be used, or the data set gives no batch.
+        ValueError, TypeError: an argument cannot be used, or the data set yields no batch.
         RuntimeError: the data set fails, or cannot be sent to workers; the cause is attached.
     """
     arguments = _arguments(dataset, step_ms, batch_size, budget_s, most_workers, loader_arguments)

@@ -60,11 +60,7 @@ class StatementPlace:
 
 
 class SourceText:
-    """A module's text, parsed.
-
-    Raises:
-        ValueError: it is not Python, or too long.
-    """
+    """A module's text, parsed. Raises ValueError if it is not Python, or too long."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MOST_CHARACTERS:

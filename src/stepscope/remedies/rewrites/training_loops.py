@@ -92,7 +92,7 @@ def find_copies(context: Context) -> Iterator[Rewrite]:
                 place.scope,
                 "Copies the batch while the host continues, which needs a DataLoader with pin_memory=True.",
                 [edit],
-                [f"`{context.source.of(function.value)}` comes from the host, and is not changed there right after."],
+                [f"`{context.source.of(function.value)}` comes from the host, and is not changed right afterwards."],
             )
 
 

@@ -58,6 +58,16 @@ def written(operations: str) -> Trace:
     return recording.trace()
 
 
+def normalised(average: str) -> Trace:
+    """Images less an average of this shape, divided by a deviation of it."""
+    recording, whole = Recording(unit_ns=US), "[4, 3, 64, 64]"
+    recording.step(0, 2000, 1)
+    for number, name in enumerate(("mean", "std", "sub", "div")):
+        shapes = f"[{whole}, {average}]" if number > 1 else f"[{whole}]"
+        recording.operator(200 * number, 190, f"aten::{name}", input_shapes=shapes)
+    return recording.trace()
+
+
 def with_backward() -> Trace:
     """A sigmoid and a product of 200 and 300 ns, and their backward pass of 900 ns."""
     recording = Recording()
@@ -149,6 +159,20 @@ def test_on_a_device_the_idle_time_of_one_launch_remains() -> None:
     # The host runs a third of its operators of 6 us and of the 24 us between two of them; then the device waits for it.
     assert finding.saving_ns_per_step == (15 * 6 + 10 * 24) * US * 2 // 3
     assert "@torch.compile" in finding.remedy.code
+
+
+@pytest.mark.parametrize(
+    ("average", "code"),
+    [
+        ("[4, 3, 64, 1]", "layer_norm(x, x.shape[-1:],"),
+        ("[4, 3, 1, 1]", "layer_norm(x, x.shape[-2:],"),
+        ("[]", "layer_norm(x, x.shape,"),
+        ("[1, 3, 1, 1]", "BatchNorm"),
+        ("[64]", "BatchNorm"),
+    ],
+)
+def test_a_normalisation_is_over_the_dimensions_that_were_averaged(average: str, code: str) -> None:
+    assert code in the_finding(rule, normalised(average)).remedy.code
 
 
 @pytest.mark.parametrize(

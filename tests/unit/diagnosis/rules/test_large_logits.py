@@ -11,13 +11,27 @@ from tests.unit.shaped import Shaped
 TABLE = (40_000, 32)
 
 
-def scoring(classes: int = 4000, *, wide: bool = False, ignored: float | None = None, positions: int = 64) -> Trace:
+def scoring(
+    classes: int = 4000,
+    *,
+    wide: bool = False,
+    ignored: float | None = None,
+    positions: int = 64,
+    faults: int | None = None,
+) -> Trace:
     """A linear layer of 4,000 ns and a loss of 3,000 with their gradients, in a step of 100,000 ns.
 
     Clearing a tensor as large as the scores takes the loss 1,000 ns.
+
+    Args:
+        faults: pages that a step maps before the recording.
     """
     samples = PaddingFacts(name="labels", batches=2, positions=2 * positions, ignored_share=ignored)
-    step = Shaped(facts=ProgramFacts(padding=(samples,)) if ignored is not None else None)
+    facts = ProgramFacts(
+        padding=(samples,) if ignored is not None else (),
+        process={} if faults is None else {"warm_up_ns": 100_000, "warm_up_faults": faults},
+    )
+    step = Shaped(facts=facts)
     scores = (64, classes)
     with step.inside("aten::linear", 4_000, (64, 32), (classes, 32), number=1):
         step.call("aten::mm", 3_900, (64, 32), (32, classes), number=2)
@@ -58,6 +72,7 @@ SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "few classes": lambda: scoring(1000),
+    "steps that are not recorded map no memory": lambda: scoring(faults=0),
     "a sparse gradient": lambda: looking_up(cleared=False),
     "a small table": lambda: looking_up(rows=4000, indices=40),
     "most rows are read": lambda: looking_up(indices=39_000),
@@ -81,6 +96,16 @@ def test_tensors_as_large_as_the_scores_are_saved() -> None:
     ]
     assert places_of(finding) == [("train.py", 20, "step")]
     assert ".split(128)" in finding.remedy.code
+
+
+def test_only_tensors_whose_memory_is_new_in_each_step_are_saved() -> None:
+    pages_of_scores = 4 * 64 * 4000 // 4096
+    saved = {
+        tensors: the_finding(rule, scoring(faults=tensors * pages_of_scores), share=0.02).saving_ns_per_step
+        for tensors in (3, 9)
+    }
+
+    assert saved == {3: 3_000, 9: 4_000}
 
 
 def test_conversions_go_with_them() -> None:

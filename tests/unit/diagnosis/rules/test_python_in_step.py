@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.diagnosis import diagnose
 from stepscope.diagnosis.rules.python_in_step import RULE as rule
-from stepscope.trace import Trace
+from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import FunctionFacts, ProgramFacts, WorkFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.recording import Recording
@@ -134,3 +134,33 @@ def test_the_kind_of_work_is_named_where_most_of_it_is_one() -> None:
     assert places_of(found) == [("train.py", 21, "report")]
     assert found.saving_ns_per_step == pytest.approx(0.95 * 15 * MS, rel=1e-6)
     assert (found.confidence, found.saving_from) == ("medium", "replayed")
+
+
+def calling(line: int) -> Trace:
+    """Steps of 100 ms whose function `main` comes to this line, and whose function `make` takes 30 ms.
+
+    Line 14 of `main` makes what a loop from line 16 on makes again.
+    """
+    functions = (
+        FunctionFacts(file="train.py", name="main", line=10, last=19, calls=("make",)),
+        FunctionFacts(file="train.py", name="make", line=20, last=22),
+    )
+    works = (
+        WorkFacts(file="train.py", function=10, kind="constant", name="table", first=14, last=14, calls=("make",)),
+        WorkFacts(file="train.py", function=10, kind="loop", first=16, last=19),
+    )
+    recording = Recording(Metadata(program=ProgramFacts(functions=functions, works=works)))
+    for step in range(2):
+        begin = 100 * MS * step
+        recording.step(begin, 100 * MS, step)
+        recording.line(begin, 1 * MS, "update.py(3): update")
+        recording.line(begin + 1 * MS, 69 * MS, f"train.py({line}): main")
+        recording.operator(begin, 70 * MS, "aten::mm")
+        recording.line(begin + 70 * MS, 30 * MS, "train.py(21): make")
+        recording.operator(begin + 100 * MS - 1, 1, "aten::add")
+    return recording.trace()
+
+
+def test_what_main_computes_before_its_loop_is_not_computed_in_each_step() -> None:
+    assert "table" in the_finding(rule, calling(14)).title
+    assert "table" not in the_finding(rule, calling(17)).title
