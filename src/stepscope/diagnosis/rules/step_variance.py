@@ -41,10 +41,10 @@ def check(view: View, limits: Limits) -> Answers:
     slow = view.complete_steps.sort(["duration_ns", "index"], descending=[True, False]).head(3)
     shortest, longest = summary.shortest_ns / 1e6, summary.longest_ns / 1e6
     digits = 1 if shortest >= 1 else 3
+    span = f"{shortest:,.{digits}f} ms to {longest:,.{digits}f} ms"
     cause, more_ns = _largest_excess(view, int(slow["index"][0]))
     yield Found(
-        f"steps take from {shortest:,.{digits}f} ms to {longest:,.{digits}f} ms; the typical one is {excess:.0%} shorter "
-        "than the mean",
+        f"steps take from {span}; the typical one is {excess:.0%} shorter than the mean",
         0,
         basis="no saving of its own: what made a step slow is in other findings, or was chance",
         confidence="medium" if summary.count >= 10 else "low",
