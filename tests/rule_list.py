@@ -12,7 +12,7 @@ from stepscope.diagnosis.rules import RULES
 
 LIST: Final = Path(stepscope.__file__).parent / "diagnosis" / "rules" / "__init__.py"
 _HEAD: Final = '''\
-"""Every rule, in the order in which they are asked. Written by scripts/generate_docs; a new rule goes to the end."""
+"""Every rule, in the order in which they run. Written by scripts/generate_docs; a new rule goes to the end."""
 # ruff: noqa: I001
 # fmt: off
 

@@ -208,7 +208,7 @@ def readable(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
 
 def say_passed_over(error: Exception) -> None:
     """Report that a file is ignored, and why."""
-    _log.warning("passed over: %s", error)
+    _log.warning("skipped: %s", error)
 
 
 def say_changed(path: Path) -> None:

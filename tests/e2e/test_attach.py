@@ -206,7 +206,7 @@ def test_a_script_that_starts_the_agent(start: Callable[..., Training], tmp_path
 def test_a_session(start: Callable[..., Training], tmp_path: Path) -> None:
     training = start(after=("--serve-itself",))
     pid = training.pids[0]
-    assert "no recording is under way" in run_here("session", "stop", pid).mistake()
+    assert "no recording is in progress" in run_here("session", "stop", pid).mistake()
     assert session("start", pid) == f"process {pid}: recording (c1)\n"
     assert "the capture c1 is under way" in run_here("session", "start", pid).mistake()
     trace = tmp_path / "session.json.gz"

@@ -85,9 +85,7 @@ def test_a_program_without_steps(place: Path) -> None:
     ended = bench(place, "idle.py", "idle.py")
 
     assert (ended.code, ended.out) == (2, "")
-    assert (
-        "command A, idle.py, ended without a step that can be seen: it did not import torch; put the body" in ended.err
-    )
+    assert "command A, idle.py, ended without a visible step: it did not import torch; put the body" in ended.err
     assert "`with stepscope.step():`" in ended.err
 
 

@@ -254,7 +254,7 @@ class TestDiagnose:
         for report in reports:
             assert_schema(report)
         assert [each["path"] for each in outcome.json()["unreadable"]] == [str(tmp_path / "config.json")]
-        assert outcome.err.startswith(f"stepscope: passed over: {tmp_path / 'config.json'} is not a trace: ")
+        assert outcome.err.startswith(f"stepscope: skipped: {tmp_path / 'config.json'} is not a trace: ")
 
     def test_one_broken_rank_hides_no_other(self, run: Stepscope, gpu: Path, tmp_path: Path) -> None:
         ranks = tmp_path / "ranks of alice"
@@ -497,11 +497,11 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            (["diagnos", "TRACE"], "'diagnos' is no command; did you mean diagnose?"),
+            (["diagnos", "TRACE"], "'diagnos' is not a command; did you mean diagnose?"),
             (["TRACE"], "to explain a trace: stepscope diagnose "),
             (["diagnose"], "required: PATH"),
             (["diagnose", "TRACE", "--jsn", "x"], "there is no option --jsn; did you mean --json?"),
-            (["diagnose", "TRACE", "--json", ""], "the name of the file to write is empty"),
+            (["diagnose", "TRACE", "--json", ""], "the name of the output file is empty"),
             (["diagnose", "TRACE", "--rule", "inputbound"], "did you mean input-bound?"),
             (["diagnose", "TRACE", "--set", "nonsense"], "write RULE.THRESHOLD=VALUE"),
             (["diagnose", "TRACE", "--set", "input-bound.shar=1%"], "did you mean share?"),
@@ -525,7 +525,7 @@ class TestMistakes:
             (["query", "TRACE", "select * from operator"], "did you mean operators?"),
             (["export", "TRACE"], "required: OUT"),
             (["explain", "inputbound"], "did you mean input-bound?"),
-            (["cache", "limit", "much"], "is no size"),
+            (["cache", "limit", "much"], "is not a size"),
             (["cache", "cleer"], "did you mean clear?"),
         ],
     )

@@ -143,7 +143,7 @@ class TestLightning:
         self.trainer(tmp_path, callbacks=[callback], profiler=theirs).fit(self.module(), self.loader())
 
         assert callback.traces == ()
-        assert "the trainer's PyTorchProfiler records already" in capsys.readouterr().err
+        assert "the trainer's PyTorchProfiler already records" in capsys.readouterr().err
         [found] = tmp_path.glob("*theirs*.json")
         assert len(step_numbers(stepscope.open_trace(found))) > 0
 

@@ -114,8 +114,8 @@ def test_redacted_output_has_no_folders(command: str, run: Stepscope, recorded: 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["lines", PER_TOKEN, "nix.py"], "nothing in this trace was attributed to 'nix.py'"),
-        (["lines", PER_TOKEN, "--all"], "are for one FILE"),
+        (["lines", PER_TOKEN, "nix.py"], "nothing in this trace belongs to 'nix.py'"),
+        (["lines", PER_TOKEN, "--all"], "need a FILE"),
         (["lines", PER_TOKEN, "--json", "x", "--csv", "y"], "not allowed with argument"),
         (["modules", PER_TOKEN, "--depth", "0"], "--depth: '0' is "),
         (["lines", PER_TOKEN, "--user-code", ""], "the pattern of files is empty"),

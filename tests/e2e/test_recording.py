@@ -156,7 +156,7 @@ def test_a_slow_dataset_comes_first_and_is_named(script: Path) -> None:
         line_of("    def __getitem__(self, index):"), line_of("def per_token_loss(logits, targets):")
     )
     text = run_here("diagnose", recorded(script, "slow-data")).out
-    assert re.search(r"1\. \d+% of the step the main thread spends its time on the data loader", text)
+    assert re.search(r"1\. for \d+% of the step the main thread spends its time on the data loader", text)
 
 
 def test_a_fast_dataset_is_not_to_blame(script: Path) -> None:

@@ -348,8 +348,8 @@ def test_what_is_typed_at_a_terminal_reaches_the_program_once(tmp_path: Path) ->
         (["no-such-program"], "there is no program no-such-program"),
         (["-m"], "-m needs the name of a module"),
         (["--stpes", "3", "x.py"], "there is no option --stpes; did you mean --steps?"),
-        (["--steps", "0", "x.py"], "'0' is no whole number from 1 on"),
-        (["--html", "-", "x.py"], "standard output is the program's"),
+        (["--steps", "0", "x.py"], "'0' is not a whole number from 1 on"),
+        (["--html", "-", "x.py"], "standard output belongs to the program"),
         (["--name", "a/b", "true"], "is not a run's name"),
     ],
 )

@@ -123,7 +123,7 @@ def test_an_interrupted_sweep_ends_its_programs_and_goes_on(place: Path) -> None
     while running_programs(place) and time.monotonic() < until:  # killed, and not yet gone on a busy machine
         time.sleep(0.05)
     assert running_programs(place) == []
-    assert b"interrupted; it is repeated next time" in said
+    assert b"interrupted; it will be repeated" in said
     assert states(place) == ["FAIL", "WAITING"]
     (place / "go").touch()
 
@@ -170,10 +170,10 @@ def test_values_that_a_program_hands_to_its_tracker(
     [
         (["none.yaml"], "none.yaml cannot be read: No such file or directory"),
         (["program.py"], "program.py"),
-        (["sweep.yaml", "--metric", "step_ms", "--trials", "0"], "'0' is no whole number from 1 on"),
+        (["sweep.yaml", "--metric", "step_ms", "--trials", "0"], "'0' is not a whole number from 1 on"),
         (["sweep.yaml", "more"], "'more' is one argument too many"),
         (["show"], "say which sweep to show"),
-        (["show", "nothing"], "nothing is no folder of a sweep"),
+        (["show", "nothing"], "nothing is not a sweep's folder"),
         (["show", "x", "--trials", "3"], "stepscope sweep show only reports: it takes no --trials"),
     ],
 )

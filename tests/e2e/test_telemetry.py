@@ -138,7 +138,7 @@ def test_exports_from_the_command_line(
         (["."], ". holds no telemetry"),
         ([".", "--export", "excel"], "invalid choice: 'excel'"),
         (["RUN", "--export", "csv"], "an export is written into a folder; name it with --output"),
-        (["RUN", "--export", "csv", "--output", "x", "--redact"], "--redact does not go with --export"),
+        (["RUN", "--export", "csv", "--output", "x", "--redact"], "--redact does not work with --export"),
         (["RUN", "--export", "csv", "--output", "/dev/null/x"], "/dev/null/x cannot be written"),
     ],
 )

@@ -3,11 +3,11 @@
 The place is the line that the recording kept with an operator, else the user's innermost Python frame, else the call
 stack. What runs inside a backward node belongs to the forward operator that made the node, unless user code runs inside
 the node (a hook, the backward of a custom autograd function). A node that no forward operator of the trace made, such
-as one that accumulates gradients, belongs to the line that called the backward pass, and so does what an autograd
+as one that accumulates gradients, belongs to the line that called the backward pass, as does what an autograd
 thread does outside of nodes. Work of the optimizer belongs to the line that called its step. A piece of device work
 belongs to the call that launched it, or, where the compiler recorded its source line, to that line.
 
-A module is named by the path to it: its qualified name behind the class of the outermost module ("GPT2.blocks.0") where
+A module's name is its path: its qualified name after the class of the outermost module ("GPT2.blocks.0") where
 stepscope recorded it, else by class and number as profilers count instances ("GPT2_0.Block_1.Linear_3"), in compiled
 code by its scopes (see `stepscope.analysis.module_paths`).
 
@@ -48,7 +48,7 @@ ATTRIBUTION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "file": pl.String,
     "line": pl.Int32,
     "function": pl.String,
-    "exact_line": pl.Boolean,  # whether `line` is the statement's; otherwise it is the function's definition
+    "exact_line": pl.Boolean,  # whether `line` is the statement's, not the function definition's
     "module": pl.String,
     "phase": pl.String,  # one of PHASES
 }
@@ -74,7 +74,7 @@ class Attribution:
     places: tuple[SourcePlace, ...]  # the distinct places
     modules: tuple[str, ...]  # the distinct module paths, each after its parents
     module_parents: Rows  # parent of each of `modules`, -1 if it has none
-    place: Rows  # index into `places` for each slice, -1 for none; shape (n,), as for those below
+    place: Rows  # index into `places` for each slice, -1 for none; shape (n,), like the next fields
     module: Rows  # index into `modules`, -1 for none
     phase: npt.NDArray[np.int8]  # index into PHASES
     frame: Rows  # row in `frames` of the user's innermost frame, for backward slices that of their forward; -1 for none
@@ -87,17 +87,15 @@ class Attribution:
 
     @cached_property
     def work_place(self) -> Rows:
-        """For each row of `device_work` the index of its place, -1 for none."""
         return np.where(self.own_work_place >= 0, self.own_work_place, at(self.place, self.work_slices))
 
     @cached_property
     def work_module(self) -> Rows:
-        """For each row of `device_work` the index of its module, -1 for none."""
         return np.where(self.own_work_module >= 0, self.own_work_module, at(self.module, self.work_slices))
 
     @cached_property
     def library_frames(self) -> Rows:
-        """For each slice that is a frame of a library (but torch), the first row of `frames` of its function, or -1."""
+        """For each slice that is a library's frame (except torch's), its function's first row in `frames`, or -1."""
         frames = self.trace.frames
         files = frames["file"].unique()
         telling = [file for file in files if is_third_party_file(file) and file not in self.activity.user_code]
@@ -108,7 +106,7 @@ class Attribution:
 
     @cached_property
     def library_frame(self) -> Rows:
-        """For each slice the value of `library_frames` of the innermost one around it, or itself; -1 for none."""
+        """For each slice the `library_frames` value of the innermost frame around it, or itself; -1 for none."""
         return inherit(self.library_frames, self.activity.around)
 
     @cached_property
@@ -118,7 +116,7 @@ class Attribution:
 
     @cached_property
     def work_slices(self) -> Rows:
-        """For each row of `device_work` the slice of the call that launched it, or its operator's; -1 for neither."""
+        """For each row of `device_work` the slice of the call that launched it, else of its operator, else -1."""
         work, calls = self.trace.device_work, self.trace.launches
         launch = row_numbers(work["launch"])
         result = at(self.activity.slices_of("launches"), launch)
@@ -131,7 +129,6 @@ class Attribution:
 
     @cached_property
     def work_phase(self) -> npt.NDArray[np.int8]:
-        """For each row of `device_work` the index of its phase."""
         phase = np.where(self.own_work_phase >= 0, self.own_work_phase, self._phase_of(self.work_slices))
         copied = (self.trace.device_work["kind"] == "copy_in").fill_null(False).to_numpy()
         outside = self.work_module < 0
@@ -142,12 +139,10 @@ class Attribution:
         return np.where(slices >= 0, at(self.phase, slices), OTHER).astype(np.int8)
 
     def operators(self) -> pl.DataFrame:
-        """Place, module and phase of each row of `operators`, in order; columns as in ATTRIBUTION_SCHEMA."""
         slices = self.operator_slices
         return self._frame(at(self.place, slices), at(self.module, slices), self._phase_of(slices))
 
     def device_work(self) -> pl.DataFrame:
-        """Place, module and phase of each row of `device_work`, in order; columns as in ATTRIBUTION_SCHEMA."""
         return self._frame(self.work_place, self.work_module, self.work_phase)
 
     def _frame(self, place_of: Rows, module_of: Rows, phase: npt.NDArray[np.int8]) -> pl.DataFrame:
@@ -174,8 +169,8 @@ def attribute(
     place, frame_slice, stack_slice = _places(activity, redirected, line, frame, stack)
     modules, own_module, module_parents, own_work_module = own_modules(trace, activity)
     phase = phases(trace, activity, sources, own_module)
-    place = _or_of_the_line(trace, activity, place, line_place)
-    place = _or_of_the_main_thread(trace, activity, place)
+    place = _fill_from_lines(trace, activity, place, line_place)
+    place = _fill_from_main_thread(trace, activity, place)
     frame_row = at(activity.row, frame_slice)
     return Attribution(
         trace=trace,
@@ -293,8 +288,8 @@ def _places(activity: HostActivity, redirected: Rows, line: Rows, frame: Rows, s
     return place, frame_slice, stack_slice
 
 
-def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_place: Rows) -> Rows:
-    """Fill places of slices that have none with the line of their thread when they began.
+def _fill_from_lines(trace: Trace, activity: HostActivity, place: Rows, line_place: Rows) -> Rows:
+    """Fill missing places of slices with their thread's line when they began.
 
     Steps span many lines and get no place.
     """
@@ -306,8 +301,8 @@ def _or_of_the_line(trace: Trace, activity: HostActivity, place: Rows, line_plac
     return result
 
 
-def _or_of_the_main_thread(trace: Trace, activity: HostActivity, place: Rows) -> Rows:
-    """Fill places of autograd threads' slices that have none with the main thread's, which called them."""
+def _fill_from_main_thread(trace: Trace, activity: HostActivity, place: Rows) -> Rows:
+    """Fill missing places of autograd threads' slices with that of the main thread, which called them."""
     processes = dict(trace.lanes.select("lane", "process").iter_rows())
     result: Rows = place.copy()
     for lane in engine_lanes(trace, activity):

@@ -3,9 +3,9 @@
     time(b)   = s * b + c        throughput(b) = b / time(b), which approaches 1 / s
     memory(b) = m * b + k        largest batch = (capacity * (1 - kept free) - k) / m
 
-Fitted by least squares, with the standard errors of slope and constant where three sizes or more were measured. The
-formulas are those of DeepView's batch size model (Yu et al., "Skyline", UIST 2020). As there, a line without a positive
-slope is refused, and so is a time line whose throughput limit a measurement exceeds.
+Fitted by least squares, with standard errors of slope and constant if three or more sizes were measured. The formulas
+are those of DeepView's batch size model (Yu et al., "Skyline", UIST 2020), which likewise refuses lines without a
+positive slope, and time lines whose throughput limit a measurement exceeds.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ TOLD_APART: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Measurements at one batch size."""
-
     batch_size: int
     step_ns: float  # median complete step
     steps: int  # number of complete steps
@@ -41,7 +39,6 @@ class Measurement:
 
     @property
     def throughput(self) -> float:
-        """Samples per second."""
         return self.batch_size / self.step_ns * 1e9
 
 
@@ -56,7 +53,6 @@ class Line:
     r_squared: float  # share of the values' variance that the line explains
 
     def at(self, batch_size: float) -> float:
-        """The value at a batch size."""
         return self.slope * batch_size + self.constant
 
 
@@ -73,7 +69,7 @@ class BatchModel:
 
     @property
     def throughput_limit(self) -> float | None:
-        """Samples per second that no batch size reaches."""
+        """Samples per second that no batch size can reach."""
         return None if self.time is None else 1e9 / self.time.slope
 
     @property
@@ -86,7 +82,6 @@ class BatchModel:
         )
 
     def throughput(self, batch_size: float) -> float | None:
-        """Samples per second at a batch size, from the line."""
         return None if self.time is None else batch_size / self.time.at(batch_size) * 1e9
 
     def batch_for(self, throughput: float) -> float | None:
@@ -139,24 +134,24 @@ def batch_model(
     rows = sorted(measurements, key=lambda each: each.batch_size)
     sizes = [each.batch_size for each in rows]
     if len(set(sizes)) < 2:
-        raise UsageError("it takes two different batch sizes or more to tell how a step grows with the batch")
+        raise UsageError("at least two different batch sizes are needed to tell how a step grows with the batch")
     problems: list[str] = []
     time = _time_line(rows, problems)
     memory = _memory_line(rows, problems)
     known = [each.capacity_bytes for each in rows if each.capacity_bytes]
     capacity = capacity_bytes if capacity_bytes is not None else min(known, default=None)
     if memory is not None and capacity is None:
-        problems.append("the size of the memory is not known: --memory-limit says it")
+        problems.append("the size of the memory is unknown: give it with --memory-limit")
     return BatchModel(tuple(rows), time, memory, capacity, kept_free, tuple(problems))
 
 
 def _time_line(rows: Sequence[Measurement], problems: list[str]) -> Line | None:
     line = fitted([each.batch_size for each in rows], [each.step_ns for each in rows])
     if line.slope <= 0:
-        problems.append("a step takes no longer with a larger batch: the sizes are too small to tell where that ends")
+        problems.append("a step takes no longer with a larger batch: the sizes are too small to show where that ends")
         return None
     if line.slope_error is not None and line.slope < TOLD_APART * line.slope_error:
-        problems.append("the times vary so much that it cannot be told how they grow: record more steps (--steps 20)")
+        problems.append("the times vary too much to show how they grow: record more steps (--steps 20)")
         return None
     best = max(each.throughput for each in rows)
     if best > 1e9 / line.slope:
@@ -174,11 +169,11 @@ def _memory_line(rows: Sequence[Measurement], problems: list[str]) -> Line | Non
         problems.append("memory was not recorded for two sizes")
         return None
     if len({each.device for each in known}) > 1:
-        problems.append("memory was recorded of different devices")
+        problems.append("memory was recorded on different devices")
         return None
     line = fitted([each.batch_size for each in known], [float(each.memory_bytes or 0) for each in known])
     if line.slope <= 0:
-        problems.append("memory does not grow with the batch: the sizes are too small to tell how much fits")
+        problems.append("memory does not grow with the batch: the sizes are too small to show how much fits")
         return None
     return line
 

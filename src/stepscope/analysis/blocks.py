@@ -105,7 +105,7 @@ CATEGORIES: Final[dict[str, str]] = {
     "activation": "results of the forward pass that are kept, most of them for the backward pass",
     "input": "batches, and tensors made without others",
     "temporary": "freed by the operator, backward pass or optimizer step that made it",
-    "before": "allocated before the recording began: parameters, optimizer state and whatever else there was",
+    "before": "allocated before the recording began: parameters, optimizer state and anything else",
     "unknown": "of unknown purpose",
 }
 """Category -> its meaning, in the order of reports, from the bottom of a picture to its top."""
@@ -200,8 +200,8 @@ class _Phases:
     def backward_pass_end(self, start: Rows) -> Rows:
         """End of the backward pass in which each block was allocated; shape (n,), meaningless for other blocks.
 
-        A pass lasts until an operator outside of the backward pass begins on the training thread, or such an allocation
-        where only stacks are known.
+        A pass lasts until an operator outside it begins on the training thread, or an allocation if only stacks are
+        known.
         """
         if self.by_stacks:
             others = np.sort(start[(self._stacks != "gradient") & (start >= 0)])
@@ -317,7 +317,7 @@ def user_place(call_stack: str) -> tuple[str | None, int | None, str | None]:
 OUT_OF_MEMORY: Final = "out of memory"
 """Name of launches and annotations that record a failed allocation."""
 DEVICE_FREE: Final = "device free"
-"""Name of the counter of bytes that the driver had left then."""
+"""Name of the counter of bytes that the driver then had left."""
 
 OUT_OF_MEMORY_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,

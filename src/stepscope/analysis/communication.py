@@ -108,9 +108,9 @@ def _of_device(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 
 def called_kinds(trace: Trace, launches: pl.Series) -> list[str | None]:
-    """For each row of `launches`, the kind of collective that the program called there; None where that is unknown.
+    """For each row of `launches`, the kind of collective that the program called there; None if unknown.
 
-    A backend's kernels tell less: NCCL exchanges all to all, and gathers, by kernels that send and receive.
+    Kernel names tell less: NCCL's all-to-all and gather run kernels that send and receive.
     """
     rows = launches.cast(pl.Int64).fill_null(-1).to_numpy()
     by_operator, by_mark = _kinds_by_operator(trace), _kinds_by_mark(trace)
@@ -118,7 +118,7 @@ def called_kinds(trace: Trace, launches: pl.Series) -> list[str | None]:
 
 
 def _kinds_by_operator(trace: Trace) -> dict[int, str]:
-    """The kind that the nearest c10d operator around a launch names, by the launch's row."""
+    """By a launch's row, the kind that the nearest c10d operator around it names."""
     operators = trace.operators
     names = operators["name"]
     kinds = {name: kind for name in names.unique() if name.startswith("c10d::") and (kind := kind_of(name)) != "other"}
@@ -133,7 +133,7 @@ def _kinds_by_operator(trace: Trace) -> dict[int, str]:
 
 
 def _kinds_by_mark(trace: Trace) -> dict[int, str]:
-    """The kind that the backend's mark around a launch names (nccl:all_to_all), by the launch's row."""
+    """By a launch's row, the kind that the backend's mark around it names (nccl:all_to_all)."""
     marks = trace.annotations.filter(pl.col("name").str.contains(_MARK) & (pl.col("kind") == "host"))
     marks = marks.select("lane", "name", mark_ns="start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
     calls = trace.launches.with_row_index("launch").select("launch", "lane", "start_ns").sort("start_ns")
@@ -215,7 +215,7 @@ MATCHED_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "kind": pl.String,
     "bytes": pl.Int64,
     "last": pl.Int64,  # index of the rank that arrived last, in the given order of ranks
-    "late_ns": pl.Int64,  # its delay after the last but one
+    "late_ns": pl.Int64,  # its delay after the second to last
     "waiting_ns": pl.Int64,  # wait of the rank that arrived first
     "waits_ns": pl.List(pl.Int64),  # wait of each rank
     "transfer_ns": pl.Int64,  # from the last arrival to the end

@@ -21,13 +21,11 @@ FLOATS: Final = {"double": "float64", "float": "float32", "c10::Half": "float16"
 _WRAPPERS: Final = ("aten::to", "aten::_to_copy", "aten::type_as", "aten::_autocast_to_reduced_precision",
                     "aten::_autocast_to_full_precision")  # fmt: skip
 _SMALLEST: Final = 256
-"""Tensors with fewer numbers are settings, not data."""
+"""Tensors with fewer elements are settings, not data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A number type conversion."""
-
     row: int  # row in `operators` of the outermost operator that only converts
     lane: int
     start_ns: int
@@ -60,7 +58,7 @@ def casts(trace: Trace, rows: Rows) -> list[Cast]:
 
 
 def there_and_back(found: list[Cast]) -> list[Cast]:
-    """Conversions in a forward pass that a later one on the same shape undoes, together with the latter.
+    """Conversions in a forward pass that a later one on the same shape undoes, and the later ones.
 
     Each conversion is paired with the next reverse conversion of the same shape on the same thread.
     """
@@ -108,7 +106,7 @@ _MOVED: Final = frozenset({*_COPIES, "aten::copy_"})
 _HEAVY: Final = r"(?i)mm|conv|linear|matmul|norm|AccumulateGrad"
 _LAYOUTS_SMALLEST: Final = 1024
 _NEAR: Final = 12
-"""Most operators between a permutation and its copy, and most backward nodes to look at after it."""
+"""Most operators between a permutation and its copy, and most backward nodes to search after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:
 
 
 def to_and_fro(found: list[LayoutCopy]) -> list[LayoutCopy]:
-    """Copies that a later one undoes, together with the latter.
+    """Copies that a later one undoes, and the later ones.
 
     The later tensor has the layout of the earlier copy, in all but the last dimension, and returns to the original
     order.

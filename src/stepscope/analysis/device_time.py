@@ -242,7 +242,6 @@ def host_use(pieces: pl.DataFrame) -> HostUse | None:
 
 
 def device_uses(trace: Trace, *, window: Windows = None, activity: HostActivity | None = None) -> tuple[DeviceUse, ...]:
-    """Use of every device in the trace, by device name."""
     names = trace.working_devices
     if not names:
         return ()

@@ -29,7 +29,7 @@ from stepscope.trace.window import Times
 NAME_LENGTH: Final = 200
 """Longest frame name, in characters."""
 DEEPEST: Final = 200
-"""Deepest stack that is kept; real ones are shallower, but a damaged trace could nest without end."""
+"""Deepest stack that is kept; real ones are shallower, but a damaged trace could nest endlessly."""
 MAXIMUM_FRAMES: Final = 3000
 """Most frames to draw in a flame graph."""
 _NOWHERE: Final = "(no line of yours)"
@@ -46,8 +46,6 @@ class FlameStack:
 
 @dataclass(frozen=True, slots=True)
 class FlameFrame:
-    """A frame of a flame graph."""
-
     name: str
     parent: int  # index of the frame below it, -1 for those at the bottom
     ns: int  # including everything above it
@@ -226,7 +224,7 @@ def _written(call_stack: str, user_code: UserCode) -> tuple[str, ...]:
 
 
 def _operators_of(attribution: Attribution, slices: Rows) -> Rows:
-    """Operator that each slice is or lies in, -1 for none."""
+    """Operator that each slice is or belongs to, -1 for none."""
     activity, trace = attribution.activity, attribution.trace
     table = at(activity.table, slices)
     row = at(activity.row, slices)

@@ -35,7 +35,7 @@ CAUSES: Final[dict[str, str]] = {
     "optimizer": "the host was preparing the optimizer's work",
     "python": "the host was running Python code between operators",
     "dispatch": "the host was inside operators, too slow to launch work (launch-bound)",
-    "once": "the host did what a process does once, such as first launches and initialisation",
+    "once": "the host did one-off work, such as first launches and initialisation",
     "profiler_overhead": "the profiler itself was working",
     "dependency": "launched work waited for another queue",
     "launch_latency": "launched work had not yet reached the device",
@@ -77,7 +77,6 @@ class HostActivity:
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        """Time line of each lane that has slices."""
         result = {}
         for lane in np.unique(self.lane).tolist():
             mine = np.flatnonzero(self.lane == lane)
@@ -338,9 +337,9 @@ def without_closures(
     own: npt.NDArray[np.signedinteger[Any]],
     optimizer: int,
 ) -> None:
-    """Take this number from optimizer slices that run the backward pass, and give it to what follows the pass in them.
+    """Take this number from optimizer slices that run the backward pass; what follows the pass inside them gets it.
 
-    An optimizer's step may be handed a closure that computes the loss and its gradients, as Lightning does.
+    An optimizer's step may call a closure that computes the loss and its gradients, as with Lightning.
 
     Args:
         slices: lane, start, end and nearest enclosing slice of each slice.
@@ -356,7 +355,7 @@ def without_closures(
     finish = begin + nodes["duration_ns"].to_numpy()
     for number in np.unique(lane[steps]).tolist():
         mine, its = steps[lane[steps] == number], node_lane == number
-        if not its.any():  # the engine has threads of its own
+        if not its.any():  # the engine has its own threads
             its = np.ones(len(its), np.bool_)
         first, after = (np.searchsorted(begin[its], times[mine]) for times in (start, end))
         runs = after > first
@@ -457,9 +456,9 @@ def main_lane(trace: Trace, activity: HostActivity) -> int | None:
 def host_window(trace: Trace, activity: HostActivity) -> Window:
     """Window from the main thread's first slice to its last one's end, within what was read; empty without a thread.
 
-    It never goes beyond the end of PyTorch's profiler: an annotation that was open then, such as the optimizer's step
-    whose end stops the profiler, ends only when the trace is written. Nor does it contain the profiler's own start, and
-    what came before that: where the profiler works before the thread's first operator or launch, it begins afterwards.
+    It never extends past the end of PyTorch's profiler: an annotation open at that time, such as the optimizer's step
+    whose end stops the profiler, ends only when the trace is written. It begins after the profiler's own start, if the
+    profiler works before the thread's first operator or launch.
     """
     lane = main_lane(trace, activity)
     if lane is None:

@@ -1,6 +1,6 @@
 """Idle time of devices: every nanosecond with its cause and trigger.
 
-A device is idle while none of its queues works. For each idle interval the work that follows it is found, and the host
+A device is idle while none of its queues works. Each idle interval is traced to the work that follows it and the host
 call that launched that work. Time before that call, and inside it if it lasts long, is the host's: it is cut where the
 launching thread's innermost slice changes, and each piece takes that slice's cause. Time after the call is the
 device's; time after the last work is the main thread's. Over any window, busy time and the causes add up to the window
@@ -45,9 +45,9 @@ IDLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 
 UNEXPLAINED_WAIT_NS: Final = 1_500_000
-"""Launched work that starts later than this was delayed by something outside of the trace.
+"""Launched work that starts later than this was delayed by something outside the trace.
 
-The limit is HolisticTraceAnalysis's for a kernel-to-kernel delay that hints at an unrecognised dependency.
+HolisticTraceAnalysis uses the same limit for kernel-to-kernel delays that hint at an unrecognised dependency.
 """
 
 
@@ -151,7 +151,7 @@ def _gaps(trace: Trace, device: str, window: Window) -> pl.DataFrame:
 
 
 def _with_end(gaps: pl.DataFrame, trace: Trace, activity: HostActivity) -> pl.DataFrame:
-    """Let the gap after the last work be the host's: of the main thread, which launched nothing more."""
+    """Charge the gap after the last work to the host: its main thread launched nothing more."""
     lane = main_lane(trace, activity)
     if lane is None or trace.launches.is_empty():
         return gaps
@@ -230,7 +230,7 @@ def _host_pieces(trace: Trace, gaps: pl.DataFrame, activity: HostActivity) -> pl
 
 
 def _host_until() -> pl.Expr:
-    """When the host has done its part for the next work: at its launch, or when a launch that takes long returns."""
+    """When the host has done its part for the next work: at its launch, or when a slow launch returns."""
     is_long = pl.col("launch_end") - pl.col("launch_start") > UNEXPLAINED_WAIT_NS
     return pl.when(is_long).then("launch_end").otherwise("launch_start")
 

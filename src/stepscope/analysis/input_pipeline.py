@@ -143,7 +143,7 @@ def _stages_of_frames(names: list[str], parent: Rows) -> Rows:
     """Stage of each frame as an index into _STAGES; shape (n,)."""
     result = np.zeros(len(names), np.int64)
     item, transform, collate, pin, start = (_STAGES.index(name) for name in _STAGES[1:])
-    is_entry = np.zeros(len(names), np.bool_)  # a frame that leads to the items, but is not an item itself
+    is_entry = np.zeros(len(names), np.bool_)  # leads to the items, but is not an item itself
     for row in np.concatenate(by_level(depths(parent))).tolist() if names else []:
         above = int(parent[row])
         around = int(result[above]) if above >= 0 else 0
@@ -232,7 +232,7 @@ class Load:
         processor = max(self.batch_processor_ns - cheaper_ns, 0.0)
         if workers == 0:
             return self.compute_ns + batch
-        if self.processors is not None and self.processors < 1:  # other programs leave less than one: they take turns
+        if self.processors is not None and self.processors < 1:  # less than one is left: they take turns
             return self.ahead_ns + batch
         processors = self.processors or math.inf
         used = self.busy_ns + self.received_ns + processor
@@ -240,9 +240,9 @@ class Load:
         return max(self.ahead_ns, rate, used / processors, self.ahead_ns + self._held_up_ns(processor))
 
     def _held_up_ns(self, loading_ns: float) -> float:
-        """Time by which workers delay the parallel part of the computation, each of whose threads all others wait for.
+        """Time by which workers delay the parallel part of the computation, where every thread waits for the slowest.
 
-        They delay it by what exceeds the processor time that the computation leaves, and at most double it.
+        The delay is what exceeds the processor time that the computation leaves, and at most doubles it.
         """
         if self.processors is None or self.processors <= 1:
             return 0.0

@@ -111,7 +111,7 @@ _WEIGHT: Final = {
 """Index of the input that is nearly always a parameter."""
 _COLLECTING: Final = ("cat", "stack")
 _NEAR: Final = 4
-"""Operators after a loop among which its results are collected."""
+"""Number of operators after a loop within which its results must be collected."""
 _MOST: Final = 0.5
 _ACCUMULATING: Final = r"AccumulateGrad$"
 

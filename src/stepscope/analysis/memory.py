@@ -52,7 +52,7 @@ class DeviceMemory:
     blocks: pl.DataFrame
     steps: pl.DataFrame  # the complete steps, as from `step_table`
     program: ProgramFacts  # recorded facts about the model
-    # whether levels include all memory in use; otherwise memory from before the recording is missing
+    # whether levels include all memory in use, also that from before the recording
     is_total: bool
 
     @cached_property
@@ -338,8 +338,6 @@ def _accumulated(left: pl.DataFrame, steps: int) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class MemorySummary:
-    """Memory figures of one device."""
-
     memory: DeviceMemory
     name: str | None  # the device's name, if known
     peak_step: int | None  # number of the step with the peak; None outside of complete steps
@@ -354,7 +352,6 @@ class MemorySummary:
 
 
 def memory_summary(trace: Trace, memory: DeviceMemory) -> MemorySummary:
-    """Summarise one device's memory."""
     steps = memory.steps
     end = pl.col("start_ns") + pl.col("duration_ns")
     around = steps.filter((pl.col("start_ns") <= memory.peak_ns) & (end > memory.peak_ns))

@@ -75,7 +75,7 @@ def _parts(scope: str) -> list[str]:
 
 
 def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], Rows, Rows, Rows]:
-    """Module paths, the index of each slice that is a module call or has a recorded module, and the paths' parents.
+    """Module paths, each slice's path if it is a module call or has a recorded module, and the paths' parents.
 
     The last array has the path from each `device_work` row's own scope.
     """
@@ -125,8 +125,8 @@ def _add_module_frames(
 ) -> None:
     """Number the paths of module calls among the Python frames, outer calls before inner ones.
 
-    Paths deeper or longer than any real network's count for the enclosing module: frames come from a file, and paths of
-    ten thousand nested calls would fill the memory.
+    Paths deeper or longer than any real network's count for the enclosing module: frames come from a file, and ten
+    thousand nested calls would fill the memory.
     """
     words = list(paths.words)
     rows = trace.frames["module"]
@@ -179,7 +179,7 @@ def node_source(trace: Trace) -> Rows:
     nodes = numbered.filter(is_node).select("row", "start_ns", "sequence_number", "process")
     forward = numbered.filter(~is_node & (pl.col("forward_thread").fill_null(0) == 0))
     if nodes.height and forward.height:
-        # Of nested operators with one number the innermost, which comes last, made the node.
+        # Among nested operators with the same number, the innermost (the last one) made the node.
         joined = nodes.sort("start_ns").join_asof(
             forward.select("start_ns", "sequence_number", "process", source="row").sort("start_ns"),
             on="start_ns",

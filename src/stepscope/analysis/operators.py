@@ -132,7 +132,6 @@ def operator_table(
 
 
 def check_groupings(things: str, group_by: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UsageError for unknown groupings."""
     unknown = [name for name in group_by if name not in known]
     if unknown or not group_by:
         raise UsageError(f"{things} can be grouped by {', '.join(known)}, not by {', '.join(unknown) or 'nothing'}")
@@ -269,7 +268,7 @@ def _with_launch(trace: Trace) -> pl.DataFrame:
 
 
 def launch_table(trace: Trace) -> pl.DataFrame:
-    """Launch statistics of each device, one row per device; columns as in LAUNCH_SCHEMA."""
+    """Launch statistics, one row per device; columns as in LAUNCH_SCHEMA."""
     rows = []
     for (device,), mine in _with_launch(trace).group_by("device", maintain_order=True):
         launched = mine.filter(pl.col("launch").is_not_null())

@@ -35,7 +35,7 @@ _WRAPPERS: Final = frozenset({"aten::matmul", "aten::einsum", "aten::__matmul__"
 _MASKS: Final = frozenset({"aten::masked_fill", "aten::masked_fill_", "aten::where", "aten::add", "aten::add_"})
 _DROPOUT: Final = frozenset({"aten::dropout", "aten::dropout_", "aten::native_dropout", "aten::bernoulli_"})
 _NEAREST: Final = 4
-"""Matrix products before and after a softmax to examine."""
+"""Number of matrix products to examine before and after a softmax."""
 _FEWEST_KEYS: Final = 16
 """Least number of keys for attention; scores over fewer are those of a gate or a classifier."""
 _MATH: Final = "aten::_scaled_dot_product_attention_math"
@@ -176,7 +176,7 @@ _PROJECTIONS: Final = ("aten::linear", "aten::matmul", "aten::mm", "aten::addmm"
 _TABLES: Final = ("aten::embedding", "aten::embedding_bag")
 _VIEWS: Final = ("aten::index_select", "aten::select", "aten::as_strided")
 _FARTHEST: Final = 200
-"""Operators before a loss to search for the projection that made its scores."""
+"""Number of operators before a loss to search for the projection that made its scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _loss(
               and _made(shapes_of(shapes[number])) == (size // classes, classes)]  # fmt: skip
     if not makers:
         return None
-    # Of nested products the outermost comes first; of several, the last one before the loss made the scores.
+    # Nested products come outermost first; the last product before the loss made the scores.
     after = max(makers)
     outer = [number for number in makers if after - number < 16]
     mine = [number for number in range(outer[0] + 1, min(place + _FARTHEST, len(names)))

@@ -48,8 +48,6 @@ class PictureLane:
 
 @dataclass(frozen=True, slots=True)
 class PictureSlice:
-    """A slice to draw."""
-
     lane: int  # index of its lane
     depth: int  # number of enclosing slices on its lane
     start_ns: int  # from the start of the window
@@ -294,7 +292,7 @@ def _path(path: pl.DataFrame | None, window: Window, room: int) -> tuple[tuple[P
         .sort("start_ns")
     )  # fmt: skip
     merged = _runs(inside, ("kind", "cause", "name"))
-    if merged.height > room:  # better without names than with gaps
+    if merged.height > room:  # drop names rather than pieces
         merged = _runs(merged, ("kind", "cause"))
     kept, shown = _longest(merged, room)
     first, length = pl.col("start_ns") - window.start_ns, pl.col("end_ns") - pl.col("start_ns")

@@ -1,4 +1,4 @@
-"""Cost of the user's lines and modules, forward and backward, and library functions in which their host time goes."""
+"""Cost of the user's lines and modules, forward and backward, and the library functions where their host time goes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ class PlaceCosts:
 
     @property
     def total_ns(self) -> int:
-        """All device time, or operators' self time if the trace has no device."""
         return int(self.records["ns"].sum())
 
     @property
@@ -185,7 +184,7 @@ LINE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "file": pl.String,  # null in the single row for costs outside of the user's code
     "line": pl.Int32,
     "function": pl.String,
-    "exact_line": pl.Boolean,  # whether `line` is the statement's; otherwise it is the function's definition
+    "exact_line": pl.Boolean,  # whether `line` is the statement's, not the function definition's
     **COST_COLUMNS,
     "share": pl.Float64,  # share of all time, 0 to 1
 }
@@ -304,7 +303,7 @@ def _calls(trace: Trace, costs: PlaceCosts) -> dict[int, int]:
 def _rows(node: _Node, around: str, depth: int, deepest: int | None) -> Iterator[dict[str, Any]]:
     while len(node.inside) == 1 and node.self_ns == 0 and node.costs["total_ns"] == node.inside[0].costs["total_ns"]:
         if node.costs != {**node.inside[0].costs, "calls": node.costs["calls"]}:
-            break  # it has another cost, such as idle time
+            break  # has another cost, such as idle time
         node = node.inside[0]
     name = node.path[len(around) :].removeprefix(".")
     more = {"module": node.path, "name": name, "depth": depth, "calls": node.calls, "self_ns": node.self_ns}
@@ -323,12 +322,12 @@ _LONGEST_PATH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the user's code and its cost; where none of the frames is the user's, one in a library."""
+    """A place in the user's code and its cost; or in a library, if none of the frames is the user's."""
 
     file: str
     line: int
     function: str
-    exact_line: bool  # whether `line` is the statement's; otherwise it is the function's definition
+    exact_line: bool  # whether `line` is the statement's, not the function definition's
     ns: int  # cost of this place
     call_path: tuple[str, ...]  # the user's frames that lead there, outermost first, as "file:line function"
     inside: tuple[str, ...] = ()  # the libraries' functions below it that each contain at least half of its cost
@@ -448,7 +447,7 @@ def merged(found: list[Place]) -> list[Place]:
 
 
 _MOST_SLICES: Final = 10_000
-"""Costliest slices that are followed to their frames; what they leave out counts as time of no function."""
+"""Number of slices, costliest first, to follow to their frames; the rest counts as time of no function."""
 
 
 def library_functions(attribution: Attribution, slices: Rows, ns: Rows) -> tuple[str, ...]:

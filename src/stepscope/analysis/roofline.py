@@ -80,7 +80,7 @@ def device_peaks(trace: Trace, device: str) -> DevicePeaks | None:
 
 
 def _recorded_peaks(device: Device) -> DevicePeaks | None:
-    """Peaks recorded in the trace; XLA does so for TPUs, in bf16."""
+    """Peaks recorded in the trace, as by XLA for TPUs, in bf16."""
     if device.peak_flops_s is None or device.bandwidth_bytes_s is None:
         return None
     return DevicePeaks(

@@ -17,16 +17,16 @@ from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 
 _LAUNCHES_RECORDED: Final = 0.9
-"""Share of a queue's work with a known launch above which work before all of it was launched before the recording."""
+"""If more of a queue's work has a known launch, work before all of it was launched before the recording."""
 
 
 class StepView:
     """One trace's device, thread, steps and span, each computed once, for diagnosis and for replays.
 
-    The steps are measured on the host's clock, from the first one's start to the last one's end. Device work that was
-    launched before them is a backlog: it is not part of the steps, nor is a wait for it at their begin. Where the
-    device takes longer for the steps' own work than the host for the steps, the device sets the pace: the steps then
-    last from the begin of that work to its end.
+    The steps are measured on the host's clock, from the first one's start to the last one's end. Device work launched
+    before them is a backlog: neither it nor an initial wait for it belongs to the steps. If the device takes longer for
+    the steps' own work than the host for the steps, the device sets the pace: the steps then last from the start of
+    that work to its end.
 
     Args:
         user_code: which files are the user's, besides those outside of libraries.
@@ -40,7 +40,6 @@ class StepView:
 
     @cached_property
     def activity(self) -> HostActivity:
-        """Activity of the host threads."""
         return host_activity(self.trace, self.user_code, self.steps)
 
     @cached_property
@@ -50,12 +49,11 @@ class StepView:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """Steps of the trace, as from `step_table`."""
         return step_table(self.trace)
 
     @cached_property
     def complete_steps(self) -> pl.DataFrame:
-        """Steps entirely inside the recording, without those that are set apart; see `typical_run`."""
+        """Steps entirely inside the recording, without outliers; see `typical_run`."""
         return typical_run(self.steps.filter(pl.col("complete")))
 
     @property
@@ -65,7 +63,6 @@ class StepView:
 
     @cached_property
     def device_time(self) -> pl.DataFrame:
-        """Time of each device, as from `stepscope.analysis.device_time.device_time`."""
         return device_time(self.trace)
 
     @cached_property
@@ -102,7 +99,7 @@ class StepView:
         return window if window.duration_ns else Window(0, 1)
 
     def _without_waiting(self, steps: Window) -> Window:
-        """The steps without a wait for the backlog at their begin, such as the one when a profiler starts."""
+        """The steps without an initial wait for the backlog, such as the one when a profiler starts."""
         if self.device is None:
             return steps
         split = self._split(self.device, steps)
@@ -123,7 +120,7 @@ class StepView:
         return self.window_of(self.device)
 
     def window_of(self, device: str | None) -> Window:
-        """The same for another device, None for the host alone."""
+        """The same for another device; None for the host alone."""
         span = self.span
         if device is None:
             return span
@@ -138,7 +135,7 @@ class StepView:
 
     @cached_property
     def backlog_end_ns(self) -> int:
-        """When the device had done what was launched before the span; 0 if there was nothing."""
+        """When the device finished what was launched before the span; 0 if there was nothing."""
         return _last_end(self._classified.filter("is_backlog"))
 
     @cached_property
@@ -192,7 +189,7 @@ class StepView:
         return rows.with_columns(is_own=own, is_backlog=before)
 
     def _launched_before(self, rows: pl.DataFrame) -> pl.Series:
-        """Which work was launched before the recording: that before all work of its queue whose launch is known."""
+        """Which work was launched before the recording: that before all work with a known launch in its queue."""
         if self.is_on_device or not rows["launch"].null_count():
             return pl.Series(np.zeros(rows.height, np.bool_))
         known = pl.col("launch").is_not_null()

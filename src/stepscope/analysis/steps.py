@@ -1,8 +1,8 @@
-"""Begin and end of each step, from annotations or from repetition; and what a process does once.
+"""Start and end of each step, from annotations or from repetition; and one-off work of a process.
 
-What it does once: first launches, initialisation, compilation inside an operator, capture of graphs. None of it happens
-in a step that follows, so it belongs to no typical step. A call is one of a kind if its name says so, or if it lasts
-many times as long as the others of its name, in one step only.
+One-off work is first launches, initialisation, compilation inside an operator and capture of graphs. None of it happens
+in later steps, so it belongs to no typical step. A call is one-off if its name says so, or if it lasts many times as
+long as the others of its name, in one step only.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PARTIAL_SHARE: Final = 0.5
 """A first or last step below this share of the other steps' median was cut off by the recording."""
 MINIMUM_REPETITIONS: Final = 3
 MATCHING_SHARE: Final = 0.98
-"""Share of a sequence that must equal itself one period later to count as periodic."""
+"""Share of a sequence that must repeat one period later to make it periodic."""
 ENOUGH: Final = 10
-"""Complete steps that it takes to tell a single unusual one from what happens regularly."""
+"""Fewest complete steps that tell a single unusual one from a regular event."""
 UNLIKE: Final = 3.0
-"""A step this many times as long as the median is unlike the others."""
+"""A step this many times as long as the median is an outlier."""
 DISTORTING: Final = 0.25
-"""Share of the mean step that steps must account for to be set apart."""
+"""Share of the mean step that outliers must account for to be set apart."""
 ONE_OF_A_KIND: Final = 0.5
 """If another step is at least this share as long as the longest, the longest is no exception."""
 _PROGRAM: Final = r"^[\w.<>-]+\(\d+\)$"
@@ -48,14 +48,12 @@ _CANDIDATES: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """Summary of a trace's steps."""
-
     source: str  # "annotation", "inferred" or "none"
     count: int  # complete steps
-    median_ns: int  # of complete steps; 0 if there are none
+    median_ns: int  # over the complete steps; 0 without any
     shortest_ns: int
     longest_ns: int
-    mean_ns: float  # of the complete steps
+    mean_ns: float  # over the complete steps
     spread: float  # standard deviation over mean, 0 without steps
 
 
@@ -97,7 +95,7 @@ def are_of_a_device(trace: Trace, steps: pl.DataFrame) -> bool:
 
 
 def typical_run(steps: pl.DataFrame) -> pl.DataFrame:
-    """The steps to measure: all of them, or those on the longer side of a stretch that is nothing like the others.
+    """The steps to measure: all of them, or those on the longer side of a stretch of outliers.
 
     A stretch of consecutive steps around the longest is set apart if each is at least UNLIKE times as long as the
     median, no other step is nearly as long, and the mean falls by DISTORTING or more without it. What happens twice
@@ -151,12 +149,12 @@ def _annotated(trace: Trace, kind: str) -> pl.DataFrame:
     marks = trace.annotations.filter((pl.col("kind") == kind) & pl.col("step").is_not_null())
     if kind == "device" and marks.height:
         marks = marks.filter(pl.col("lane") == marks["lane"].mode().min())
-    marks = _of_the_most_frequent_kind(marks).sort("start_ns").unique("step", keep="first", maintain_order=True)
+    marks = _most_frequent_kind(marks).sort("start_ns").unique("step", keep="first", maintain_order=True)
     start = marks["start_ns"].to_numpy()
     return _steps(marks["step"].to_numpy(), start, start + marks["duration_ns"].to_numpy(), "annotation")
 
 
-def _of_the_most_frequent_kind(marks: pl.DataFrame) -> pl.DataFrame:
+def _most_frequent_kind(marks: pl.DataFrame) -> pl.DataFrame:
     """Marks of one kind: those named "train" if there are also some named "evaluate"."""
     name = pl.col("name")
     numbered = pl.when(name.str.contains(r"#\d")).then(name.str.replace(r"#\d+", "#"))
@@ -270,10 +268,10 @@ ONCE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 LONGER: Final = 100
-"""A call that lasts this many times the median of its name is one of a kind."""
+"""A call that lasts this many times the median of its name is one-off."""
 LEAST_CALL_NS: Final = 1_000_000
 LEAST_OPERATOR_NS: Final = 20_000_000
-"""Operators take milliseconds for many reasons, such as computing on the host."""
+"""Shorter operators are not one-off: many take milliseconds, for instance to compute on the host."""
 _CAN_WAIT: Final = ("synchronise", "copy", "queue_wait")
 """Kinds of calls that last as long as the device takes."""
 _BEGINS: Final = r"^(?:cuda|hip|cu)StreamBeginCapture"
@@ -286,7 +284,7 @@ _INITIALISES: Final = (
 
 
 def once_table(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
-    """What host threads did once: columns as in ONCE_SCHEMA, sorted by lane and start; rows may overlap.
+    """One-off work of the host threads: columns as in ONCE_SCHEMA, sorted by lane and start; rows may overlap.
 
     Args:
         steps: as from `step_table`.
@@ -297,7 +295,7 @@ def once_table(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _captures(launches: pl.DataFrame) -> pl.DataFrame:
-    """From the begin of a stream's capture to its end on the same thread."""
+    """From the start of a stream's capture to its end on the same thread."""
     begins = launches.filter(pl.col("name").str.contains(_BEGINS)).sort("start_ns")
     ends = launches.filter(pl.col("name").str.contains(_ENDS)).sort("start_ns")
     ends = ends.select("lane", end="start_ns", last=_end())
@@ -323,9 +321,9 @@ def _calls(launches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _operators(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
-    """Stretches of operators that launch work, before a launch, in which they call nothing for very long.
+    """Stretches of launching operators, before a launch, in which they call nothing for very long.
 
-    A just-in-time compiler works there, for one. Only the time between the calls inside counts, so work that the
+    A just-in-time compiler may work there. Only the time between the calls inside counts, so work that the
     operator does in other operators does not.
     """
     operators = trace.operators.with_row_index("operator").filter(pl.col("duration_ns") >= LEAST_OPERATOR_NS)
@@ -351,12 +349,12 @@ def _operators(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_frames(stretches: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
-    """The stretches in which no Python frame begins: an operator may run Python code for as long as it likes."""
+    """The stretches in which no Python frame begins: Python code inside an operator may take any time."""
     return _with_next(stretches, frames, "frame").filter(pl.col("frame").is_null() | (pl.col("frame") >= _end()))
 
 
 def _with_next(rows: pl.DataFrame, others: pl.DataFrame, name: str) -> pl.DataFrame:
-    """The rows in order, with the start of the first of the others on their thread that begins after them."""
+    """The rows in order, with the start of the next of the others on their thread."""
     begins = others.select("lane", pl.col("start_ns"), pl.col("start_ns").alias(name)).sort("start_ns")
     rows = rows.sort("start_ns")
     return rows.join_asof(begins, on="start_ns", by="lane", strategy="forward", check_sortedness=False)

@@ -91,7 +91,7 @@ def throttle_table(telemetry: Telemetry) -> pl.DataFrame:
 
 
 MAXIMUM_PLOTS: Final = 40
-"""Most plots in a group, such as logged values; the first ones are kept."""
+"""Most plots in a group, such as logged values; the first are kept."""
 MAXIMUM_LINES: Final = 40
 """Most lines in a plot; those with the largest values are kept."""
 BUCKETS: Final = 200

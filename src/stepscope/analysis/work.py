@@ -81,8 +81,6 @@ LARGEST: Final = 2**62
 
 
 class Work(NamedTuple):
-    """Work of one call."""
-
     # "matrix", "convolution", "attention", "normalisation", "softmax", "elementwise", "reduction", "embedding" or
     # "copy"
     kind: str

@@ -1,9 +1,9 @@
 """Least arithmetic and memory traffic of operator calls, from the shapes of their inputs.
 
-FLOPs are those of matrix products, convolutions and attention, a multiply and an add each counting as one, as
-`torch.utils.flop_counter` counts them; causal attention counts only the unmasked part. Other operators have 0. Bytes
-are every input read once and every output written once: the least traffic without reuse between operators. What shapes
-do not give is None and is never guessed.
+FLOPs are those of matrix products, convolutions and attention, counting multiplications and additions as
+`torch.utils.flop_counter` does; causal attention counts only the unmasked part. Other operators have 0. Bytes are every
+input read once and every output written once: the least traffic without reuse between operators. What shapes do not
+show is None, never a guess.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def _embedding(call: Call) -> Work | None:
 
 
 def _softmax(call: Call) -> Work | None:
-    """Work of a softmax; the third input says whether 16-bit input gives a 32-bit result."""
+    """Work of a softmax; the third input says whether a 16-bit input gives a 32-bit result."""
     if not call.shape(0):
         return None
     written = prod(call.shape(0) or ()) * 4 if call.flag(2) else call.bytes(0)
@@ -395,7 +395,7 @@ class DistinctCalls:
     inputs: pl.DataFrame  # the same for each row of `operators`
 
     def spread(self, known: pl.DataFrame) -> pl.DataFrame:
-        """For each row of `operators` the columns of its distinct call, null if it is not among these."""
+        """For each row of `operators` the columns of its distinct call; null if these lack it."""
         table = pl.concat([self.texts, known], how="horizontal")
         joined = self.inputs.join(table, on=_KEY, how="left", nulls_equal=True, maintain_order="left")
         return joined.select(known.columns)

@@ -77,8 +77,8 @@ anywhere."""
 _EXAMPLES: Final = """\
 examples:
   stepscope diagnose trace.json              why are the steps slow?
-  stepscope diagnose traces/                 one trace a rank: compare them
-  stepscope whatif trace.json --remove input how long would a step take if no batch were waited for?
+  stepscope diagnose traces/                 one trace per rank: compare them
+  stepscope whatif trace.json --remove input how long would a step take without waits for batches?
   stepscope compare before.json after.json   is it faster, and what made the difference?
   stepscope explain input-bound              what a finding means and what to do
   stepscope kernels trace.json --top 10      the costliest kernels
@@ -89,7 +89,7 @@ To record a few steps of a program, without changing it:
 
 `stepscope COMMAND --help` explains a command.
 Exit codes: 0 done, 1 a finding above --fail-on, or slower than --fail-if-slower allows, 2 a mistake or a file that
-cannot be used, 70 an error of stepscope's own."""
+cannot be used, 70 a bug in stepscope."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,10 +118,10 @@ def _ended(words: list[str]) -> int:
         discard_standard_output()
         return 141
     except MemoryError:
-        return _said("there is not enough memory for this; --window or --steps reads less of a trace", 2)
+        return _said("not enough memory for this; --window or --steps reads less of a trace", 2)
     except (SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # compiled libraries also raise errors outside of Exception
+    except BaseException as error:  # compiled libraries also raise errors that are no Exception
         known = _damage_behind(error) or _environment_behind(error)
         return _said(known, 2) if known and not _debugs(words) else _own_error(error, words)
 
@@ -132,7 +132,7 @@ def _said(sentence: str, code: int) -> int:
 
 
 def _own_error(error: BaseException, words: Sequence[str]) -> int:
-    """Report a bug in stepscope with an exit code of its own; the report contains nothing from a trace."""
+    """Report a bug in stepscope with its own exit code; the report contains nothing from a trace."""
     if _debugs(words):
         import traceback
 
@@ -142,7 +142,7 @@ def _own_error(error: BaseException, words: Sequence[str]) -> int:
 
     kept = write_report(error, command=["stepscope", *words], doing="the command line")
     details = f"please send {kept}" if kept is not None else "its report could not be written; --debug shows the error"
-    return _said(f"an error of stepscope's own ({type(error).__name__}): {details}", OWN_ERROR)
+    return _said(f"a bug in stepscope ({type(error).__name__}): {details}", OWN_ERROR)
 
 
 def _debugs(words: Sequence[str]) -> bool:
@@ -224,7 +224,7 @@ def _parsers(wanted: str = "") -> tuple[CommandParser, dict[str, CommandParser]]
     for command in [each for each in COMMANDS if each.name == wanted] or COMMANDS:
         added = choices.add_parser(command.name, help=command.help, description=command.help, epilog=command.examples)
         command.prepare_parser(added)
-        added.add_argument("--debug", action="store_true", help="show the traceback of an error of stepscope's own")
+        added.add_argument("--debug", action="store_true", help="show the traceback of a bug in stepscope")
         added.set_defaults(run=command.run)
         commands[command.name] = added
     return parser, commands

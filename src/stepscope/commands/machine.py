@@ -47,7 +47,7 @@ def _run_cache(arguments: argparse.Namespace) -> int:
             raise UsageError(f"stepscope cache compile knows {', '.join(VERBS)}, not {verb!r}{guess}")
         return run(arguments, verb)
     if any(value is not None for value in (arguments.limit, arguments.folder, arguments.json)):
-        raise UsageError("--limit, --folder and --json go with stepscope cache compile")
+        raise UsageError("--limit, --folder and --json need stepscope cache compile")
     if arguments.what is not None and arguments.action != "limit":
         raise UsageError(f"stepscope cache {arguments.action} takes no {arguments.what!r}")
     cache = TraceCache()
@@ -67,13 +67,13 @@ def parsed_size(text: str) -> int:
     """Parse a size such as "2GiB", "500 MB" or "0" into bytes.
 
     Raises:
-        UsageError: the text is no size.
+        UsageError: the text is not a size.
     """
     from stepscope.remedies.compile_caches import bytes_of
 
     found = bytes_of(text)
     if found is None:
-        raise UsageError(f"{text!r} is no size: write a number with MB, GB, MiB or GiB, such as 2GiB")
+        raise UsageError(f"{text!r} is not a size: write a number with MB, GB, MiB or GiB, such as 2GiB")
     return found
 
 
@@ -103,7 +103,7 @@ CACHE: Final = Command(
     _prepare_cache_parser,
     _run_cache,
     """\
-The cache lies in the user's cache folder, or where STEPSCOPE_CACHE_DIR says. The least recently used traces go first.
+The cache is in the user's cache folder, or in STEPSCOPE_CACHE_DIR. The least recently used traces go first.
 
 examples:
   stepscope cache                                            what is kept, and where
@@ -111,7 +111,7 @@ examples:
   stepscope cache limit                                      how much is kept at most
   stepscope cache limit 2GiB                                 keep at most that much; 0 keeps nothing
   stepscope cache compile                                    caches of torch.compile, Triton, XLA, Gaudi: size, age
-  stepscope cache compile prune --limit 10GiB                remove what was used longest ago
+  stepscope cache compile prune --limit 10GiB                remove what was least recently used
   stepscope cache compile watch --limit 10GiB                the same after each write, until Ctrl-C
 """,
 )
@@ -124,14 +124,15 @@ _RUNS_ASKED: Final = 50
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only `cache compile` has."""
     of = parser.add_argument_group("with compile")
     of.add_argument("--limit", metavar="SIZE", type=_size, help="the most that each cache may hold, such as 10GiB")
     of.add_argument(
         "--folder", metavar="KIND=DIR", type=_cache, action="append", help="only this cache: inductor, triton, xla, hpu"
     )
-    seconds = number("is no number of seconds from 0.1 to 86400", least=0.1, most=86_400)
-    of.add_argument("--look", metavar="SECONDS", type=seconds, default=5.0, help="watch: time between two looks (5)")
+    seconds = number("is not a number of seconds from 0.1 to 86400", least=0.1, most=86_400)
+    of.add_argument(
+        "--look", metavar="SECONDS", type=seconds, default=5.0, help="watch: seconds between two checks (5)"
+    )
     add_report_options(of, json="show: write it for programs; - prints it")
 
 
@@ -331,9 +332,9 @@ def _cache(text: str) -> CompileCache:
 
     kind, equals, folder = text.partition("=")
     if not equals or kind not in KINDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no cache: write KIND=DIR with {', '.join(KINDS)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a cache: write KIND=DIR with {', '.join(KINDS)}")
     if not folder or not Path(folder).is_dir():
-        raise argparse.ArgumentTypeError(f"{folder!r} is no folder")
+        raise argparse.ArgumentTypeError(f"{folder!r} is not a folder")
     return CompileCache(next(each for each in KINDS if each == kind), Path(folder), "--folder")
 
 
@@ -351,7 +352,9 @@ _LABEL: Final = 10
 
 def _prepare_environment_parser(parser: CommandParser) -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("--pid", metavar="PID", type=int, help="look from this running process instead of a new one")
+    parser.add_argument(
+        "--pid", metavar="PID", type=int, help="show what this running process sees instead of a new one"
+    )
 
 
 def _run_environment(arguments: argparse.Namespace) -> int:
@@ -412,7 +415,7 @@ def _runtime() -> Runtime:
         import torch
     except ImportError as error:
         return Runtime.of_this_process(torch_why_not=f"PyTorch cannot be imported here: {error}")
-    # A program may enable anomaly mode itself, so its state in this process is no evidence.
+    # A program may enable anomaly mode itself, so its state in this process proves nothing.
     return replace(Runtime.of_this_process(torch=torch), anomaly_mode=None)
 
 
@@ -432,7 +435,7 @@ ENVIRONMENT: Final = Command(
     _prepare_environment_parser,
     _run_environment,
     """\
-Nothing is changed. What cannot be read is said to be unknown.
+Nothing is changed. What cannot be read is reported as unknown.
 
 examples:
   stepscope environment                                      this machine, as a new process sees it

@@ -38,7 +38,7 @@ from stepscope.threads import handled
 
 TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 64 * 1024
-_POLL_S: Final = 1.0  # interval for checking whether the steps are done; long, so that checking does not disturb them
+_POLL_S: Final = 1.0  # polling interval; long, so that polling does not disturb the steps
 _ENDED_POLL_S: Final = 0.02
 _LEAVING_S: Final = 1.0  # how long child processes may outlive the program before they are ended
 GRACE_S: Final = 30.0  # how long a program may take to end after its last step
@@ -49,8 +49,6 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class BenchCommand:
-    """One of the compared commands."""
-
     label: str  # "A", "B" and so on
     text: str  # as the user wrote it
     words: tuple[str, ...]  # argument list
@@ -319,7 +317,7 @@ class BenchSettings:
     steps: int = 50  # steps to time per run, including the warm-up; the program is ended after them
     precision: float = 0.01
     budget_s: float = 600.0  # no further round begins after these seconds; the first two always run
-    rounds: int | None = None  # most rounds; None leaves that to the budget
+    rounds: int | None = None  # most rounds; None: only the budget limits them
     quiet: bool = False  # keep each rank on its own cores, and disable garbage collection
     seed: int | None = None  # seed for the random generators; None leaves them alone
     show_output: bool = False  # send the programs' output to standard error instead of logs
@@ -348,7 +346,7 @@ class BenchRun:
     clock: str  # "device" where an accelerator's time at the end of each step is used, else "host"
     ranks: int  # number of processes
     complete: bool  # whether it took as many steps as requested
-    seconds: float  # from start to end of the program
+    seconds: float  # the program's whole run
     other_cores: float | None = None  # cores that other processes kept busy; None where unknown
     own_profiler: bool = False  # whether the program used torch.profiler itself
     said: tuple[str, ...] = ()  # notes on quietening the machine, one sentence each
@@ -373,13 +371,11 @@ class BenchFailure:
 
 @dataclass
 class Bench:
-    """State of a benchmark."""
-
     commands: tuple[BenchCommand, ...]  # the others are compared with the first
     settings: BenchSettings
     folder: Path
     runs: list[BenchRun] = field(default_factory=list)  # in the order of execution
-    stop: Stop | None = None  # why measuring ended; None while it goes on
+    stop: Stop | None = None  # why measuring ended; None while it runs
     failure: BenchFailure | None = None  # the failure, if a command failed
     seconds: float = 0.0  # since the beginning
 
@@ -554,14 +550,12 @@ def _problem(folder: RunFolder, end: ProgramEnd, seen: int) -> str | None:
     if seen > FEWEST_STEPS:
         return None
     if end.was_ended:
-        return f"was ended after {end.seconds:.0f} s{after}; --budget gives it more time"
+        return f"was stopped after {end.seconds:.0f} s{after}; --budget gives it more time"
     if seen:
         return f"ended{after}; a comparison takes at least {FEWEST_STEPS + 1}"
     if not folder.was_seen("python"):
         return "ran no Python program that stepscope could reach; python -I and -S keep it out"
     why = "it did not import torch"
     if folder.was_seen("torch"):
-        why = "no optimizer stepped, no DataLoader was iterated and no module was called again and again"
-    return (
-        f"ended without a step that can be seen: {why}; put the body of its loop into a block `with stepscope.step():`"
-    )
+        why = "no optimizer stepped, no DataLoader was iterated and no module was called repeatedly"
+    return f"ended without a visible step: {why}; put the body of its loop into a block `with stepscope.step():`"

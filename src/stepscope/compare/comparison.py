@@ -64,7 +64,7 @@ def notes(
     if basis == "mixed":
         without = "before" if ours.basis == "host" else "after"
         yield (
-            f"No device was recorded {without}: there the main thread's time stands for the step, on the other side "
+            f"No device was recorded {without}: there the step is the main thread's time, on the other side "
             "the device's; operators are compared by their time on the host."
         )
     yield from _about_side("before", ours)
@@ -72,8 +72,7 @@ def notes(
     several = max(side.trace.device_work["device"].n_unique() for side in (ours, theirs))
     if several > 1:
         yield (
-            f"A trace has {several} devices: operators and lines of your code count those of all, the other tables "
-            "are about one."
+            f"A trace has {several} devices: operators and lines of your code count all of them, the other tables one."
         )
     yield from _of_one_side(ours, theirs, unknown)
     if ours.ranks != theirs.ranks:
@@ -97,16 +96,16 @@ def _about_side(word: str, side: SideSummary) -> Iterator[str]:
         more = f"; and {len(side.warnings) - len(found)} more" if len(side.warnings) > len(found) else ""
         yield f"{word.capitalize()}, while reading: {'; '.join(found)}{more}."
     if side.step_source == "none":
-        yield f"No steps were found {word}: all that was recorded counts as one step."
+        yield f"No steps were found {word}: the whole recording counts as one step."
 
 
 def _of_one_side(ours: SideSummary, theirs: SideSummary, unknown: Collection[str]) -> Iterator[str]:
     for name, what in (("input_shapes", "input shapes"), ("module", "modules")):
         if name in unknown:
-            yield f"Only one side's recording kept {what}: operators are matched without them."
+            yield f"Only one side's recording has {what}: operators are matched without them."
     for name, what in (("lines", "lines of your code"), ("memory", "memory")):
         if name in unknown:
-            yield f"Only one side's recording kept {what}, which cannot be compared."
+            yield f"Only one side's recording has {what}, so this is not compared."
     kept = [side.trace.metadata.recorded for side in (ours, theirs)]
     if kept[0] is not None and kept[1] is not None and (more := sorted(set(kept[0]) ^ set(kept[1]))):
         yield f"Only one side's recording kept {', '.join(more)}, which costs time itself: record both alike."
@@ -214,7 +213,7 @@ class Comparison:
 _LINE_KEYS: Final = ("file", "line", "function", "exact_line")
 _LINE_SUMS: Final = ("ns", "idle_ns", "calls")
 _PLACES: Final = (("lines", "file"), ("modules", "module"), ("memory", "category"))
-"""Tables that need their subject in both recordings, and the column that shows whether it was kept."""
+"""Tables that need their subject in both recordings, and the column that shows whether it is there."""
 _MODULE_AND_SHAPES: Final = ("module", "input_shapes")
 _COMPARED: Final[tuple[tuple[str, Sequence[Level], Sequence[str], Sequence[str]], ...]] = (
     ("causes", CAUSE_LEVELS, ("ns",), ()),
@@ -312,7 +311,7 @@ class _Collector:
             device = baseline[number].device if number < len(baseline) else None
             records.append(trace_record(trace, self.user_code, self.all_steps, number=number, device=device))
         if first is None:
-            raise ValueError(f"there is no trace of {side.name}")
+            raise ValueError(f"{side.name} has no trace")
         groups = _groups(records)
         runs = [_step_times(ranks) for ranks in groups]
         return _Collected(side, _summary(side.name, first, records, groups), records, runs)

@@ -24,7 +24,7 @@ from stepscope.compare.statistics import SampleComparison, compare_samples, warm
 
 Source: TypeAlias = Literal["unprofiled", "profiled"]
 SOURCES: Final[tuple[Source, ...]] = ("unprofiled", "profiled")
-"""Sources of step times, the better first: steps without a profiler, steps in traces."""
+"""Sources of step times, best first: steps without a profiler, steps in traces."""
 
 PENALTY: Final = 4.0
 CONFIDENCE: Final = 0.99
@@ -50,7 +50,7 @@ class TimedRun:
     started_unix_s: float  # wall-clock time
     steps_ns: Mapping[Source, Sequence[float]]
     settings: Mapping[str, str]  # software, hardware and options, by name
-    problem: str | None = None  # why it has no step times; None if it has
+    problem: str | None = None  # why it has no step times; None if it has some
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,6 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A run that is not in a series, and why."""
-
     name: str
     why: str
 
@@ -124,7 +122,7 @@ def run_history(runs: Sequence[TimedRun], source: Source | None = None, *, last:
 
     Args:
         runs: in any order.
-        source: source of step times; None for the one that most runs of a series have, the better if equal. A series
+        source: source of step times; None for the one that most runs of a series have, the better on a tie. A series
             never mixes sources.
         last: use only this many latest runs with step times per series; 0 for all.
     """
@@ -154,8 +152,8 @@ def _why_not(run: TimedRun, source: Source) -> str:
     if run.problem is not None:
         return run.problem
     if source == "unprofiled":
-        return "it has only steps that were slowed down by the profiler; --steps profiled shows those of all runs"
-    return "no step of it was recorded with the profiler"
+        return "it has only steps that the profiler slowed down; --steps profiled shows those of all runs"
+    return "none of its steps was recorded with the profiler"
 
 
 def _series(runs: Sequence[TimedRun], source: Source, left_out: Sequence[LeftOut]) -> RunSeries:
@@ -286,7 +284,7 @@ def _different_words(before: str, after: str) -> tuple[str, str]:
 HISTORY_SCHEMA: Final[dict[str, type[pl.DataType] | pl.DataType]] = {
     "run": pl.String,
     "started": pl.String,  # wall clock, UTC
-    "step_ns": pl.Float64,  # mean of the steps after the warm-up
+    "step_ns": pl.Float64,  # mean step after the warm-up
     "low_ns": pl.Float64,  # interval of the mean
     "high_ns": pl.Float64,
     "steps": pl.Int64,
@@ -316,7 +314,7 @@ def series_table(series: RunSeries) -> pl.DataFrame:
 
 
 def moment(unix_s: float) -> str:
-    """Format a wall-clock time, such as "2026-01-02 12:00:30 UTC"; empty for a time outside of the calendar."""
+    """Format a wall-clock time, such as "2026-01-02 12:00:30 UTC"; empty for a time outside the calendar."""
     try:
         return f"{datetime.fromtimestamp(unix_s, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, OSError, ValueError):
@@ -325,7 +323,7 @@ def moment(unix_s: float) -> str:
 
 def difference_words(name: str, before: str, after: str) -> str:
     """Describe a setting that differs, such as "version of torch: 2.12.0 -> 2.13.0"."""
-    return f"{name}: {before or 'not there'} -> {after or 'not there'}"
+    return f"{name}: {before or 'absent'} -> {after or 'absent'}"
 
 
 def _rows(series: RunSeries) -> Iterator[dict[str, Any]]:

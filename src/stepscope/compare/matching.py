@@ -1,6 +1,6 @@
 """Matching of rows in two tables: by name first, then by module and input shapes.
 
-Rows that agree in everything are the same. The rest is matched by fewer and fewer keys: the same operator in the same
+Rows that agree in everything are the same. The rest are matched by fewer and fewer keys: the same operator in the same
 module with other shapes, then with the same shapes in another module, then with other shapes anywhere. Names on one
 side only are then matched if they differ only in a number or a hash. What is left was added or removed.
 """
@@ -213,8 +213,8 @@ def _number(row: _Row) -> int:
     return number if isinstance(number, int) else 0
 
 
-_LONGEST: Final = 2_000  # longer names are kept as they are; no compiler generates such names
-_FEWEST_DIGITS: Final = 4  # least number of digits in a hash; words have fewer
+_LONGEST: Final = 2_000  # longer names are kept; no compiler generates them
+_FEWEST_DIGITS: Final = 4  # fewest digits in a hash; words have fewer
 _COUNTER: Final = re.compile(r"_\d{1,9}(?:_\d[\dcde]{0,200})?$")  # with the kinds of arguments, as in Triton 2
 _HASH: Final = re.compile(r"(?<![0-9A-Za-z])[0-9a-z]{24,}(?![0-9A-Za-z])")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{6,16}")

@@ -62,7 +62,7 @@ def timed_run(record: RunRecord, *, by_command: bool = False) -> TimedRun:
 
 def _timed_run(record: RunRecord, *, by_command: bool) -> TimedRun:
     if record.is_gone:
-        raise UsageError("its folder is gone; stepscope runs remove takes it out of the list")
+        raise UsageError("its folder is gone; stepscope runs remove removes it from the list")
     folder = RunFolder.open(record.path)
     manifest = folder.manifest()
     steps: Mapping[Source, list[float]] = {}
@@ -197,7 +197,7 @@ def _why_none(folder: RunFolder, manifest: RunManifest) -> str:
         return "it is still running, or was cut off before it left any step times"
     if manifest.exit_code:
         return f"its program ended with exit code {manifest.exit_code} before any step was timed"
-    return f"fewer than {FEWEST_STEPS} steps of it were timed" + ("" if folder.traces() else ", and it has no trace")
+    return f"fewer than {FEWEST_STEPS} of its steps were timed" + ("" if folder.traces() else ", and it has no trace")
 
 
 def settings_of_run(manifest: RunManifest) -> dict[str, str]:

@@ -6,7 +6,7 @@ lag-one correlation `r` (corrected for its bias in short series, Marriott and Po
 runs the run means are the sample, so that variation between runs counts too. The change is compared as the logarithm of
 the ratio of means, with Welch's degrees of freedom. With enough data, blocks of consecutive steps (or the runs) are
 also resampled (scipy.stats.bootstrap, bias-corrected and accelerated, widened for small samples after Hesterberg 2015);
-the interval returned is the union of both.
+the result is the union of both intervals.
 """
 
 from __future__ import annotations
@@ -314,16 +314,16 @@ def _caveats(before: _Side, after: _Side) -> tuple[str, ...]:
     fewest = min(before.steps, after.steps)
     runs = (len(before.runs), len(after.runs))
     if 2 <= fewest < FEW_STEPS and max(runs) == 1:
-        found.append(f"Few steps: {before.steps} before and {after.steps} after. The interval is wide for that reason.")
+        found.append(f"Few steps: {before.steps} before and {after.steps} after. The interval is therefore wide.")
     if fewest and max(runs) == 1:
         found.append(
-            "One run a side: what changed between the two runs by chance, such as a machine that got slower, "
-            "cannot be separated from what the change did."
+            "One run per side: what changed between the two runs by chance, such as a machine that got slower, "
+            "cannot be told from the effect of the change."
         )
     elif fewest and min(runs) == 1:
-        found.append("One side was run once; it is taken to differ as much from run to run as the other.")
+        found.append("One side was run once; it is assumed to vary as much from run to run as the other.")
     elif 2 <= min(runs) <= 3:
-        found.append(f"Few runs: {runs[0]} before and {runs[1]} after. More runs make the interval narrower.")
+        found.append(f"Few runs: {runs[0]} before and {runs[1]} after. More runs narrow the interval.")
     return tuple(found)
 
 
@@ -356,7 +356,7 @@ _FEWEST_BATCHES: Final = 10  # with fewer steps than ten batches of five, smalle
 _FEWEST_TO_JUDGE: Final = 10  # remaining steps needed to judge whether they still change
 _UNLIKELY: Final = 0.01
 _NOTICEABLE: Final = 0.02
-"""Relative change between the halves of the remaining steps below which they count as steady."""
+"""Largest relative change between the halves of the remaining steps for them to count as steady."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,12 +378,12 @@ def warm_up(step_ns: Sequence[float]) -> WarmUp:
     means = np.asarray(step_ns[: batches * batch], float).reshape(batches, batch).mean(axis=1)
     rests = [means[first:] for first in range(batches // 2 + 1)]
     errors = [((rest - rest.mean()) ** 2).sum() / len(rest) ** 2 for rest in rests]  # squared errors of the means
-    dropped = int(np.argmin(errors)) * batch  # the first minimum, so that steps without scatter all count
+    dropped = int(np.argmin(errors)) * batch  # the first minimum, so that all steps count if they do not scatter
     return WarmUp(dropped, batch, _is_steady(step_ns[dropped:]))
 
 
 def _stats() -> Any:
-    """scipy.stats, which takes longer to import than a trace to diagnose, and which only measured samples need."""
+    """scipy.stats, which only measured samples need: importing it takes longer than diagnosing a trace."""
     from scipy import stats
 
     return stats

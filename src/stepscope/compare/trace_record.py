@@ -90,8 +90,6 @@ _TO_STANDARD_DEVIATION: Final = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A step of a recording that is excluded."""
-
     trace: int  # index of the trace within its side
     index: int  # step number
     edge: Edge  # whether it is the recording's first or last step
@@ -156,7 +154,7 @@ def left_out(steps: Mapping[int, int], trace: int = 0) -> Iterator[LeftOut]:
 
 
 def _of_used_steps(whole: View, used: pl.DataFrame) -> View:
-    """View of some of a trace's complete steps; everything independent of them is shared with the original view."""
+    """View of some of a trace's complete steps; shares everything independent of them with the original view."""
     view = View(whole.trace, user_code=whole.user_code, device=whole.device)
     view.activity, view.attribution, view.steps = whole.activity, whole.attribution, whole.steps
     view.complete_steps = used
@@ -181,7 +179,7 @@ def trace_record(
     view = View(trace, user_code=user_code, device=device)
     window = view.window
     gone: tuple[LeftOut, ...] = ()
-    if not all_steps and trace.metadata.window is None:  # a window chosen by the user is used as it is
+    if not all_steps and trace.metadata.window is None:  # a window chosen by the user stays as it is
         gone = tuple(left_out(_steps(view, window), number))
     if gone:
         unused = [each.index for each in gone]
@@ -320,7 +318,7 @@ def _lines(view: View, places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
     names = pl.DataFrame([tuple(place) for place in view.attribution.places], schema=schema, orient="row")
     names = names.with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
     table = _with_waits(*places, "place").join(names, on="place", how="left")
-    # For each place the distinct operators that it called, as one text.
+    # The distinct operators that each place called, as one text.
     place = pl.Series(_at(view.attribution.place, view.attribution.operator_slices), dtype=pl.Int64)
     called = view.trace.operators.select("name", place=place).filter(pl.col("place") >= 0)
     operators = called.group_by("place").agg(operators=pl.col("name").unique().sort().str.join(" "))
@@ -428,8 +426,6 @@ StepEnergies: TypeAlias = Mapping[str, Sequence[Sequence[float]]]
 
 @dataclass(frozen=True, slots=True)
 class EnergyComparison:
-    """Energy of steps before and after."""
-
     kind: str  # "gpu", "cpu" or "dram"
     before_j: float
     after_j: float  # before_j, after_j: mean joules per step

@@ -1,4 +1,4 @@
-"""The diagnosis of one trace, which reports and the JSON report are made from."""
+"""The diagnosis of one trace, from which reports are made."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from stepscope.whatif.changes import together
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Something that the process does once, which no saving counts.
+    """Work that the process does only once; no saving counts it.
 
     Attributes:
-        what: "first launch", "initialisation", "graph capture", or "operator": inside one, before its work.
+        what: "first launch", "initialisation", "graph capture" or "operator" (inside one, before its work).
         name: the call or operator that took longest.
-        ns: time of all of it in the steps; the device was idle meanwhile.
+        ns: its total time in the steps, during which the device was idle.
         count: number of calls.
         where: the user's lines that led to it.
     """
@@ -57,7 +57,7 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class SetApart:
-    """A step that is nothing like the others, which the typical step leaves out.
+    """An outlier step, left out of the typical step.
 
     Attributes:
         what: what took most of it: a kind of device work or a cause of idle or host time.
@@ -71,7 +71,7 @@ class SetApart:
 
 
 def once(view: View) -> tuple[Once, ...]:
-    """What the process did once in the time of the steps, the longest first; empty if nothing."""
+    """What the process did only once during the steps, longest first."""
     found = view.pieces_of("once")
     rows = view.activity.once
     if found.is_empty():
@@ -99,7 +99,7 @@ def once(view: View) -> tuple[Once, ...]:
 
 
 def set_apart(view: View) -> tuple[SetApart, ...]:
-    """Complete steps that are not among those measured, in order, with what took most of each."""
+    """Complete steps that were not measured, in order, each with what took most of it."""
     measured = view.complete_steps["index"].implode()
     gone = view.steps.filter(pl.col("complete") & ~pl.col("index").is_in(measured))
     steps = gone.sort("start_ns").select("index", "start_ns", "duration_ns").iter_rows()
@@ -153,7 +153,7 @@ class StepTime(DeviceSummary):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """One of several files, such as one rank's, that could not be read and is missing from the report.
+    """A file (such as one rank's) that could not be read and is missing from the report.
 
     Attributes:
         reason: one sentence that names the file and says what is wrong with it.
@@ -165,7 +165,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What a step would lose if the causes of several findings were removed together, by one replay.
+    """What a step would save if the causes of several findings were removed together, by one replay.
 
     Attributes:
         count: number of shown findings whose own saving was replayed.
@@ -222,19 +222,19 @@ class Diagnosis:
         together: joint saving of the shown findings; None if fewer than two of them have a replayed saving.
         afterwards: hidden findings that save more once the causes of the shown ones are gone.
         applied: outcome of each remedy applied when the program started, one sentence each.
-        length_ns: duration of the measured steps, with what happens once.
-        mean_step_ns: mean of all complete steps, also those set apart; 0 without steps.
+        length_ns: duration of the measured steps, including one-off work.
+        mean_step_ns: mean of all complete steps, including those set apart; 0 without steps.
         median_step_ns: median of the measured steps; 0 without steps and where the device sets their pace.
         set_apart: complete steps that `step_ns` leaves out.
-        once: what the process did once, the longest first.
+        once: one-off work, longest first.
         in_steps: how each device spent the time of the steps.
         idle_in_steps: columns as in `idle`; sums to the idle_ns of `in_steps` for each device.
         uses_in_steps: as `device_uses`, over the time of the steps.
         by_device: show each device's window from its first to its last work, as other profilers do, not the steps.
-        is_warm_up: most of the recording happens once, so nothing is promised.
+        is_warm_up: most of the recording is one-off work, so nothing is promised.
         lines: costly lines that no finding explains, costliest first.
-        unrecorded_ns: a step of the same run that was not recorded (their median), if it is shorter than the recorded
-            ones; else 0. Savings are shares of such a step.
+        unrecorded_ns: median of the run's unrecorded steps, if they are shorter than the recorded ones, else 0.
+            Savings are shares of such a step.
     """
 
     metadata: Metadata
@@ -281,17 +281,17 @@ class Diagnosis:
 
     @property
     def promised_step_ns(self) -> int:
-        """The step that savings are shares of: one that was not recorded, if its time is known."""
+        """The step that savings are shares of: an unrecorded one, if its time is known."""
         return self.unrecorded_ns or self.step_ns
 
     @property
     def once_ns(self) -> int:
-        """Time of the steps that went to what happens once."""
+        """Time in the steps spent on one-off work."""
         return sum(each.ns for each in self.once)
 
     @property
     def typical_step_ns(self) -> int:
-        """The median of the steps if it is far from their mean, else the mean."""
+        """The median step if it is far from the mean, else the mean."""
         is_uneven = abs(self.median_step_ns - self.step_ns) > UNEVEN * self.step_ns
         return self.median_step_ns if is_uneven and self.median_step_ns else self.step_ns
 
@@ -309,13 +309,13 @@ class Diagnosis:
 
 MINIMUM_SHARE = 0.01
 UNEVEN = 0.1
-"""Share of the mean step from which on the median is the typical step instead."""
+"""Difference between mean and median, as a share of the mean, above which the median is the typical step."""
 AFTERWARDS_SHARE = 0.05
 """Share of the step that a hidden finding must save, once the causes of others are gone, to be reported."""
 MOST_AFTERWARDS = 10
-"""Number of hidden findings that are tried, those with the largest savings first; each takes a replay."""
+"""Number of hidden findings to try, largest savings first; each takes a replay."""
 MOST_GENERAL = 8
-"""Number of general rules' findings that are compared with the others, the largest first; each takes two replays."""
+"""Number of general rules' findings to compare with the others, largest first; each takes two replays."""
 EXPLAINED = 0.5
 """Share of a general finding's saving that more precise findings must explain to replace it."""
 
@@ -374,7 +374,7 @@ def diagnose_view(
 
 
 def _unexplained(view: View, shown: Sequence[Finding]) -> tuple[LineShare, ...]:
-    """The costly lines of which the findings shown explain less than half."""
+    """Costly lines that the shown findings explain by less than half."""
     explained: Counter[tuple[str, int]] = Counter()
     for finding in shown:
         for place in finding.where:
@@ -390,7 +390,7 @@ def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAns
     without_operators = PARTS["operators"].is_missing(view.trace)
     for rule in rules:
         if without_operators and "operators" in rule.needs:
-            continue  # it knows only PyTorch's operators; the report says that the rule could not run
+            continue  # the rule knows only PyTorch's operators; the report says that it could not run
         result = rule.ask(view)
         findings.extend(result.findings)
         questions.extend(_with_those_concerned(question) for question in result.not_answered)
@@ -528,11 +528,10 @@ def _is_larger(rival: Finding, finding: Finding) -> bool:
 
 
 def beneath_others(view: View, findings: Sequence[Finding]) -> list[Finding]:
-    """Drop findings of general rules whose time others explain, and leave the others' part out of what they save.
+    """Drop findings of general rules that others explain, and subtract the explained part from the rest.
 
-    The others are the findings of rules that are less general, and those of equally general ones that save more. A
-    finding is dropped if without the others' causes, by replay, its share of the step is less than EXPLAINED of what it
-    is now.
+    The others are findings of less general rules, and larger ones of equally general rules. A finding is dropped if a
+    replay without the others' causes shrinks its share of the step to less than EXPLAINED of what it is now.
     """
     general = {rule.id: rule.beneath for rule in RULES if rule.beneath}
     kept = [finding for finding in findings if finding.rule not in general]

@@ -59,7 +59,7 @@ class Diffs:
         self._changed: dict[str, tuple[UserSource, dict[Rewrite, None]]] = {}
 
     def filled(self, diagnosis: Diagnosis) -> Diagnosis:
-        """Return the diagnosis with a diff for each finding whose remedy is a rewrite of readable source."""
+        """The diagnosis with a diff for each finding whose remedy rewrites readable source."""
         files = list(dict.fromkeys(place.file for finding in diagnosis.findings for place in finding.where))
         return replace(diagnosis, findings=tuple(self._filled(finding, files) for finding in diagnosis.findings))
 
@@ -100,7 +100,7 @@ class Diffs:
                 source = self._read(file)
                 found = self._of_file(source, settings) if source is not None else []
                 found = [each for each in found if each.name == kind.name and (place is None or is_at(place, each))]
-                if source is not None and found and _stands(source.text, place):
+                if source is not None and found and _is_defined_at(source.text, place):
                     yield from ((source, rewrite) for rewrite in found)
                     if kind.anywhere:
                         break
@@ -128,7 +128,7 @@ def settings_of(remedy: Remedy) -> dict[str, str]:
 
 
 def is_at(place: Location, rewrite: Rewrite) -> bool:
-    """Whether a rewrite changes the statement (for an inexact place: the function) that a finding names."""
+    """Whether a rewrite changes the statement that a finding names (for an inexact place, the function)."""
     name = place.function.rpartition(".")[2]
     in_function = name == rewrite.function.rpartition(".")[2] or (name in _NO_FUNCTION and not rewrite.function)
     inner = name.startswith("<")  # a comprehension or lambda, whose enclosing function is not recorded
@@ -144,8 +144,8 @@ def _kinds(finding: Finding) -> Iterator[Kind]:
             yield kind
 
 
-def _stands(text: str, place: Location | None) -> bool:
-    """Whether the finding's function is defined around its line in this text."""
+def _is_defined_at(text: str, place: Location | None) -> bool:
+    """Whether the text defines the finding's function around its line."""
     if place is None or place.function in _NO_FUNCTION or place.function.startswith("<"):
         return True
     name = place.function.rpartition(".")[2]

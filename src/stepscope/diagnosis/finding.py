@@ -48,14 +48,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A place in the user's code, or in a library's where none of the recorded frames is the user's.
+    """A place in the user's code, or in a library's where no recorded frame is the user's.
 
     Attributes:
         line: the statement's line if `exact_line` is true, otherwise the line of the function's definition.
         share: share of the finding's cost at this place, 0 to 1.
         call_path: the user's frames that lead there, outermost first.
-        inside: the libraries' functions that are called from there and that each contain at least half of the cost at
-            this place, outermost first, as "file:line function".
+        inside: library functions called from there that each contain at least half of the cost at this place,
+            outermost first, as "file:line function".
     """
 
     file: str
@@ -94,9 +94,8 @@ class Finding:
         saving_share: the saving as a share of the step, 0 to 1.
         saving_basis: how the saving was obtained, in words.
         where: places in the user's code, the costliest first; empty if the trace does not show them.
-        ends_run_in_ns: time until the cause ends the run, as a leak does; 0 if it has already ended it; None if it
-            does not end it. If it ends it soon, as a severity of "high" says, the finding comes before all savings,
-            otherwise after the large ones.
+        ends_run_in_ns: time until the cause ends the run, as a leak does; 0 if it already has; None if it never does.
+            A finding that ends it soon (severity "high") ranks before all savings, others after the large savings.
         change: the change to replay; None if no replay can show it.
     """
 
@@ -116,7 +115,7 @@ class Finding:
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
-        """Sort key: findings that end the run soon, large savings, what ends it later, and small savings."""
+        """Sort key: findings that soon end the run, large savings, findings that end it later, small savings."""
         ends = self.ends_run_in_ns
         is_large = self.severity in ("high", "medium")
         group = (1 if is_large else 3) if ends is None else (0 if self.severity == "high" else 2)
@@ -141,7 +140,5 @@ class NotAnswered:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """The findings and unanswered questions of one rule for one trace."""
-
     findings: tuple[Finding, ...] = ()
     not_answered: tuple[NotAnswered, ...] = ()

@@ -1,4 +1,4 @@
-"""Shared by the rules about input: how long the steps wait for batches, and how long making a batch takes."""
+"""Shared by the rules about input: how long steps wait for batches, and how long making a batch takes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from stepscope.whatif.changes import scaled_cause
 CARRIES_MOST: Final = 0.5
 """Share of the time to make a batch above which a function counts as the slow one."""
 NEARLY_ALL: Final = 0.8
-"""Workers that remove at least this share of the waits are the remedy; otherwise the function is."""
+"""Workers are the remedy if they remove at least this share of the waits; otherwise a faster function is."""
 _BEGUN: Final = 0.5
-"""Share of the batches that come from a new iterator, from which the program makes one for each batch."""
+"""Share of batches from a new iterator above which the program makes one for each batch."""
 KEPT_ITERATOR: Final = Remedy(
     "The program makes a new iterator of the loader for each batch, which shuffles anew and starts workers, if "
     "there are any: make one before the loop and take the next batch from it. More workers would make it slower.",
@@ -33,7 +33,7 @@ _AS_FAST: Final = 1.05
 """Workers keep up if a step takes at most this many times its computation."""
 _LEAST_LEFT: Final = 0.01
 _HANDED_OUT_NS: Final = 50_000
-"""Time in which a recorded function hands out or puts together a sample that is in memory; it cannot be cheaper."""
+"""Least time that a recorded function needs to hand out or collate a sample that is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ class Loading:
 
     @property
     def is_begun_anew(self) -> bool:
-        """Whether most batches are the first of a new iterator, although the loader has more."""
+        """Whether most batches are the first of a new iterator although the loader has more."""
         made, batches = (self.loader.iterators, self.loader.batches) if self.loader is not None else (None, None)
         return bool(made and self.calls and batches != 1 and made >= _BEGUN * self.calls)
 
     def samples_per_step(self, view: View) -> float:
-        """Samples that a step's batches have; at least 1."""
+        """Samples in a step's batches; at least 1."""
         size = self.loader.batch_size if self.loader is not None else None
         return max(self.calls / view.step_count * (size or 1), 1.0)
 
@@ -105,9 +105,9 @@ class Costly:
     """The function that makes batches slow.
 
     Attributes:
-        share: of the time to make a batch, 0 to 1.
-        avoidable: part of that share that is more than handing out samples in memory takes.
-        total_ns: over the recording.
+        share: share of the time to make a batch, 0 to 1.
+        avoidable: part of that share beyond what handing out samples from memory takes.
+        total_ns: its time over the recording.
     """
 
     stage: str
@@ -121,7 +121,6 @@ class Costly:
 
 
 def loading_of(view: View) -> Loading:
-    """Measure the loader's part in the steps of a view."""
     pieces = view.pieces_of("input")
     marks = marks_of(view)
     made = batches(view.program, " ".join(marks["name"].unique().to_list()))
@@ -179,10 +178,10 @@ def _load(view: View, made: Batches, marks: pl.DataFrame, wait_ns: int, processo
 
 
 def _slowed(view: View, wait_ns: int) -> float:
-    """How many times longer steps take while they are recorded, at least 1: so would receiving a batch.
+    """How many times as long steps take while they are recorded, at least 1; receiving a batch slows likewise.
 
-    Loading samples one by one may be slowed more than the rest. A promise is what a replay without the recording saves,
-    so that receiving a batch counts for as much of the recorded loading as of the loading that it leaves.
+    Recording may slow loading more than the rest, and a saving is replayed without the recording. So receiving a batch
+    takes as large a part of the recorded loading as of the loading in that replay.
     """
     unrecorded = view.trace.metadata.unrecorded
     if unrecorded is None or not unrecorded.step_ns:
@@ -195,7 +194,7 @@ def _slowed(view: View, wait_ns: int) -> float:
 
 
 def _left_by_others(view: View, processors: int | None) -> float | None:
-    """Processors without the share of the time in which other programs had all of them."""
+    """Processors, less the share of the time in which other programs occupied all of them."""
     if processors is None:
         return None
     waited = [step.thread_waiting_ns for step in view.program.steps if step.thread_waiting_ns is not None]
@@ -204,7 +203,7 @@ def _left_by_others(view: View, processors: int | None) -> float | None:
 
 
 def _busy_ns(view: View, compute_ns: float, loading_ns: float) -> float:
-    """Processor time of a step's computation: as counted, otherwise the time multiplied by torch's threads."""
+    """Processor time of a step's computation: counted, or else its time multiplied by torch's threads."""
     counted = [step.process_processor_ns for step in view.program.steps if step.process_processor_ns is not None]
     if counted:
         return max(sum(counted) / len(counted) - loading_ns, 0.0)
@@ -215,7 +214,7 @@ def _busy_ns(view: View, compute_ns: float, loading_ns: float) -> float:
 
 
 def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> Costly | None:
-    """Innermost function that takes most of the time to make a batch; None if no single function does.
+    """The innermost function that takes most of the time to make a batch; None if no function does.
 
     Args:
         of_users: look for a function of the user; otherwise for one of a library.
@@ -244,7 +243,7 @@ def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> C
 
 
 def cheaper_share(view: View, loading: Loading) -> float:
-    """Share of the time to make a batch that the functions take beyond handing out what is in memory, 0 to 1.
+    """Share of the time to make a batch that functions take beyond handing out samples from memory, 0 to 1.
 
     PyTorch's own part is left out.
     """
@@ -257,7 +256,7 @@ def cheaper_share(view: View, loading: Loading) -> float:
 
 
 def _with_avoidable(table: pl.DataFrame, taken: str, loading: Loading) -> pl.DataFrame:
-    """The functions with `avoidable_ns`: what this column of times has beyond handing out samples in memory."""
+    """The functions with `avoidable_ns`: what this column of times has beyond handing out samples from memory."""
     size = (loading.loader.batch_size if loading.loader is not None else None) or 1
     samples = pl.col("calls") * pl.when(pl.col("stage") == "collate").then(size).otherwise(1)
     sampler = pl.col("stage") == "sampler"
@@ -267,7 +266,7 @@ def _with_avoidable(table: pl.DataFrame, taken: str, loading: Loading) -> pl.Dat
 
 
 def _by_function(table: pl.DataFrame) -> pl.DataFrame:
-    """One row per function, the costliest first: a generator, for one, has a row for each of several lines."""
+    """One row per function, costliest first; a generator, for one, has a row for each of several lines."""
     sums = table.sort("total_ns", descending=True).group_by("stage", "function", "file", maintain_order=True)
     together = sums.agg(pl.col("line").first(), pl.col("calls", "total_ns", "avoidable_ns").sum())
     return together.sort("total_ns", descending=True, maintain_order=True)
@@ -324,12 +323,10 @@ def iterator_starts(view: View) -> list[Window]:
 
 
 def processors_in_words(count: int) -> str:
-    """Such as "one processor" and "4 processors"."""
     return "one processor" if count == 1 else f"{count} processors"
 
 
 def settings_figures(loading: Loading) -> list[Figure]:
-    """The loader's known settings, as figures."""
     ahead = loading.loader.prefetch_factor if loading.loader is not None and loading.workers else None
     counts = {
         "worker processes": loading.workers,

@@ -35,7 +35,7 @@ class Part:
     Attributes:
         question: what cannot be answered without it.
         why: the reason, in words.
-        how: reader's name or the program's framework -> how to record the part with that profiler, or what to record
+        how: reader's name or program's framework -> how to record the part with that profiler, or what to record
             instead; "" for all others.
     """
 
@@ -74,7 +74,7 @@ PARTS: Final[dict[PartName, Part]] = {
     "steps": Part(
         "How long is a step, and what varies between steps?",
         "the trace has no step annotations, and nothing repeats regularly enough to infer steps",
-        lambda trace: False,  # the view knows whether steps can be inferred
+        lambda trace: False,  # `missing` asks the view whether steps can be inferred
         {
             "": "call profiler.step() once per iteration",
             "nsight_systems": f"mark each iteration: {_NVTX_STEP}",

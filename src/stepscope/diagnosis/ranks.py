@@ -32,7 +32,7 @@ _TELLING: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """The data kept of one rank's trace for comparison with the others.
+    """What is kept of one rank's trace for comparison with the others.
 
     Attributes:
         name: such as "rank 3".
@@ -98,16 +98,16 @@ def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
         return ()
     steps = max(matched["step"].n_unique(), 1)
     apart = [finding for finding in (_late(records, matched, steps), _apart(records, matched, steps)) if finding]
-    most = max(apart, key=lambda finding: finding.saving_ns_per_step, default=None)  # both are of the same waits
+    most = max(apart, key=lambda finding: finding.saving_ns_per_step, default=None)  # both describe the same waits
     findings = [finding for finding in (most, _slow(records, matched, steps)) if finding is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
 
 
 def without_waits(diagnoses: Sequence[Diagnosis], records: Sequence[RankRecord | None]) -> list[Diagnosis]:
-    """Drop findings of one rank about its communication if most of what they save is waiting for later ranks.
+    """Drop a rank's findings about communication if most of their saving is waiting for later ranks.
 
     Args:
-        records: of the diagnosed ranks, None where there is none.
+        records: one per diagnosed rank, None where it is missing.
     """
     known = [record for record in records if record is not None]
     matched = matched_collectives([record.collectives for record in known])
@@ -127,13 +127,13 @@ def without_waits(diagnoses: Sequence[Diagnosis], records: Sequence[RankRecord |
 
 
 def _waits_ns(matched: pl.DataFrame) -> list[int]:
-    """Each rank's waiting for later ones, per step."""
+    """Each rank's wait for later ones, per step."""
     waits = np.array(matched["waits_ns"].to_list(), np.int64)
     return [int(ns) for ns in waits.sum(axis=0) // max(matched["step"].n_unique(), 1)]
 
 
 def _some_missing(records: Sequence[RankRecord]) -> bool:
-    """Whether the job has more ranks than these, one of which may be the last."""
+    """Whether the job has more ranks than these, one of which may be the late one."""
     return max((record.ranks for record in records), default=0) > len(records)
 
 
@@ -171,7 +171,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
         severity(share),
         saved,
         share,
-        "how much later it comes to each collective than the rank before it, as far as the others only communicate",
+        "how much later it reaches each collective than the rank before it, as far as the others only communicate",
         "low",
         Evidence(
             (
@@ -183,7 +183,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
             )
         ),
         Remedy(
-            f"Look into what holds {slow.name} up: its data, its host or its device.",
+            f"Find out what holds {slow.name} up: its data, its host or its device.",
             f"stepscope diagnose TRACE_OF_{slow.name.upper().replace(' ', '_')}",
         ),
         slow.places.get(cause, ()) if cause else (),
@@ -191,7 +191,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
 
 
 def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
-    """What ranks wait for each other, where it is not one rank alone that comes late."""
+    """What ranks wait for each other where no single rank is the late one."""
     waits = _waits_ns(matched)
     step_ns = max(record.step_ns for record in records)
     exposed = sum(record.exposed_ns for record in records) // len(records)
@@ -228,7 +228,7 @@ def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> 
 
 
 def _own_cause(slow: RankRecord, others: Sequence[RankRecord]) -> tuple[str, int]:
-    """The cause with the largest extra time over the others' mean, and that time; "" and 0 without extra time."""
+    """The cause with the largest extra time over the others' mean, and that time; "" and 0 if there is none."""
     more = {
         cause: ns - sum(other.causes.get(cause, 0) for other in others) // len(others)
         for cause, ns in slow.causes.items()

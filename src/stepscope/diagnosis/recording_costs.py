@@ -1,18 +1,17 @@
-"""What recording adds to steps: page faults on a CPU, and work for each event, measured on steps not recorded.
+"""What recording adds to steps: page faults on a CPU, and work for each event, judged by unrecorded steps.
 
-A profiler works around each operator that it records, to note its name, its inputs' shapes and its memory, and Python
-runs slower while lines are recorded. Steps of many small operators or of much Python may take several times as long
-while they are recorded, and a promise that is a share of such a step holds for none of the others.
+A profiler works around each operator to record its name, its inputs' shapes and its memory, and Python runs slower
+while lines are recorded. Steps with many small operators or much Python may take several times as long while they are
+recorded, and a promise that is a share of such a step does not hold for unrecorded ones.
 
-How much longer recorded steps are is measured in time on a processor, which other programs do not lengthen. It is
-divided among the operators, up to what one costs; what they do not explain, among the time outside of operators if
-lines were recorded; and the rest evenly. With a device, only operators are counted, since the device's work may hide
-the host's time.
+The extra length of recorded steps is measured in processor time, which other programs do not lengthen. It is divided
+among the operators, up to what one costs; the rest goes to the time outside operators if lines were recorded; what then
+remains is spread evenly. With a device, only operators are counted, since its work may hide the host's time.
 
-The profiler keeps a note of each operator until the recording ends. The C library places such notes in blocks that the
-program has just freed, so that a large tensor no longer fits there: it gets new memory from the system, which maps
-and clears every page of it. Steps that otherwise map hardly a page may map tens of thousands while they are recorded
-and take twice as long, mostly where large tensors are created and soon freed, as in loops.
+The profiler keeps a record of each operator until the recording ends. The C library places these in blocks that the
+program has just freed, so that a large tensor no longer fits there and gets new memory from the system, which maps and
+clears every page of it. Steps that otherwise map hardly a page may map tens of thousands while they are recorded and
+take twice as long, mostly where large tensors are created and soon freed, as in loops.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ FAULT_NS: Final = 2_000
 """Longest time in the operating system that one mapped page explains if nothing else limits it."""
 PAGE_BYTES: Final = 4_096
 LEAST_OF_A_STEP: Final = 0.1
-"""If less than this share of a recorded step's time passed before the recording, no step ran before it."""
+"""Time before the recording, as a share of a recorded step, below which no step ran before it."""
 
 
 def without_recorded_faults(experiment: Experiment) -> Change | None:
     """Remove the page faults that only the recording caused; None if they are unknown or zero.
 
-    The operating system's counts, in recorded steps and in those before, give the number of pages and the time for
-    each. The addresses of the allocations show where they were mapped: in operators that took memory no allocation
-    had used before. Applies only without a device, which would hide the host's time.
+    The operating system's counts, in recorded steps and in earlier ones, give the number of pages and the time for
+    each. The allocations' addresses show where they were mapped: in operators that took memory no allocation had used
+    before. Applies only without a device, which would hide the host's time.
     """
     trace = experiment.trace
     if experiment.device is not None or trace.metadata.program is None:
@@ -66,7 +65,7 @@ def without_recorded_faults(experiment: Experiment) -> Change | None:
     fresh *= min(pages * experiment.step_count / fresh.sum(), 1.0)
     page_ns *= waiting_factor(steps)
     durations = trace.operators["duration_ns"].to_numpy()[rows]
-    # By name: a thread that waits for a processor does so in a few operators at length.
+    # By name: a thread that waits for a processor waits long in a few operators.
     _, name = np.unique(trace.operators["name"].gather(rows).to_physical().to_numpy(), return_inverse=True)
     cost, total = (np.bincount(name.ravel(), each) for each in (fresh * page_ns, durations))
     factors = (1 - np.minimum(cost / np.maximum(total, 1), 1.0))[name.ravel()]
@@ -79,10 +78,10 @@ def without_recorded_faults(experiment: Experiment) -> Change | None:
 
 
 def faults_before(metadata: Metadata, step_ns: float) -> float | None:
-    """Pages mapped in a step that was not recorded; None if no such step was counted.
+    """Pages mapped in an unrecorded step; None if no such step was counted.
 
-    They are those of the run's other steps, or else those of the warm-up before the recording. Recorded steps may take
-    several times as long, so the warm-up may hold a whole step although it is shorter than a recorded one.
+    Counted in the run's other steps, or else in the warm-up before the recording. Recorded steps may take several times
+    as long, so a warm-up shorter than a recorded step may still hold a whole step.
 
     Args:
         step_ns: duration of a recorded step.
@@ -105,10 +104,7 @@ def facts_of_steps(experiment: Experiment) -> list[StepFacts]:
 
 
 def waiting_factor(steps: Sequence[StepFacts]) -> float:
-    """How many times as long as on a processor a thread's work takes, because it waits for one; 1 or more.
-
-    Work of every kind waits alike.
-    """
+    """How many times its processor time a thread's work takes because it waits for a processor; 1 or more."""
     waiting = sum(step.thread_waiting_ns or 0 for step in steps)
     worked = sum(step.thread_processor_ns or 0 for step in steps)
     return 1 + waiting / worked if worked > 0 else 1.0
@@ -173,20 +169,20 @@ def fresh_bytes(addresses: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) 
 
 
 OPERATOR_NS: Final = 700.0
-"""Measured cost of an operator with shapes and allocations; what a run's operators cost is measured on the run."""
+"""Usual cost of recording an operator with shapes and allocations; each run's own cost is measured."""
 MOST_SCALE: Final = 1.5
 """Largest multiple of OPERATOR_NS that counts as an operator's cost."""
 MOST_OF_PYTHON: Final = 0.8
-"""Largest share of the time outside of operators that recording lines explains: Python takes five times as long."""
+"""Largest share of time outside operators due to recording lines, which makes Python five times as slow."""
 _MOST_OF_A_PIECE: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvents:
-    """Cost of the events of a recording.
+    """What recording the events cost.
 
     Attributes:
-        operator_ns: of an operator.
+        operator_ns: cost of recording an operator.
         change: removes the cost of all events.
     """
 
@@ -196,19 +192,21 @@ class RecordedEvents:
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """A thread's time between one border of an operator or line and the next; arrays of shape (n,)."""
+    """A thread's time, cut at the borders of operators and lines; arrays of shape (n,)."""
 
     start: Times
     end: Times
-    cost_ns: npt.NDArray[np.float64]  # of recording the operators that begin or end at its borders
-    is_python: npt.NDArray[np.bool_]  # outside of operators
+    cost_ns: npt.NDArray[np.float64]  # for recording the operators that begin or end at its borders
+    is_python: npt.NDArray[np.bool_]  # outside operators
 
 
 def recorded_events(experiment: Experiment, graph: Graph) -> RecordedEvents | None:
-    """Measure what recording each event of the steps cost; None if no other steps were timed, or they took as long.
+    """Measure what recording each event of the steps cost.
+
+    Returns None if no other steps were timed, or if they took as long.
 
     Args:
-        graph: the steps' graph without what else only the recording caused; its cost counts towards the difference.
+        graph: the steps' graph without other costs of recording, which count towards the difference.
     """
     wanted_ns = _slower_ns(experiment)
     pieces = _pieces(experiment)
@@ -236,7 +234,7 @@ def recorded_events(experiment: Experiment, graph: Graph) -> RecordedEvents | No
 
 
 def _slower_ns(experiment: Experiment) -> float:
-    """How much longer the median recorded step takes than the median of the others, with their waits for a processor.
+    """How much longer the median recorded step takes than the median other step, waits for a processor included.
 
     Means would count what comes in one step of several, such as an evaluation, as a cost of recording.
     """
@@ -253,7 +251,7 @@ def _slower_ns(experiment: Experiment) -> float:
 
 
 def _pieces(experiment: Experiment) -> _Pieces:
-    """The steps' pieces on their thread: an operator costs as much before each of its borders as after it."""
+    """The steps' pieces on their thread; recording an operator costs the same at each of its borders."""
     trace, lane, span = experiment.trace, experiment.lane, experiment.span
     begins, ends = _borders(trace, "operators", lane)
     at = np.concatenate([begins, ends, _borders(trace, "lines", lane)[0]])
@@ -276,7 +274,7 @@ def _borders(trace: Trace, table: str, lane: int) -> tuple[Times, Times]:
 
 
 MOST_SUBTRACTED_NS: Final = 600.0
-"""Most to subtract for an operator: recording one with shapes costs at least this, for some operators twice as much."""
+"""Most to subtract per operator: recording one with shapes costs at least this, and some twice as much."""
 
 
 def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
@@ -302,7 +300,7 @@ def unrecorded_ns(view: View, pieces: pl.DataFrame) -> int:
 
 
 def _operator_ns(view: View, operators: int) -> float:
-    """Cost of recording an operator, measured on the run's other steps or MOST_SUBTRACTED_NS at most; 0 if unknown."""
+    """Overhead of recording an operator, measured on the other steps or MOST_SUBTRACTED_NS at most; 0 if unknown."""
     if view.recorded_events is not None and view.device is None:
         return view.recorded_events.operator_ns
     warm_up = view.program.process_figure("warm_up_ns")

@@ -51,7 +51,7 @@ __all__ = [
 PartName: TypeAlias = Literal["steps", "lines", "operators", "shapes", "types", "messages", "memory", "grids"]
 """A part that a recording may lack; see `stepscope.diagnosis.parts`."""
 _MORE = 1.2
-"""Times the cost above which a replay's saving needs a word of explanation, and is less sure."""
+"""Multiple of the cost above which a replay's saving is explained and less sure."""
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
 
@@ -88,7 +88,7 @@ class Found:
         share_at: index among the figures where the engine inserts the share; None to leave it out.
         severity: set for notes, which have no threshold; otherwise it follows from the saving.
         ends_run_in_ns: see `Finding`.
-        for_every_framework: whether the remedy applies even if the rule has remedies for other frameworks.
+        for_every_framework: whether the remedy applies even where the rule has one for the program's framework.
     """
 
     title: str
@@ -110,7 +110,7 @@ class Found:
 
 def note_from_files(title: str, figures: Sequence[Figure], remedy: Remedy, where: tuple[Location, ...] = ()) -> Found:
     """Create a note about something that only files beside the trace report; it claims no saving."""
-    basis = "no saving: the files beside the trace count, and do not show what the device waited for"
+    basis = "no saving: the files beside the trace give counts, not what the device waited for"
     return Found(title, 0, basis, "high", remedy, figures, where=where, severity="note")
 
 
@@ -146,8 +146,8 @@ class Rule:
         replaces: rules whose cause this one explains more precisely.
         rivals: rules that may find the same work at the same lines; of two such findings the larger counts.
         remedies: remedies for frameworks other than PyTorch on a GPU, used instead of the one from `check`.
-        beneath: 0, or for a general rule a higher number the less its evidence says: its findings count only as far as
-            those of rules with lower numbers do not explain their time.
+        beneath: 0, or for a general rule a number that is higher the weaker its evidence: its findings count only as
+            far as rules with lower numbers do not explain their time.
     """
 
     id: str
@@ -170,7 +170,6 @@ class Rule:
         return Limits(self, view)
 
     def ask(self, view: View) -> RuleResult:
-        """Run the rule on a view."""
         limits = self.limits(view)
         answers = list(self.check(view, limits))
         found = [each for each in answers if isinstance(each, Found) and self._counts(each, limits)]
@@ -216,7 +215,6 @@ class Rule:
 
 
 def severity(share: float) -> Severity:
-    """The severity of a saving of this share of the step."""
     if share >= HIGH_SHARE:
         return "high"
     return "medium" if share >= MEDIUM_SHARE else "low"

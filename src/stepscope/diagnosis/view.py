@@ -38,15 +38,15 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
     "torch_xla": r"SyncTensorsGraph|XLAGraphExecutor|LazyGraphExecutor|XlaMarkStep|torch_xla/|^StepMarker$",
     "jax": r"^PjitFunction|^jit\(|\bjit_\w|(?:^|/)jax/|backend_compile|^\$?(?:pjit|api|pxla|dispatch)\.py[:(]",
 }
-"""Patterns of names that only this framework records; the first framework that matches is used."""
+"""Patterns of names that only this framework records; the first match counts."""
 _OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
 MOSTLY_ONCE = 0.5
-"""Share of a recording of one step that, if it happens once, leaves nothing to promise."""
+"""One-off share of a one-step recording that leaves nothing to promise."""
 MOST_PLACES = 20
-"""Maximum number of operators' places that are merged with the lines of the remaining time."""
+"""Maximum number of operators' places to merge with the lines of the remaining time."""
 MOST_TRIGGERS = 3
 SMALLEST_PLACE = 0.02
-"""Places in the code with a smaller share of a finding's cost explain nothing and are not reported."""
+"""Places with a smaller share of a finding's cost explain nothing and are not reported."""
 
 
 class View(StepView):
@@ -85,7 +85,7 @@ class View(StepView):
 
     @cached_property
     def _typical(self) -> tuple[Graph, float]:
-        """The graph for replays, without what happens once or only while recording, and its step in nanoseconds."""
+        """The graph for replays, without one-off work and costs of recording, and its step in nanoseconds."""
         experiment = self.experiment
         events = self.recorded_events
         changes = [
@@ -112,7 +112,7 @@ class View(StepView):
         return recorded_events(experiment, faults(experiment, experiment.graph) if faults else experiment.graph)
 
     def saved_ns(self, change: Change) -> int:
-        """Time a step loses with this change, by a replay; at most the step.
+        """Time that a replay of a step loses with this change; at most the step.
 
         If the recording slowed the steps in a known way, the replay leaves that out, and its relative saving is
         applied to the recorded step.
@@ -152,7 +152,7 @@ class View(StepView):
 
     @cached_property
     def trains(self) -> bool:
-        """Whether a backward pass or an optimizer's step was recorded: other programs are told nothing of training."""
+        """Whether a backward pass or an optimizer's step was recorded; other programs get no advice on training."""
         operators, annotations = self.trace.operators["name"], self.trace.annotations["name"]
         return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
 
@@ -178,28 +178,26 @@ class View(StepView):
 
     @property
     def length_ns(self) -> int:
-        """Duration of the steps, without what happens once; at least 1."""
+        """Duration of the steps, without one-off work; at least 1."""
         return max(self.window.duration_ns - self.once_ns, 1)
 
     @cached_property
     def once_ns(self) -> int:
-        """Time of the steps that went to what happens once, while the device was idle."""
+        """Idle time of the device in the steps due to one-off work."""
         return int(self.pieces_of("once")["duration_ns"].sum())
 
     @property
     def is_warm_up(self) -> bool:
-        """Whether most of the recording happens once, and no second step shows what is left without it."""
+        """Whether most of the recording is one-off work, and no second step shows what is left without it."""
         return self.step_count < 2 and self.once_ns > MOSTLY_ONCE * self.window.duration_ns
 
     @cached_property
     def step_ns(self) -> int:
-        """Mean duration of a step."""
         return max(self.length_ns // self.step_count, 1)
 
     @cached_property
     def pieces(self) -> pl.DataFrame:
-        """The time of the steps that findings explain: idle pieces of `device`, or without a device the main thread's
-        time.
+        """The time that findings explain: idle pieces of `device`, or without a device the main thread's time.
 
         Columns gap, start_ns, duration_ns, cause, trigger_launch, lane, launch, as in `idle_time`, and slice, the
         index of the thread's innermost slice in `activity`, -1 for none.
@@ -230,12 +228,10 @@ class View(StepView):
 
     @cached_property
     def memories(self) -> tuple[DeviceMemory, ...]:
-        """Memory of each device; see `stepscope.analysis.memory.device_memories`."""
         return device_memories(self.trace, steps=self.steps, activity=self.activity)
 
     @cached_property
     def operator_costs(self) -> pl.DataFrame:
-        """Cost of each operator; see `stepscope.analysis.operators.operator_costs`."""
         return operator_costs(self.trace)
 
     @cached_property
@@ -268,11 +264,9 @@ class View(StepView):
         return np.flatnonzero((self.launching >= 0) & self.inside(rows)[np.maximum(self.launching, 0)])
 
     def pieces_of(self, *causes: str) -> pl.DataFrame:
-        """The rows of `pieces` that have one of these causes."""
         return self.pieces.filter(pl.col("cause").is_in(causes))
 
     def begin_in_span(self, table: pl.DataFrame) -> pl.DataFrame:
-        """The rows that begin in the span."""
         return table.filter(pl.col("start_ns").is_between(self.span.start_ns, self.span.end_ns, closed="left"))
 
     def steps_with(self, starts: Times) -> int:
@@ -403,7 +397,7 @@ class View(StepView):
         return tuple(Interval(begin, ns, what) for begin, ns in top.select("begin", "ns").iter_rows())
 
     def saving_ns(self, cost_ns: float, change: Change | None) -> tuple[int, Change | None]:
-        """The saving per step and the replayed change; from the cost, with None, if no replay is possible."""
+        """The saving per step and the replayed change; the cost and None if no replay is possible."""
         if change is None or self.experiment.why_not is not None:
             return self.per_step(cost_ns), None
         return self.saved_ns(change), change
@@ -417,7 +411,6 @@ class View(StepView):
         return Figure(f"{name} {self.per}", self.per_step(ns), "ns")
 
     def bytes_per_step(self, name: str, size: int) -> Figure:
-        """A size over the span as a figure per step."""
         return Figure(f"{name} {self.per}", size // self.step_count, "bytes")
 
     def bytes_of(self, name: str, sizes: pl.Series) -> tuple[Figure, ...]:
@@ -432,7 +425,7 @@ class View(StepView):
 
 
 def framework_of(trace: Trace) -> Framework | None:
-    """The framework of a program other than PyTorch on a GPU or CPU, detected by names that only it records."""
+    """The framework of a program other than PyTorch on a GPU or CPU, by names that only it records."""
     if trace.metadata.format == "gaudi":
         return "hpu"
     if trace.metadata.format not in XLA_FORMATS:
@@ -454,7 +447,6 @@ def tally_figures(what: str, tally: Tally | None) -> list[Figure]:
 
 
 def rows_of(table: pl.DataFrame) -> Rows:
-    """The column `row` as an array."""
     rows: Rows = table["row"].to_numpy().astype(np.int64)
     return rows
 

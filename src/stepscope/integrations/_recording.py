@@ -55,12 +55,11 @@ class FrameworkRecording:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the current step is recorded."""
         return self._block.is_recording
 
     @guard.entry
     def begin(self, obstacle: str = "") -> None:
-        """Begin the loop. With an `obstacle`, such as another profiler, nothing is recorded and that is reported."""
+        """Begin the loop. An `obstacle`, such as another profiler, is reported, and then nothing is recorded."""
         self.end()
         if within_run():
             return
@@ -95,7 +94,7 @@ class FrameworkRecording:
         if len(self._block.traces) == self._old_traces and self._block.problem is None:
             steps = "1 step" if self._steps == 1 else f"{self._steps} steps"
             guard.tell(
-                f"nothing of {self._framework} was recorded: it ended after {steps}; another schedule begins sooner"
+                f"nothing of {self._framework} was recorded: it ended after {steps}; use a schedule that begins sooner"
             )
 
     def __reduce__(self) -> tuple[type[FrameworkRecording], tuple[Any, ...]]:

@@ -78,7 +78,6 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
 
     @property
     def traces(self) -> tuple[Path, ...]:
-        """Paths of the files saved so far."""
         return self._recording.traces
 
     @contextmanager
@@ -96,7 +95,6 @@ class StepscopeProfiler(_Profiler):  # type: ignore[misc]
 
     @guard.entry
     def start(self, action_name: str) -> None:
-        """Begin an action of the trainer."""
         if not self._begun and self._is_loop(action_name):
             self._begun = True
             self._recording.begin()
@@ -156,7 +154,7 @@ class StepscopeCallback(RecordingCallback, _Callback):  # type: ignore[misc]
     @guard.entry
     def _begin(self, trainer: Any, pl_module: Any = None) -> None:
         busy = isinstance(trainer.profiler, _TorchProfiler)
-        self._recording.begin("the trainer's PyTorchProfiler records already, and its traces can be diagnosed" * busy)
+        self._recording.begin("the trainer's PyTorchProfiler already records, and its traces can be diagnosed" * busy)
 
     @guard.entry
     def _step(self, trainer: Any, kind: str) -> None:
@@ -168,10 +166,9 @@ class StepscopeCallback(RecordingCallback, _Callback):  # type: ignore[misc]
 
     on_train_start = on_test_start = on_predict_start = _begin
     on_train_end = on_test_end = on_predict_end = _end
-    on_exception = _end  # what was recorded is kept
+    on_exception = _end  # keep what was recorded
 
     def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Mark the end of a training step."""
         self._step(trainer, "fit")
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -180,20 +177,16 @@ class StepscopeCallback(RecordingCallback, _Callback):  # type: ignore[misc]
             self._begin(trainer)
 
     def on_validation_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Mark the end of a validation step."""
         self._step(trainer, "validate")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """End a validation."""
         if _task_of(trainer) == "validate":
             self._recording.end()
 
     def on_test_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Mark the end of a test step."""
         self._step(trainer, "test")
 
     def on_predict_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
-        """Mark the end of a prediction step."""
         self._step(trainer, "predict")
 
 

@@ -34,13 +34,10 @@ class StepscopeCallback(RecordingCallback, _TrainerCallback):  # type: ignore[mi
     _framework = "the Trainer"
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Begin the recording."""
         self._recording.begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark the end of a step."""
         self._recording.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Save the recording."""
         self._recording.end()

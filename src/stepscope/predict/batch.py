@@ -2,11 +2,11 @@
 that the step needs.
 
 Activations begin with the batch: [batch, channels, ...], [batch, tokens, features], and, where a layer flattens tokens
-and samples, [batch * tokens, features]. Weights do not. So the batch is the size that nearly all inputs of
-convolutions, linear layers, attention and embeddings begin with; with another one, every size that is the batch, or the
-batch times further leading sizes of an activation, scales with it. In a product of matrices either the rows are the
-batch's (forward, and for the gradient of the input), or the inner dimension (for the gradient of the weight, whose
-shape the result has).
+and samples, [batch * tokens, features]. Weights do not. So the batch is the size with which nearly all inputs of
+convolutions, linear layers, attention and embeddings begin. With another batch, every size that is the batch, or the
+batch times further leading sizes of an activation, scales with it. In a matrix product, either the rows are the batch's
+(forward, and for the gradient of the input) or the inner dimension is (for the gradient of the weight, whose shape the
+result has).
 """
 
 from __future__ import annotations
@@ -54,8 +54,6 @@ _Shapes = list[Shape | None]
 
 @dataclass(frozen=True, slots=True)
 class BatchChange:
-    """A change of the batch size."""
-
     recorded: int
     wanted: int
 
@@ -94,13 +92,13 @@ def batch_change(trace: Trace, wanted: int, recorded: int | None = None) -> Batc
     known = recorded or recorded_batch(trace)
     if known is None:
         raise UsageError(
-            "the trace does not show its batch size, as no size begins the inputs of nearly all layers: "
-            "--recorded-batch M says it (record_shapes=True records shapes)"
+            "the trace does not show its batch size, since no single size begins the inputs of nearly all layers: give "
+            "it with --recorded-batch M (record_shapes=True records shapes)"
         )
     if not any(size % known == 0 for size in _leading_sizes(trace)):
         raise UsageError(
-            f"no layer of the trace has an input that begins with the batch size {known}, or a multiple of it, so that "
-            "its growth is unknown (record_shapes=True records shapes)"
+            f"no layer of the trace has an input that begins with the batch size {known}, or a multiple of it, so its "
+            "growth is unknown (record_shapes=True records shapes)"
         )
     return BatchChange(known, wanted)
 
@@ -327,8 +325,8 @@ def memory_need(
     wanted = "cpu" if device is None else device
     levels = memory_levels(trace).filter(pl.col("device") == wanted)
     if levels.is_empty() and sampled_bytes is not None:
-        note = "the most of the device's memory that was in use while the program ran, its allocator's reserve included"
-        grown = "; with the batch all of it is taken to grow" if batch_factor != 1.0 else ""
+        note = "the device's peak memory in use while the program ran, including its allocator's reserve"
+        grown = "; all of it is assumed to grow with the batch" if batch_factor != 1.0 else ""
         return MemoryNeed(round(sampled_bytes * batch_factor), False, note + grown)
     if levels.is_empty():
         how = ": record with profile_memory=True" if trace.metadata.format == "kineto" else ""
@@ -373,11 +371,11 @@ def _constant_bytes(memory: DeviceMemory) -> int:
 
 
 def _note(is_total: bool, with_model: bool, batch_factor: float) -> str:
-    text = "the most that was allocated at once"
+    text = "the peak of allocated memory"
     if not is_total and with_model:
         text += " while recording, with what the model and its optimizer hold"
     elif not is_total:
-        text += " while recording; what was held before is not known and comes on top"
+        text += " while recording; what was allocated before is unknown and adds to it"
     if batch_factor != 1.0:
-        text += "; with the batch everything grows but parameters, gradients and the optimizer's state"
+        text += "; everything but parameters, gradients and the optimizer's state grows with the batch"
     return text

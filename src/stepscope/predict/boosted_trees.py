@@ -17,7 +17,7 @@ from stepscope.errors import StepscopeError
 
 _AT_ONCE: Final = 1 << 15  # rows times trees evaluated together, so that they stay in the processor's cache
 _BROKEN: Final = (
-    "a model in stepscope/data is not of this version; install stepscope anew, or fit it by scripts/predictor"
+    "a model in stepscope/data belongs to another version; reinstall stepscope, or fit it with scripts/predictor"
 )
 
 
@@ -76,7 +76,7 @@ class BoostedTrees:
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], prefix: str = "") -> BoostedTrees:
         """Build the trees from arrays whose names begin with the prefix, in a dictionary or a `numpy.load` file.
 
-        Kept are `features` (-1 in a leaf), `thresholds` without those of leaves, and `values` of leaves alone; `left`
+        The arrays are `features` (-1 in a leaf), `thresholds` (of inner nodes) and `values` (of leaves); `left`
         follows from the order of the nodes.
 
         Raises:

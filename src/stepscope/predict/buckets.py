@@ -43,7 +43,7 @@ class Gradients:
     bytes: Rows
     number_type: npt.NDArray[np.str_]  # as the profiler names it, such as "float"
     accumulated: int = 1  # backward passes per step; the gradients are those of the last one
-    at_once: bool = False  # whether only their sum is known, taken to be ready when the last one is
+    at_once: bool = False  # whether only their sum is known, assumed to be ready when the last one is
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def gradients_of(experiment: Experiment) -> Gradients:
         if found is not None:
             return found
         raise UsageError(
-            "the trace does not have the size of its gradients: record shapes (record_shapes=True, or stepscope run)"
+            "the trace does not show the size of its gradients: record shapes (record_shapes=True, or stepscope run)"
         )
     kinds = np.array([each[1] for each in sized], np.str_)
     passes = _passes(step[kept], size[kept])
@@ -159,7 +159,7 @@ def _passes(step: Rows, size: Rows) -> int:
 
 def _repetitions(sizes: Rows) -> int:
     count = len(sizes)
-    if count < 2 or (sizes == sizes[0]).all():  # equal layers repeat just as passes do, so they cannot be told apart
+    if count < 2 or (sizes == sizes[0]).all():  # repetitions may be equal layers, not passes
         return 1
     for period in range(2, count // 2 + 1):
         if count % period == 0 and (sizes[period:] == sizes[:-period]).all():

@@ -77,7 +77,7 @@ _COMPUTES_ITSELF: Final = 20
 """An operator whose self time is this many times the dispatch cost computes something itself."""
 _LEAST_OVERHEAD_NS: Final = 1_000.0  # least dispatch cost, for recordings with a coarse clock
 _WORTH_SAYING: Final = 0.01
-_MANY_TENSORS: Final = 10  # from this many optimizer operators on, a note says that they run one by one
+_MANY_TENSORS: Final = 10  # fewest optimizer operators for a note that they run one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _on_target(cast: Cast, target: DevicePeaks, added: Tf32) -> dict[str, pl.Ser
 def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) -> tuple[str, ...]:
     notes = []
     if table.is_empty():
-        notes.append("no operator of the trace shows what it computes: record shapes to have them predicted")
+        notes.append("no operator of the trace shows what it computes: record shapes to predict them")
     total = int(uncovered["host_ns"].sum())
     share = total / max(total + float(table["host_ns"].sum()), 1.0)
     if share >= _WORTH_SAYING:
@@ -171,7 +171,9 @@ def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) ->
         notes.append(f"{target.name} has no units for the number type of {lacking:,} call{'s'[: lacking != 1]}")
     single = (table["phase"] == "optimizer") & ~table["operator"].str.contains(r"::_(?:foreach|fused)_")
     if single.sum() > _MANY_TENSORS:
-        notes.append("the optimizer is taken tensor by tensor as it ran; on a device PyTorch takes many at a time")
+        notes.append(
+            "the optimizer is predicted tensor by tensor, as it ran; on a device PyTorch updates many at a time"
+        )
     return tuple(notes)
 
 
@@ -269,7 +271,7 @@ def step_from_shapes(
     factors[0][by_tensor] = 0.0
     gone = ("optimizer",) if by_tensor.any() else ()
     host = [_host_ns(replays, rows, each, without=gone if at == 0 else ()) for at, each in enumerate(factors)]
-    note = "predicted from shapes alone: the range reaches from host and device side by side to one after the other"
+    note = "predicted from shapes alone: the range reaches from host and device in parallel to one after the other"
     note += ", and at its low end the host needs no time for the optimizer" if gone else ""
     return ShapesStep(
         step_ns=max(host[1], device[1]),
@@ -318,6 +320,6 @@ def _refusal(experiment: Experiment, times: CpuOperationTimes, target: DevicePea
     known = f"{times.covered_share:.0%} of the time of operators that compute"
     without = times.table["device_ns"].null_count()
     if without and times.table.height:
-        return f"only for {known} the {target.name} has units for the number type: no step time is given"
+        return f"the {target.name} has units for the number type of only {known}: no step time is given"
     how = ": record with record_shapes=True" if experiment.trace.metadata.format == "kineto" else ""
-    return f"no device worked, and only for {known} shapes show what one would have to do{how}"
+    return f"no device worked, and shapes show what one would do for only {known}{how}"

@@ -162,21 +162,17 @@ def data_parallel_settings(view: View, others: Sequence[Experiment] = ()) -> Set
 
 def _check_trace(view: View) -> None:
     if collectives(view.trace).is_empty():
-        raise UsageError(
-            f"the trace has no communication between ranks, from which settings would follow: {HOW_TO_RECORD}"
-        )
+        raise UsageError(f"the trace has no communication between ranks to derive settings from: {HOW_TO_RECORD}")
     names = pl.concat([view.trace.operators["name"], view.trace.annotations["name"]])
     if not names.str.contains(_OF_PYTORCH).any():
-        raise UsageError(
-            "the trace has communication, but nothing of PyTorch's DistributedDataParallel, whose settings these are"
-        )
+        raise UsageError("the trace has communication, but none by DistributedDataParallel, whose settings these are")
 
 
 def _check_other(trace: Trace, other: Trace) -> None:
     ours, theirs = trace.metadata, other.metadata
     same = ours.rank is not None and ours.rank == theirs.rank
     if same or ours.world_size != theirs.world_size or collectives(other).is_empty():
-        raise UsageError(f"{theirs.path} is no other rank of the run that {ours.path} is of: name ranks of one run")
+        raise UsageError(f"{theirs.path} is not another rank of the run of {ours.path}: name ranks of one run")
 
 
 def _bucket(
@@ -187,7 +183,7 @@ def _bucket(
     if why or exchange is None or gradients is None or exchange.link is None:
         return (), Reason("bucket_cap_mb", None, why, known=False)
     link = exchange.link
-    # Latency that the recorded messages do not show may show in smaller ones.
+    # Smaller messages may show a latency that the recorded ones do not.
     smallest = _recorded_bytes(exchange)[0]
     tried = [each for each in SIZES_MB if link.has_latency or each << 20 >= smallest]
     sizes = bucket_sizes(view.experiment, gradients, link, exchange.ranks, tried)
@@ -243,7 +239,7 @@ def _why_size(sizes: tuple[BucketSize, ...], size: BucketSize, facts: DataParall
         )
     recorded = facts.bucket_bytes if facts is not None else None
     if recorded and recorded != BUCKET_BYTES and (size.megabytes or 0) << 20 != recorded:
-        why += f". Recorded were buckets of {recorded / 2**20:g} MiB"
+        why += f". The recorded buckets had {recorded / 2**20:g} MiB"
     return why
 
 
@@ -277,19 +273,19 @@ def _unused(view: View, facts: DataParallelFacts | None, gradients: Gradients | 
     without = facts.unused_parameters if facts is not None else None
     if facts is not None and facts.static_graph:
         why = "the recorded program says that its graph stays the same"
-        return _static(True, why), _search(False, f"{why}, so that nothing has to be looked for")
+        return _static(True, why), _search(False, f"{why}, so no search is needed")
     if looks is None:
-        why = "the recording does not say whether unused parameters are looked for: record with stepscope run"
+        why = "the recording does not say whether the program searches for unused parameters: record with stepscope run"
         return _static(None, why, known=False), _search(None, why, known=False)
     if not looks:
-        why = "unused parameters are not looked for"
-        return _static(None, f"{why}: it would spare nothing"), _search(False, f"{why} already")
+        why = "the program does not search for unused parameters"
+        return _static(None, f"{why}: it would save nothing"), _search(False, f"{why} already")
     if without is None:
         why = "the recording does not say which parameters got no gradient: record with stepscope run"
         return _static(None, why, known=False), _search(None, why, known=False)
     if without == 0:
-        why = "they are looked for in every step, and every parameter had a gradient"
-        return _static(None, "without looking for unused parameters it spares nothing"), _search(False, why)
+        why = "every step searches for them, and every parameter had a gradient"
+        return _static(None, "without a search for unused parameters it saves nothing"), _search(False, why)
     return _some_unused(without, gradients)
 
 
@@ -304,13 +300,13 @@ def _some_unused(without: int, gradients: Gradients | None) -> tuple[Reason, Rea
         return _static(False, why), _search(True, why)
     by_step = [sorted(gradients.bytes[gradients.step == each].tolist()) for each in np.unique(gradients.step)]
     if any(each != by_step[0] for each in by_step):
-        why = f"{some}, and not the same gradients came in every recorded step"
+        why = f"{some}, and the recorded steps had different gradients"
         return _static(False, why), _search(True, why)
     if len(by_step) < 2:
         why = f"{some}; one recorded step does not show whether others are the same"
         return _static(None, why, known=False), _search(True, why)
     why = (
-        f"{some}, and the same gradients came in all {len(by_step)} recorded steps: torch then notes what is unused in "
+        f"{some}, and all {len(by_step)} recorded steps had the same gradients: torch then notes what is unused in "
         "the first step. Only where no step differs"
     )
-    return _static(True, why), _search(False, "static_graph makes looking for them unnecessary")
+    return _static(True, why), _search(False, "static_graph makes the search unnecessary")

@@ -28,7 +28,9 @@ from stepscope.whatif.graph import Edges, Graph, Works, concatenated, nothing
 
 Numbers = npt.NDArray[np.float64]
 BESIDE: Final = 0.9
-ALONE: Final = 0.01  # share of a kernel's time from which on it ran beside messages, and up to which it ran alone
+ALONE: Final = (
+    0.01  # least share of a kernel's time beside messages to count as beside them, and most to count as alone
+)
 LEAST_CALLS: Final = 2
 LEAST_KINDS: Final = 10  # least calls of a kernel on either side, and least kernels, for a comparison
 
@@ -91,7 +93,7 @@ class Exchange(Protocol):
     def ranks(self) -> int: ...
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
-        """Duration of each message among so many devices; over the recorded link if None."""
+        """Duration of each message among this many devices; over the recorded link if None."""
 
     def graph(self, base: Graph, transfers_ns: Numbers) -> Graph:
         """Graph with messages of these lengths; without messages if all are 0."""
@@ -120,7 +122,7 @@ class RecordedExchange:
         return fitted_link("as recorded", kinds, sizes, times, self.ranks)
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
-        """Duration of each message among so many devices; over the recorded link if None.
+        """Duration of each message among this many devices; over the recorded link if None.
 
         Raises:
             UsageError: a different link is requested and message sizes are unknown.
@@ -130,8 +132,8 @@ class RecordedExchange:
         sized = self.table["bytes"].null_count() == 0
         if link is not None and not sized:
             raise UsageError(
-                "the trace does not have the size of its messages, so that their time is unknown over another "
-                "link: record shapes"
+                "the trace does not show the size of its messages, so their time over another link is unknown: record "
+                "shapes"
             )
         known = list(self.table.select("kind", "bytes", "transfer_ns").iter_rows())
         if link is not None:
@@ -199,7 +201,7 @@ class AddedExchange:
     ranks: int = 1
 
     def transfers_ns(self, link: Link | None, devices: int) -> Numbers:
-        """Duration of each message among so many devices; the link must be given."""
+        """Duration of each message among this many devices; the link must be given."""
         if link is None:
             raise UsageError(
                 "nothing was exchanged in this trace: name the link that joins the devices, such as nvlink4"
@@ -225,7 +227,7 @@ def recorded_exchange(experiment: Experiment, others: Sequence[Experiment] = ())
     if found["ranks"].null_count() == found.height or found["ranks"].max() == 1:
         return None
     ranks = int(found["ranks"].drop_nulls().mode().sort()[-1])
-    if found["launch"].null_count() < found.height:  # work launched before the recording belongs to no step of it
+    if found["launch"].null_count() < found.height:  # work launched before the recording belongs to none of its steps
         found = found.filter(pl.col("launch").is_not_null())
     launched = trace.launches["start_ns"].gather(found["launch"])
     found = found.with_columns(given=pl.coalesce(launched, "start_ns"))  # the device may be a step behind
@@ -371,7 +373,7 @@ def _neighbours(graph: Graph, experiment: Experiment, buckets: Buckets) -> tuple
     if not len(rows):
         return none, none
     queue = graph.works.queue[rows]
-    rows = rows[queue == np.bincount(queue).argmax()]  # the stream that computes: others copy batches, say
+    rows = rows[queue == np.bincount(queue).argmax()]  # the stream that computes; others may copy batches
     rows = rows[np.argsort(graph.works.launched[rows], kind="stable")]
     launched = graph.works.launched[rows]
     before = np.searchsorted(launched, buckets.ready, side="right") - 1

@@ -4,7 +4,7 @@ The limit is the largest part of the critical path of the replayed steps:
 
     host               host work, and launches on their way to the device
     input              waits for batches, and copies of them to the device
-    communication      waits for other ranks, and data on the way between them
+    communication      waits for other ranks, and data in transit between them
     compute            device work whose arithmetic takes longer than its traffic, at the target's peaks
     memory bandwidth   other device work
 
@@ -95,7 +95,7 @@ class Link:
         return any(each.base_ns or each.hop_ns for each in self.protocols)
 
     def transfer_ns(self, kind: str, message_bytes: float, devices: int) -> float:
-        """Nanoseconds of a collective among so many devices, from the last arrival on; 0 for a single device.
+        """Nanoseconds of a collective among this many devices, from the last arrival on; 0 for a single device.
 
         Args:
             kind: one of `stepscope.analysis.communication.KINDS`.
@@ -171,13 +171,13 @@ def named_link(text: str) -> Link:
             hop = float(typed[4]) * _FACTORS[typed[5]] if typed[4] else 0.0
             return Link(text.strip(), bandwidth, (Protocol(0.0, hop),), source="as given")
     names = ", ".join(link.name for link in link_table())
-    raise UsageError(f"{text!r} is neither a link that the table knows nor a bandwidth such as 12GB/s: {names}")
+    raise UsageError(f"{text!r} is neither a link in the table nor a bandwidth such as 12GB/s: {names}")
 
 
 def fitted_link(
     name: str, kinds: Sequence[str], message_bytes: Sequence[float], transfer_ns: Sequence[float], devices: int
 ) -> Link:
-    """Fit a link's latency and rate to collectives of so many devices by least squares.
+    """Fit a link's latency and rate to collectives among this many devices, by least squares.
 
     Neither is negative. Errors are relative to the time, so that small messages weigh as much as large ones. If all
     messages have one size, the whole time is attributed to the rate. The link's `error` is the median relative
@@ -302,7 +302,7 @@ def _without_replay(experiment: Experiment, step: ReplayedStep, sides: Labels) -
     durations = experiment.graph.works.duration[works] * step.factors[works]
     kinds = experiment.trace.device_work["kind"].to_numpy()[works]
     names = np.array([_OF_WORK.get(kind, str(side)) for kind, side in zip(kinds, sides[works], strict=True)], np.str_)
-    # Work that usually overlaps computation counts where computation is not most of it.
+    # Work that usually overlaps computation counts unless computation covers most of it.
     own = np.isin(kinds, _HIDDEN, invert=True)
     own = own | (durations[own].sum() <= 0.5 * durations.sum())
     for name in np.unique(names[own]).tolist():

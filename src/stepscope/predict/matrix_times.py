@@ -48,7 +48,7 @@ def unit_of(device: DevicePeaks, kind: str) -> str | None:
 
 
 def capability_of(device: DevicePeaks) -> float | None:
-    """Compute capability as a number; None where it is not a number, since users may write anything."""
+    """Compute capability as a number; None if it is not one, since users may write anything."""
     text = device.capability or ""
     return float(text) if re.fullmatch(r"[0-9]{1,2}\.[0-9]", text) else None
 
@@ -83,7 +83,7 @@ class Rates:
         )
 
     def _moved_s(self, bytes_: Numbers, cached: Numbers) -> Numbers:
-        """Seconds to move bytes, a share of which (clipped to 0 to 1) comes from the cache."""
+        """Seconds to move bytes; `cached` is the share (clipped to 0 to 1) that comes from the cache."""
         share = np.clip(cached, 0.0, 1.0)
         return bytes_ * (share / self.cache_bandwidth + (1 - share) / self.bandwidth)
 
@@ -280,7 +280,7 @@ def tile_seconds(
     tile: tuple[int, int],
     splits: Numbers,
 ) -> Numbers:
-    """Seconds of a kernel with tiles of `tile` columns and rows, the inner dimension split into so many parts."""
+    """Seconds of a kernel with tiles of `tile` columns and rows, and the inner dimension split into `splits` parts."""
     units = float(device.multiprocessors or 1)
     kind = _SHAPES.index((max(tile), min(tile)))
     efficiency = 1 / (1 + np.exp(-constants[kind]))

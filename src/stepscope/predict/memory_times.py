@@ -120,7 +120,7 @@ def is_older(device: DevicePeaks) -> bool:
 
 
 def kernel_of(operations: Operations, device: DevicePeaks) -> npt.NDArray[np.int64]:
-    """Index in KERNELS of the kernel for each operation; "flat" where its rows or the device's units are unknown."""
+    """Index in KERNELS for each operation's kernel; "flat" where its rows or the device's units are unknown."""
     count = np.zeros(len(operations), np.int64)
     if not device.multiprocessors or not device.clock_mhz or not device.cache_bytes:
         return count

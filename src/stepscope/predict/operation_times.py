@@ -46,8 +46,6 @@ _TILE: Final = (128, 64)  # output points and channels of a typical thread block
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionModel:
-    """Fitted constants."""
-
     trees: BoostedTrees  # logarithm of the measured time over the roofline, from `features`
     lowest: Numbers
     highest: Numbers  # lowest, highest: of each feature in the timings, shape (features,)
@@ -348,7 +346,7 @@ def _compute_ratio(name: str, source: DevicePeaks, target: DevicePeaks, precisio
     if told.is_matrix:
         if precision is not None and told.precision in _CASTABLE:
             return _cast_ratio(told.precision, _CAST_TO.get(precision, precision), source, target)
-        if told.precision == "tf32":  # a device without TF32 multiplies the same numbers in 32 bits
+        if told.precision == "tf32":  # a device without TF32 uses 32 bits instead
             return _cast_ratio("tf32", "tf32", source, target)
         return _peak_ratio((told.precision,) if told.precision else ("bf16", "fp16", "fp32"), source, target)
     before, after = _cycles(source), _cycles(target)

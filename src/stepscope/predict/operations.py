@@ -145,7 +145,7 @@ class Cast:
 def in_precision(operations: Operations, precision: str | None, *, stays: Mask | None = None) -> Cast:
     """Convert operations to another number type.
 
-    A recording in 16 bits already keeps in 32 bits what its program wants there, so a request for 16 bits or TF32
+    A recording in 16 bits already keeps what its program wants in 32 bits, so a request for 16 bits or TF32
     changes only its products.
 
     Args:
@@ -235,7 +235,7 @@ def types_on(operations: Operations, device: DevicePeaks, added: Tf32 = NO_TF32)
 def check_precision(precision: str) -> None:
     """Raise UsageError unless this is one of PRECISIONS."""
     if precision not in PRECISIONS:
-        raise UsageError(f"{precision!r} is no number type to predict: {', '.join(PRECISIONS)}")
+        raise UsageError(f"{precision!r} is not a number type to predict: {', '.join(PRECISIONS)}")
 
 
 def _types_in(operations: Operations, precision: str, kept: Mask) -> Names:

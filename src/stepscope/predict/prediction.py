@@ -36,7 +36,7 @@ which no step time is given.
 _WORTH_SAYING: Final = 0.01  # share of device time that deserves a note
 _FAR: Final = 8.0  # a batch this many times larger or smaller deserves a note
 _ONLY_LAUNCHES: Final = (
-    "launches are all that was recorded of the host: what lies between them is taken for its own work, and the range "
+    "only the host's launches were recorded: the time between them is assumed to be its own work, and the range "
     "begins where it was waiting"
 )
 _UNKNOWN_BAND: Final = (0.05, 0.95)  # quantiles of the factors of known work that bound those of unknown work
@@ -129,7 +129,6 @@ class StepPredictor:
 
     @cached_property
     def batch(self) -> int | None:
-        """Samples per batch; None where unknown."""
         if self.change is not None:
             return self.change.wanted
         return self._recorded_batch or recorded_batch_of(self.trace)
@@ -212,14 +211,14 @@ class StepPredictor:
         grown = replace(
             times, ns=times.ns * growth.expected, low_ns=times.low_ns * growth.low, high_ns=times.high_ns * growth.high
         )
-        note = f"for {unknown:.0%} of the device's time it is unknown how it grows with the batch: its band is wider"
+        note = f"how {unknown:.0%} of the device's time grows with the batch is unknown: its band is wider"
         return grown, (note,) if unknown >= _WORTH_SAYING else ()
 
     @property
     def _batch_notes(self) -> tuple[str, ...]:
         if 1 / _FAR <= self.batch_factor <= _FAR:
             return ()
-        return ("the batch is far from the recorded one: libraries may choose other kernels, and loading other ways",)
+        return ("the batch is far from the recorded one: libraries may choose other kernels, and loading may change",)
 
     def _from_shapes(self, target: DevicePeaks) -> StepPrediction:
         grown = None if self.change is None else with_batch(self.trace, self.change)
@@ -275,7 +274,7 @@ class StepPredictor:
             for factor, value in zip(factors, (mean, min(low_factor, mean), max(high_factor, mean)), strict=True):
                 factor[unknown] = value
             part = f"{self._share_of(unknown):.0%}"
-            notes = (f"{part} of the device's time is of unknown kind: it changes as the rest does, with a wider band",)
+            notes = (f"{part} of the device's time is of unknown kind: it changes like the rest, with a wider band",)
         return (factors[0], factors[1], factors[2]), notes
 
     def _share_of(self, rows: npt.NDArray[np.bool_]) -> float:
@@ -310,7 +309,7 @@ def _refusal(unknown: float, unchanged: float, target: DevicePeaks, *, is_known:
     if unchanged >= _WORTH_SAYING:
         why = f" ({unchanged:.0%} are {links})" if unknown >= _WORTH_SAYING else f" ({links})"
     needs = f"for {unknown + unchanged:.0%} of the device's time there is no model for the {target.name}{why}"
-    return f"{needs}: no step time is given" + ("" if is_known else "; --from says what was recorded on")
+    return f"{needs}: no step time is given" + ("" if is_known else "; --from names the recorded device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +347,7 @@ def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) ->
     experiment, trace = predictor.experiment, predictor.trace
     graph = experiment.graph
     if not len(graph.stretches.start) and not len(graph.works.start):
-        raise UsageError("nothing was recorded in this trace that takes time: there is nothing to predict")
+        raise UsageError("the trace contains nothing that takes time: there is nothing to predict")
     predictions = [predictor.on(target) for target in targets]
     busy = predictor.replays.measured_device_ns / max(predictor.measured_ns, 1.0)
     return PredictedSteps(

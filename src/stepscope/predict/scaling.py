@@ -32,7 +32,7 @@ from stepscope.whatif.graph import Graph
 
 Numbers = npt.NDArray[np.float64]
 LEAST_STEPS: Final = 3
-"""Least recorded steps that show how much steps vary. With two more, the first and the last are left out, since a cold
+"""Fewest recorded steps that show how much steps vary. With two more, the first and the last are left out, since a cold
 start and the end of the recording make them longer.
 """
 _AT_ONCE: Final = (
@@ -47,12 +47,12 @@ _ONE: Final = (
     "and computation that slows down beside messages only at the upper end of the range"
 )
 _OTHERS: Final = (
-    "exchanges that add up no gradients, such as all-to-all, go over that link, too, and take as long among any number "
-    "of devices"
+    "exchanges that do not add up gradients, such as all-to-all, use that link too, and take equally long among any "
+    "number of devices"
 )
-_ALONE: Final = "one device is without all that was exchanged; what other devices computed for it is not added"
+_ALONE: Final = "a single device exchanges nothing; what other devices computed for it is not added"
 _HOST_LIMITS: Final = (
-    "without a device the messages need the processors that compute, too: what that slows down is not counted"
+    "without a device the messages also need the processors that compute: this slowdown is not counted"
 )
 
 
@@ -104,9 +104,9 @@ def data_parallel(
     """
     for count in devices:
         if not 1 <= count <= MOST_DEVICES:
-            raise UsageError(f"{count} devices are not possible; take 1 to {MOST_DEVICES:,}")
+            raise UsageError(f"{count} devices are not possible; the number must be 1 to {MOST_DEVICES:,}")
     if target is not None and target.step_ns is None:
-        raise UsageError(f"a step on the {target.device.name} could not be predicted, so neither on several of them")
+        raise UsageError(f"a step on one {target.device.name} cannot be predicted, nor one on several of them")
     exchange = exchange_of(experiment, others, bucket_bytes)
     scaling = _Scaling(exchange, named_link(link) if isinstance(link, str) else link, target)
     return tuple(scaling.step(count) for count in devices)
@@ -256,9 +256,9 @@ class _Scaling:
             notes.append(_AT_ONCE)
         world = experiment.trace.metadata.world_size or 1
         if exchange.ranks == 1 and world > 1:
-            notes.append(f"the trace is of one of {world} ranks: what it exchanged otherwise stays as recorded")
+            notes.append(f"the trace is one of {world} ranks': its other exchanges stay as recorded")
         if self.link is not None and not self.link.has_latency:
-            notes.append("the link's latency is not known and not counted (add it: 12GB/s+5us)")
+            notes.append("the link's latency is unknown and not counted (add it: 12GB/s+5us)")
         if experiment.why_not is not None:
             notes.append(f"not certain: {experiment.why_not}")
         return tuple(notes)

@@ -1,6 +1,6 @@
 """Operator calls of a trace, described independently of any device, and the device work that each launched.
 
-Work (`stepscope.analysis.work_formulas`) and dimensions come from the shapes of the inputs; what shapes do not give is
+Work (`stepscope.analysis.work_formulas`) and dimensions come from the shapes of the inputs; what shapes do not show is
 not-a-number.
 """
 

@@ -210,7 +210,7 @@ class _Device:
         if not rows.size:
             return
         self.times.note(
-            f"{what} taken as measured: a link's bandwidth{'' if known_bytes else ' between devices'} is unknown"
+            f"{what} kept as measured: a link's bandwidth{'' if known_bytes else ' between devices'} is unknown"
         )
         measured, least = self.times.measured[rows], np.zeros(len(rows))
         if after and known_bytes:
@@ -252,8 +252,8 @@ class _Device:
             part = measured[~plausible].sum() / max(measured.sum(), 1.0)
             times.note(
                 f"for {part:.0%} of the time of operators with shapes the recorded device, which is unknown, needed "
-                f"more than {IMPLAUSIBLE:.0f} times what shapes say of the {self.target.name}: they do not tell that "
-                "work"
+                f"more than {IMPLAUSIBLE:.0f} times what shapes predict for the {self.target.name}: they do not "
+                "describe that work"
             )
         # Each kernel's share of its call's measured time; equal shares where nothing was measured.
         calls = np.bincount(place, minlength=count)[place]
@@ -357,7 +357,7 @@ _NEVER: Final = np.iinfo(np.int64).min
 
 PRODUCTS: Final = ("matrix", "convolution", "attention")
 COMMON: Final = 0.5
-"""Share of the error variance that different PRODUCTS of one kind share on a device; other kinds share all of it.
+"""Common share of the error variance of different PRODUCTS of one kind on a device; other kinds share all of it.
 
 It is 0.21 for products of all shapes on GPUs that were held out, 0.78 for element-wise work, 0.79 for softmax and 0.30
 for normalisation (benchmarks/error_correlation.py). Products of one model are more alike than those of all shapes.
@@ -436,9 +436,7 @@ class StepReplays:
         known = (graph.works.launched[works] != _NEVER) & (graph.works.stretch[works] >= 0)
         if duration[known].sum() >= LEAST_LAUNCHED * duration.sum():
             return None
-        return (
-            "no launches of the device's work were recorded on a host thread, so that it is unknown what it waited for"
-        )
+        return "no launches of the device's work were recorded on a host thread, so what it waited for is unknown"
 
     @cached_property
     def shows_only_launches(self) -> bool:
@@ -527,7 +525,7 @@ class StepReplays:
         devices = [busy_ns * self._scale_of(factors) for factors in (expected, low, high)]
         if devices == [busy_ns] * 3 and self._host_is_as_measured:
             return StepRange(ReplayedStep(step_ns, busy_ns, expected), step_ns, step_ns)
-        longer = (1.0, self._input_factor)  # it is unknown how much of the idle time was waiting for batches
+        longer = (1.0, self._input_factor)  # how much of the idle time was waiting for batches is unknown
         ends = [end for each in devices for k in longer for end in (k * idle_ns + each, max(k * host_ns, each))]
         return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))
 

@@ -197,7 +197,7 @@ def _records(places: Iterable[Path]) -> Iterator[RunRecord]:
             try:
                 yield _record(RunFolder.open(place))
             except StepscopeError as error:
-                _log.warning("passed over: %s", error)
+                _log.warning("skipped: %s", error)
 
 
 def _record(folder: RunFolder) -> RunRecord:

@@ -45,8 +45,8 @@ class Noise:
     """Noise of one command, as standard deviations relative to the mean step.
 
     Attributes:
-        within: of the steps of one run.
-        between: of the means of the runs; None with only one run.
+        within: deviation of the steps of one run.
+        between: deviation of the runs' means; None with only one run.
         runs_differ: whether the runs' means scatter more than the halves of each run predict (an F test).
     """
 
@@ -56,7 +56,7 @@ class Noise:
 
 
 def noise_of(runs: Sequence[BenchRun]) -> Noise | None:
-    """Compute the noise of a command from its steady steps; None if no run has two of them."""
+    """The noise of a command, from its steady steps; None if no run has two of them."""
     steady = [run.steady_ns for run in runs if len(run.steady_ns) > 1]
     if not steady:
         return None
@@ -187,9 +187,9 @@ def _why_stopped(bench: Bench) -> str:
         reached = f"±{share(max(widths))}" if max(widths) < 1 else "no better than ±100 %"
     match bench.stop:
         case "precision":
-            return f"Stopped after {begun}: the change is known to {reached} of a step of A, {wanted} was asked for."
+            return f"Stopped after {begun}: the change is known to {reached} of a step of A; {wanted} was requested."
         case "rounds" | "budget":
-            why = "as many rounds as were asked for" if bench.stop == "rounds" else "another round exceeds the budget"
+            why = "as many rounds as requested" if bench.stop == "rounds" else "another round exceeds the budget"
             known = "" if reached is None else f"; the change is known to {reached} of a step of A, not to {wanted}"
             return f"Stopped after {begun}: {why}{known}."
         case "failed":
@@ -216,14 +216,14 @@ def _steps(bench: Bench) -> Iterator[str]:
         by = "by the device's clock" if clock == "device" else "by the host's clock"
         yield f"A step{labels} ends with {_SIGNS.get(source, source)}{of_ranks}, {by}."
     if len({source for source, _, _ in kinds.values()}) > 1:
-        yield "The steps of the commands show by different signs, so they may not be the same work."
+        yield "The commands' steps were detected by different signs, so they may not be the same work."
     for label in kinds:
         short = [run for run in bench.runs_of(label) if not run.complete]
         if short:
             counts = _span([len(run.step_ns) for run in short])
             yield f"{label} ended by itself after {counts} of {bench.settings.steps} timed steps."
         if any(run.own_profiler for run in bench.runs_of(label)):
-            yield f"{label} runs torch.profiler itself, which makes its steps slower than they are without."
+            yield f"{label} runs torch.profiler itself, which slows its steps."
 
 
 def _warm_up(bench: Bench) -> str:
@@ -242,7 +242,7 @@ def _warm_up(bench: Bench) -> str:
         "the very first step is not timed."
     )
     if unsteady:
-        sentence += f" In {' and '.join(unsteady)} the steps still changed after it: a larger --steps would tell more."
+        sentence += f" In {' and '.join(unsteady)} the steps still changed after it: a larger --steps would show more."
     return sentence
 
 
@@ -256,7 +256,7 @@ def _noise(noises: list[tuple[str, Noise]]) -> Iterator[str]:
     if drifting:
         yield (
             f"Runs of {' and '.join(drifting)} differ more than their steps explain: something changes from run to "
-            "run, such as the clock, the place of memory or other load; the intervals count it. --quiet-machine helps."
+            "run, such as the clock, memory placement or other load; the intervals include it. --quiet-machine helps."
         )
 
 
@@ -362,7 +362,7 @@ def _lines(model: BatchModel) -> Iterator[str]:
     if model.memory is not None:
         yield f"memory takes {_line(model.memory, size)}"
         if model.measurements[0].device == "cpu":
-            yield "(of the host, what torch allocated while recording: what was there before is not counted)"
+            yield "(on the host: what torch allocated while recording, not what was there before)"
     for problem in model.problems:
         yield f"not answered: {problem}"
 
@@ -385,10 +385,10 @@ def verdict(model: BatchModel) -> Iterator[str]:
     limit = model.throughput_limit
     if limit is not None:
         reached = best.throughput / limit
-        yield f"{fastest}, {share(reached)} of the {count(round(limit, 1))} that no size exceeds."
+        yield f"{fastest}, {share(reached)} of the {count(round(limit, 1))} that no size can exceed."
         half = model.batch_for(0.9 * limit)
         if half is not None and half > 0:
-            yield f"90 % of them take a batch of {count(round(half))}."
+            yield f"90 % of that takes a batch of {count(round(half))}."
     else:
         yield f"{fastest}."
     if model.largest_batch is not None and model.capacity_bytes is not None:
@@ -418,7 +418,6 @@ def _advice(model: BatchModel, best: Measurement, largest: int) -> Iterator[str]
 
 
 def batch_json(model: BatchModel) -> dict[str, Any]:
-    """The batch model as JSON values."""
     return stamped(
         measurements=batch_table(model),
         **fields(model, "time", "memory", "capacity_bytes", "kept_free", "largest_batch", "problems"),
@@ -446,7 +445,7 @@ def data_parallel_document(found: SettingsFromTrace, *, file: str | None = None)
     blocks: tuple[Block, ...] = (
         Text(_head(found)),
         *settings,
-        *section_if("Sizes of buckets, the mean step", *sizes),
+        *section_if("Bucket sizes and their mean step", *sizes),
         Section("In the program", (_code(found, file),)),
     )
     return Document("data parallel", blocks)
@@ -459,7 +458,7 @@ def _head(found: SettingsFromTrace) -> str:
         speed = f"{found.bandwidth_bytes_s / 1e9:.2f} GB/s"
         head += f" A message takes {duration(found.latency_ns)}, and its bytes over {speed} each way."
         if found.recorded_ranks < 2:
-            head += " Only one rank's trace was given: what it waits for the others counts as part of a message."
+            head += " Only one rank's trace was given: its waits for the others count as part of a message."
     return head
 
 
@@ -488,8 +487,8 @@ def _code(found: SettingsFromTrace, file: str | None) -> Code | Text:
     given = found.settings.arguments()
     if not given:
         known = any(each.known for each in found.reasons)
-        right = "torch's own settings are right, as far as the recording tells"
-        unknown = "the recording does not tell which settings would be right"
+        right = "torch's own settings are right, as far as the recording shows"
+        unknown = "the recording does not show which settings would be right"
         return Text(f"nothing to change: {right if known else unknown}")
     words = ", ".join(f"{name}={value!r}" for name, value in given.items())
     made = f"DataParallelSettings.load({file!r})" if file is not None else f"DataParallelSettings({words})"

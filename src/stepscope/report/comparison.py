@@ -46,7 +46,7 @@ Pictures = tuple[StepPicture | None, StepPicture | None]
 """The typical step of each side."""
 TABLES: Final = ("causes", "lines", "operators", "kernels", "modules", "communication", "memory", "settings")
 """Tables of a comparison, named as its attributes and JSON keys."""
-_STARRED: Final = "* a function: the trace tells which, not which of its lines."
+_STARRED: Final = "* a function: the trace does not show which of its lines."
 _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "run": pl.String,
     "step_ns": pl.Float64,
@@ -353,9 +353,9 @@ _BUSY_COLOURS: Final = {
     "other work": "var(--k-other)",
 }
 _WHOSE: Final = {
-    "device": "What the device did, and why it did nothing",
+    "device": "What the device did, and why it was idle",
     "host": "What the main thread did",
-    "mixed": "What the device did, and why it did nothing; where there is none, what the main thread did",
+    "mixed": "What the device did, and why it was idle; without a device, what the main thread did",
 }
 _BUSY_MEANINGS: Final = {
     "computing": "the device computed",
@@ -396,8 +396,8 @@ def _rank(side: SideSummary) -> str:
 
 def _note(side: SideSummary) -> str:
     if side.step_source == "none":
-        return "everything that was recorded: no steps were found"
-    return f"{duration(side.step_ns)} in the mean" if side.step_count > 1 else ""
+        return "the whole recording: no steps were found"
+    return f"{duration(side.step_ns)} on average" if side.step_count > 1 else ""
 
 
 def changes_view(comparison: Comparison) -> TemplateVariables:

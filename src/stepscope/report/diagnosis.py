@@ -199,7 +199,7 @@ def _whole(trace: Trace) -> Window:
 
 
 MAXIMUM_BARS: Final = 300
-"""Steps beyond this many share a bar, which shows the slowest of them."""
+"""Most bars of steps; more steps share bars, which show their slowest step."""
 _RATIOS: Final = ("device_ratio", "device_host_ratio", "low_precision_ratio", "host_overlap")
 _DEVICE_COLOURS: Final = {
     "compute": "var(--busy)",
@@ -356,7 +356,7 @@ def _device(device: DeviceSummary) -> dict[str, Any]:
 def _findings(report: TraceReport, key: str) -> Iterator[Block]:
     diagnosis = report.diagnosis
     if not diagnosis.findings:
-        open_questions = diagnosis.not_answered and " What the trace cannot answer stands below, with how to record it."
+        open_questions = diagnosis.not_answered and " Questions that the trace leaves open follow below."
         yield Text(f"{nothing_sentence(diagnosis)}{open_questions or ''}")
     for number, finding in enumerate(diagnosis.findings, start=1):
         yield _finding(number, finding, diagnosis, report, key)

@@ -1,6 +1,6 @@
 """The document model of reports, which the text, Markdown and HTML renderers each print in their own way, and JSON.
 
-JSON has schema 1: keys may be added, but none is ever removed. msgspec writes the records of the analyses: times in
+JSON has schema 1: keys may be added but are never removed. msgspec writes the records of the analyses: times in
 integer nanoseconds, shares from 0 to 1, null for NaN and infinities.
 
 Names from traces are untrusted. Builders put them into blocks unchanged; each renderer escapes them.

@@ -92,7 +92,7 @@ ALL_WORDS: Final = {"gpu": "devices", "cpu": "processors", "dram": "memory"}
 
 
 def measured_sentences(records: Sequence[EnergyRecord]) -> Iterator[str]:
-    """Say once for each counter what it measured, and why a counter gave no number."""
+    """Say once for each counter what it measured, or why it gave no number."""
     seen: set[str] = set()
     for record in records:
         for counter in record.counters:
@@ -132,7 +132,7 @@ _BASES: Final = {
     None: "not known",
 }
 _WORTH_COMPARING_KG: Final = 0.001
-"""Smaller amounts of CO2 equal less than a few metres by car, not worth comparing."""
+"""Smaller amounts of CO2 equal a few metres by car, not worth comparing."""
 
 
 def energy_document(answer: EnergyAnswer) -> Document:
@@ -165,7 +165,6 @@ def _section(title: str, frame: pl.DataFrame, things: str = "") -> Section:
 
 
 def length_sentence(trace: TraceEnergy) -> str:
-    """Say how long a step takes."""
     if not trace.stepped:
         return f"{duration(trace.step_ns)} recorded, without steps; it counts as one"
     how = "1 step" if trace.step_count == 1 else f"mean of {count(trace.step_count)}"
@@ -223,7 +222,7 @@ def run_sentences(answer: EnergyAnswer) -> Iterator[str]:
     """Report the energy of all ranks over the requested steps, the CO2 it emits, and comparisons for that amount."""
     total = answer.step_nanojoules
     if total is None:
-        yield "Nothing is known of the energy."
+        yield "The energy is unknown."
         return
     steps = f"{count(answer.steps)} iterations" if answer.iterations is not None else _recorded(answer)
     amount = answer.of_run(total)
@@ -235,10 +234,10 @@ def run_sentences(answer: EnergyAnswer) -> Iterator[str]:
     unknown = answer.unknown_devices
     if unknown:
         names = ", ".join(f"device {each.device}" for each in unknown)
-        yield f"That is without {names}, of which nothing is known."
+        yield f"This excludes {names}, for which there is no number."
     kilograms = answer.kilograms(amount)
     if kilograms is None or answer.grid is None:
-        yield "No CO2 is told without a place: --region FRA, --region US-CA, --region gcp:europe-west9."
+        yield "CO2 needs a place: --region FRA, --region US-CA, --region gcp:europe-west9."
     else:
         grid = answer.grid
         of = "" if grid.basis == "own" else f", the figure of {grid.basis}"
@@ -266,7 +265,7 @@ def _device_tables(device: DeviceEnergy, trace: TraceEnergy) -> Iterator[Block]:
     yield from (Section("", (each,), is_quiet=True) for each in texts(idle_sentence(device)))
     of = f" of device {device.device}" if len(trace.devices) > 1 else ""
     if device.parts:
-        yield _section(f"Where the energy{of} goes, a step", part_table(device.parts, device.nanojoules))
+        yield _section(f"Where the energy{of} goes, per step", part_table(device.parts, device.nanojoules))
     if device.operators and {part.name for part in device.operators} != {"(no operator)"}:
         rows = part_table(device.operators, device.of_kind("busy")).drop("what", "meaning")
         yield _section(f"The work's energy{of}, by operator", rows.rename({"cause": "operator"}), "operators")
@@ -318,7 +317,7 @@ def section_sentences(found: TraceEnergy) -> Iterator[str]:
             idle = device.idle_share
             gaps = f", {shares(idle)} of it in idle gaps" if idle is not None else ""
             uses = f"uses {energy(amount)} a step ({power((watts, watts))}){gaps}"
-            yield f"Device {device.device} {uses}; measured outside of the profiler."
+            yield f"Device {device.device} {uses}; measured without the profiler."
     for host in found.hosts:
         if host.basis == "measured":
             amount = joules((host.nanojoules, host.nanojoules))
@@ -327,7 +326,7 @@ def section_sentences(found: TraceEnergy) -> Iterator[str]:
             yield f"{what} uses {energy(amount)} a step ({power((watts, watts))}), other programs included."
     for lacks, reason in grouped(found.missing):
         yield f"Not measured: {lacks}: {reason}."
-    yield "stepscope energy tells where it goes, what it emits and what the findings would save."
+    yield "stepscope energy shows where it goes, what it emits and what the findings would save."
 
 
 def measured_section(found: TraceEnergy, **options: Any) -> Section:
@@ -378,7 +377,7 @@ def _limit_table(runs: Sequence[LimitRun]) -> pl.DataFrame:
 def _limit_sentences(runs: Sequence[LimitRun]) -> Iterator[str]:
     most = _highest(runs)
     if most is None or most.step_ns is None or most.joules is None:
-        yield "Nothing was measured, so that nothing tells which limit is best."
+        yield "Nothing was measured, so the best limit is unknown."
         return
     least = min((run for run in runs if run.joules is not None), key=lambda run: run.joules or 0)
     if least is most:
@@ -423,7 +422,6 @@ def energy_json(answer: EnergyAnswer) -> dict[str, Any]:
 
 
 def trace_json(trace: TraceEnergy) -> dict[str, Any]:
-    """The energy of one trace as JSON values."""
     return {
         **fields(trace, "path", "format", "rank", "step_ns", "step_count", "stepped", "missing", "warnings"),
         "devices": [_device_json(each) for each in trace.devices],

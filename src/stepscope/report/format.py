@@ -150,7 +150,7 @@ def _scaled(value: float, units: tuple[tuple[int, str, int], ...]) -> str:
     if not math.isfinite(value):
         return _UNKNOWN
     for position, (unit, word, digits) in enumerate(units):
-        # Switch to a unit where the next smaller one would round up to it: 999.96 ms is "1.00 s".
+        # Use the larger unit where the smaller one would round up to it: 999.96 ms is "1.00 s".
         smaller = units[min(position + 1, len(units) - 1)]
         if round(abs(value) / smaller[0], smaller[2]) * smaller[0] >= unit or position == len(units) - 1:
             return f"{round(value / unit, digits) + 0.0:,.{digits}f} {word}"  # never "-0"
@@ -182,7 +182,7 @@ def filled(text: str, width: int, first: str = "", following: str = "", *, break
 
 
 _MANY_TIMES: Final = 9.0
-"""From this change on, a time is given as a multiple of the other."""
+"""Larger changes are given as a multiple."""
 
 
 def file_name(path: str) -> str:
@@ -191,7 +191,6 @@ def file_name(path: str) -> str:
 
 
 def warning_sentence(warning: TraceWarning) -> str:
-    """Say what was skipped or repaired while reading."""
     return f"{count(warning.count)} x {warning.kind}: {warning.detail}"
 
 

@@ -97,7 +97,7 @@ def _change(series: RunSeries, change: Change) -> Section:
         schema={"what differs there": pl.String, "run before": pl.String, "first run after": pl.String},
         orient="row",
     )
-    nothing = Text("Nothing that run.json holds differs between the run before and this one.", "muted")
+    nothing = Text("run.json shows no difference between the run before and this one.", "muted")
     commits = commits_between(change)
     blocks = (Table(frame), *((Text(Verbatim(commits)),) if commits else ())) if frame.height else (nothing,)
     worse = " worse" if change.comparison.verdict == "slower" else ""
@@ -148,7 +148,7 @@ def series_sentences(series: RunSeries) -> list[str]:
     sentences = []
     if len(series.runs) < FEWEST_RUNS:
         runs = f"{len(series.runs)} run{'s' if len(series.runs) > 1 else ''}"
-        sentences.append(f"With {runs} no change can be told from chance: it takes {FEWEST_RUNS} or more.")
+        sentences.append(f"With {runs} no change can be told from chance; that takes at least {FEWEST_RUNS}.")
     elif not series.changes:
         least = series.smallest_detectable
         known = least is not None and 0 < least < 1
@@ -156,12 +156,10 @@ def series_sentences(series: RunSeries) -> list[str]:
         sentences.append(f"No change is shown{could}.")
     if series.doubtful:
         places = "One place" if series.doubtful == 1 else f"{series.doubtful} places"
-        sentences.append(
-            f"{places} looked like a change, but the runs before and after do not differ by more than chance."
-        )
+        sentences.append(f"{places} looked like a change, but the runs before and after differ by no more than chance.")
     if series.latest is not None:
         sentences.append(
-            f"The latest run, {(series.runs[-1].name)}, stands apart from those before it. "
+            f"The latest run, {(series.runs[-1].name)}, differs from those before it. "
             f"{verdict_sentence(series.latest)} One run is not yet a change: run it again."
         )
     return sentences
@@ -191,7 +189,6 @@ def commits_between(change: Change) -> str:
 
 
 def history_json(history: History) -> dict[str, Any]:
-    """The history as JSON values."""
     return stamped(series=[_series_json(series) for series in history.series], left_out=history.left_out)
 
 

@@ -61,7 +61,7 @@ _OTHER_COLOUR: Final = ("#5f6670", True)
 _COMPUTE: Final = "#9fb9d4"
 _DEVICE_RESOURCES: Final[dict[str, tuple[str, str, str, bool]]] = {
     "compute": ("device: computation", "the device computed", _COMPUTE, False),
-    "communication": ("communication", "data moved between ranks, or one waited for the others", _BLUE, False),
+    "communication": ("communication", "data moved between ranks, or a rank waited for the others", _BLUE, False),
     "copy": ("device: copies", "memory was copied", "#e0d3ad", False),
     "launch_latency": ("launch latency", CAUSES["launch_latency"], _SKY, True),
     "wait": ("unexplained", CAUSES["unknown"], *_OTHER_COLOUR),
@@ -260,7 +260,7 @@ def html_of(document: doc.Document, *, top: int = 0) -> bytes:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined  # only a page needs it
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # slow to import, and only pages need it
 
     environment = Environment(
         loader=FunctionLoader(_template_text),

@@ -18,8 +18,8 @@ from stepscope.report.format import cell, clock, count, duration, share, size
 from stepscope.report.html import TemplateVariables, script_json
 
 _NO_ADDRESSES: Final = (
-    "The events have no addresses, as those of older profilers: how long each block lived is not known, and what was "
-    "alive at the peak cannot be told."
+    "The events have no addresses, like those of older profilers: how long each block lived, and what was alive at the "
+    "peak, is unknown."
 )
 
 
@@ -83,18 +83,18 @@ def facts(summary: MemorySummary) -> Iterator[tuple[str, str]]:
         where = "" if row["file"] is None else f" at {row['file']}:{row['line']}"
         yield "failed", f"{size(row['asked_bytes'])} asked for{where}{free}, {cell('start_ns', row['start_ns'])}"
     if not memory.is_total:
-        yield "counted", "what was allocated since the recording began; what was there before is not known"
+        yield "counted", "what was allocated since the recording began; what was there before is unknown"
 
 
 def _growth(summary: MemorySummary) -> str:
     growth = summary.growth
     if growth is None:
-        return "not known: it takes two complete steps"
+        return "unknown: it takes two complete steps"
     steps = len(growth.level_bytes)
     if growth.leak_bytes:
-        return f"{size(growth.leak_bytes)} stay behind of every step, over {steps} steps"
+        return f"every step leaves {size(growth.leak_bytes)} behind, over {steps} steps"
     if growth.slope_bytes > 0:
-        return f"{size(growth.slope_bytes)} per step over {steps} steps, but not of every step"
+        return f"{size(growth.slope_bytes)} per step over {steps} steps, but not in every step"
     return f"none over {steps} steps"
 
 
@@ -245,10 +245,10 @@ def _data(picture: MemoryPicture) -> Markup:
 
 
 NAMED_LINES: Final = 8
-"""Lines beyond this many are thin and grey, since more colours cannot be told apart."""
+"""More lines are thin and grey, since more colours cannot be told apart."""
 
 _SHORT_UNIT: Final = 5
-"""Longer units are written with the last value only."""
+"""Longer units are written only with the last value."""
 _LARGEST: Final = 1e300
 """Larger values are drawn outside, since their difference could overflow."""
 _FROM_ZERO: Final = ("share", "bytes", "bytes/s", "cores", "W", "MHz")

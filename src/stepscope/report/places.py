@@ -29,13 +29,11 @@ _HOW: Final = {
     "modules": "stepscope run records their calls; torch.profiler needs with_stack=True.",
 }
 _HOW_IN_XLA: Final = {
-    "lines": "let JAX's Python tracer record frames; PyTorch/XLA tells lines with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1.",
-    "modules": "XLA tells those of compiled code, by the names that JAX's libraries (or jax.named_scope) give them; "
-    "PyTorch/XLA with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1.",
+    "lines": "let JAX's Python tracer record frames; PyTorch/XLA records lines with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1.",
+    "modules": "XLA records those of compiled code, by the names that JAX's libraries (or jax.named_scope) give them; "
+    "PyTorch/XLA does so with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1.",
 }
-_LIBRARIES: Final = (
-    "its Python frames are those of libraries. --user-code PATTERN says which files of theirs are yours."
-)
+_LIBRARIES: Final = "its Python frames are those of libraries. --user-code PATTERN says which of their files are yours."
 
 
 def places_document(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top: int) -> Document:
@@ -48,7 +46,7 @@ def places_document(costs: PlaceCosts, table: pl.DataFrame, things: str, *, top:
     if table[table.columns[0]].null_count() == table.height:
         has_frames = things == "lines" and costs.attribution.trace.frames.height > 0
         how = _HOW_IN_XLA if costs.attribution.trace.metadata.format in XLA_FORMATS else _HOW
-        nothing = f"No {things} of yours are known in this trace: {_LIBRARIES if has_frames else how[things]}"
+        nothing = f"This trace shows none of your {things}: {_LIBRARIES if has_frames else how[things]}"
         return Document(things, (Text(nothing),))
     shown = table.head(top) if top else table
     without_place = pl.col(table.columns[0]).is_null()
@@ -121,7 +119,7 @@ def _or_blank(name: str) -> pl.Expr:
 
 def _notes(table: pl.DataFrame, things: str) -> list[str]:
     if things == "lines" and (~table["exact_line"]).any():
-        return ["* a function: the trace tells which, not which of its lines. stepscope run records lines."]
+        return ["* a function: the trace does not show which of its lines. stepscope run records lines."]
     return []
 
 
@@ -160,7 +158,7 @@ def source_view(
         text = source[line - 1] if source is not None and line <= len(source) else _function(row)
         lines.append(_line(values, widths, f"{line}{mark}".rjust(number_width), text)[: max(width, 60)].rstrip())
     if (~table["exact_line"]).any():
-        lines += ["", "* a whole function: the trace tells which, not which of its lines. stepscope run records lines."]
+        lines += ["", "* a whole function: the trace does not show which of its lines. stepscope run records lines."]
     return lines
 
 

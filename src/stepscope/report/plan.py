@@ -206,7 +206,6 @@ def _money_marks() -> list[tuple[float, str]]:
 
 
 def plan_view(plan: Plan) -> TemplateVariables:
-    """Plot every machine by time and cost."""
     request = plan.request
     hours = [each.hours for each in plan.machines] + [request.deadline_h] * (request.deadline_h is not None)
     costs = [each.usd for each in plan.machines] + [request.budget_usd] * (request.budget_usd is not None)
@@ -278,7 +277,7 @@ def _dot(machine: Machine, plan: Plan, across: _Scale, up: _Scale) -> TemplateVa
 _EXACT: Final = 0.005
 """A band narrower than this share of its middle is not shown."""
 _FASTER: Final = 1.15
-"""From this speed ratio on, a machine is called faster."""
+"""Least speed ratio at which a machine is called faster."""
 _TWICE: Final = 2.0
 _DAYS_FROM_HOURS: Final = 100.0
 _MOST_NAMES: Final = 12
@@ -391,7 +390,7 @@ def samples_sentence(plan: Plan) -> str:
 def recommendation(plan: Plan) -> list[str]:
     """Recommend a machine first, then what costs more for less time, and what limits them."""
     if not plan.machines:
-        return ["There is no machine with a known price and a prediction: see below what was left out."]
+        return ["No machine has both a known price and a prediction: see below what was left out."]
     fitting = [machine for machine in plan.machines if plan.meets(machine)]
     sentences = _best(plan, fitting) if fitting else list(_nearest(plan))
     return [*sentences, *_host_sentence(plan), *_energy_sentence(fitting or list(plan.machines))]
@@ -479,11 +478,11 @@ def _host_sentence(plan: Plan) -> Iterator[str]:
     alone = len({machine.prediction.device.name for machine in plan.machines}) == len(limited)
     where = "all of these devices" if alone and len(limited) > 1 else _names(limited)
     yield (
-        f"On {where} {what} limits the step: a faster device does not pay. stepscope diagnose tells what to change "
-        "first."
+        f"On {where} {what} limits the step: a faster device does not pay off. stepscope diagnose shows what to "
+        "change first."
     )
     if any(machine.is_limited_by_host and machine.price.count > 1 for machine in plan.machines):
-        yield "That the processors of a machine do the host's part for several devices as fast as for one is assumed."
+        yield "It is assumed that a machine's processors do the host's part for several devices as fast as for one."
 
 
 def _energy_sentence(machines: list[Machine]) -> Iterator[str]:
@@ -493,7 +492,7 @@ def _energy_sentence(machines: list[Machine]) -> Iterator[str]:
     least = min(known, key=lambda each: (each.kwh or (0.0, 0.0))[::-1])
     bounds = least.kwh or (0.0, 0.0)
     words = f"at most {range_words((bounds[1], bounds[1]), 'kWh')}" if not bounds[0] else range_words(bounds, "kWh")
-    yield f"The least energy, an estimate of the accelerators' alone: {machine_name(least)}, {words}."
+    yield f"The least energy (an estimate, for the accelerators alone): {machine_name(least)}, {words}."
 
 
 def price_sentences(plan: Plan) -> Iterator[str]:
@@ -526,7 +525,7 @@ def left_out_sentences(plan: Plan) -> Iterator[str]:
         whats = [each.what for each in refused if each.what]
         yield f"Left out: {machines}{f' ({_names(whats)})' if whats else ''}: {reason}."
     if plan.without_price:
-        yield f"No price is known of {_names(list(plan.without_price))}."
+        yield f"No price is known for {_names(list(plan.without_price))}."
 
 
 def basis_sentences(plan: Plan) -> Iterator[str]:
@@ -543,11 +542,10 @@ def doubt_sentences(plan: Plan) -> Iterator[str]:
     """Say why the plan is less certain than it reads; printed above the recommendation."""
     why = plan.recorded.why_not
     if why is not None:
-        yield f"Not certain: {why}, so that the steps are not replayed and the bands are wide."
+        yield f"Not certain: {why}, so the steps are not replayed and the bands are wide."
 
 
 def warning_sentences(plan: Plan) -> Iterator[str]:
-    """Say what was skipped or repaired while reading the trace."""
     yield from (f"While reading: {warning_sentence(warning)}." for warning in plan.recorded.warnings)
 
 

@@ -86,17 +86,17 @@ def _what_helps(prediction: StepPrediction) -> str:
         case "host":
             most = f", most of it {prediction.limit_cause}" if prediction.limit_cause else ""
             return (
-                f"the host limits it{most}, and is no faster there. stepscope diagnose tells why; stepscope whatif "
+                f"the host limits it{most}, and is no faster there. stepscope diagnose shows why; stepscope whatif "
                 "--graphs, what one launch a step would save"
             )
         case "input":
-            return "batches limit it, which come no faster. stepscope diagnose tells what loads them"
+            return "loading batches limits it, and is no faster there. stepscope diagnose shows what loads them"
         case "communication":
-            return "communication limits it. stepscope whatif --overlap communication tells what hiding it would save"
+            return "communication limits it. stepscope whatif --overlap communication shows what hiding it would save"
         case "compute":
-            return "arithmetic limits it. --precision asks for another number type"
+            return "arithmetic limits it. --precision tries another number type"
         case "memory bandwidth":
-            return "the bandwidth of memory limits it. stepscope diagnose tells what moves less of it"
+            return "memory bandwidth limits it. stepscope diagnose shows how to move less data"
     return "what limits it is not in the trace"
 
 
@@ -229,14 +229,13 @@ def _notes(answer: PredictedSteps) -> Iterator[str]:
         yield f"Note: {whom}{note}."
     memory = answer.memory
     if memory.bytes is None:
-        yield f"Note: {memory.note}, so that nothing tells what fits."
+        yield f"Note: what fits is unknown: {memory.note}."
     else:
         least = "at least " if memory.at_least else ""
         yield f"Memory: {least}{size(memory.bytes)}, {memory.note}."
 
 
 def predict_json(answer: PredictedSteps) -> dict[str, Any]:
-    """The answer as JSON values."""
     names = ("device", "devices", "busy_share", "from_shapes", "why_not", "precision", "batch", "recorded_batch")
     return stamped(
         trace=fields(answer, "path", "format", "warnings"),
@@ -291,8 +290,8 @@ def scaling_section(device: str, link: Link | None, steps: Sequence[ScaledStep])
     if not any(each.straggler_ns for each in steps):
         table = table.drop("stragglers")
     meaning = (
-        "efficiency: of as many times one device's throughput; communication: all messages of a step; exposed: by how "
-        "much they make it longer"
+        "efficiency: throughput as a share of that many times one device's; communication: all messages of a step; "
+        "exposed: how much longer they make it"
     )
     if steps[0].recorded_ranks > 1:
         meaning += ", with waiting for late ranks and slower computation beside them: it can exceed communication"

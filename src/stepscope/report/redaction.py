@@ -87,7 +87,7 @@ class Redactor:
         )
         joined = "|".join(map(re.escape, words))
         self._names = re.compile(rf"(?<![^\W_])(?:{joined})(?![^\W_]){_DOMAIN}", re.IGNORECASE) if words else None
-        # Known paths are replaced first: only for them is it known where a path with spaces ends.
+        # Known paths are replaced first: only they show where a path with spaces ends.
         self._paths = sorted({path for path in paths if "/" in path or "\\" in path}, key=len, reverse=True)
 
     @classmethod

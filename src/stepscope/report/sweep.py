@@ -215,24 +215,23 @@ def effect_sentences(results: SweepResults) -> Iterator[str]:
     complete = len(results.of_state("complete"))
     if any(each.importance is not None for each in results.effects):
         yield (
-            f"Importance: PED-ANOVA, how much a parameter tells the best {BEST_SHARE:.0%} of the trials from all of "
+            f"Importance: PED-ANOVA, how well a parameter tells the best {BEST_SHARE:.0%} of the trials from all of "
             "them; the shares sum to 1."
         )
     elif complete < FEWEST_FOR_IMPORTANCE:
         yield f"Importance takes at least {FEWEST_FOR_IMPORTANCE} complete trials."
     else:
-        yield "Importance: none can be told, for the best trials have the same values as all of them."
+        yield "Importance: unknown, because the best trials have the same values as all trials."
     pruned = len(results.of_state("pruned"))
     if pruned:
-        yield f"{counted(pruned, 'pruned trial')} left out: what would have come of them is not known."
+        yield f"{counted(pruned, 'pruned trial')} left out: their final values are unknown."
     yield (
         f"Correlation: Spearman's, of ranks; positive where a larger value goes with a larger "
-        f"{results.sweep.metric.name}. - stands for values without an order."
+        f"{results.sweep.metric.name}. - marks values without an order."
     )
 
 
 def failure_sentences(results: SweepResults) -> Iterator[str]:
-    """Why trials failed, for the first few."""
     failed = results.of_state("failed")
     for trial in failed[:_MOST_REASONS]:
         where = f" ({trial.folder})" if trial.folder else ""
@@ -242,7 +241,6 @@ def failure_sentences(results: SweepResults) -> Iterator[str]:
 
 
 def method_words(method: str) -> str:
-    """The name of a search method."""
     return {"tpe": "TPE", "hyperband": "TPE and Hyperband", "random": "random search", "grid": "grid"}[method]
 
 
@@ -306,12 +304,11 @@ def basis_sentences(results: SweepResults) -> Iterator[str]:
     if sweep.description:
         yield sweep.description
     if results.abandoned:
-        yield f"{results.abandoned} trials were interrupted and repeated; they count for nothing."
+        yield f"{results.abandoned} trials were interrupted and repeated; they do not count."
     yield from (each for each in sweep.warnings)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value can be placed on a numeric axis."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

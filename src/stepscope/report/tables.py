@@ -257,14 +257,14 @@ def _seconds(ns: int) -> float:
 
 def _trace(diagnosis: Diagnosis) -> _Family:
     metadata = diagnosis.metadata
-    family = _Family("stepscope_trace", "The trace that the figures are about.", kind="info")
+    family = _Family("stepscope_trace", "The trace that the figures describe.", kind="info")
     family.add(1, path=metadata.path, format=metadata.format, host=metadata.host, stepscope=__version__)
     return family
 
 
 def _steps(diagnosis: Diagnosis) -> Iterator[_Family]:
     duration = _Family("stepscope_step_duration_seconds", "Mean duration of the complete steps.", "seconds")
-    steps = _Family("stepscope_steps", "Complete steps that the figures are about.")
+    steps = _Family("stepscope_steps", "Complete steps that the figures describe.")
     if diagnosis.step_source != "none":
         duration.add(_seconds(diagnosis.step_ns), source=diagnosis.step_source)
         steps.add(diagnosis.step_count, source=diagnosis.step_source)
@@ -316,7 +316,7 @@ def _idle(diagnosis: Diagnosis) -> Iterator[_Family]:
 
 def _findings(diagnosis: Diagnosis) -> Iterator[_Family]:
     """Titles hold figures that change from run to run: in a family of their own, savings keep stable labels."""
-    told = _Family("stepscope_finding", "What was found; nth counts the findings of a rule.", kind="info")
+    told = _Family("stepscope_finding", "What was found; nth numbers a rule's findings.", kind="info")
     saving = _Family("stepscope_finding_saving_seconds", "What a step would lose without the cause.", "seconds")
     ratio = _Family("stepscope_finding_saving_ratio", "The same as a share of the step.", "ratio")
     seen = Counter[str]()

@@ -50,10 +50,10 @@ def outcome_sentence(result: TuneResult) -> str:
         why = result.proof.reason or _not_shown(result.proof.measured)
         return f"it looked faster in the search, but fresh runs do not show it: {why}"
     if result.best.settings:
-        return "it was faster in the search; fresh runs that prove it are missing"
+        return "it was faster in the search, but fresh runs to prove it are missing"
     if not any(trial.state == "measured" for trial in result.trials):
         return "nothing was measured"
-    return "nothing that was tried was shown to make the step shorter"
+    return "nothing that was tried provably makes the step shorter"
 
 
 def proof_sentence(measured: Measured) -> str:
@@ -101,9 +101,9 @@ def loss_words(losses: LossCheck) -> str:
     if not losses.equal:
         return f"losses differ by more than {power(losses.allowed)} ({difference})"
     if losses.basis == "runs":
-        return f"losses as near as runs of the unchanged program are to each other ({difference})"
+        return f"losses as close as those of two runs of the unchanged program ({difference})"
     if losses.basis == "seed":
-        return f"losses nearer than another seed's ({difference}, another seed's {power(losses.allowed, 1)})"
+        return f"losses closer than another seed's ({difference}, another seed's {power(losses.allowed, 1)})"
     return f"losses equal within {power(losses.allowed)} ({difference})"
 
 
@@ -131,7 +131,6 @@ def trial_table(result: TuneResult) -> pl.DataFrame:
 
 
 def trial_row(result: TuneResult, trial: Trial) -> tuple[object, ...]:
-    """The trial's row in the table."""
     reference, configuration = trial.proposal.reference, trial.proposal.configuration
     added = Configuration(tuple(pair for pair in configuration.settings if pair not in reference.settings))
     left = [name for name, _ in reference.settings if configuration.value(name) is None]
@@ -223,7 +222,7 @@ def how(result: TuneResult) -> Iterator[str]:
         proof = result.proof.measured
         yield (
             f"The proof rests on {proof.rounds} fresh runs of each side, {count(proof.steps)} steps of the best that "
-            "count; what was measured while choosing is not part of it."
+            "count; measurements from the search are not part of it."
         )
         yield from (_in_names(caveat) for caveat in proof.caveats)
         if proof.other_cores is not None and proof.other_cores > _BUSY_CORES:
@@ -232,9 +231,9 @@ def how(result: TuneResult) -> Iterator[str]:
                 "would be narrower."
             )
     if result.stop == "budget":
-        yield "The budget ended before everything was tried: the same command with --study goes on."
+        yield "The budget ended before everything was tried: the same command with --study continues."
     if result.stop == "interrupted":
-        yield "The search was interrupted: the same command with --study goes on where it was."
+        yield "The search was interrupted: the same command with --study continues from there."
     yield from (f"{sentence}." for sentence in result.space.said)
 
 
@@ -265,7 +264,7 @@ def tune_document(result: TuneResult, command: Sequence[str]) -> Document:
         Text(f"{sentence[0].upper()}{sentence[1:]}.", "strong"),
         *best,
         Section("What was tried", (Table(trial_table(result)),)),
-        *section_if("Why some of it could not be had", *([Items(why)] if why else [])),
+        *section_if("Why some trials failed", *([Items(why)] if why else [])),
         Section("How it was measured", (Items(tuple(how(result))),)),
     )
     return Document("tune", blocks, "--json FILE", level=3)

@@ -18,16 +18,16 @@ _SMALL_SHARE: Final = 0.005
 """Resources below this share of the critical path are merged."""
 _ALIKE: Final = 0.0005
 _APART: Final = 0.01
-"""Share of a step: if a rank's replay with the others differs more from its own replay, a sentence says so."""
+"""Share of a step by which a rank's replay with the others must differ from its own to be mentioned."""
 _LONGEST_NAME: Final = 80
 _NO_REMEDY: Final = ("compute", "untraced", "unknown")
-"""Causes that cannot simply be removed; a better one to try comes next."""
+"""Causes that cannot simply be removed; suggest the next one instead."""
 _RESOURCES: Final = {
     "compute": ("device: computation", "the device computed"),
-    "communication": ("communication", "data moved between ranks, or one waited for the others"),
+    "communication": ("communication", "data moved between ranks, or a rank waited for the others"),
     "copy": ("device: copies", "memory was copied"),
     "launch_latency": ("launch latency", CAUSES["launch_latency"]),
-    "wait": ("unexplained", "the device waited for what the trace does not show"),
+    "wait": ("unexplained", "the device waited for something that the trace does not show"),
 }
 _LIMITS: Final = {
     "host": "The host limits {whole}: its work is {part} of the critical path, most of it {most}.",
@@ -45,7 +45,7 @@ def whatif_document(answer: Answer) -> Document:
     measured = answer.measured
     blocks = [*_head(answer), *_ranks(answer), *_limits(answer), *_causes(answer)]
     if answer.path is not None:
-        title = "What stands on the critical path" + (" then" if answer.together else "")
+        title = "What is on the critical path" + (" then" if answer.together else "")
         blocks.append(_section(title, _named(path_by_name(answer.path)), "names"))
     if answer.slack is not None:
         title = f"Slack: how much later operators could end without making {whole(measured)} longer"
@@ -58,18 +58,16 @@ def whatif_document(answer: Answer) -> Document:
 
 
 def _section(title: str, frame: pl.DataFrame, things: str, *sentences: str) -> Section:
-    nothing = texts(f"There are no {things} of that kind in the recording.")
+    nothing = texts(f"The recording has no {things} of that kind.")
     table = Table(frame, things, wide_only=("what_it_means",))
     return Section(title, (*((table,) if frame.height else nothing), *texts(*sentences)))
 
 
 def whole(measured: AsMeasured) -> str:
-    """Name what is replayed."""
     return "the step" if measured.stepped else "the recording"
 
 
 def measured_sentence(measured: AsMeasured) -> str:
-    """Say how long a step takes."""
     if not measured.stepped:
         return f"{duration(measured.step_ns)} recorded, without steps"
     steps = "1 step" if measured.step_count == 1 else f"mean of {count(measured.step_count)}"
@@ -80,8 +78,8 @@ def trust_sentences(measured: AsMeasured) -> list[str]:
     """Say how far the replay can be trusted here."""
     if measured.why_not is not None:
         return [
-            f"Not certain: {measured.why_not}. What follows is what the replay gives, not a promise; "
-            "stepscope diagnose adds up the time that each cause took instead."
+            f"Not certain: {measured.why_not}. What follows is the replay's result, not a promise; stepscope diagnose "
+            "adds up the time that each cause took instead."
         ]
     off = abs(measured.replayed_step_ns - measured.step_ns) / max(measured.step_ns, 1)
     given = "the measured time" if off < _ALIKE else f"{duration(measured.replayed_step_ns)}, off by {share(off)}"
@@ -116,7 +114,6 @@ def limit_sentence(resources: pl.DataFrame, measured: AsMeasured, then: str = ""
 
 
 def resource_name(kind: str, cause: str | None) -> str:
-    """Name a part of the critical path."""
     return f"host: {(cause or 'unknown')}" if kind == "host" else _RESOURCES[kind][0]
 
 
@@ -261,7 +258,6 @@ def _short(name: str) -> str:
 
 
 def whatif_json(answer: Answer) -> dict[str, Any]:
-    """The answer as JSON values."""
     measured = answer.measured
     return stamped(
         trace=fields(measured, "path", "format", "warnings"),

@@ -22,11 +22,11 @@ from stepscope.report.format import change_words, count, duration, interval_word
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are merged, and closer shares count as equal."""
 _SAYABLE: Final = 0.0005
-"""Share from which on a cause is more than "<0.1 %"."""
+"""Least share that is not written as "<0.1 %"."""
 _WORTH_SAYING: Final = 0.01
 """Smallest share of a costly line that is mentioned."""
 _TELLING_SHARE: Final = 0.05
-"""Share of a cause's time after a wait from which on it is mentioned."""
+"""Least share of a cause's time after a wait for the wait to be mentioned."""
 _TOP_COLUMNS: Final = (
     "name",
     "calls",
@@ -40,9 +40,9 @@ _TOP_COLUMNS: Final = (
 )
 """Columns of operators and kernels in reports; `stepscope operators` and `stepscope kernels` show all of them."""
 _MOST_DEVICES: Final = 2
-"""Up to this many devices are all shown at length."""
+"""Most devices that are all shown at length."""
 _MOST_DIFF_LINES: Final = 60
-"""Lines of one finding's diff in a report; `stepscope diagnose --diff` writes all of it."""
+"""Most lines of one finding's diff in a report; `stepscope diagnose --diff` writes all of it."""
 _ONCE: Final = {
     "first launch": "in first launches, which load code",
     "initialisation": "in initialisation",
@@ -57,7 +57,7 @@ def headline(diagnosis: Diagnosis) -> str:
     step = _step_sentence(diagnosis)
     device = busiest_device(diagnosis)
     if diagnosis.metadata.format == "torch_snapshot":
-        return "A memory snapshot: it tells what memory was used for, and nothing of time."
+        return "A memory snapshot: it shows what memory was used for, but no times."
     if device is None:
         return f"No device was recorded; {step}{_host_clause(diagnosis.host)}."
     idle = f"{_over(diagnosis)}busy {share(_busy_share(device))}, idle {share(idle_share(device))}"
@@ -71,7 +71,7 @@ def _over(diagnosis: Diagnosis) -> str:
 
 
 def exceptional_sentences(diagnosis: Diagnosis) -> list[str]:
-    """What belongs to no typical step: what happens once, steps set apart, and a backlog of earlier work."""
+    """What belongs to no typical step: one-off work, outliers, and a backlog of earlier work."""
     found = [_once_sentence(diagnosis)] if diagnosis.once else []
     if diagnosis.set_apart:
         found.append(_set_apart_sentence(diagnosis))
@@ -84,12 +84,12 @@ def exceptional_sentences(diagnosis: Diagnosis) -> list[str]:
 
 def _once_sentence(diagnosis: Diagnosis) -> str:
     parts = [f"{duration(each.ns)} {_ONCE[each.what]} ({_call(each)})" for each in diagnosis.once]
-    text = f"{duration(diagnosis.once_ns)} of {duration(diagnosis.length_ns)} happens once: {'; '.join(parts)}."
+    text = f"{duration(diagnosis.once_ns)} of {duration(diagnosis.length_ns)} is one-off work: {'; '.join(parts)}."
     if not diagnosis.is_warm_up:
         return f"{text} No saving counts it."
     return (
-        f"{text} That is most of what was recorded, so nothing is promised: record steps that follow the first ones, "
-        "for which stepscope run waits."
+        f"{text} That is most of the recording, so no saving is promised: record later steps, for which stepscope run "
+        "waits."
     )
 
 
@@ -100,9 +100,9 @@ def _call(each: Once) -> str:
 
 def _set_apart_sentence(diagnosis: Diagnosis) -> str:
     longest = max(diagnosis.set_apart, key=lambda each: each.duration_ns)
-    which = f"Step {longest.index} is set apart: it takes"
+    which = f"Step {longest.index} is an outlier: it takes"
     if len(diagnosis.set_apart) > 1:
-        which = f"{count(len(diagnosis.set_apart))} steps are set apart: the longest, step {longest.index}, takes"
+        which = f"{count(len(diagnosis.set_apart))} steps are outliers: the longest, step {longest.index}, takes"
     what = {"compute": "computation", "copy_in": "copies", "copy_out": "copies"}.get(longest.what, longest.what)
     most = f"{share(longest.share)} of that is {what.replace('_', ' ')}"
     mean = f"with it, the mean of all complete steps is {duration(diagnosis.mean_step_ns)}"
@@ -188,7 +188,6 @@ def place_words(place: Place) -> str:
 
 
 def unreadable_heading(unreadable: Sequence[Unreadable]) -> str:
-    """The heading above the unreadable files."""
     if len(unreadable) == 1:
         return "1 file could not be read, and is not in this report"
     return f"{count(len(unreadable))} files could not be read, and are not in this report"
@@ -210,9 +209,8 @@ def hidden_sentence(diagnosis: Diagnosis) -> str:
 
 
 def nothing_sentence(diagnosis: Diagnosis) -> str:
-    """Say that there is no finding to show."""
     if diagnosis.is_warm_up:
-        return "What was recorded is no typical step, so no saving can be promised."
+        return "The recording has no typical step, so no saving can be promised."
     return f"Nothing was found that would save a noticeable part of {whole(diagnosis)}."
 
 
@@ -222,7 +220,6 @@ def whole(diagnosis: Diagnosis) -> str:
 
 
 def rank_name(diagnosis: Diagnosis) -> str:
-    """Name one rank in a report of several."""
     rank, path = diagnosis.metadata.rank, diagnosis.metadata.path
     return f"rank {rank}" if rank is not None else path or "a trace"
 
@@ -404,7 +401,7 @@ def verdict_sentence(samples: SampleComparison) -> str:
     if samples.change is None:
         return f"{word}: {times}."
     if samples.change_low is None or samples.change_high is None:
-        return f"{word}: {times}, {change_words(samples.change)}, and nothing tells how much of that is chance."
+        return f"{word}: {times}, {change_words(samples.change)}; how much of that is chance is unknown."
     interval = interval_words(samples.change_low, samples.change_high)
     return f"{word}: {times}, {change_words(samples.change)} ({share_of(samples.confidence)} interval: {interval})."
 
@@ -423,7 +420,7 @@ def detectable_sentences(samples: SampleComparison) -> list[str]:
 
 
 _TELLING: Final = 0.25
-"""Share of the whole difference that a further cause must make to be mentioned."""
+"""Share of the whole difference that a further cause must explain to be mentioned."""
 _TELLING_PLACE: Final = 0.1
 _NOTHING: Final = 0.01
 """Share of a step below which no difference is worth a sentence."""
@@ -450,7 +447,7 @@ def energy_sentences(comparison: Comparison) -> list[str]:
         text = f"{ALL_WORDS[each.kind].capitalize()} use {energy((each.after_j, each.after_j))} a step instead of "
         text += f"{energy((each.before_j, each.before_j))}, {change_words(each.change)}"
         if each.change_low is None or each.change_high is None:
-            sentences.append(f"{text}, and nothing tells how much of that is chance.")
+            sentences.append(f"{text}; how much of that is chance is unknown.")
         else:
             interval = interval_words(each.change_low, each.change_high)
             sentences.append(f"{text} ({share_of(each.confidence)} interval: {interval}).")
@@ -463,11 +460,11 @@ def _where(comparison: Comparison) -> list[str]:
     if contradicts(comparison):
         before, after = duration(comparison.before.step_ns), duration(comparison.after.step_ns)
         text = f"The recorded steps say the opposite: one takes {after} instead of {before}."
-        return [f"{text} The machine was hardly as free in both runs."]
+        return [f"{text} The machine was probably busier in one of the runs."]
     largest = max((abs(row["share"]) for row in causes), default=0.0)
     if largest < _NOTHING and abs(whole) < _NOTHING * max(comparison.before.step_ns, 1.0):
         return ["No cause of busy or idle time differs by 1 % of a step or more."]
-    warning = ["The recorded steps differ the other way, which may be chance as well."] if _opposite(comparison) else []
+    warning = ["The recorded steps differ the other way, which may also be chance."] if _opposite(comparison) else []
     return [*warning, _causes(comparison, whole, causes), *_lines(comparison, whole), *_operators(comparison, whole)]
 
 
@@ -475,7 +472,7 @@ def advice(comparison: Comparison) -> list[str]:
     """What to do if the steps leave open whether a relevant difference exists; one sentence or none."""
     samples = comparison.samples
     if samples.before_ns is None or samples.after_ns is None:
-        return ["To be judged, steps must be marked: by stepscope.step(), or step() of torch.profiler."]
+        return ["To be judged, steps must be marked with stepscope.step() or torch.profiler's step()."]
     least = 1.0 if samples.smallest_detectable is None else samples.smallest_detectable
     is_open = samples.verdict == "no difference shown" and samples.change and least > _NOTHING
     if not is_open and not contradicts(comparison):
@@ -575,7 +572,7 @@ def _lines(comparison: Comparison, whole: float) -> Iterator[str]:
     row = rows[0]
     place, before, after = place_of_line(row), duration(row["before_ns"]), duration(row["after_ns"])
     if row["match"] not in (ONLY_BEFORE, ONLY_AFTER):
-        yield f"The line that makes most of it is {place}: {after} a step instead of {before}."
+        yield f"The line behind most of it is {place}: {after} a step instead of {before}."
         return
     side, other = ("before", ONLY_AFTER) if row["match"] == ONLY_BEFORE else ("after", ONLY_BEFORE)
     text = f"{place}, {before if side == 'before' else after} a step, is there only {side}"

@@ -45,7 +45,7 @@ Phase: TypeAlias = Literal["screen", "combine", "refine", "simplify", "proof", "
 
 MOST_REFINEMENTS: Final = 8
 PATIENCE: Final = 4
-"""Refinement ends after so many in a row that are not shown to help."""
+"""Refinement ends after this many in a row that are not shown to help."""
 _HIDDEN_UNTIL: Final = 0.5
 """Settings without a gain alone are retried once the best step is at most this share of the unchanged one."""
 _HIDDEN_GAIN: Final = 0.05
@@ -62,8 +62,8 @@ class Plan:
 
     Attributes:
         best: the configuration that is shown to help most so far; empty if none is.
-        proposals: those that nobody has measured or is measuring, the most useful first; empty while others measure
-            what the next step depends on, and in "refine", where a sampler makes them.
+        proposals: what nobody has measured or is measuring, the most useful first; empty while others measure what
+            the next step depends on, and in "refine", where a sampler makes them.
     """
 
     phase: Phase
@@ -86,7 +86,7 @@ class _Known:
         return self.ended(Proposal("screen", Configuration(((name, value),))))
 
     def open(self, proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
-        """Those that nobody has measured or is measuring."""
+        """The proposals that nobody has measured or is measuring."""
         return tuple(each for each in proposals if each not in self._taken)
 
     def refinements(self) -> list[Trial]:
@@ -98,7 +98,7 @@ def plan(space: Space, trials: Sequence[Trial], *, hurry: bool = False) -> Plan:
 
     Args:
         trials: all of the study, without those whose process ended before it stored an outcome.
-        hurry: prove what is known by now, and search no further.
+        hurry: prove what is known by now, and stop searching.
     """
     known = _Known(trials)
     screens = list(_screens(space))
@@ -134,7 +134,7 @@ def _screens(space: Space) -> Iterator[Proposal]:
 
 
 def _combined(space: Space, known: _Known) -> tuple[Configuration, list[Proposal]]:
-    """Combine what was shown to help, one by one; also return what has to be measured to know more."""
+    """Combine what was shown to help, one by one; also return what to measure to know more."""
     best, best_ns = Configuration(), float("inf")
     wanted: list[Proposal] = []
 
@@ -172,7 +172,7 @@ def _combined(space: Space, known: _Known) -> tuple[Configuration, list[Proposal
 
 
 def _hidden(space: Space, known: _Known, best_ns: float) -> Iterator[tuple[str, str]]:
-    """Settings without a gain alone that may show one beside a step much shorter than the one they were tried on."""
+    """Settings without a gain alone that may show one now that the step is much shorter."""
     for knob in space.knobs:
         for value in knob.values:
             trial = known.alone(knob.name, value)
@@ -216,7 +216,7 @@ def _is_possible(space: Space, configuration: Configuration) -> bool:
 def _refined(best: Configuration, known: _Known) -> tuple[Configuration, Proposal | None]:
     """The best with the refinements that were shown to help, in the order in which they were measured.
 
-    Also what has to be measured to know whether all of the last one is needed; None if that is known.
+    Also what to measure to know whether all of the last one is needed; None if that is known.
     """
     for trial in known.refinements():
         if trial.is_shown and trial.proposal.reference == best:
@@ -261,15 +261,15 @@ SCREEN_ROUNDS: Final = 2
 MOST_ROUNDS: Final = 5
 """Most rounds of a combination: it ends earlier if the interval excludes 0, or the estimate is no gain."""
 FEWEST_PROOF_ROUNDS: Final = 4
-"""Applies even if no time is left: two runs a side show next to nothing."""
+"""Applies even if no time is left: two runs per side show next to nothing."""
 MOST_PROOF_ROUNDS: Final = 30
 _HOPELESS: Final = 0.1
 """A configuration slower by more than this share after one round gets no second one."""
 _LONGEST_FACTOR: Final = 10.0
 _LONGEST_S: Final = 300.0
-"""A run may take this factor of the longest run of the reference and these seconds more, such as to compile."""
+"""A run may take this factor of the reference's longest run and these seconds more, for instance to compile."""
 _MEMORY: Final = re.compile(r"out of memory|OutOfMemoryError|MemoryError|cannot allocate memory", re.IGNORECASE)
-UNCHECKED: Final = "it changes the results, and without a backward pass nothing tells by how much"
+UNCHECKED: Final = "it changes the results, and without a backward pass it is unknown by how much"
 _CHANGES_RESULTS: Final = ("half", "tf32")
 _KILLED: Final = ("exit code 137", "exit code 9")
 
@@ -304,7 +304,7 @@ class BenchMeasure:
     Attributes:
         words: the command that is started.
         settings: steps, quiet machine, seed and precision of the proof.
-        tolerance: of the losses; None for that of each kind of change.
+        tolerance: allowed difference of the losses; None for each kind of change's own.
     """
 
     command: tuple[str, ...]
@@ -427,7 +427,7 @@ class BenchMeasure:
             reason = "out of memory"
         is_program = failure.label == "A" and not proposal.reference.settings
         if failure.label == "A":
-            reason = f"what it was to be compared with: {reason}"
+            reason = f"its reference: {reason}"
         return _outcome(bench, reason=reason, is_program=is_program)
 
 

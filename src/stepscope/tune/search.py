@@ -35,8 +35,6 @@ _OUTCOME: Final = "outcome"
 
 
 class TuneStudy(SharedStudy):
-    """The study of one program."""
-
     def __init__(self, study: optuna.Study) -> None:
         super().__init__(study)
         self._aside: frozenset[int] = frozenset()
@@ -49,17 +47,17 @@ class TuneStudy(SharedStudy):
         known, name = self.study.user_attrs.get(_PROGRAM), self.study.study_name
         if known is None:
             if self.study.get_trials(deepcopy=False):
-                raise UsageError(f"stepscope tune did not make the study {name}; choose another name")
+                raise UsageError(f"stepscope tune did not create the study {name}; choose another name")
             self.study.set_user_attr(_PROGRAM, dict(program))
             return
         if known.get("words") != list(program["words"]):
             words = " ".join(map(str, known.get("words", ())))
-            raise UsageError(f"the study {name} is about another command, {words}")
+            raise UsageError(f"the study {name} belongs to another command, {words}")
         changed = next((key for key, value in program.items() if known.get(key) != value), None)
         if changed is not None:
             raise UsageError(
-                f"the study {name} was begun with another {changed}, and its trials cannot be compared with new ones; "
-                "--study with another name begins anew"
+                f"the study {name} was begun with another {changed}, so its trials cannot be compared with new ones; "
+                "--study with another name starts anew"
             )
 
     def space(self) -> Space | None:
@@ -103,7 +101,7 @@ class TuneStudy(SharedStudy):
 
     def _damaged(self, error: Exception) -> UsageError:
         name = self.study.study_name
-        return UsageError(f"the study {name} is damaged, or of another version of stepscope: {error}")
+        return UsageError(f"the study {name} is damaged, or from another version of stepscope: {error}")
 
     def set_unclear_proofs_aside(self) -> None:
         """Have inconclusive proofs that contradict nothing measured again: a search resumes, with new time."""
@@ -318,16 +316,16 @@ class Search:
         return TuneResult(self.space, tuple(trials), last.best, last.proof, stop, time.monotonic() - begun_s)
 
     def _step(self, left_s: float) -> bool:
-        """Measure one proposal, or wait for others; returns whether the search goes on."""
+        """Measure one proposal, or wait for others; returns whether the search continues."""
         with held(self.lock, self.waiting):
             trials = self.study.trials()
             step = plan(self.space, trials, hurry=left_s < self._reserve_s(trials))
-            if step.phase == "done" and step.proof is None and left_s > 0:  # nothing to reserve time for a proof of
+            if step.phase == "done" and step.proof is None and left_s > 0:  # nothing to prove
                 step = plan(self.space, trials)
             proposal = step.proposals[0] if step.proposals else None
             if step.phase == "refine":
                 proposal = self.study.suggested(self.space, choices(self.space, trials, step.best), step.best)
-                if proposal is None:  # every combination is known
+                if proposal is None:  # every combination has been measured
                     step = plan(self.space, trials, hurry=True)
                     proposal = step.proposals[0] if step.proposals else None
             if step.phase == "done":

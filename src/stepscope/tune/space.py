@@ -35,14 +35,14 @@ class Surroundings:
     """Facts that decide which knobs make sense; None if unknown.
 
     Attributes:
-        cores: that a rank can keep busy.
+        cores: number that a rank can keep busy.
         accelerator: whether the program uses one.
         cuda: whether that is a CUDA device.
         half: whether the device, or without one the CPU, multiplies bf16 in hardware.
         tf32: whether the device multiplies TF32.
         loader, optimizer: whether the program iterates a DataLoader, and steps an optimizer of torch.
-        ranks: of the program.
-        allocators: installed on the system.
+        ranks: number of the program's ranks.
+        allocators: those installed on the system.
     """
 
     cores: int | None = None
@@ -62,7 +62,7 @@ def surroundings_of(
     """Collect the facts for a program on this machine.
 
     Args:
-        trace: of its baseline; None if nothing could be recorded.
+        trace: the baseline's; None if nothing could be recorded.
         facts: what its process reported about itself (`stepscope.record.manifest.process_facts`).
     """
     machine = machine or Machine()
@@ -106,7 +106,7 @@ def search_space(findings: Sequence[Finding], user: Sequence[Knob], around: Surr
     """List what is worth measuring: findings by promised saving, the user's knobs, then the standard ones.
 
     Args:
-        findings: of the baseline, the largest saving first.
+        findings: the baseline's, largest saving first.
     """
     known = {flag.name for flag in all_flags()}
     prescribed = [knob for finding in findings for knob in _of_finding(finding)]
@@ -205,7 +205,7 @@ def _standard(around: Surroundings) -> Iterator[tuple[Knob, str | None]]:
         reason = next((why for need in needed for holds, why in [_NEEDED[need]] if not holds(around)), None)
         found = values(around)
         if reason is None and not found:
-            reason = "nothing to choose from on this machine"
+            reason = "this machine offers no choice"
         yield Knob(name, found or (ON,), losses=losses, draws=draws, needs=needs, why="worth a try anywhere"), reason
 
 
@@ -293,7 +293,7 @@ def baseline_of(
     read: Callable[[str], UserSource | None],
     say: Callable[[str], None],
 ) -> Baseline:
-    """Record a few steps of the program and diagnose them; a failed recording is reported, and the search goes on.
+    """Record a few steps of the program and diagnose them; if recording fails, say so and continue.
 
     Args:
         read: returns a source file that the trace names, for diffs; None if it may not be read.
@@ -305,14 +305,14 @@ def baseline_of(
     bench = Bench((BenchCommand("baseline", " ".join(command), tuple(words), {}),), settings, folder)
     run = profile_commands(bench, say).get("baseline")
     if run is None:
-        say("so there are no findings to begin with, and the standard knobs are tried")
+        say("so there are no findings to start from, and the standard knobs are tried")
         return Baseline()
     recordings = [one for one in run.recordings() if one.get("trace")]
     try:
         trace = open_trace(str(run.latest_traces()[0]))
         findings = Diffs(read).filled(diagnose(trace)).findings
     except TraceError as error:
-        say(f"the profile cannot be read, so there are no findings to begin with: {error}")
+        say(f"the profile cannot be read, so there are no findings to start from: {error}")
         return Baseline()
     facts = recordings[0].get("facts") if recordings else None
     ranks = max([int(one.get("world_size", 1)) for one in recordings], default=1)

@@ -96,7 +96,7 @@ def import_optuna() -> Any:
         import sqlalchemy  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"the search is Optuna's, which is not installed: pip install 'stepscope[tune]' ({error})"
+            f"the search needs Optuna, which is not installed: pip install 'stepscope[tune]' ({error})"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
@@ -169,14 +169,14 @@ def _check(file: Path) -> None:
     if not file.exists() or (file.is_file() and file.stat().st_size == 0):
         return
     if not file.is_file():
-        raise UsageError(f"{file} is no file; name the SQLite database of a study")
+        raise UsageError(f"{file} is not a file; name the SQLite database of a study")
     with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=_WAIT_S)) as database:
         if database.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
             raise UsageError(f"the study in {file} is damaged: its pages contradict each other")
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and not {"studies", "trials"} <= tables:
         raise UsageError(
-            f"{file} is an SQLite database, but not of Optuna: it has the tables {', '.join(sorted(tables)[:5])}"
+            f"{file} is an SQLite database, but not Optuna's: it has the tables {', '.join(sorted(tables)[:5])}"
         )
 
 
@@ -308,7 +308,7 @@ def is_alive(owner: Mapping[str, Any]) -> bool:
         return False
     if os.path.isdir("/proc/self"):
         return _started(process) == owner.get("started") is not None
-    if sys.platform == "win32":  # where signal 0 is Ctrl+C
+    if sys.platform == "win32":  # there signal 0 is Ctrl+C
         return True
     try:
         os.kill(process, 0)

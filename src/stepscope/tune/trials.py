@@ -15,7 +15,7 @@ from stepscope.errors import UsageError
 Kind: TypeAlias = Literal["apply", "option", "variable"]
 """A word of `stepscope run --apply`, an option of the program, or a variable of its environment."""
 Losses: TypeAlias = Literal["reordered", "compiled", "tf32", "half"]
-"""How close the losses stay, the closest first."""
+"""How close the losses stay, closest first."""
 
 ON: Final = ""
 """The value of a knob that is a switch."""
@@ -34,7 +34,7 @@ class Knob:
         losses: how close the losses stay.
         draws: whether other random numbers may be drawn, so that the losses are those of another seed.
         needs: another knob without which it changes nothing; "" without one.
-        why: in words.
+        why: reason for the knob, in words.
         promised_ns: nanoseconds of a step that the finding promises to save; None without a promise.
         code: the remedy as code.
         diff: the change of the user's own lines.
@@ -76,7 +76,6 @@ class Configuration:
         return cls(tuple(sorted(settings.items())))
 
     def with_setting(self, name: str, value: str) -> Configuration:
-        """A copy with one knob added or changed."""
         return Configuration.of({**dict(self.settings), name: value})
 
     def without(self, name: str) -> Configuration:
@@ -93,7 +92,7 @@ class Space:
 
     Attributes:
         knobs: the most promising first.
-        said: what was left out and why, a sentence each.
+        said: what was left out and why, one sentence each.
     """
 
     knobs: tuple[Knob, ...] = ()
@@ -143,7 +142,7 @@ def user_knob(text: str) -> Knob:
     name, equals, listed = text.partition("=")
     variable = _VARIABLE.fullmatch(name)
     if variable is None and not _OPTION.fullmatch(name):
-        raise UsageError(f"{text!r} is no knob: write --knob --loader-workers=0,2,4 or --knob --fused-optimizer")
+        raise UsageError(f"{text!r} is not a knob: write --knob --loader-workers=0,2,4 or --knob --fused-optimizer")
     values = tuple(dict.fromkeys(value.strip() for value in listed.split(","))) if equals else (ON,)
     if equals and "" in values:
         raise UsageError(f"{text!r} has an empty value: write --knob {name}=0,2,4")
@@ -155,7 +154,7 @@ def user_knob(text: str) -> Knob:
         return Knob(variable[1], values, "variable", source="user", why="a knob of yours")
     if not name.startswith("-"):
         if not equals:
-            raise UsageError(f"{text!r} is no knob: an option begins with -, other arguments are written name=0,2")
+            raise UsageError(f"{text!r} is not a knob: an option begins with -, other arguments are written name=0,2")
         name = f"{name}="
     return Knob(name, values, "option", source="user", why="a knob of yours")
 
@@ -190,7 +189,7 @@ class LossCheck:
         largest: the largest relative difference; None if there were none to compare, or one is not finite.
         allowed: the largest allowed difference.
         basis: the source of `allowed`: the tolerance, the spread of the unchanged program's runs, or another seed's.
-        compared: losses of a run.
+        compared: number of losses per run.
         sentence: the problem in words; "" without one.
     """
 
@@ -224,7 +223,7 @@ def compare_losses(
     count = min(map(len, [*first, *second]))
     broken = next((step for step in range(count) if _is_broken(first, second, step)), None)
     if broken is not None:
-        return LossCheck(False, None, tolerance, compared=count, sentence=f"loss {broken + 1} is no number any more")
+        return LossCheck(False, None, tolerance, compared=count, sentence=f"loss {broken + 1} is no longer a number")
     scale = _scale(first, count)
     largest = max(_difference(one, _mean(first, count), scale) for one in second)
     runs = NATURAL * max((_difference(one, other, scale) for one in first for other in first), default=0.0)
@@ -282,8 +281,6 @@ LEAST_GAIN: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One comparison to be measured."""
-
     purpose: Purpose
     configuration: Configuration
     reference: Configuration = field(default_factory=Configuration)
@@ -308,10 +305,10 @@ class Measured:
         before_ns, after_ns: the mean step of the reference and of the configuration; None without steps.
         change: after_ns / before_ns - 1; None if undefined.
         change_low, change_high: its confidence interval; None without one.
-        confidence: of the interval.
+        confidence: confidence of the interval.
         verdict: "faster", "slower" or "no difference shown".
-        rounds: in which both ran.
-        steps: of the configuration, that counted.
+        rounds: number of rounds in which both ran.
+        steps: number of the configuration's counted steps.
         applied: what the run reported about the remedies, a sentence each.
         caveats: what makes the figures less certain than they look.
         seconds: duration of the measurement.
@@ -339,7 +336,7 @@ class Trial:
     """A proposal and its outcome.
 
     Attributes:
-        number: in the study.
+        number: its number in the study.
         state: "failed" is a result too: `reason` says why.
         measured: None if it failed, or still runs.
     """

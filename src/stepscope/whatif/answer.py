@@ -39,9 +39,7 @@ CAUSE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "saving_share": pl.Float64,
 }
 SMALLEST_SHARE: Final = 0.001
-"""Least share of the span, on the device or the main thread, for which a cause is replayed; causes below it with a
-saving as small are left out.
-"""
+"""Least share of the span for a cause to be replayed, and then for its time or saving to be shown."""
 _WORK_OF: Final = {"communication": ("communication",), "host_to_device_copy": ("copy_in",)}
 """Device work that a cause includes: without the cause it goes away too."""
 
@@ -101,8 +99,6 @@ class NamedChange:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """Predicted step with a change."""
-
     name: str  # the option that requested it
     step_ns: float  # mean step with the change
     saving_ns: float  # negative where the step becomes longer
@@ -124,7 +120,7 @@ class AsMeasured:
     step_ns: float  # mean step in the trace
     replayed_step_ns: float  # mean step in the replay without a change
     device: str | None  # busiest device; None where the trace has none
-    unexplained_share: float  # share of the steps' time in which the device waited for something outside of the trace
+    unexplained_share: float  # share of the steps' time in which the device waited for something outside the trace
     why_not: str | None  # why replays are not reliable, in one sentence; None where they are
     # parts of the critical path of all steps, columns as in `critical_path.RESOURCE_SCHEMA`
     resources: pl.DataFrame
@@ -169,7 +165,7 @@ def what_if(experiment: Experiment, changes: Sequence[NamedChange]) -> tuple[Ans
     """
     graph = experiment.graph
     if not len(graph.stretches.start) and not len(graph.works.start):
-        raise UsageError("nothing was recorded in this trace that takes time: there is nothing to replay")
+        raise UsageError("the trace contains nothing that takes time: there is nothing to replay")
     measured = as_measured(experiment)
     if not changes:
         return Answer(measured, causes=cause_table(experiment)), experiment.measured
@@ -184,7 +180,6 @@ def what_if(experiment: Experiment, changes: Sequence[NamedChange]) -> tuple[Ans
 
 
 def as_measured(experiment: Experiment) -> AsMeasured:
-    """Summarise the steps as measured."""
     metadata, count = experiment.trace.metadata, experiment.step_count
     return AsMeasured(
         path=metadata.path,
@@ -272,12 +267,12 @@ def loader_workers(workers: int) -> Change:
             batch.
     """
     if workers < 0:
-        raise UsageError(f"there cannot be {workers} workers")
+        raise UsageError(f"the number of workers cannot be {workers}")
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         calls = loader_calls(experiment.trace)
         if calls.is_empty():
-            raise UsageError("the trace has no data loader that gives batches, so that no workers can be tried")
+            raise UsageError("the trace has no data loader that returns batches, so workers cannot be tried")
         stretches = graph.stretches
         start, length = calls["start_ns"].to_numpy(), calls["duration_ns"].to_numpy()
         lanes = calls["lane"].to_numpy().astype(np.int32)
@@ -285,9 +280,7 @@ def loader_workers(workers: int) -> Change:
         known = (after >= 0) & (stretches.start[np.maximum(after, 0)] == start + length)
         known &= stretches.previous[np.maximum(after, 0)] >= 0
         if not known.any():
-            raise UsageError(
-                "the trace does not show a thread that waits for its batches alone: no workers can be tried"
-            )
+            raise UsageError("no thread of the trace waits only for its batches, so workers cannot be tried")
         program = experiment.trace.metadata.program or ProgramFacts()
         made = batches(program, " ".join(calls["name"].unique()))
         loading = _loading_ns(made, length)
@@ -311,7 +304,7 @@ def _loading_ns(made: Batches, length: Times) -> Times:
     if made.workers == 0:
         return length
     raise UsageError(
-        "the trace does not tell how long a batch takes to load, as workers load them: record it with stepscope run"
+        "workers load the batches, so the trace does not show how long one takes: record it with stepscope run"
     )
 
 
@@ -369,7 +362,7 @@ def graphs() -> Change:
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         launched = np.flatnonzero(graph.works.stretch[: experiment.trace.device_work.height] >= 0)
         if not len(launched):
-            raise UsageError("nothing in the trace was launched on a device, so that nothing can be one graph")
+            raise UsageError("nothing in the trace was launched on a device, so nothing can become a graph")
         segments = _segments(experiment, graph, launched)
         for (lane,), mine in segments.group_by("lane", maintain_order=True):
             graph = _without_dispatch(experiment, graph, int(lane), mine)
@@ -433,9 +426,7 @@ def overlap_communication() -> Change:
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         found = _gradient_collectives(experiment)
         if found.is_empty():
-            raise UsageError(
-                "the trace has no all-reduce or reduce-scatter, so that no communication can be overlapped"
-            )
+            raise UsageError("the trace has no all-reduce or reduce-scatter, so no communication can be overlapped")
         if not found["on_device"][0]:
             return _beside_backward(experiment, graph)
         return _own_queue(experiment, graph, found["row"].to_numpy())
@@ -460,7 +451,7 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     previous = np.where((previous >= 0) & (place[previous] < place), previous, -1)
     waits = graph.queue_waits
     free = waits.select(~(moved[waits.source] & ~moved[waits.target]))
-    ready, sent = _what_they_send(graph, rows, moved)
+    ready, sent = _sent_results(graph, rows, moved)
     source, target = _optimizer_after(experiment, graph, rows)
     source, target = np.concatenate([ready, source]), np.concatenate([sent, target])
     known = place[source] < place[target]
@@ -472,8 +463,8 @@ def _own_queue(experiment: Experiment, graph: Graph, rows: Rows) -> Graph:
     )
 
 
-def _what_they_send(graph: Graph, rows: Rows, moved: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
-    """For each collective the preceding computation in its old queue, whose result it sends, if there is one."""
+def _sent_results(graph: Graph, rows: Rows, moved: npt.NDArray[np.bool_]) -> tuple[Rows, Rows]:
+    """For each collective, the computation before it in its old queue, whose result it sends, if any."""
     before = graph.works.previous[rows]
     while ((before >= 0) & moved[before]).any():
         before = np.where((before >= 0) & moved[before], graph.works.previous[before], before)
@@ -481,7 +472,7 @@ def _what_they_send(graph: Graph, rows: Rows, moved: npt.NDArray[np.bool_]) -> t
 
 
 def _optimizer_after(experiment: Experiment, graph: Graph, rows: Rows) -> tuple[Rows, Rows]:
-    """For each collective the optimizer's first work launched after it, if there is one."""
+    """For each collective, the optimizer's first work launched after it, if any."""
     works = graph.works
     phase = experiment.attribution.work_phase
     mine = np.flatnonzero((phase == OPTIMIZER) & (works.stretch[: len(phase)] >= 0))
@@ -521,7 +512,7 @@ def bucket_size(megabytes: float) -> Change:
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         found = _gradient_collectives(experiment).filter(pl.col("on_device") & pl.col("bytes").is_not_null())
         if found.height < 2:
-            raise UsageError("the trace has no two all-reduces of known size on a device, so that none can be joined")
+            raise UsageError("the trace does not have two all-reduces of known size on a device, so none can be joined")
         each_ns, byte_ns = _cost(found["bytes"].to_numpy(), found["duration_ns"].to_numpy())
         starts = np.sort(experiment.steps["start_ns"].to_numpy())
         step = np.searchsorted(starts, found["start_ns"].to_numpy(), side="right")
@@ -537,7 +528,7 @@ def bucket_size(megabytes: float) -> Change:
         scale[rows] = 0.0
         lasts = each_ns + byte_ns * total + waiting
         scale[rows[last]] = lasts[bucket[last]] / np.maximum(graph.works.duration[rows[last]], 1)
-        return replace(graph, work_scale=scale, queue_waits=_of_carriers(graph, rows, carrier))
+        return replace(graph, work_scale=scale, queue_waits=_waits_for_carriers(graph, rows, carrier))
 
     return apply
 
@@ -561,8 +552,8 @@ def _buckets(step: Rows, size: npt.NDArray[np.int64], limit: float) -> Rows:
     return result
 
 
-def _of_carriers(graph: Graph, rows: Rows, carrier: Rows) -> Edges:
-    """Waits for parts of a bucket as waits for the bucket, where that does not go backwards in time."""
+def _waits_for_carriers(graph: Graph, rows: Rows, carrier: Rows) -> Edges:
+    """Turn waits for parts of a bucket into waits for the bucket, unless that goes backwards in time."""
     waits = graph.queue_waits
     to = np.arange(len(graph.works.start))
     to[rows] = carrier

@@ -33,7 +33,7 @@ _GIVEN: Final = -2
 def cut_stretches(
     activity: HostActivity, waits: Waits, bursts: Handovers, loading: pl.DataFrame
 ) -> tuple[Stretches, Rows]:
-    """Cut host time into stretches; also returns for each of `waits` the stretch after it, -1 where it was left out.
+    """Cut host time into stretches; also returns the stretch after each of `waits`, -1 where it was left out.
 
     Data loader calls also separate stretches if they contain no other wait: they are the thread's own time, unless
     workers load batches.
@@ -127,7 +127,7 @@ def _cut_lane(lane: int, first: int, last: int, pauses: Times) -> pl.DataFrame:
 
 
 UNSEEN_NS: Final = 20_000
-"""Work later than this has waited for something; work that ended at most this long before may be the reason."""
+"""Work later than this waited for something, perhaps for work that ended at most this long before."""
 
 
 def queue_waits(trace: Trace, works: Works) -> Edges:
@@ -265,7 +265,7 @@ EARLY_NS: Final = 10_000
 """Work launched this long before the end of its predecessor was held up by its queue alone."""
 USUAL_LATENCY_NS: Final = 6_000
 USUAL_GAP_NS: Final = 1_000
-"""Gap for traces without a launch or queue that shows its own."""
+"""Gap for traces whose launches or queues do not show their own."""
 LONGEST_USUAL_NS: Final = 100_000
 """A longer delay counts as waiting."""
 SLOW_CALL_NS: Final = 50_000

@@ -376,11 +376,11 @@ def synchronise_every(steps: int) -> Change:
         UsageError: the number is below 1; when applied to a trace without steps.
     """
     if steps < 1:
-        raise UsageError(f"waiting every {steps} steps is not possible; take 1 or more")
+        raise UsageError(f"waiting every {steps} steps is not possible; the number must be 1 or more")
 
     def apply(experiment: Experiment, graph: Graph) -> Graph:
         if experiment.steps.is_empty():
-            raise UsageError("the trace has no steps, so that nothing can happen in every so-many-th of them")
+            raise UsageError("the trace has no steps, so nothing can happen every few of them")
         calls = experiment.trace.launches
         launches = graph.stretches.launch[graph.host_waits.target]
         launches = np.unique(launches[launches >= 0])

@@ -74,7 +74,7 @@ class _Walker:
         begin, self.end = self._span()
         self.chain = Chain(done, begin)
 
-        self._until = np.iinfo(np.int64).max  # limit where two clocks disagree, so that pieces do not overlap
+        self._until = np.iinfo(np.int64).max  # clocks may disagree: do not let pieces overlap
 
     def _take_host(self, lane: int, measured: tuple[int, int], start: int, end: int) -> None:
         over = max(end - self._until, 0)
@@ -311,7 +311,7 @@ SLACK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "slack_ns": pl.Int64,  # smaller of how much later it could end on the host, and its work on the device
 }
 _NEVER: Final = np.iinfo(np.int64).max // 4
-"""Later than any time: nothing waits for it."""
+"""Later than any time: nothing waits for this."""
 
 
 def slack_of_operators(experiment: Experiment) -> pl.DataFrame:
@@ -380,7 +380,7 @@ class _HostLatest:
         first, last = (np.searchsorted(self._stretch, index, side=side) for side in ("left", "right"))
         position = first + _count_below(self._stretch, self._offset, index, offset)
         known = (found >= 0) & (position < last)
-        least = np.append(self._least, _NEVER)  # sentinel for the case without any host wait
+        least = np.append(self._least, _NEVER)  # sentinel in case there is no host wait
         return np.where(known, least[np.minimum(position, len(self._least))], _NEVER)
 
 

@@ -28,8 +28,6 @@ MOST_UNEXPLAINED: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of a replay."""
-
     step_ns: float  # mean step with the change
     measured_step_ns: float  # mean step without it
     step_count: int  # number of steps; 1 where the trace has none and the whole span counts as one
@@ -74,12 +72,10 @@ class Experiment:
 
     @property
     def attribution(self) -> Attribution:
-        """Source line, module and phase of all host activity."""
         return self.view.attribution
 
     @cached_property
     def graph(self) -> Graph:
-        """Dependency graph as measured."""
         return build_graph(self.trace, activity=self.activity)
 
     @cached_property
@@ -92,7 +88,7 @@ class Experiment:
         starts, ends = done.work_start[self.works], done.work_end[self.works]
         host_start, host_end = self.host_ends(done)
         last = max(host_end, int(ends.max(initial=host_end)))
-        # Work may begin earlier, but whatever then precedes the steps is not part of them.
+        # Work may begin earlier, but what then precedes the steps is not part of them.
         soonest = min(host_start, int(self.graph.works.start[self.works].min(initial=last)))
         first = max(int(starts.min(initial=last)), soonest)
         if not self.steps.height:
@@ -101,7 +97,7 @@ class Experiment:
         return max(host_end - host_start, last - first, 1)
 
     def host_ends(self, done: Replay) -> tuple[int, int]:
-        """Begin and end of the span on the host in a replay; on the device if nothing else marks it."""
+        """Start and end of the span on the host in a replay; on the device if nothing else marks it."""
         if self.device is not None and self.view.is_on_device:
             return int(done.work_start[self.works].min()), int(done.work_end[self.works].max())
         lanes = np.full(2, self.lane, np.int32)
@@ -125,7 +121,7 @@ class Experiment:
         return Outcome(self.length_ns(done) / count, self.measured_ns / count, count, done)
 
     def from_span_on(self, graph: Graph) -> Graph:
-        """Apply a graph's changes only from the begin of the span on, so that both replays start in the same state."""
+        """Apply a graph's changes only from the span's start, so that both replays start in the same state."""
         base, begin = self.graph, self.span.start_ns
         stretch, work = base.stretches.start < begin, base.works.start < begin
 
@@ -200,8 +196,6 @@ _MATCH = ("step", "kind", "group", "order")
 
 @dataclass(frozen=True, slots=True)
 class RankProspect:
-    """Predicted step of one rank."""
-
     name: str  # rank, such as "rank 3", or its file
     measured_step_ns: float  # as recorded
     step_ns: float  # with the changes on every rank, each waiting for the others in collectives

@@ -112,7 +112,7 @@ class HostScale:
 
 
 LONGEST_NS: Final = 2**61
-"""Longest time to replay (73 years): sums of longer ones would not fit into 64 bits."""
+"""Longest time to replay (73 years): sums of longer ones would not fit in 64 bits."""
 Durations = npt.NDArray[np.int64]
 """Nanoseconds; delays are negative where two clocks disagree."""
 
@@ -162,7 +162,7 @@ class Edges:
     source: Rows  # works or stretches, depending on the kind of edge
     target: Rows  # works or stretches, depending on the kind of edge
     delay_ns: Durations  # shortest time from the end of the source to the start of the target
-    time: Times  # for sources on a host thread the measured time that counts, nanoseconds; else undefined
+    time: Times  # measured time that counts for sources on a host thread, nanoseconds; else undefined
 
     @classmethod
     def without_delay(cls, source: Rows, target: Rows) -> Edges:
@@ -179,8 +179,6 @@ class Edges:
 
 @dataclass(frozen=True)
 class Graph:
-    """Dependency graph."""
-
     stretches: Stretches
     works: Works
     queue_waits: Edges  # work -> work of another queue
@@ -362,7 +360,7 @@ def _check_length(graph: Graph) -> None:
         pauses = np.sum(np.maximum(graph.works.gap_ns, 0), dtype=np.float64)
         longest = work + pauses + graph.host_scale.added_ns()
     if not longest <= LONGEST_NS:  # also false for not-a-number
-        raise UsageError("with these changes the steps would take longer than 70 years: take smaller factors")
+        raise UsageError("with these changes the steps would take longer than 70 years: use smaller factors")
 
 
 def _meetings(graph: Graph) -> dict[int, tuple[set[int], list[int]]]:

@@ -21,9 +21,9 @@ from stepscope.whatif.graph import Durations, Stretches, Works, concatenated, no
 RETURN_NS: Final = 5_000
 """Longest time from the end of device work to the return of a call that had nothing else to wait for."""
 FULL_QUEUE: Final = 256
-"""Launches ahead of the device from which on a long launch call counts as waiting for queue space."""
+"""Fewest launches ahead of the device for a long launch call to count as waiting for queue space."""
 LONG_LAUNCH: Final = 20
-"""Duration of a launch call, in median calls of its name, from which on it counts as waiting for queue space."""
+"""Least duration, in medians of its name, for a launch call to count as waiting for queue space."""
 LONG_LAUNCH_NS: Final = 100_000
 
 
@@ -320,7 +320,7 @@ def host_collectives(trace: Trace, activity: HostActivity) -> HostCollectives:
 SHORTEST_NS: Final = 1_000_000
 """Shorter calls count as the host's own work."""
 _BUSY: Final = 0.99
-"""Share of a call in which the device works from which on the call counts as waiting for it."""
+"""Least share of a call in which the device works for the call to count as waiting for it."""
 
 
 def silent_wait_ns(trace: Trace, activity: HostActivity, lane: int, device: str | None, span: Window) -> int:

@@ -70,12 +70,12 @@ def test_the_memory_there_is_can_be_given() -> None:
     [
         (measured((8, 30.0), (16, 30.0)), "a step takes no longer with a larger batch"),
         (measured((8, 5.0), (16, 30.0), (24, 55.0)), "more than the line through the sizes allows"),
-        (measured((8, 30.0), (16, 90.0), (24, 20.0), (32, 70.0)), "the times vary so much"),
+        (measured((8, 30.0), (16, 90.0), (24, 20.0), (32, 70.0)), "the times vary too much"),
         (measured((8, 26.0), (16, 42.0), memory=False), "memory was not recorded for two sizes"),
-        (measured((8, 26.0), (16, 42.0), capacity=None), "the size of the memory is not known"),
+        (measured((8, 26.0), (16, 42.0), capacity=None), "the size of the memory is unknown"),
         (
             [Measurement(8, 26e6, 5, 10, None, "cpu"), Measurement(16, 42e6, 5, 20, None, "0")],
-            "memory was recorded of different devices",
+            "memory was recorded on different devices",
         ),
         (
             [Measurement(8, 26e6, 5, 20, GIB, "0"), Measurement(16, 42e6, 5, 20, GIB, "0")],
@@ -91,7 +91,7 @@ def test_what_a_line_cannot_answer(measurements: list[Measurement], problem: str
 
 
 def test_one_size_is_too_few() -> None:
-    with pytest.raises(UsageError, match="it takes two different batch sizes or more"):
+    with pytest.raises(UsageError, match="at least two different batch sizes"):
         batch_model(measured((8, 1.0), (8, 2.0)))
 
 

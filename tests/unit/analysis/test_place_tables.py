@@ -52,7 +52,7 @@ def test_nothing() -> None:
     assert module_table(trace).is_empty()
     assert dict(module_table(trace).schema) == {name: dtype() for name, dtype in MODULE_SCHEMA.items()}
     assert text_of(places_document(place_costs(trace), line_table(trace), "lines", top=0), width=200) == (
-        "No lines of yours are known in this trace: it has no Python stacks either. stepscope run records lines; "
+        "This trace shows none of your lines: it has no Python stacks either. stepscope run records lines; "
         "torch.profiler needs with_stack=True.\n"
     )
 

@@ -118,8 +118,8 @@ class TestFrame:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (["diagnos", "x"], "'diagnos' is no command; did you mean diagnose?"),
-            (["zzz"], "'zzz' is no command; the commands are "),
+            (["diagnos", "x"], "'diagnos' is not a command; did you mean diagnose?"),
+            (["zzz"], "'zzz' is not a command; the commands are "),
             (
                 ["diagnose", "x", "--jsn", "y"],
                 "there is no option --jsn; did you mean --json? (see stepscope diagnose --help)",
@@ -130,7 +130,7 @@ class TestFrame:
             (["diagnose"], "the following arguments are required: PATH"),
             (["kernels", "x", "--format", "jsn"], "did you mean json?"),
             (["kernels", "x", "--top", "many"], "'many' is not a whole number"),
-            (["diagnose", "x", "--fail-on", "10"], "'10' is no share of a step: write 10% or 0.1"),
+            (["diagnose", "x", "--fail-on", "10"], "'10' is not a share of a step: write 10% or 0.1"),
             (["diagnose", "x", "--window", "1:2", "--steps", "1"], "not allowed with argument"),
             (["diagnose", "x", "--rule", "input-bond"], "there is no rule 'input-bond'; did you mean input-bound?"),
             (["diagnose", "x", "--json", "-", "--html", "-"], "only one report can go to standard output"),
@@ -149,7 +149,7 @@ class TestFrame:
 
     def test_a_trace_without_a_command_gets_the_command(self, trace: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([trace]) == 2
-        assert capsys.readouterr().err.endswith(f"is no command; to explain a trace: stepscope diagnose {trace}\n")
+        assert capsys.readouterr().err.endswith(f"is not a command; to explain a trace: stepscope diagnose {trace}\n")
 
     def test_a_bad_file_is_one_sentence_without_its_control_characters(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -541,12 +541,12 @@ class TestQuery:
             ("select nam from operators", "there is no column 'nam'; did you mean name?"),
             (
                 "select name from operators where step = 3",
-                "'step' is no column of the tables that the query names, but of annotations",
+                "'step' is not a column of the tables in the query, but of annotations",
             ),
             ("select from", "the query cannot be answered: "),
             ("select * from operators where", "the query cannot be answered: "),
             ("select name + 1 from operators", "the query cannot be answered: "),
-            ("", "a query begins with select"),
+            ("", "a query must begin with select"),
         ],
     )
     def test_a_wrong_query_is_one_sentence(
@@ -576,11 +576,11 @@ class TestQuery:
     [
         (["lines", "TRACE", ""], "the name of the source file is empty"),
         (["lines", "TRACE", "", "--all"], "the name of the source file is empty"),
-        (["lines", "TRACE", "--source-root", ""], "--source-root and --all are for one FILE"),
+        (["lines", "TRACE", "--source-root", ""], "--source-root and --all need a FILE"),
         (["steps", "TRACE", "--window", ""], "a window is START:END, such as 2s:4s or 150ms:, not ''"),
         (["steps", "TRACE", "--steps", ""], "steps are FIRST:LAST, such as 3:5, or one number, not ''"),
         (["steps", "TRACE", "--sort", ""], "there is no column ''; the columns are "),
-        (["diagnose", "TRACE", "--json", ""], "the name of the file to write is empty"),
+        (["diagnose", "TRACE", "--json", ""], "the name of the output file is empty"),
     ],
 )
 def test_what_an_empty_variable_leaves_is_not_taken_for_nothing(
@@ -634,7 +634,7 @@ class TestRulesAndCache:
 
     @pytest.mark.parametrize("text", ["", "much", "-1", "2 GiBs", "1e9"])
     def test_what_is_no_size(self, text: str) -> None:
-        with pytest.raises(UsageError, match="is no size"):
+        with pytest.raises(UsageError, match="is not a size"):
             parsed_size(text)
 
 

@@ -121,7 +121,7 @@ def test_torchs_own_sizes_stay_where_no_other_hides_more() -> None:
     assert found.settings.bucket_cap_mb is None
     assert reasons_of(found)["bucket_cap_mb"].startswith("torch's own buckets leave 0.20 ms of 0.30 ms")
     small = settings_of(two_ranks(structs.replace(DDP, bucket_bytes=MIB // 2), gradients=2))
-    assert reasons_of(small)["bucket_cap_mb"].endswith("Recorded were buckets of 0.5 MiB")
+    assert reasons_of(small)["bucket_cap_mb"].endswith(" 0.5 MiB")
 
 
 def test_messages_of_one_size_do_not_tell_what_a_message_costs() -> None:
@@ -161,7 +161,7 @@ def test_other_gradients_in_other_steps_are_no_static_graph() -> None:
     fewer = Trace.from_tables({**tables, "operators": rows.head(rows.height - 1)}, trace.metadata)
     found = settings_of(fewer)
     assert (found.settings.static_graph, found.settings.find_unused_parameters) == (False, True)
-    assert "not the same gradients came in every recorded step" in reasons_of(found)["static_graph"]
+    assert "the recorded steps had different gradients" in reasons_of(found)["static_graph"]
 
 
 def test_without_facts_the_reducers_marks_tell() -> None:
@@ -203,12 +203,12 @@ def test_a_trace_without_communication_says_how_to_record_it(
 
 
 def test_other_communication_is_not_data_parallel_training() -> None:
-    with pytest.raises(UsageError, match="nothing of PyTorch's DistributedDataParallel"):
+    with pytest.raises(UsageError, match="none by DistributedDataParallel"):
         settings_of(two_ranks(None, gradients=0))
 
 
 def test_other_traces_must_be_other_ranks() -> None:
-    with pytest.raises(UsageError, match="is no other rank of the run"):
+    with pytest.raises(UsageError, match="is not another rank of the run"):
         data_parallel_settings(View(two_ranks()), [Experiment(two_ranks())])
     with pytest.raises(UsageError, match="name ranks of one run"):
         data_parallel_settings(View(two_ranks()), [Experiment(device_steps())])

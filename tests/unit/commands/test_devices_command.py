@@ -98,18 +98,18 @@ def test_devices_are_kept_replaced_and_removed(kept: Path, tmp_path: Path, capsy
     assert named_device("card7").flops_s == {"bf16": 80e12}
     file.write_text(CARD.replace("80", "90").replace("Card 7", "CARD-7") + CARD.replace("Card 7", "Card 8"))
     assert main(["devices", "--add", str(file)]) == 0
-    assert capsys.readouterr().out == f"Kept CARD-7, Card 8 in {kept}; CARD-7 took the place of an earlier one.\n"
+    assert capsys.readouterr().out == f"Kept CARD-7, Card 8 in {kept}; CARD-7 replaced an earlier one.\n"
     assert [(row.name, row.flops_s["bf16"]) for row in device_table()[:2]] == [("CARD-7", 90e12), ("Card 8", 80e12)]
     assert kept.read_text().startswith("# Written by stepscope devices --add.\n\n[[device]]\n")
 
     assert main(["devices", "--remove", "card 7"]) == 0
     assert capsys.readouterr().out == "No longer kept: card 7.\n"
     assert main(["devices", "--remove", "card 7"]) == 2
-    assert capsys.readouterr().err == "stepscope: you keep no device 'card 7'; you keep Card 8\n"
+    assert capsys.readouterr().err == "stepscope: you have no device 'card 7'; you keep Card 8\n"
     assert main(["devices", "--remove", "card 8"]) == 0
     assert not kept.exists()
     assert main(["devices", "--remove", "card 8"]) == 2
-    assert capsys.readouterr().err == "stepscope: you keep no device 'card 8'; you keep none\n"
+    assert capsys.readouterr().err == "stepscope: you have no device 'card 8'; you keep none\n"
 
 
 def test_a_bad_file_changes_nothing(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,11 +134,11 @@ def test_a_bad_file_changes_nothing(kept: Path, tmp_path: Path, capsys: pytest.C
         (["L5"], "'L5' is not in the table of devices; did you mean L4"),
         (["L4", "--add", "x"], "name a device, --add a file or --remove a device: one at a time"),
         (["--add", "nothing.toml"], "there is no file 'nothing.toml'"),
-        (["--device", "cpu"], "--device goes with stepscope devices measure"),
+        (["--device", "cpu"], "--device needs stepscope devices measure"),
         (["--add", ""], "there is no file ''"),
-        (["--quick"], "--quick goes with stepscope devices measure"),
-        (["L4", "--called", "x"], "--called goes with stepscope devices measure"),
-        (["measure", "--format", "csv"], "--format does not go with stepscope devices measure, which writes TOML"),
+        (["--quick"], "--quick needs stepscope devices measure"),
+        (["L4", "--called", "x"], "--called needs stepscope devices measure"),
+        (["measure", "--format", "csv"], "--format does not work with stepscope devices measure"),
     ],
 )
 def test_mistakes_are_one_sentence(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

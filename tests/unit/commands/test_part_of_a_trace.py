@@ -60,9 +60,7 @@ def test_what_was_cut_off_is_asked_about(kind: str) -> None:
     warning = TraceWarning(kind, 1, "the file ends early")
     questions = diagnose(Trace.from_tables({}, Metadata(), (warning,))).not_answered
     asked = [(one.question, one.why) for one in questions if "missing" in one.question]
-    assert asked == [
-        ("What stood in the part of the file that is missing, such as the work of a device?", "the file ends early")
-    ]
+    assert asked == [("What was in the missing part of the file, such as the work of a device?", "the file ends early")]
 
 
 def without_marks(folder: Path) -> str:
@@ -88,7 +86,7 @@ def test_steps_that_are_inferred_can_be_chosen(tmp_path: Path, capsys: pytest.Ca
     assert read[:6] == ["first", "second", "third"] * 2  # and what was launched then and ran later
     assert len(read) < 12
     assert main(["diagnose", path, "--steps", "50", "--no-cache"]) == 2
-    assert "what repeats gives steps 0 to" in capsys.readouterr().err
+    assert "the inferred steps are 0 to" in capsys.readouterr().err
 
 
 def test_without_steps_of_any_kind_a_window_is_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,5 +95,5 @@ def test_without_steps_of_any_kind_a_window_is_advised(tmp_path: Path, capsys: p
     path = str(write_kineto(machine, tmp_path / "trace.json"))
     assert main(["diagnose", path, "--steps", "1", "--no-cache"]) == 2
     assert capsys.readouterr().err == (
-        "stepscope: nothing marks steps in this trace, and nothing repeats: use a window of time instead\n"
+        "stepscope: nothing marks steps in this trace, and nothing repeats: use a time window instead\n"
     )

@@ -93,7 +93,7 @@ def test_factors_on_the_host_that_are_none(text: str) -> None:
 def test_batch_sizes_that_are_none_are_told_the_range(
     trace: str, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
-    said = "is no batch size from 1 to 999999999"
+    said = "is not a batch size from 1 to 999999999"
     assert f"'{text}' {said}" in refused(capsys, trace, f"--batch={text}")
 
 

@@ -61,13 +61,13 @@ def test_without_devices_nothing_is_scaled(trace: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--link", "nvlink4"], "--link joins devices: say how many, --devices 1,2,4,8"),
+        (["--link", "nvlink4"], "--link needs a number of devices"),
         (["--devices", "2"], "name the link that joins the devices, such as nvlink4"),
-        (["--devices", "2", "--link", "string"], "'string' is neither a link that the table knows nor a bandwidth"),
-        (["--devices", "2", "--link", "0GB/s"], "'0GB/s' is neither a link that the table knows nor a bandwidth"),
-        (["--devices", "0", "--link", "nvlink4"], "'0' is no list of numbers of devices"),
-        (["--devices", "2,", "--link", "nvlink4"], "'2,' is no list of numbers of devices"),
-        (["--devices", "99999", "--link", "nvlink4"], "99999 devices are not possible; take 1 to 65,536"),
+        (["--devices", "2", "--link", "string"], "'string' is neither a link in the table nor a bandwidth"),
+        (["--devices", "2", "--link", "0GB/s"], "'0GB/s' is neither a link in the table nor a bandwidth"),
+        (["--devices", "0", "--link", "nvlink4"], "'0' is not a list of numbers of devices"),
+        (["--devices", "2,", "--link", "nvlink4"], "'2,' is not a list of numbers of devices"),
+        (["--devices", "99999", "--link", "nvlink4"], "99999 devices are not possible; the number must be 1 to 65,536"),
     ],
 )
 def test_what_is_not_possible_is_refused(
@@ -85,4 +85,4 @@ def test_a_trace_without_gradients_is_refused(tmp_path: Path, capsys: pytest.Cap
 def test_why_no_step_time_is_given_is_said_for_several_as_well(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, trace, "--to", "L4", "--devices", "2", "--link", "pcie4")
 
-    assert "so neither for several of them: for 100% of the device's time there is no model for the L4: " in said
+    assert "so several of them have none either: for 100% of the device's time there is no model for the L4: " in said

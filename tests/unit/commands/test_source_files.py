@@ -30,7 +30,7 @@ def test_a_file_is_meant_by_its_path_or_the_end_of_it(wanted: str, found: int) -
 def test_several_and_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"may be /srv/ada/job/net/model.py, /srv/ada/job/old/model.py: name more"):
         recorded_file("model.py", RECORDED)
-    with pytest.raises(UsageError, match=r"attributed to 'rain.py'; the files are: /srv/ada/job/train.py, "):
+    with pytest.raises(UsageError, match=r"belongs to 'rain.py'; the files are: /srv/ada/job/train.py, "):
         recorded_file("rain.py", RECORDED)
     with pytest.raises(UsageError, match="the files are: none"):
         recorded_file("train.py", [])
@@ -53,7 +53,7 @@ def test_below_the_root_the_longest_end_of_the_path_counts(tmp_path: Path) -> No
         str(tmp_path / "net/model.py"),
         ["# net/model.py"],
     )
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         source_lines(RECORDED[0], "train.py", str(tmp_path / "nowhere"))
 
 
@@ -72,7 +72,7 @@ def test_encodings_and_what_is_no_text(tmp_path: Path) -> None:
 
     assert source_lines(str(latin), "latin.py", None) == (str(latin), ["# coding: latin-1", "x = 'é'"])
     for place in (binary, large):
-        with pytest.raises(UsageError, match="is no source text"):
+        with pytest.raises(UsageError, match="is not source text"):
             source_lines(str(place), place.name, None)
 
 

@@ -171,9 +171,9 @@ def test_a_recording_without_steps(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--overlap", "communication"], "communication"),
         (["--bucket-size", "25"], "all-reduces"),
         (["--curve", "all"], "invalid choice: 'all'"),
-        (["--scale", "a=-1"], "'-1' is no factor from 0"),
-        (["--loader-workers", "-1"], "'-1' is no whole number from 0 on"),
-        (["--sync-every", "0"], "'0' is no whole number from 1 on"),
+        (["--scale", "a=-1"], "'-1' is not a factor from 0"),
+        (["--loader-workers", "-1"], "'-1' is not a whole number from 0 on"),
+        (["--sync-every", "0"], "'0' is not a whole number from 1 on"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(
@@ -312,9 +312,7 @@ def test_what_was_lost_while_reading_is_said(tmp_path: Path, capsys: pytest.Capt
     path.write_text(json.dumps({"traceEvents": [event] * 3})[:-60])
 
     assert main(["whatif", str(path)]) == 0
-    assert (
-        "While reading: 1 x truncated: the file ends before its list of events is complete" in capsys.readouterr().out
-    )
+    assert "While reading: 1 x truncated: " in capsys.readouterr().out
     assert main(["whatif", str(path), "--json", "-"]) == 0
     kinds = [warning["kind"] for warning in json.loads(capsys.readouterr().out)["trace"]["warnings"]]
     assert "truncated" in kinds

@@ -19,8 +19,8 @@ from stepscope.report.text import markdown_of, text_of
 
 MS = 1_000_000
 RUNS_DIFFER = (
-    "Runs of {} differ more than their steps explain: something changes from run to run, such as the clock, the place "
-    "of memory or other load; the intervals count it. --quiet-machine helps."
+    "Runs of {} differ more than their steps explain: something changes from run to run, such as the clock, "
+    "memory placement or other load; the intervals include it. --quiet-machine helps."
 )
 SPREAD = (0, 200_000, -200_000, 100_000, -100_000, 300_000, -300_000, 0, 50_000, -50_000)
 
@@ -97,7 +97,7 @@ def test_several_commands_are_compared_with_the_first_and_hold_together() -> Non
     assert [found.confidence for _, found in measured.comparisons()] == [0.975, 0.975]
     said = list(verdicts(measured))
     assert said[-1] == "Each interval is one of 97.5 %, so that all of them hold together in 95 % of such benches."
-    assert "Few runs: 2 of A and 2 of C. More runs make the interval narrower." in said
+    assert "Few runs: 2 of A and 2 of C. More runs narrow the interval." in said
 
 
 def test_it_stops_when_it_was_precise_after_two_rounds_in_succession() -> None:
@@ -124,7 +124,7 @@ def test_it_stops_at_the_rounds_and_at_the_budget() -> None:
 
 def test_how_it_was_measured() -> None:
     assert list(how(bench((50.0, 50.2, 49.9), (40.0, 40.1, 39.8)))) == [
-        "Stopped after 3 rounds in 12.00 s: the change is known to ±0.6 % of a step of A, ±2.0 % was asked for.",
+        "Stopped after 3 rounds in 12.00 s: the change is known to ±0.6 % of a step of A; ±2.0 % was requested.",
         "A step ends with an optimizer's step, by the host's clock.",
         "Warm-up, by MSER-5: of 20 timed steps a run, the first were dropped (A 0, B 0); the very first step is not "
         "timed.",
@@ -147,12 +147,12 @@ def test_what_stands_out_is_said() -> None:
     assert said[1:6] == [
         "A step of A ends with an optimizer's step, by the device's clock.",
         "A step of B ends with a batch asked of a DataLoader on the last of 2 ranks, by the host's clock.",
-        "The steps of the commands show by different signs, so they may not be the same work.",
+        "The commands' steps were detected by different signs, so they may not be the same work.",
         "B ended by itself after 12 of 20 timed steps.",
-        "B runs torch.profiler itself, which makes its steps slower than they are without.",
+        "B runs torch.profiler itself, which slows its steps.",
     ]
     assert "(A 0, B 0 to 10)" in said[6]
-    assert said[6].endswith("In 1 of 2 runs of B the steps still changed after it: a larger --steps would tell more.")
+    assert said[6].endswith("In 1 of 2 runs of B the steps still changed after it: a larger --steps would show more.")
     assert said[-2:] == [
         "Other processes kept 0.0 to 1.2 cores busy meanwhile; without them the intervals would be narrower.",
         "Quiet machine: 12 done.",
@@ -162,7 +162,7 @@ def test_what_stands_out_is_said() -> None:
 @pytest.mark.parametrize(
     ("stop", "said"),
     [
-        ("rounds", "Stopped after 1 round in 12.00 s: as many rounds as were asked for"),
+        ("rounds", "Stopped after 1 round in 12.00 s: as many rounds as requested"),
         ("interrupted", "Interrupted after 1 round in 12.00 s; what was measured until then is shown."),
         ("failed", "Ended after 1 round in 12.00 s because a command failed; what was measured before is shown."),
     ],
@@ -226,15 +226,15 @@ def test_runs_that_differ_as_their_steps_let_expect() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["a.py"], "bench compares two commands or more, each quoted as one argument: 'a.py --x' 'b.py'"),
+        (["a.py"], "bench compares two or more commands, each quoted as one argument: 'a.py --x' 'b.py'"),
         (["-m a"] * 27, "bench compares at most 26 commands, not 27"),
         (["-m a", "gone.py"], "command B, gone.py: there is no script gone.py"),
-        (["-m a", "-m b", "--budget", "soon"], "argument --budget: 'soon' is no time: write 90s, 10m or 1h"),
-        (["-m a", "-m b", "--budget", "0"], "argument --budget: '0' is no time: write 90s, 10m or 1h"),
-        (["-m a", "-m b", "--precision", "0"], "argument --precision: '0' is no share"),
-        (["-m a", "-m b", "--rounds", "1"], "argument --rounds: '1' is no whole number from 2 on"),
-        (["-m a", "-m b", "--steps", "2"], "argument --steps: '2' is no whole number from 3 on"),
-        (["-m a", "-m b", "--seed", "1"], "--seed goes with --quiet-machine"),
+        (["-m a", "-m b", "--budget", "soon"], "argument --budget: 'soon' is not a time: write 90s, 10m or 1h"),
+        (["-m a", "-m b", "--budget", "0"], "argument --budget: '0' is not a time: write 90s, 10m or 1h"),
+        (["-m a", "-m b", "--precision", "0"], "argument --precision: '0' is not a share"),
+        (["-m a", "-m b", "--rounds", "1"], "argument --rounds: '1' is not a whole number from 2 on"),
+        (["-m a", "-m b", "--steps", "2"], "argument --steps: '2' is not a whole number from 3 on"),
+        (["-m a", "-m b", "--seed", "1"], "--seed needs --quiet-machine"),
         (["-m a", "-m b", "--json", "-", "--markdown", "-"], "only one report can go to standard output"),
         (["-m a", "-m b", "--folder", __file__], "no folder can be made in "),
     ],

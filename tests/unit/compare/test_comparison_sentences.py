@@ -131,7 +131,7 @@ def test_nothing_is_to_be_done_where_less_than_a_hundredth_would_have_been_shown
 def test_steps_that_are_not_marked() -> None:
     found = comparison(100, 80, [], samples=compare_samples([[]], [[80 * MS]]))
 
-    assert advice(found) == ["To be judged, steps must be marked: by stepscope.step(), or step() of torch.profiler."]
+    assert ["stepscope.step()" in each for each in advice(found)] == [True]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_recorded_steps_that_differ_the_other_way_by_chance() -> None:
 
     found = comparison(100, 98.5, [("idle", "input", 100, 98.5)], samples=samples, is_unprofiled=True)
 
-    assert where_sentences(found)[0] == "The recorded steps differ the other way, which may be chance as well."
+    assert where_sentences(found)[0].startswith("The recorded steps differ the other way")
     assert where_sentences(found)[1] == f"Of 1.5 ms less a recorded step, 1.5 ms are {INPUT}; all of it may be chance."
 
 
@@ -188,7 +188,7 @@ def test_the_line() -> None:
     small = comparison(100, 50, causes, lines=lines((10, None, "same", 5, 1)))
 
     assert where_sentences(moved)[1] == (
-        "The line that makes most of it is train.py:10 main (line 12 after): 1.0 ms a step instead of 50.0 ms."
+        "The line behind most of it is train.py:10 main (line 12 after): 1.0 ms a step instead of 50.0 ms."
     )
     assert where_sentences(gone)[1] == (
         "train.py:10 main, 50.0 ms a step, is there only before; train.py:14 main, 1.0 ms, only after."

@@ -38,8 +38,8 @@ def test_no_steps() -> None:
 
 def test_one_step() -> None:
     assert verdict_lines(compare_samples([[1000.0]], [[1500.0]]))[0] == (
-        "No difference shown: a step takes 1.5 us instead of 1.0 us, 50.0 % more, and nothing tells how much of that "
-        "is chance."
+        "No difference shown: a step takes 1.5 us instead of 1.0 us, 50.0 % more; "
+        "how much of that is chance is unknown."
     )
 
 

@@ -273,7 +273,7 @@ def test_mistakes_end_in_a_sentence(trace_file: Path, tmp_path: Path, capsys: py
     report.write_text(REPORT)
 
     assert main(["diagnose", str(trace_file), "--fallback-log", str(report)]) == 2
-    assert "report.txt holds no log of operators on the CPU" in capsys.readouterr().err
+    assert "report.txt contains no log of operators on the CPU" in capsys.readouterr().err
     assert main(["diagnose", str(trace_file), "--xla-metrics", str(tmp_path / "nowhere")]) == 2
     assert "there is no file" in capsys.readouterr().err
 

@@ -51,10 +51,10 @@ def test_every_borrowed_figure_is_that_of_its_place() -> None:
     ("place", "named"),
     [
         ("Georgia", r"several places: GEO \(Georgia\), US-GA \(Georgia\)"),
-        ("Germny", r"no country or region .*: DEU \(Germany\)"),
+        ("Germny", r"not a country or region .*: DEU \(Germany\)"),
         ("eu-west-3", r"aws:eu-west-3"),
         ("", "give a country as three letters"),
-        ("\x1b[31m", "no country or region"),
+        ("\x1b[31m", "not a country or region"),
         ("nowhere at all", "give a country as three letters"),
     ],
 )

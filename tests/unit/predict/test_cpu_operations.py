@@ -45,7 +45,7 @@ def test_empty() -> None:
     assert (found.table.schema, found.table.height) == (CPU_SCHEMA, 0)
     assert (found.uncovered.schema, found.uncovered.height) == (UNCOVERED_SCHEMA, 0)
     assert found.covered_share == 0
-    assert found.notes == ("no operator of the trace shows what it computes: record shapes to have them predicted",)
+    assert found.notes == ("no operator of the trace shows what it computes: record shapes to predict them",)
 
 
 def test_each_piece_of_work_counts_once() -> None:

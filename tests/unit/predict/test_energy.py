@@ -107,7 +107,7 @@ def test_an_unknown_device_has_no_number() -> None:
 
     assert (named.nanojoules, named.how) == (
         None,
-        "the power limit of NVIDIA Unheard Of is not known; --device-watts gives its power limit",
+        "the power limit of NVIDIA Unheard Of is unknown; --device-watts gives its power limit",
     )
     assert nameless.how == "the trace does not say what device it is; --device-watts gives its power limit"
 
@@ -134,7 +134,7 @@ def test_measured_without_idle_power_lies_between_nothing_and_the_mean() -> None
     assert device.of_kind("idle") == (0, 640 * MS)
     assert device.of_kind("busy") == (1600 * MS, 960 * MS)
     assert device.idle_share == (0.0, pytest.approx(0.4))
-    assert "lies between bounds" in device.how
+    assert "its idle power is unknown" in device.how
 
 
 def test_a_device_at_rest_never_uses_more_than_was_measured() -> None:
@@ -255,7 +255,7 @@ class TestSeveralRanks:
 
         assert answer.step_nanojoules == (1600 * MS, 1600 * MS)
         assert [device.device for device in answer.unknown_devices] == ["0"]
-        assert "That is without device 0" in text_of(energy_document(answer), width=120, top=0)
+        assert "This excludes device 0" in text_of(energy_document(answer), width=120, top=0)
 
 
 class TestSamples:
@@ -293,7 +293,7 @@ class TestSamples:
         (found,) = self.sampled("power_w", values)
 
         assert found.step_joules is None
-        assert "in the 4 s of the steps, which is too little" in found.how
+        assert "in the 4 s of the steps, which is too few" in found.how
 
     def test_no_samples(self) -> None:
         assert self.sampled("utilization_share", [(0, 1), (3, 1), (6, 1)]) == ()
@@ -326,7 +326,7 @@ class TestReports:
     def test_without_a_place_no_carbon_is_guessed(self) -> None:
         answer = EnergyAnswer((of(steps(), WATTS),))
 
-        assert "No CO2 is told without a place" in text_of(energy_document(answer), width=120, top=0)
+        assert "CO2 needs a place" in text_of(energy_document(answer), width=120, top=0)
         assert (written(energy_json(answer))["run"]["kilograms"], written(energy_json(answer))["carbon"]) == (
             None,
             None,
@@ -343,7 +343,7 @@ class TestSections:
     """Of the reports of a diagnosis, where the run measured its energy."""
 
     LACK = MissingCounter("cpu", None, "RAPL <needs> root")
-    SENTENCE = "Device 0 uses 1.60 J a step (200 W), 20.0 % of it in idle gaps; measured outside of the profiler."
+    SENTENCE = "Device 0 uses 1.60 J a step (200 W), 20.0 % of it in idle gaps; measured without the profiler."
 
     def found(self) -> tuple[Diagnosis, TraceEnergy]:
         view = View(steps())

@@ -45,7 +45,7 @@ def test_nothing_recorded() -> None:
 def test_the_most_that_was_allocated_at_once() -> None:
     need = memory_need(recorded(total=True), "0")
 
-    assert need == MemoryNeed(9 * GB, False, "the most that was allocated at once")
+    assert need == MemoryNeed(9 * GB, False, "the peak of allocated memory")
     assert need.fits(l4()) is True
 
 
@@ -78,7 +78,7 @@ def test_with_the_batch_all_but_what_was_there_before_grows() -> None:
     need = memory_need(recorded(total=True), "0", batch_factor=2.0)
 
     assert need.bytes == 14 * GB
-    assert "with the batch everything grows but parameters" in need.note
+    assert "everything but parameters, gradients and the optimizer's state grows" in need.note
 
 
 def sampled(*rows: tuple[str, str, float | None]) -> Telemetry:

@@ -162,7 +162,7 @@ def test_machines_that_are_left_out_are_counted_by_reason() -> None:
     assert {each.price.instance for each in plan.machines} == {"big", "t1", "t2"}
     assert plan.refused == (
         Refused("", "only a spot price is known", 1),
-        Refused("X1", "the device table does not know it, or could mean several by that name", 1),
+        Refused("X1", "the device table lacks it, or has several devices of that name", 1),
     )
 
 
@@ -177,8 +177,8 @@ def test_what_cannot_be_shared_is_refused_with_the_reason() -> None:
     assert plan.machines == ()
     assert [each.what for each in plan.refused] == ["8 x A100-SXM4-80GB", "8 x Gaudi2"]
     assert "no gradients" in plan.refused[0].reason
-    assert plan.refused[1].reason == "what joins its devices is not known; --link says it"
-    assert recommendation(plan)[0].startswith("There is no machine with a known price and a prediction")
+    assert "--link" in plan.refused[1].reason
+    assert recommendation(plan)[0].startswith("No machine has both a known price and a prediction")
 
 
 def test_several_devices_need_fewer_steps_that_are_predicted_not_divided() -> None:
@@ -275,10 +275,7 @@ def test_nothing_meets_what_was_asked() -> None:
 
 def test_where_the_host_limits_a_faster_device_does_not_pay() -> None:
     said = recommendation(plan_of([machine(8, 10, limit="host"), machine(7, 20, "L4", limit="compute")]))
-    assert (
-        "On A10 the host limits the step: a faster device does not pay. stepscope diagnose tells what to change first."
-        in said
-    )
+    assert any(line.startswith("On A10 the host limits the step") for line in said)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +305,7 @@ def test_old_prices_are_marked() -> None:
 
 def test_nothing_at_all() -> None:
     plan = plan_of([])
-    assert "no machine with a known price" in text_of(plan_document(plan), width=80, top=20)
+    assert "see below what was left out" in text_of(plan_document(plan), width=80, top=20)
     assert b"<section" in html_of(plan_document(plan))
     assert written(plan_json(plan))["machines"] == []
 
@@ -422,7 +419,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_device_without_steps_is_no_reason_to_fail() -> None:
-    with pytest.raises(UsageError, match="nothing was recorded"):
+    with pytest.raises(UsageError, match="nothing to predict"):
         planned([price()], Trace.from_tables({}))
 
 
@@ -465,7 +462,7 @@ def test_doubts_stand_above_what_is_recommended() -> None:
     doubtful = replace(plan, recorded=replace(plan.recorded, why_not="the device waited 42% of the time"))
     text = text_of(plan_document(doubtful), width=120, top=0)
 
-    doubt = "Not certain: the device waited 42% of the time, so that the steps are not replayed and the bands are wide."
+    doubt = "Not certain: the device waited 42% of the time, so the steps are not replayed and the bands are wide."
     assert text.count(doubt) == 1
     assert text.index(doubt) < text.index("The cheapest is")
     assert (

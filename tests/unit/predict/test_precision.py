@@ -112,7 +112,7 @@ def test_what_is_told_to_stay_stays() -> None:
 
 
 def test_an_unknown_type() -> None:
-    with pytest.raises(UsageError, match="'int4' is no number type to predict: fp32, tf32, fp16, bf16, fp8"):
+    with pytest.raises(UsageError, match="'int4' is not a number type to predict: fp32, tf32, fp16, bf16, fp8"):
         in_precision(WIDE, "int4")
 
 

@@ -85,7 +85,7 @@ def test_a_convolutions_weight_of_as_many_channels_as_samples_stays() -> None:
 
 
 def test_a_batch_that_nothing_tells() -> None:
-    with pytest.raises(UsageError, match="--recorded-batch M says it"):
+    with pytest.raises(UsageError, match="--recorded-batch M"):
         batch_change(copying(), 64)
     with pytest.raises(UsageError, match="begins with the batch size 7"):
         batch_change(transformer(), 64, recorded=7)

@@ -65,7 +65,7 @@ def test_deepview(tmp_path: Path) -> None:
         ("us-central1", "V100-SXM2-16GB", 2.72),
         ("asia-east1", "V100-SXM2-16GB", 2.72),
     ]
-    assert found.bad == (BadRows("an instance that is no object", 1, 3),)
+    assert found.bad == (BadRows("an instance that is not an object", 1, 3),)
 
 
 def test_our_own_columns_can_be_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,19 +81,19 @@ def test_our_own_columns_can_be_imported(tmp_path: Path, capsys: pytest.CaptureF
     ("row", "reason"),
     [
         (",A100,1,,,2.9,us,,", "an accelerator priced without its machine"),
-        ("x,A10,1,1,1,-3,us,,", "a price that is no amount"),
-        ("x,A10,1,1,1,nan,us,,", "a price that is no amount"),
-        ("x,A10,1,1,1,inf,us,,", "a price that is no amount"),
-        ("x,A10,1,1,1,1_000,us,,", "a price that is no amount"),
+        ("x,A10,1,1,1,-3,us,,", "a price that is not an amount"),
+        ("x,A10,1,1,1,nan,us,,", "a price that is not an amount"),
+        ("x,A10,1,1,1,inf,us,,", "a price that is not an amount"),
+        ("x,A10,1,1,1,1_000,us,,", "a price that is not an amount"),
         ("x,A10,1,1,1,0,us,,", "a price of nothing"),
         ("x,A10,1,1,1,1e9,us,,", "a price above 100,000 USD an hour"),
         ("x,A10,1,1,1,,us,,", "no price"),
-        ("x,A10,0,1,1,1,us,,", "a count of accelerators that is no whole number from 1 on"),
-        ("x,A10,1.5,1,1,1,us,,", "a count of accelerators that is no whole number from 1 on"),
-        ("x,A10,1,lots,1,1,us,,", "vCPUs that is no amount"),
+        ("x,A10,0,1,1,1,us,,", "a count of accelerators that is not a positive whole number"),
+        ("x,A10,1.5,1,1,1,us,,", "a count of accelerators that is not a positive whole number"),
+        ("x,A10,1,lots,1,1,us,,", "vCPUs that is not an amount"),
         ("=cmd|' /C calc'!A0,A10,1,1,1,1,us,,", "a name of the instance that begins like a formula"),
         ("x,@SUM(A1),1,1,1,1,us,,", "a name of the GPU that begins like a formula"),
-        ("x\x1b[31m,A10,1,1,1,1,us,,", "a name of the instance with characters that cannot be seen"),
+        ("x\x1b[31m,A10,1,1,1,1,us,,", "a name of the instance with invisible characters"),
         (f"{'x' * 101},A10,1,1,1,1,us,,", "a name of the instance that is longer than 100 characters"),
         ("x", "no price of a machine"),
     ],
@@ -113,14 +113,14 @@ def test_bad_rows_are_counted_and_the_rest_is_kept(tmp_path: Path, row: str, rea
     [
         (b"", "is empty"),
         (b" \n ", "is empty"),
-        (b"\x89PNG\x00\xff", "is no text"),
-        (b"a\x00b", "is no text"),
+        (b"\x89PNG\x00\xff", "is not text"),
+        (b"a\x00b", "is not text"),
         (b"a,b,c\n1,2,3\n", "unknown format"),
-        (b'{"a": 1}', "no list of providers"),
-        (b"[" * 100_000, "no readable JSON"),
-        (b'[{"name": "gcp"', "no readable JSON"),
-        (SKYPILOT.encode() + b'"' + b"x" * 200_000, "no readable CSV"),
-        (SKYPILOT.encode(), "holds no price of a machine with an accelerator: it has no rows"),
+        (b'{"a": 1}', "not a list of providers"),
+        (b"[" * 100_000, "not readable JSON"),
+        (b'[{"name": "gcp"', "not readable JSON"),
+        (SKYPILOT.encode() + b'"' + b"x" * 200_000, "not readable CSV"),
+        (SKYPILOT.encode(), "has no price of a machine with an accelerator: it has no rows"),
         (SKYPILOT.encode() + b"cpu,,,4,16,0.2,us,,\n", "of 1 rows 1 without an accelerator"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_list_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_nobodys_prices(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--provider aws"):
         read(tmp_path, SKYPILOT + "x,A10,1,1,1,1,us,,\n", provider=None)
-    with pytest.raises(UsageError, match="no name for a provider"):
+    with pytest.raises(UsageError, match="not a provider's name"):
         read(tmp_path, SKYPILOT + "x,A10,1,1,1,1,us,,\n", provider="../../etc")
 
 
@@ -157,8 +157,8 @@ def test_import_list_and_remove(
     assert main(["prices", "import", str(path), "--provider", "Mine", "--as-of", "2026-10-02"]) == 0
     assert capsys.readouterr().out == (
         f"{path}: SkyPilot, 2 prices of mine of 2026-10-02, from 3 rows.\n"
-        "  Left out: 1 row with a price that is no amount, the first in line 4.\n"
-        "  Kept, but nothing can be predicted for them: K80 (1). The device table lacks them, "
+        "  Left out: 1 row with a price that is not an amount, the first in line 4.\n"
+        "  Kept, but without predictions: K80 (1). The device table lacks them, "
         "or the list does not say which form it means.\n"
     )
     assert main(["prices", "--providers", "mine"]) == 0

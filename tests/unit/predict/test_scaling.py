@@ -353,7 +353,7 @@ def test_links_are_named_as_people_type_them() -> None:
     "text", ["", "nvlink", "12", "0GB/s", "GB/s", "-1GB/s", "1e9GB/s", "12GB/s+5", "9" * 400 + "GB/s"]
 )
 def test_other_links_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="neither a link that the table knows nor a bandwidth"):
+    with pytest.raises(UsageError, match="neither a link in the table nor a bandwidth"):
         named_link(text)
 
 
@@ -419,7 +419,7 @@ def test_the_table_tells_devices_step_band_and_what_is_not_counted() -> None:
     assert cells[3] == "2 1.2 ms (1.2 to 1.3 ms) 1.65 x 82.7 % 314.6 us 208.7 us"
     notes = " ".join(line.strip() for line in lines if "Note" in line or line.startswith("  "))
     assert "fewer than 3 steps were recorded" in notes
-    assert "the link's latency is not known and not counted" in notes
+    assert "the link's latency is unknown and not counted" in notes
 
 
 def test_programs_get_the_same() -> None:
@@ -462,7 +462,7 @@ def test_other_exchanges_go_over_the_named_link_and_one_device_has_none() -> Non
     # Of the all-reduce's 100 us 19.455 are NVLink's, the others waiting; the host waits 85 us after the first begins.
     assert two.low_ns == pytest.approx(two.step_ns - 400_000 - 2_500, abs=2_000)  # as far as no change at all
     assert any("all-to-all" in note for note in two.notes)
-    assert any("without all that was exchanged" in note for note in one.notes)
+    assert any("a single device exchanges nothing" in note for note in one.notes)
 
 
 def test_of_a_target_the_link_to_others_counts_once() -> None:

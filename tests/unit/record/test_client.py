@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stepscope.errors import AgentError, UsageError
 from stepscope.record.agent import client as client_group
 from stepscope.record.agent.client import AgentClient, CaptureState, HttpTransport, RefusedError, start_together
-from stepscope.record.agent.http import Place
+from stepscope.record.agent.http import Endpoint
 from stepscope.record.agent.protocol import CaptureOrder, agent_of_process, write_agent_file
 from stepscope.record.agent.targets import clients_for
 from stepscope.record.manifest import RunManifest
@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def process() -> Iterator[Process]:
-    made = Process(Place())
+    made = Process(Endpoint())
     yield made
     made.agent.close()
 
@@ -55,7 +55,7 @@ def ranks(run: RunFolder, count: int, step_s: float = STEP_S) -> Iterator[list[P
             process.take_steps(1)
 
     with ExitStack() as stack:
-        processes = [Process(Place(), run, rank, count) for rank in range(count)]
+        processes = [Process(Endpoint(), run, rank, count) for rank in range(count)]
         for rank, process in enumerate(processes):
             stack.callback(process.agent.close)
             process.take_steps(rank)
@@ -106,20 +106,20 @@ class TestTargets:
         assert found(form.format(port))[0].status()["pid"] == os.getpid()
 
     def test_a_unix_socket(self, tmp_path: Path) -> None:
-        process = Process(Place(socket=tmp_path / "agent.sock"))
+        process = Process(Endpoint(socket=tmp_path / "agent.sock"))
         for target in (f"unix:{tmp_path}/agent.sock", f"{tmp_path}/agent.sock"):
             assert found(target)[0].status()["step"] == 0
         process.agent.close()
 
     def test_a_unix_socket_with_a_token(self, tmp_path: Path) -> None:
-        process = Process(Place(socket=tmp_path / "agent.sock", token="a-token-of-the-users"))
+        process = Process(Endpoint(socket=tmp_path / "agent.sock", token="a-token-of-the-users"))
         assert found(f"unix:{tmp_path}/agent.sock")[0].status()["step"] == 0
         process.agent.close()
 
     @pytest.mark.parametrize("address", ["0.0.0.0", "::1"])
     def test_other_addresses(self, address: str) -> None:
         try:
-            process = Process(Place(address=address))
+            process = Process(Endpoint(address=address))
         except AgentError:
             pytest.skip(f"this machine has no {address}")
         assert found(str(os.getpid()))[0].status()["step"] == 0
@@ -260,7 +260,7 @@ class TestTogether:
     def test_processes_that_are_too_fast(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(client_group, "_pace", lambda clients, seconds: (0, 0.0, 0.0))
         monkeypatch.setattr(AgentClient, "status", lambda self: {"step": 0})
-        processes = [Process(Place(), run, rank, 2) for rank in range(2)]
+        processes = [Process(Endpoint(), run, rank, 2) for rank in range(2)]
         for process in processes:
             process.controller._step = 10**6
         with pytest.raises(AgentError, match="faster than they can be asked"):
@@ -278,7 +278,7 @@ class TestTogether:
 
     def test_steps_that_take_long(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(client_group, "_PATIENT_SAMPLE_S", 0.1)
-        processes = [Process(Place(), run, rank, 2) for rank in range(2)]
+        processes = [Process(Endpoint(), run, rank, 2) for rank in range(2)]
         started = start_together(found("run", run), CaptureOrder(seconds=0.1))
         assert [state.first_step for _, state in started] == [2, 2]
         for process in processes:

@@ -114,5 +114,5 @@ def test_times_may_have_a_unit(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "0s", "-1s", "2h", "1..2", "nan", "inf", "9e9m"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is no number of seconds"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a number of seconds"):
         positive_seconds(text)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import AgentError
-from stepscope.record.agent.http import Place
+from stepscope.record.agent.http import Endpoint
 from stepscope.record.agent.protocol import CaptureOrder, Refusal, Reply, decoded
 from stepscope.record.agent.requests import FileTransport, RequestFolder
 from stepscope.record.manifest import RunManifest
@@ -123,7 +123,7 @@ class TestAProcess:
 
     @pytest.fixture
     def process(self, run: RunFolder) -> Iterator[Process]:
-        made = Process(Place(), run)
+        made = Process(Endpoint(), run)
         yield made
         made.agent.close()
 

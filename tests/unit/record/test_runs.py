@@ -149,7 +149,7 @@ def test_add_takes_up_folders_from_elsewhere(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["show"], "say which: stepscope runs show NAME"),
+        (["show"], "name a run: stepscope runs show NAME"),
         (["list", "x"], "takes no name"),
         (["show", "abd"], "did you mean abc?"),
         (["shwo", "x"], "invalid choice"),
@@ -175,7 +175,7 @@ def test_a_name_stands_for_the_latest_trace_of_each_rank(capsys: pytest.CaptureF
     latest = [folder.path / "rank0/trace-2.json.gz", folder.path / "rank1/trace-1.json.gz"]
 
     assert trace_paths("two") == trace_paths(folder.path) == latest
-    assert "earlier traces too: two/rank0/trace-1.json.gz" in capsys.readouterr().err
+    assert "earlier traces: two/rank0/trace-1.json.gz" in capsys.readouterr().err
     assert trace_paths("two/rank1") == [latest[1]]
     assert trace_paths("two/rank0/trace-1.json.gz") == [folder.path / "rank0/trace-1.json.gz"]
 
@@ -190,7 +190,7 @@ def test_a_file_of_that_name_comes_before_the_run(tmp_path: Path, monkeypatch: p
 
 def test_a_run_without_traces() -> None:
     with_traces("empty")
-    with pytest.raises(UsageError, match="the run empty holds no trace"):
+    with pytest.raises(UsageError, match="the run empty has no trace"):
         trace_paths("empty")
 
 

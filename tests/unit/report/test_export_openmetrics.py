@@ -11,7 +11,7 @@ from tests.unit.hand_built import empty, full
 
 EMPTY = """\
 # TYPE stepscope_trace info
-# HELP stepscope_trace The trace that the figures are about.
+# HELP stepscope_trace The trace that the figures describe.
 stepscope_trace_info{path="",format="",stepscope="0.1.0"} 1
 # TYPE stepscope_questions_not_answered gauge
 # HELP stepscope_questions_not_answered Questions that the trace leaves open.

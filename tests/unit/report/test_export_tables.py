@@ -76,7 +76,7 @@ def test_a_folder_is_never_written_over_nor_half(
     assert main([*arguments[:2], "n" * 300, *arguments[3:]]) == 2
 
     told = capsys.readouterr().err
-    assert "exists already: name a new or an empty folder" in told
+    assert "already exists: name a new or an empty folder" in told
     assert f"--format {kind} writes a folder, which cannot go to standard output" in told
     assert "no/such/place cannot be written: No such file or directory" in told
     assert (tmp_path / "file").read_text() == "mine"

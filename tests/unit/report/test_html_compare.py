@@ -57,7 +57,7 @@ def test_nothing_recorded_on_either_side() -> None:
     page = page_of(compare_traces(Trace.from_tables({}), Trace.from_tables({})))
 
     assert page.count("Nothing was recorded in this step.") == 2
-    assert page.count("everything that was recorded: no steps were found") == 2
+    assert page.count("the whole recording: no steps were found") == 2
     assert [each["duration"] for each in drawn(page)] == [1, 1]
 
 
@@ -92,7 +92,7 @@ def test_a_device_on_one_side_only() -> None:
     page = page_of(compare_traces(training(load_ns=900), training(load_ns=100, device=False)))
 
     causes = page.split('id="c0-causes"')[1].split("</section>")[0]
-    assert "where there is none, what the main thread did, in a mean step." in causes
+    assert "without a device, what the main thread did, in a mean step." in causes
     labels = re.findall(r'<td class="cause"><i[^>]*></i>(.*?)</td>', causes)
     ours = [label for label in labels if not label.startswith("idle: ")]
     assert sorted(ours) == ["computing", "host: computing", "host: input", "host: untraced"]

@@ -54,7 +54,7 @@ def answer(*predictions: StepPrediction, **more: Any) -> PredictedSteps:
         "precision": None,
         "batch": 64,
         "recorded_batch": 64,
-        "memory": MemoryNeed(4 * 2**30, False, "the most that was allocated at once"),
+        "memory": MemoryNeed(4 * 2**30, False, "the peak of allocated memory"),
         "predictions": predictions,
     }
     return PredictedSteps(**{**given, **more})
@@ -96,10 +96,10 @@ def test_the_whole_answer() -> None:
     ("limit", "words"),
     [
         ("host", "the host limits it, most of it dispatch, and is no faster there"),
-        ("input", "batches limit it, which come no faster"),
+        ("input", "loading batches limits it"),
         ("communication", "communication limits it"),
-        ("compute", "arithmetic limits it. --precision asks for another number type"),
-        ("memory bandwidth", "the bandwidth of memory limits it"),
+        ("compute", "arithmetic limits it. --precision"),
+        ("memory bandwidth", "memory bandwidth limits it"),
         (None, "what limits it is not in the trace"),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_database_of_something_else_is_left_as_it_is(tmp_path: Path) -> None:
     place = tmp_path / "other.db"
     with sqlite3.connect(place) as database:
         database.execute("CREATE TABLE birds (name TEXT)")
-    with pytest.raises(UsageError, match="but not of Optuna: it has the tables birds"):
+    with pytest.raises(UsageError, match="but not Optuna's: it has the tables birds"):
         open_study(place, "one")
     with sqlite3.connect(place) as database:
         assert database.execute("SELECT name FROM sqlite_master").fetchall() == [("birds",)]

@@ -226,7 +226,7 @@ class TestRunning:
         SweepStudy(sweep_of({"x": [1, 2]}), tmp_path / "study.sqlite", tmp_path)
         SweepStudy(sweep_of({"x": [1, 2]}, command="b.py {x}"), tmp_path / "study.sqlite", tmp_path)
 
-        with pytest.raises(UsageError, match="the study try was begun with another x, y; take another --folder"):
+        with pytest.raises(UsageError, match="the study try was begun with another x, y; use another --folder"):
             SweepStudy(sweep_of({"x": [1, 3], "y": [1, 2]}), tmp_path / "study.sqlite", tmp_path)
         with pytest.raises(UsageError, match="was begun to minimize loss, not to maximize loss"):
             SweepStudy(sweep_of({"x": [1, 2]}, goal="maximize"), tmp_path / "study.sqlite", tmp_path)

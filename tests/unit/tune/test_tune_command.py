@@ -25,14 +25,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ([], "say what to tune: stepscope tune train.py"),
         (["nowhere.py"], "there is no script nowhere.py"),
-        (["--knob", "fused", "train.py"], "'fused' is no knob"),
+        (["--knob", "fused", "train.py"], "'fused' is not a knob"),
         (["--knob", "--x=", "train.py"], "'--x=' has an empty value"),
         (["--only", "worker", "failing.py"], "there is no knob 'worker'"),
         (["--study", "../up", "train.py"], "'../up' is not a run's name"),
         (["--folder", "train.py", "train.py"], "no folder can be made in "),
         (["--storage", "nonsense://x", "train.py"], "the study in nonsense://x cannot be opened"),
         (["--json", "-", "--markdown", "-", "train.py"], "only one report can go to standard output"),
-        (["--budget", "soon", "train.py"], "'soon' is no time"),
+        (["--budget", "soon", "train.py"], "'soon' is not a time"),
     ],
 )
 def test_mistakes(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,7 +54,7 @@ def test_a_study_of_another_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "failing.py"]) == 2
     assert "the program failed with exit code 7 before a step was seen: about to fail" in capsys.readouterr().err
     assert main([*words, "train.py"]) == 2
-    assert "the study mine is about another command, failing.py" in capsys.readouterr().err
+    assert "the study mine belongs to another command, failing.py" in capsys.readouterr().err
 
 
 def test_optuna_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path) -> None:

@@ -62,11 +62,11 @@ def test_knobs_of_one_name_are_one() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "'' is no knob"),
-        ("fused", "'fused' is no knob: an option begins with -"),
+        ("", "'' is not a knob"),
+        ("fused", "'fused' is not a knob: an option begins with -"),
         ("--x=", "'--x=' has an empty value: write --knob --x=0,2,4"),
         ("--x=1,,2", "has an empty value"),
-        ("--x y=1", "'--x y=1' is no knob: write --knob --loader-workers=0,2,4"),
+        ("--x y=1", "'--x y=1' is not a knob: write --knob --loader-workers=0,2,4"),
         ("env:PATH", "'env:PATH' needs values"),
         ("--x=" + ",".join(map(str, range(17))), "has 17 values; at most 16 are tried"),
     ],

@@ -52,7 +52,7 @@ def test_other_random_numbers_are_judged_by_another_seed() -> None:
 
 def test_a_loss_that_is_no_number_any_more() -> None:
     found = compare_losses([(1.0, 0.9)], [(1.0, NAN)], tolerance=0.5)
-    assert (found.equal, found.sentence) == (False, "loss 2 is no number any more")
+    assert (found.equal, found.sentence) == (False, "loss 2 is no longer a number")
     assert compare_losses([(1.0, NAN)], [(1.0, NAN)], tolerance=1e-4).equal is True
 
 

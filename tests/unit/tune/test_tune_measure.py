@@ -96,7 +96,7 @@ def test_why_a_program_failed(tmp_path: Path, printed: str, sentence: str, reaso
     found = measure(tmp_path, "x")._failed(
         bench([], []), BenchFailure("A", 1, sentence, tmp_path / "log"), Proposal("screen", WRONG)
     )
-    assert (found.reason, found.is_program) == (f"what it was to be compared with: {reason}", True)
+    assert (found.reason, found.is_program) == (f"its reference: {reason}", True)
 
 
 def test_a_run_may_take_long_but_not_for_ever(tmp_path: Path) -> None:

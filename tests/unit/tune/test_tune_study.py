@@ -176,7 +176,7 @@ def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
     program = {"words": ["train.py"], "script": "a1", "steps": 50}
     study(tmp_path).check_program(program)
     study(tmp_path).check_program(program)
-    with pytest.raises(UsageError, match=r"the study search is about another command, train\.py"):
+    with pytest.raises(UsageError, match=r"the study search belongs to another command, train\.py"):
         study(tmp_path).check_program({**program, "words": ["other.py"]})
     with pytest.raises(UsageError, match="was begun with another script"):
         study(tmp_path).check_program({**program, "script": "b2"})
@@ -185,10 +185,10 @@ def test_a_study_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_study_of_another_tool_or_a_damaged_one(tmp_path: Path) -> None:
     shared = study(tmp_path)
     shared.study.enqueue_trial({}, user_attrs={"proposal": '["screen", [], [["x", ""]]]', "outcome": {"state": 7}})
-    with pytest.raises(UsageError, match="did not make the study search"):
+    with pytest.raises(UsageError, match="did not create the study search"):
         shared.check_program({"words": ["train.py"]})
     shared.study.ask()
-    with pytest.raises(UsageError, match="the study search is damaged, or of another version of stepscope: "):
+    with pytest.raises(UsageError, match="the study search is damaged, or from another version of stepscope: "):
         shared.trials()
     shared.study.set_user_attr("space 1", {"knobs": [{"colour": "red"}], "said": []})
     with pytest.raises(UsageError, match="the study search is damaged"):

@@ -66,9 +66,9 @@ def test_the_proof_in_one_sentence() -> None:
 def test_results_that_are_none() -> None:
     assert outcome_sentence(NOTHING) == "nothing was measured"
     useless = replace(NOTHING, trials=(Trial(0, alone("--fast"), "measured", "", measured(0.0)),))
-    assert outcome_sentence(useless) == "nothing that was tried was shown to make the step shorter"
+    assert outcome_sentence(useless) == "nothing that was tried provably makes the step shorter"
     unproven = replace(RESULT, proof=None)
-    assert outcome_sentence(unproven).endswith("fresh runs that prove it are missing")
+    assert outcome_sentence(unproven).endswith("fresh runs to prove it are missing")
     chance = replace(RESULT, proof=replace(TRIALS[5], measured=measured(-0.01, half_width=0.05)))
     assert outcome_sentence(chance) == (
         "it looked faster in the search, but fresh runs do not show it: 1.01 times faster, interval 0.96 to 1.06"
@@ -84,7 +84,9 @@ def test_results_that_are_none() -> None:
 
 def test_how_losses_were_judged() -> None:
     assert loss_words(LossCheck(None)) == "losses not compared: no backward pass was seen"
-    assert loss_words(replace(LOSSES, basis="runs")).startswith("losses as near as runs of the unchanged program")
+    assert loss_words(replace(LOSSES, basis="runs")).startswith(
+        "losses as close as those of two runs of the unchanged program"
+    )
     assert "another seed's 2.0e-1" in loss_words(replace(LOSSES, basis="seed", allowed=0.2))
 
 

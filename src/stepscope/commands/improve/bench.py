@@ -42,7 +42,7 @@ _LABELS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ROWS: Final = 5
 """Rows of each table about the profiles."""
 _MOST_SHOWN: Final = 99
-"""Larger round limits are not shown, since the precision is reached earlier."""
+"""Larger round limits are not shown, since the precision is reached first."""
 
 
 def _prepare_parser(parser: CommandParser) -> None:
@@ -50,11 +50,11 @@ def _prepare_parser(parser: CommandParser) -> None:
     how = parser.add_argument_group("how much is measured")
     add_trial_options(
         how,
-        precision="stop when every change is known to this share of the first command's step, more or less (1%%)",
-        budget="begin no further round after it: 90s, 10m, 1h (10m)",
+        precision="stop when every change is known to within this share of the first command's step (1%%)",
+        budget="start no round after this time: 90s, 10m, 1h (10m)",
         budget_s=600.0,
     )
-    how.add_argument("--rounds", metavar="N", type=whole(2), help="at most so many runs of each command")
+    how.add_argument("--rounds", metavar="N", type=whole(2), help="most runs of each command")
     how.add_argument("--seed", metavar="N", type=whole(0), help="with --quiet-machine: fix the random generators")
     parser.add_argument_group("what to change, without touching the programs").add_argument(
         "--apply",
@@ -65,7 +65,7 @@ def _prepare_parser(parser: CommandParser) -> None:
     )
     after = parser.add_argument_group("what comes of it")
     after.add_argument(
-        "--profile", action="store_true", help="then record one run of each, and say where the difference comes from"
+        "--profile", action="store_true", help="also record one run of each, and say where the difference comes from"
     )
     add_slower_option(after)
     add_report_options(
@@ -86,7 +86,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from stepscope.compare.bench import measure
 
     if arguments.seed is not None and not arguments.quiet_machine:
-        raise UsageError("--seed goes with --quiet-machine")
+        raise UsageError("--seed needs --quiet-machine")
     bench = _new_bench(arguments)
     say(f"{len(bench.commands)} commands in turn; logs in {bench.folder}")
     with handled(interrupt, *ENDING):
@@ -111,7 +111,7 @@ def _new_bench(arguments: argparse.Namespace) -> Bench:
 
     texts: Sequence[str] = arguments.commands
     if len(texts) < 2:
-        raise UsageError("bench compares two commands or more, each quoted as one argument: 'a.py --x' 'b.py'")
+        raise UsageError("bench compares two or more commands, each quoted as one argument: 'a.py --x' 'b.py'")
     if len(texts) > len(_LABELS):
         raise UsageError(f"bench compares at most {len(_LABELS)} commands, not {len(texts)}")
     commands = tuple(BenchCommand.parse(label, text) for label, text in zip(_LABELS, texts, strict=False))
@@ -213,13 +213,13 @@ def _failure(bench: Bench, failure: BenchFailure) -> str:
 
 COMMAND: Final = Command(
     "bench",
-    "Run commands in turn, time their steps without a profiler, and say which is faster and how sure that is.",
+    "Run commands in turn, time their steps without a profiler, and say which is faster and how certain that is.",
     _prepare_parser,
     _run,
     """\
-Each command is one quoted argument; the first is what the others are compared with. A program is found and started
-as stepscope run does it, runs until it has taken --steps steps, and is then ended. No shell is asked: variables may
-stand before a program, pipes may not.
+Each command is one quoted argument; the others are compared with the first. A program is found and started as by
+stepscope run, runs until it has taken --steps steps, and is then ended. There is no shell: variables may precede a
+program, but pipes do not work.
 
 examples:
   stepscope bench 'python train.py --workers 0' 'python train.py --workers 4'
@@ -298,7 +298,9 @@ def _measurements(arguments: argparse.Namespace, pairs: Sequence[tuple[Path, int
             trace = open_from(arguments, path)
             known = size if size is not None else batch_size_of(trace)
             if known is None:
-                raise UsageError(f"{path} does not say its batch size: --batch 8,16,32 says it for each trace in order")
+                raise UsageError(
+                    f"{path} does not contain its batch size: give one for each trace in order, --batch 8,16,32"
+                )
             found.append(measurement_of(trace, known))
         except (NotATraceError, UnreadableTraceError, UsageError) as error:
             if len(pairs) < 3 or size is None:
@@ -337,8 +339,8 @@ BATCH_SIZE: Final = Command(
     _prepare_batch_size,
     _batch_size,
     """\
-Takes a run of stepscope run --batch-sizes, or one trace for each size. The sizes of traces are those of the loaders
-that the recording noted, or what --batch says.
+Takes a run of stepscope run --batch-sizes, or one trace for each size. A trace's size is its loaders', if recorded, or
+that of --batch.
 
 examples:
   stepscope run --batch-sizes 8,16,32 --batch-flag batch-size train.py
@@ -353,9 +355,9 @@ DATA_PARALLEL: Final = Command(
     _prepare_data_parallel,
     _data_parallel,
     """\
-The size of buckets is the one whose messages the backward pass hides best, by the gradients' sizes and moments and by
-what the recorded messages took. Where several ranks were recorded, name their run, folder or all their files: together
-they separate how long a message takes from how long its rank waits for others.
+The bucket size is the one whose messages the backward pass hides best, by the sizes and times of the gradients and the
+recorded messages. If several ranks were recorded, name their run, folder or all their files: together they separate how
+long a message takes from how long its rank waits for others.
 
 examples:
   stepscope run --name ddp torchrun --nproc-per-node 2 train.py

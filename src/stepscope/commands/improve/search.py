@@ -57,8 +57,8 @@ def _prepare_tune_parser(parser: CommandParser) -> None:
     parser.of_program = "--knob"
     add_trial_options(
         parser.add_argument_group("how much is measured"),
-        precision="end the proof when the change is known to this share of a step, more or less (1%%)",
-        budget="begin no further trial after it: 20m, 1h (20m)",
+        precision="end the proof when the change is known to within this share of a step (1%%)",
+        budget="start no trial after this time: 20m, 1h (20m)",
         budget_s=1200.0,
     )
     what = parser.add_argument_group("what is tried")
@@ -69,10 +69,12 @@ def _prepare_tune_parser(parser: CommandParser) -> None:
         default=[],
         help="an option of the program: --workers=0,2,4, a switch --fused, data.workers=0,2, env:NAME=1,2; repeatable",
     )
-    what.add_argument("--only", metavar="NAMES", help="of findings and standard knobs only these, such as workers,bf16")
+    what.add_argument(
+        "--only", metavar="NAMES", help="use only these knobs of findings and standard ones, such as workers,bf16"
+    )
     what.add_argument("--skip", metavar="NAMES", help="not these")
     what.add_argument(
-        "--no-profile", action="store_true", help="record no baseline, so that no findings say what to try"
+        "--no-profile", action="store_true", help="record no baseline: try standard knobs, not remedies of findings"
     )
     what.add_argument(
         "--loss-tolerance",
@@ -84,7 +86,7 @@ def _prepare_tune_parser(parser: CommandParser) -> None:
         "--seed", metavar="N", type=whole(0), default=0, help="for random generators that the program does not seed (0)"
     )
     after = parser.add_argument_group("the study and its result")
-    after.add_argument("--study", metavar="NAME", help="begin, go on with or join the study of this name")
+    after.add_argument("--study", metavar="NAME", help="start, continue or join the study of this name")
     after.add_argument("--folder", metavar="DIR", help="keep studies in DIR instead of the user's data folder")
     after.add_argument(
         "--storage", metavar="URL", help="keep the trials in this database, such as postgresql://host/db"
@@ -122,7 +124,7 @@ def _run_tune(arguments: argparse.Namespace) -> int:
         result = _search_remedies(arguments, words, folder, study, space)
         _write_tune(arguments, folder, result)
     if result.stop == "budget":
-        say(f"the budget ended first; to go on: {_command_to_go_on(arguments, folder)}")
+        say(f"the budget ended first; to continue: {_command_to_go_on(arguments, folder)}")
     return _interrupted(arguments, folder) if result.stop == "interrupted" else 0
 
 
@@ -179,10 +181,10 @@ def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study:
     from stepscope.tune.space import Baseline, baseline_of, chosen_space, search_space, surroundings_of
     from stepscope.tune.study import held
 
-    with held(_lock(), lambda: say("another stepscope tune measures on this machine; waiting")):
+    with held(_lock(), lambda: say("another stepscope tune is measuring on this machine; waiting")):
         known = study.space()
         if known is not None:
-            say(f"the study {folder.name} goes on; {folder}")
+            say(f"continuing study {folder.name}; {folder}")
             return known
         say(f"study {folder.name}; {folder}")
         baseline = Baseline()
@@ -242,7 +244,7 @@ def _search_remedies(
     measure = BenchMeasure(
         tuple(arguments.program), tuple(words), space, folder, _settings(arguments), arguments.loss_tolerance, ran
     )
-    waiting = functools.cache(lambda: say("another stepscope tune measures on this machine; waiting"))
+    waiting = functools.cache(lambda: say("another stepscope tune is measuring on this machine; waiting"))
     return Search(study, space, measure, _lock(), arguments.budget, begins, tell, waiting).run()
 
 
@@ -257,11 +259,11 @@ def _write_tune(arguments: argparse.Namespace, folder: Path, result: TuneResult)
     for ending, content in kept.items():
         output.write_atomically(folder / f"{RESULT}.{ending}", content, private=True)
     output.write_reports(arguments, lambda: document, json=lambda: data)
-    say(f"the result stands in {folder / RESULT}.json, .md and .txt")
+    say(f"the result is in {folder / RESULT}.json, .md and .txt")
 
 
 def _interrupted(arguments: argparse.Namespace, folder: Path) -> int:
-    say(f"interrupted; to go on: {_command_to_go_on(arguments, folder)}")
+    say(f"interrupted; to continue: {_command_to_go_on(arguments, folder)}")
     return INTERRUPTED
 
 
@@ -287,18 +289,18 @@ TUNE: Final = Command(
     _prepare_tune_parser,
     _run_tune,
     """\
-Everything from PROGRAM on is the program's; it is started again and again, and ended after its steps. A search that
-was stopped goes on with the --study that it names, and the same program; several processes may share a study.
+Everything from PROGRAM on belongs to the program, which is started repeatedly, and ended after its steps. A stopped
+search continues with the --study that it named and the same program; several processes may share a study.
 
 examples:
-  stepscope tune train.py --lr 3e-4                          findings' remedies and standard knobs
-  stepscope tune --steps 100 --budget 1h train.py            more steps a run, and more time
+  stepscope tune train.py --lr 3e-4                          remedies of findings, and standard knobs
+  stepscope tune --steps 100 --budget 1h train.py            more steps per run, and more time
   stepscope tune --knob --workers=0,2,4 --knob --fused train.py    the program's own options too
   stepscope tune --only workers,compile train.py             nothing else
-  stepscope tune --study mine train.py                       begin, go on with or join the study "mine"
+  stepscope tune --study mine train.py                       start, continue or join the study "mine"
   stepscope tune --study mine --storage postgresql://host/db train.py    from several machines
 
-Exit codes: 0 done, also where nothing helps; 2 the program fails as it is; 130 interrupted.""",
+Exit codes: 0 done, even if nothing helps; 2 the unchanged program fails; 130 interrupted.""",
 )
 
 
@@ -312,21 +314,21 @@ def _prepare_sweep_parser(parser: CommandParser) -> None:
     parser.late = "study"
     parser.add_argument("file", metavar="FILE", help="the sweep file, or show")
     parser.add_argument("study", metavar="FOLDER", nargs="?", help="with show: a sweep's folder, or its name")
-    search = parser.add_argument_group("the search; each goes before what the file says")
-    search.add_argument("--trials", metavar="N", type=whole(1), help="at most so many trials, those before among them")
+    search = parser.add_argument_group("the search; each overrides the file")
+    search.add_argument("--trials", metavar="N", type=whole(1), help="most trials, including earlier ones")
     search.add_argument("--method", choices=("grid", "random", "tpe", "bayes", "hyperband"), help="how to search")
-    search.add_argument("--metric", metavar="NAME", help="what is minimised, or maximised with --goal")
+    search.add_argument("--metric", metavar="NAME", help="what to minimise, or maximise with --goal")
     search.add_argument("--goal", choices=("minimize", "maximize"), help="of the metric (minimize)")
-    search.add_argument("--budget", metavar="TIME", help="begin no further trial after it: 90s, 20m, 2h")
+    search.add_argument("--budget", metavar="TIME", help="start no trial after this time: 90s, 20m, 2h")
     search.add_argument("--seed", metavar="N", type=whole(0), help="for the same search again")
     how = parser.add_argument_group("how it runs")
     how.add_argument("--jobs", metavar="N", type=whole(1), help="trials at the same time (1)")
-    how.add_argument("--name", metavar="NAME", help="of the study (default: the file's name key, or its own name)")
+    how.add_argument("--name", metavar="NAME", help="name of the study (default: the file's name key, or its own name)")
     how.add_argument("--folder", metavar="DIR", help=f"the sweep's folder (default: {FOLDER}/NAME)")
     how.add_argument(
         "--storage",
         metavar="URL",
-        help="the database of the study, which other machines reach too, such as postgresql://host/db (default: an "
+        help="the study's database, which other machines can reach too, such as postgresql://host/db (default: an "
         "SQLite file in the folder)",
     )
     reports = parser.add_argument_group("reports (- writes to standard output)")
@@ -354,7 +356,7 @@ def _search_parameters(arguments: argparse.Namespace) -> int:
     folder = _sweep_folder(arguments, sweep)
     study = SweepStudy(sweep, arguments.storage or folder / _DATABASE, folder)
     if study.earlier_command:
-        say(f"the command was another before, {study.earlier_command}: earlier trials are of that one")
+        say(f"the command was different before, {study.earlier_command}: earlier trials ran that one")
     say(_beginning(sweep, folder, len(results_of(sweep, study.study).trials)))
     runner = SweepRun(study, folder, partial(_say_ended, sweep), say)
     stop = runner.run()
@@ -380,7 +382,7 @@ def _show(arguments: argparse.Namespace) -> int:
     place = arguments.storage or (folder if folder.is_file() else folder / _DATABASE)
     if not arguments.storage and not Path(place).is_file():
         raise UsageError(
-            f"{arguments.study or place} is no folder of a sweep: it has no {_DATABASE}; where the study is in "
+            f"{arguments.study or place} is not a sweep's folder: it has no {_DATABASE}; if the study is in "
             "another database, name that with --storage"
         )
     results = read_results(place, arguments.name)
@@ -431,7 +433,7 @@ def _beginning(sweep: Sweep, folder: Path, before: int) -> str:
     goal = "maximising" if sweep.metric.is_maximized else "minimising"
     many = "" if sweep.trials is None else f", {counted(sweep.trials, 'trial')}"
     jobs = f", {sweep.jobs} at a time" if sweep.jobs > 1 else ""
-    done = f", {before} of them there already" if before else ""
+    done = f", {before} of them done already" if before else ""
     return f"{goal} {sweep.metric.name} by {sweep.method}{many}{done}{jobs}; logs in {folder}"
 
 
@@ -444,7 +446,7 @@ def _say_ended(sweep: Sweep, end: TrialEnd) -> None:
         "complete": f"{name} {number_words(end.value)}",
         "pruned": f"pruned at iteration {end.iterations}, {name} {number_words(end.value)}",
         "failed": f"failed: {end.reason}",
-        "interrupted": "interrupted; it is repeated next time",
+        "interrupted": "interrupted; it will be repeated",
     }[end.state]
     values = values_words({each.name: end.values[each.name] for each in sweep.searched})
     say(f"trial {end.number}: {what}, in {clock(end.seconds)}; {values}")
@@ -462,7 +464,7 @@ def _how_it_ended(stop: Stop, sweep: Sweep, results: SweepResults, here: int) ->
         case "failing":
             return f"the first {here} trials all failed, so no more were begun; {again}"
     if not here and results.trials:
-        return f"all {len(results.trials)} trials are there already; --trials asks for more"
+        return f"all {len(results.trials)} trials are done already; --trials runs more"
     return f"{counted(here, 'trial')} here, {len(results.trials)} in the study"
 
 
@@ -472,8 +474,8 @@ SWEEP: Final = Command(
     _prepare_sweep_parser,
     _run_sweep,
     """\
-A sweep file names the command, the metric and the parameters; W&B's sweep files are read as they are. What belongs to
-the sweep goes into ./stepscope-sweeps/NAME. The same command again goes on where it was stopped, and several processes
+A sweep file names the command, the metric and the parameters; W&B's sweep files work unchanged. What belongs to
+the sweep goes into ./stepscope-sweeps/NAME. The same command again continues where it stopped, and several processes
 may run it at the same time.
 
     command: python train.py --lr {lr} --width {width}
@@ -483,9 +485,9 @@ may run it at the same time.
       width: [64, 128, 256]
 
 examples:
-  stepscope sweep sweep.yaml                               30 trials, one after the other, by TPE
+  stepscope sweep sweep.yaml                               30 trials, one after another, by TPE
   stepscope sweep sweep.yaml --trials 100 --jobs 4         four at a time, each with its share of the GPUs
-  stepscope sweep sweep.yaml --method random --budget 2h   as many as begin within two hours
+  stepscope sweep sweep.yaml --method random --budget 2h   as many as start within two hours
   stepscope sweep sweep.yaml --metric step_ms              the fastest step, as stepscope measures it
   stepscope sweep show stepscope-sweeps/sweep --html sweep.html     what it found so far
 

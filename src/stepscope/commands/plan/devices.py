@@ -30,15 +30,15 @@ _MEASURE: Final = "measure"
 def _prepare_devices_parser(parser: CommandParser) -> None:
     parser.late = "name"
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="only this device; or measure: measure one of this machine"
+        "name", metavar="NAME", nargs="?", help="only this device; or measure: measure one on this machine"
     )
     group = parser.add_argument_group("your own devices")
     group.add_argument("--add", metavar="FILE", help="keep the devices of this TOML file")
-    group.add_argument("--remove", metavar="NAME", help="no longer keep this device of yours")
+    group.add_argument("--remove", metavar="NAME", help="remove this device of yours")
     group.add_argument(
         "--device", metavar="DEVICE", help="with measure: such as cuda:0 or cpu (default: the accelerator, else cpu)"
     )
-    group.add_argument("--quick", action="store_true", help="with measure: for a first impression; figures are rough")
+    group.add_argument("--quick", action="store_true", help="with measure: a quick, rough measurement")
     group.add_argument("--called", metavar="NAME", help="with measure: the name of its row, if not the device's own")
     add_table_options(parser)
 
@@ -52,7 +52,7 @@ def _run_devices(arguments: argparse.Namespace) -> int:
     given = {"--device": arguments.device, "--called": arguments.called, "--quick": arguments.quick or None}
     for option, value in given.items():
         if value is not None and not measures:
-            raise UsageError(f"{option} goes with stepscope devices measure")
+            raise UsageError(f"{option} needs stepscope devices measure")
     if measures:
         _measure(arguments)
     elif arguments.add is not None:
@@ -127,7 +127,7 @@ def _add(file: str) -> None:
     replaced = [table["name"] for table in new if plain(table["name"]) in old]
     _keep(list((old | {plain(table["name"]): table for table in new}).values()))
     names = ", ".join(table["name"] for table in new)
-    again = f"; {', '.join(replaced)} took the place of an earlier one" if replaced else ""
+    again = f"; {', '.join(replaced)} replaced an earlier one" if replaced else ""
     output.print_text(printable(f"Kept {names} in {kept}{again}.") + "\n")
 
 
@@ -138,7 +138,7 @@ def _remove_devices(name: str) -> None:
     left = [table for table in tables if plain(table["name"]) != plain(name)]
     if len(left) == len(tables):
         names = ", ".join(table["name"] for table in tables)
-        raise UsageError(f"you keep no device {name!r}; " + (f"you keep {names}" if names else "you keep none"))
+        raise UsageError(f"you have no device {name!r}; " + (f"you keep {names}" if names else "you keep none"))
     _keep(left)
     output.print_text(printable(f"No longer kept: {name}.") + "\n")
 
@@ -164,7 +164,7 @@ def _measure(arguments: argparse.Namespace) -> None:
 
     for option in ("sort", "ascending", "top", "format", "redact"):
         if getattr(arguments, option) not in (None, False):
-            raise UsageError(f"--{option} does not go with stepscope devices measure, which writes TOML")
+            raise UsageError(f"--{option} does not work with stepscope devices measure, which writes TOML")
     measured = measure_device(
         arguments.device,
         effort=QUICK if arguments.quick else None,
@@ -184,11 +184,11 @@ DEVICES: Final = Command(
     _run_devices,
     """\
 Rates are dense, without sparsity. Measured ones are what large matrix products and copies really reached.
-Your own devices are kept in the user's configuration folder, or where STEPSCOPE_CONFIG_DIR says; STEPSCOPE_DEVICES
-names a further file for one run. A device of yours takes the place of the one of the same name.
+Your own devices are kept in the user's configuration folder, or in STEPSCOPE_CONFIG_DIR; STEPSCOPE_DEVICES names a
+further file for one run. A device of yours replaces the one of the same name.
 
 examples:
-  stepscope devices                                          every device that is known
+  stepscope devices                                          every known device
   stepscope devices H100-SXM                                 one, with the sources of its figures
   stepscope devices --format csv --output devices.csv        all figures
   stepscope devices measure --output mine.toml               measure the device of this machine, with your PyTorch
@@ -207,9 +207,9 @@ def _prepare_prices_parser(parser: CommandParser) -> None:
         "names", metavar="WHAT", nargs="*", help="with import: files; with remove: providers, as the list names them"
     )
     group = parser.add_argument_group("importing")
-    group.add_argument("--provider", metavar="NAME", help="whose prices the file holds, where it does not say")
+    group.add_argument("--provider", metavar="NAME", help="whose prices the file contains, if it does not say")
     group.add_argument(
-        "--as-of", metavar="DAY", type=_day, help="the day the prices are of (default: when the file was last changed)"
+        "--as-of", metavar="DAY", type=_day, help="date of the prices (default: when the file was last changed)"
     )
     parser.add_argument("--providers", metavar="A,B", type=provider_names, help="list only these providers' prices")
     add_table_options(parser)
@@ -218,7 +218,7 @@ def _prepare_prices_parser(parser: CommandParser) -> None:
 def _run_prices(arguments: argparse.Namespace) -> int:
     for option, value in (("--provider", arguments.provider), ("--as-of", arguments.as_of)):
         if value is not None and arguments.action != "import":
-            raise UsageError(f"{option} belongs to stepscope prices import")
+            raise UsageError(f"{option} needs stepscope prices import")
     if arguments.names and arguments.action in ("list", "reset"):
         raise UsageError(f"stepscope prices {arguments.action} takes no {arguments.names[0]!r}")
     match arguments.action:
@@ -235,7 +235,6 @@ def _run_prices(arguments: argparse.Namespace) -> int:
 
 
 def price_store() -> PriceStore:
-    """The prices that this user has imported."""
     from stepscope.predict.cost.prices import PriceStore
     from stepscope.record.run_folder import data_folder
 
@@ -246,7 +245,7 @@ def provider_names(text: str) -> tuple[str, ...]:
     """Parse provider names separated by commas, in lower case and without duplicates."""
     names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
     if not all(names):
-        raise argparse.ArgumentTypeError(f"{text!r} names no provider between two commas, or none at all")
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name between commas, or none at all")
     return names
 
 
@@ -259,7 +258,7 @@ def of_providers(prices: Sequence[Price], wanted: tuple[str, ...] | None) -> lis
     known = sorted({price.provider for price in prices})
     for name in wanted or ():
         if name not in known:
-            raise UsageError(f"no price of {name!r} is known; the providers are {', '.join(known)}")
+            raise UsageError(f"no price from {name!r} is known; the providers are {', '.join(known)}")
     return [price for price in prices if wanted is None or price.provider in wanted]
 
 
@@ -267,7 +266,7 @@ def _day(text: str) -> date:
     try:
         day = date.fromisoformat(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no day: write it as 2026-11-01") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a date: write it as 2026-11-01") from None
     if day > date.today():
         raise argparse.ArgumentTypeError(f"{text} lies in the future")
     return day
@@ -311,7 +310,7 @@ def _imported(path: Path, found: ImportedPrices) -> list[str]:
         f"{counted(len(found.prices), 'price')} of {whose} {dated}, from {counted(found.rows, 'row')}."
     ]
     if found.without_gpu:
-        lines.append(f"  Passed over: {counted(found.without_gpu, 'row')} of machines without an accelerator.")
+        lines.append(f"  Skipped: {counted(found.without_gpu, 'row')} for machines without an accelerator.")
     where = "entry" if found.format == "DeepView" else "line"
     lines += [
         f"  Left out: {counted(each.count, 'row')} with {printable(each.reason)}, "
@@ -323,7 +322,7 @@ def _imported(path: Path, found: ImportedPrices) -> list[str]:
         named = [f"{printable(gpu)} ({count(many)})" for gpu, many in list(unknown.items())[:_MOST_NAMED]]
         more = f" and {count(len(unknown) - _MOST_NAMED)} others" if len(unknown) > _MOST_NAMED else ""
         lines.append(
-            f"  Kept, but nothing can be predicted for them: {', '.join(named)}{more}. The device table lacks them, "
+            f"  Kept, but without predictions: {', '.join(named)}{more}. The device table lacks them, "
             "or the list does not say which form it means."
         )
     return lines
@@ -334,25 +333,25 @@ def _remove_prices(names: Sequence[str]) -> None:
         raise UsageError("name the providers whose imported prices to remove: stepscope prices remove aws")
     removed = price_store().remove({name.strip().lower() for name in names})
     if not removed:
-        raise UsageError(f"no prices of {', '.join(names)} were imported; those that come along stay")
+        raise UsageError(f"no prices from {', '.join(names)} were imported; the shipped ones stay")
     output.print_text(f"Removed {counted(removed, 'imported price')}.\n")
 
 
 PRICES: Final = Command(
     "prices",
-    "List what machines with accelerators cost, with each price's age; import price lists of others.",
+    "List what machines with accelerators cost, with each price's age; import price lists.",
     _prepare_prices_parser,
     _run_prices,
     """\
-Imported are SkyPilot's vms.csv, gpuhunt's CSV, DeepView's providers.json, and a CSV with the columns of
-stepscope prices --format csv; files are recognised by content. An import takes the place of what was imported of the
-same provider before. docs/plan.md names the sources of the shipped prices.
+Imports SkyPilot's vms.csv, gpuhunt's CSV, DeepView's providers.json, and a CSV with the columns of stepscope prices
+--format csv; files are recognised by content. An import replaces earlier imports of the same provider. docs/plan.md
+names the sources of the shipped prices.
 
 examples:
   stepscope prices                                           every price, its age and its source
   stepscope prices --providers lambda,runpod --sort on_demand_usd_h
   stepscope prices import aws/vms.csv --provider aws         SkyPilot's list of one cloud
-  stepscope prices import v1.csv --as-of 2026-11-01          the day it was made, where the file's own is another
-  stepscope prices remove aws                                what was imported of AWS
+  stepscope prices import v1.csv --as-of 2026-11-01          the day it was made, if the file's date differs
+  stepscope prices remove aws                                what was imported for AWS
   stepscope prices reset                                     everything that was imported""",
 )

@@ -44,7 +44,9 @@ USUAL: Final = (
 _TOP: Final = 20
 _MOST_TARGETS: Final = 200
 _batch = whole(1, 999_999_999, "batch size")
-host_factor = number("is no factor on the host's time: write 0.8, at least 0.01, at most 100", least=0.01, most=100.0)
+host_factor = number(
+    "is not a factor on the host's time: write 0.8, at least 0.01, at most 100", least=0.01, most=100.0
+)
 
 
 def _prepare_predict_parser(parser: CommandParser) -> None:
@@ -58,12 +60,12 @@ def _prepare_predict_parser(parser: CommandParser) -> None:
         "--devices",
         metavar="NUMBERS",
         type=whole_list("numbers of devices", most=99_999, longest=32),
-        help="so many of each device of --to, or of the recorded one: 1,2,4,8",
+        help="numbers of each device of --to, or of the recorded one: 1,2,4,8",
     )
     group.add_argument(
         "--link",
         metavar="LINK",
-        help="what joins them: nvlink4, pcie4, ethernet-100, or a bandwidth in one direction, 12GB/s or, with the "
+        help="their link: nvlink4, pcie4, ethernet-100, or a bandwidth in one direction, 12GB/s or, with the "
         "latency of each hop, 12GB/s+5us; where several ranks were recorded, their own link",
     )
     add_top_option(parser, f"devices, 0 for all ({_TOP})", _TOP)
@@ -73,23 +75,22 @@ def _prepare_predict_parser(parser: CommandParser) -> None:
 
 
 def add_prediction_options(parser: argparse._ActionsContainer) -> None:
-    """Add --precision, --batch, --recorded-batch, --from and --host-factor."""
     parser.add_argument(
         "--precision", metavar="TYPE", help="the number type to compute in: fp32, tf32, fp16, bf16, fp8"
     )
-    parser.add_argument("--batch", metavar="N", type=_batch, help="another batch size, of each device")
+    parser.add_argument("--batch", metavar="N", type=_batch, help="another batch size for each device")
     parser.add_argument(
-        "--recorded-batch", metavar="M", type=_batch, help="the recorded one, where the trace does not say it"
+        "--recorded-batch", metavar="M", type=_batch, help="the recorded batch size, if the trace does not contain it"
     )
     parser.add_argument(
-        "--from", metavar="DEVICE", dest="source", help="what it was recorded on, where the trace does not say it"
+        "--from", metavar="DEVICE", dest="source", help="the recorded device, if the trace does not name it"
     )
     parser.add_argument(
         "--host-factor",
         metavar="FACTOR",
         type=host_factor,
         default=1.0,
-        help="how many times as long the host takes there, such as 0.8 for a faster processor (1)",
+        help="the host's time there over its recorded time, such as 0.8 for a faster processor (1)",
     )
 
 
@@ -218,7 +219,7 @@ def _scaled_devices(
 
     if arguments.devices is None:
         if arguments.link is not None:
-            raise UsageError("--link joins devices: say how many, --devices 1,2,4,8")
+            raise UsageError("--link needs a number of devices, such as --devices 1,2,4,8")
         return []
     link = link_of(arguments)
     others = other_ranks(arguments)
@@ -226,7 +227,7 @@ def _scaled_devices(
     known: list[StepPrediction | None] = [each for each in targets if each.step_ns is not None]
     if targets and not known:
         why = f": {targets[0].notes[-1]}" if targets[0].notes else ""
-        raise UsageError(f"for none of these devices a step time is given, so neither for several of them{why}")
+        raise UsageError(f"none of these devices has a step time, so several of them have none either{why}")
     used = link or exchange_of(experiment, others).link
     numbers = tuple(dict.fromkeys(arguments.devices))
     return [
@@ -251,31 +252,31 @@ def other_ranks(arguments: argparse.Namespace) -> list[Experiment]:
 
 PREDICT: Final = Command(
     "predict",
-    "How long the recorded steps would take on other hardware, how sure that is, and what limits them there.",
+    "How long the recorded steps would take on other hardware, how certain that is, and what limits them there.",
     _prepare_predict_parser,
     _run_predict,
     """\
 examples:
   stepscope predict trace.json                               on the usual devices
   stepscope predict trace.json --to H100-SXM,L4,MI300X
-  stepscope predict trace.json --to all --precision bf16     on every device of the table (stepscope devices)
+  stepscope predict trace.json --to all --precision bf16     on every device in the table (stepscope devices)
   stepscope predict trace.json --to H100-SXM --batch 256     with another batch size
-  stepscope predict trace.json --to L4 --host-factor 0.8     beside a processor that is a fifth faster
-  stepscope predict report.sqlite --from A100-SXM4-80GB      where the trace does not name its device
+  stepscope predict trace.json --to L4 --host-factor 0.8     with a processor that takes a fifth less time
+  stepscope predict report.sqlite --from A100-SXM4-80GB      if the trace does not name its device
   stepscope predict trace.json --to H100-SXM --devices 1,2,4,8 --link nvlink4
   stepscope predict trace.json --to H100-SXM --json -
 
-The device's work is predicted, the host's part stays as it was measured. docs/predict.md explains how, and when not to
+The device's work is predicted; the host's part stays as measured. docs/predict.md explains how, and when not to
 believe it.""",
 )
 
 
 _LONGEST_H: Final = 24.0 * 366 * 100
-iterations = number("is no number of iterations: write 4e6 or 4000000, at most 1e15", least=1, most=1e15)
-hours = number("is no time that can be planned: write 12h, 90min or 2d", HOURS, above=0, most=_LONGEST_H)
+iterations = number("is not a number of iterations: write 4e6 or 4000000, at most 1e15", least=1, most=1e15)
+hours = number("is not a time that can be planned: write 12h, 90min or 2d", HOURS, above=0, most=_LONGEST_H)
 counts = whole_list("numbers of accelerators", most=9999, longest=64)
 _dollars = number(
-    "is no budget: write an amount of US dollars, such as 500", {"": 1, "USD": 1, "usd": 1}, above=0, most=1e12
+    "is not a budget: write an amount of US dollars, such as 500", {"": 1, "USD": 1, "usd": 1}, above=0, most=1e12
 )
 
 
@@ -287,20 +288,24 @@ def budget(text: str) -> float:
 def _prepare_plan_parser(parser: CommandParser) -> None:
     add_trace(parser, RANKS)
     parser.add_argument(
-        "--iterations", metavar="N", type=iterations, required=True, help="steps of the training, such as 4e6"
+        "--iterations", metavar="N", type=iterations, required=True, help="number of training steps, such as 4e6"
     )
     wanted = parser.add_argument_group("what is wanted")
-    wanted.add_argument("--deadline", metavar="TIME", type=hours, help="what it may take, such as 12h, 90min or 2d")
+    wanted.add_argument("--deadline", metavar="TIME", type=hours, help="time limit, such as 12h, 90min or 2d")
     wanted.add_argument("--budget", metavar="USD", type=budget, help="what it may cost, such as 500")
     wanted.add_argument("--providers", metavar="A,B", type=provider_names, help="only these providers' machines")
     wanted.add_argument(
-        "--gpus", metavar="N,N", type=counts, help="only machines with so many accelerators, such as 1,2,4,8"
+        "--gpus", metavar="N,N", type=counts, help="only machines with these numbers of accelerators, such as 1,2,4,8"
     )
-    wanted.add_argument("--spot", action="store_true", help="at spot prices: cheaper, but taken back at any time")
+    wanted.add_argument(
+        "--spot", action="store_true", help="at spot prices: cheaper, but the machine can be taken back at any time"
+    )
     how = parser.add_argument_group("how it would run")
     add_prediction_options(how)
     how.add_argument(
-        "--link", metavar="LINK", help="between the devices of a machine, such as nvlink4 or 12GB/s (default: its own)"
+        "--link",
+        metavar="LINK",
+        help="the link between a machine's devices, such as nvlink4 or 12GB/s (default: its own)",
     )
     reports = parser.add_argument_group("reports (- writes to standard output)")
     add_report_options(reports, json="for programs", html="one page that needs nothing else, with a plot")
@@ -356,7 +361,7 @@ PLAN: Final = Command(
     _run_plan,
     """\
 An iteration is a step as it was recorded. On several devices each works on a batch as large as the recorded one, so
-that fewer steps do for the same samples; how long these take is predicted, not divided.
+the same samples take fewer steps; their length is predicted, not divided.
 
 examples:
   stepscope plan trace.json --iterations 4e6

@@ -66,7 +66,7 @@ def _prepare_compare_parser(parser: CommandParser) -> None:
     what.add_argument(
         "--all-steps",
         action="store_true",
-        help="count a recording's first and last step also where they lie far from the others",
+        help="count a recording's first and last step even if they are far from the others",
     )
     add_user_code_options(parser)
     add_reading_options(parser)
@@ -91,7 +91,7 @@ def _compared(arguments: argparse.Namespace) -> list[Comparison]:
     sides = [_side(arguments, path, passed_over.setdefault(path, [])) for path in arguments.paths]
     sides[1:] = [_with_difference(sides[0], side) for side in sides[1:]]
     found = compare_sides(sides[0], sides[1:], user_code=user_code_from(arguments), all_steps=arguments.all_steps)
-    notes = tuple(f"Passed over: {each.reason}" for several in passed_over.values() for each in several)
+    notes = tuple(f"Skipped: {each.reason}" for several in passed_over.values() for each in several)
     return [replace(comparison, notes=(*comparison.notes, *notes)) for comparison in found]
 
 
@@ -132,14 +132,14 @@ def _runs_in(path: str) -> list[str]:
         return [path]
     words = path.split(",")
     if not all(words):
-        raise UsageError(f"{path!r} names no run between two commas, or at an end")
+        raise UsageError(f"{path!r} has an empty name between commas or at an end")
     return words
 
 
 def _traces(arguments: argparse.Namespace, path: str, passed_over: list[Unreadable]) -> Iterator[Trace]:
     for trace in readable_traces(arguments, [path], passed_over):
         if trace.metadata.format == "torch_snapshot":
-            raise UsageError(f"{trace.metadata.path} is a memory snapshot, which holds no times")
+            raise UsageError(f"{trace.metadata.path} is a memory snapshot, which has no times")
         yield trace
 
 
@@ -216,8 +216,8 @@ COMPARE: Final = Command(
     _prepare_compare_parser,
     _run_compare,
     """\
-The first is the baseline; each of the others is held against it. A folder is its traces: of the ranks of one run, or
-of several runs; a,b,c is several runs too. How much these differ from each other tells what chance does.
+The first is the baseline, with which each of the others is compared. A folder means its traces, of one run's ranks or
+of several runs; a,b,c means several runs too. Differences between these show the effect of chance.
 
 examples:
   stepscope compare before.json.gz after.json.gz
@@ -225,7 +225,7 @@ examples:
   stepscope compare before/ after/ --html difference.html    both steps drawn on one scale
   stepscope compare base-1,base-2,base-3 head-1,head-2,head-3
   stepscope compare before/ after/ --markdown -              for a pull request
-  stepscope compare base head --fail-if-slower 3%            in CI: exit 1 where steps got 3 % slower, and not by chance
+  stepscope compare base head --fail-if-slower 3%            in CI: exit 1 if steps got 3 % slower, beyond chance
   stepscope compare base head --json - | jq '.comparisons[0].verdict'
 
 Exit codes: 0 done, 1 slower than --fail-if-slower allows, 2 a mistake or a file that cannot be used.""",
@@ -236,14 +236,14 @@ _DEFAULT_TOP: Final = 20
 
 
 def _prepare_history_parser(parser: CommandParser) -> None:
-    parser.add_argument("names", metavar="NAME", nargs="*", help="of runs or series; * and ? stand for any letters")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="names of runs or series; * and ? match any letters")
     which = parser.add_argument_group("which runs make a series")
     which.add_argument("--command", metavar="TEXT", help="only runs whose command contains this text")
     which.add_argument(
         "--series",
         choices=("name", "command"),
         default="name",
-        help="what the runs of a series share besides their folder: the name but for its number, or the command",
+        help="what a series' runs share besides their folder: the name without its number, or the command",
     )
     which.add_argument("--last", metavar="N", type=row_count, default=0, help="only the latest N runs of a series")
     which.add_argument(
@@ -341,8 +341,8 @@ HISTORY: Final = Command(
     _prepare_history_parser,
     _run_history,
     """\
-Runs whose names are the same but for a number, a date or a commit at the end, and that ran in the same folder, make a
-series. Without a NAME every run counts.
+Runs in the same folder whose names differ only in a number, a date or a commit at the end make a series. Without a NAME
+every run counts.
 
 examples:
   stepscope history                                          every series, the latest first

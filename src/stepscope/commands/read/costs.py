@@ -46,8 +46,8 @@ def _add_place_options(parser: CommandParser) -> None:
     add_top_option(group, f"rows, 0 for all (text: {_TEXT_ROWS}, else all)")
     add_report_options(
         group.add_mutually_exclusive_group(),
-        json="sums over the steps, for programs; - for here",
-        csv="the same as a table; - for here",
+        json="sums over the steps, for programs; - for the terminal",
+        csv="the same as a table; - for the terminal",
     )
     add_raw_option(group)
     add_redact_option(group)
@@ -128,7 +128,7 @@ def _run_lines(arguments: argparse.Namespace) -> int:
     if arguments.file == "":
         raise UsageError("the name of the source file is empty")
     if arguments.file is None and (arguments.source_root is not None or arguments.all):
-        raise UsageError("--source-root and --all are for one FILE: stepscope lines TRACE FILE")
+        raise UsageError("--source-root and --all need a FILE: stepscope lines TRACE FILE")
     costs = _costs(arguments)
     table = line_table(costs.attribution.trace, costs=costs)
     if arguments.file is not None:
@@ -166,7 +166,7 @@ def _print_source(costs: PlaceCosts, table: pl.DataFrame, recorded: str, argumen
 def _note(recorded_unix_ns: int | None, place: str | None) -> str:
     """Caveats about the file, printed above it."""
     if place is None:
-        return " (the file was not found: --source-root DIR says where it lies)"
+        return " (the file was not found: --source-root DIR says where it is)"
     if recorded_unix_ns is not None and os.stat(place).st_mtime_ns > recorded_unix_ns:
         return " (changed since the trace was recorded: lines may have moved)"
     return ""
@@ -193,7 +193,7 @@ LINES: Final = Command(
 examples:
   stepscope lines trace.json                        the costliest lines of all files
   stepscope lines trace.json model.py               the file, with what each line costs beside it
-  stepscope lines trace.json model.py --source-root ~/job    where the file lies here, if not where it was recorded
+  stepscope lines trace.json model.py --source-root ~/job    where the file is here, if not where it was recorded
   stepscope lines trace.json --json - | jq '.lines[0]'
 """,
 )
@@ -207,7 +207,7 @@ def _prepare_memory_parser(parser: CommandParser) -> None:
     parser.add_argument(
         "--device",
         metavar="DEVICE",
-        help="only this one: cpu, or a device's number (--by and --over-time: the largest)",
+        help="only this device: cpu, or a number (--by and --over-time: the largest)",
     )
     detail = parser.add_mutually_exclusive_group()
     detail.add_argument(
@@ -254,7 +254,7 @@ def _chosen(memories: tuple[DeviceMemory, ...], device: str | None) -> tuple[Dev
     found = tuple(memory for memory in memories if memory.device == device)
     if not found and memories:
         known = ", ".join(memory.device for memory in memories)
-        raise UsageError(f"this trace has no memory events of device {device!r}; it has some of {known}")
+        raise UsageError(f"this trace has no memory events of device {device!r}, only of {known}")
     return found
 
 
@@ -266,7 +266,7 @@ def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: a
     if arguments.format in ("csv", "parquet"):
         given = given or f"--format {arguments.format}"
     if given:
-        raise UsageError(f"{given} goes with --by or --over-time, which print one table")
+        raise UsageError(f"{given} needs --by or --over-time, which print one table")
     summaries = [redacted(arguments, memory_summary(trace, memory)) for memory in memories]
     top = _ROWS if arguments.top is None else arguments.top
     output.write_document(arguments, lambda: memory_document(summaries), lambda: memory_json(summaries), top=top)
@@ -283,7 +283,7 @@ TRACE is a trace that was recorded with allocations, or a snapshot of torch.cuda
 examples:
   stepscope memory trace.json                                one screen for each device
   stepscope memory trace.json --by operator                  what operators allocate per call and step
-  stepscope memory trace.json --by line --sort peak_bytes    who holds what at the peak
+  stepscope memory trace.json --by line --sort peak_bytes    which lines hold memory at the peak
   stepscope memory snapshot.pickle --by category
   stepscope memory trace.json --over-time --format csv       allocated and reserved, event by event
   stepscope memory trace.json --format json | jq .devices    everything, for programs
@@ -292,15 +292,15 @@ examples:
 
 
 _TOP: Final = 10
-_number_of_steps = number("is no number of iterations: write 250000 or 4e6", least=1, most=1e15)
-_watts = number("is no power in watts: write 300 or 72.5", most=1e7)
-_pue = number("is no PUE: it is 1 or more, such as 1.2", least=1, most=100)
+_number_of_steps = number("is not a number of iterations: write 250000 or 4e6", least=1, most=1e15)
+_watts = number("is not a power in watts: write 300 or 72.5", most=1e7)
+_pue = number("is not a PUE: it is 1 or more, such as 1.2", least=1, most=100)
 
 
 def _iterations(text: str) -> int:
     steps = _number_of_steps(text)
     if steps != int(steps):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of iterations: write 250000 or 4e6")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of iterations: write 250000 or 4e6")
     return int(steps)
 
 
@@ -313,7 +313,7 @@ def _prepare_energy_parser(parser: CommandParser) -> None:
         "--iterations", metavar="N", type=_iterations, help="steps to count, such as 4e6 (default: recorded)"
     )
     asked.add_argument(
-        "--region", metavar="PLACE", help="whose electricity: FRA, US-CA, SE3, aws:eu-west-3 (default: no CO2 is given)"
+        "--region", metavar="PLACE", help="source of the electricity: FRA, US-CA, SE3, aws:eu-west-3 (default: no CO2)"
     )
     asked.add_argument(
         "--pue",
@@ -324,8 +324,8 @@ def _prepare_energy_parser(parser: CommandParser) -> None:
     )
     powers = parser.add_argument_group("powers that you know better, in watts")
     powers.add_argument("--device-watts", metavar="W", type=_watts, help="a device's power limit")
-    powers.add_argument("--idle-watts", metavar="W", type=_watts, help="what a device draws without work")
-    powers.add_argument("--cpu-watts", metavar="W", type=_watts, help="what the processors draw together")
+    powers.add_argument("--idle-watts", metavar="W", type=_watts, help="power of an idle device")
+    powers.add_argument("--cpu-watts", metavar="W", type=_watts, help="power of all processors together")
     reports = parser.add_argument_group("reports")
     add_top_option(reports, f"rows of each table, 0 for all (default: {_TOP})", _TOP)
     add_report_options(reports, json="for programs; - for standard output")
@@ -396,11 +396,11 @@ ENERGY: Final = Command(
     _prepare_energy_parser,
     _run_energy,
     """\
-Measured where `stepscope run --energy` recorded the run, else from sampled power, else an estimate between bounds,
+Measured if `stepscope run --energy` recorded the run, else from sampled power, else an estimate between bounds,
 with its formula. docs/energy.md explains how, and what is not counted.
 
 examples:
-  stepscope energy RUN --region FRA                          of a run, and the CO2 of it in France
+  stepscope energy RUN --region FRA                          of a run, and its CO2 in France
   stepscope energy trace.json --iterations 4e6               of a whole training
   stepscope energy trace.json --idle-watts 55 --cpu-watts 120 --pue 1.2
   stepscope energy trace.json --json - | jq .total.joules

@@ -50,12 +50,12 @@ examples:
   stepscope diagnose trace.json.gz
   stepscope diagnose traces/                                 every rank's trace in a folder
   stepscope diagnose trace.json --html report.html           a report to share; --redact hides who and where
-  stepscope diagnose trace.json --diff - | git apply         the changes of your own lines that are safe to make
+  stepscope diagnose trace.json --diff - | git apply         the safe changes of your own lines
   stepscope diagnose trace.json --steps 10:20                only these steps
-  stepscope diagnose trace.json --fail-on 10%                in CI: exit 1 where a finding would save 10 % or more
+  stepscope diagnose trace.json --fail-on 10%                in CI: exit 1 if a finding would save 10 % or more
   stepscope diagnose trace.json --json - | jq .findings      for programs
   stepscope diagnose trace.json --set input-bound.share=10%
-  stepscope diagnose host.xplane.pb --xla-metrics report.txt     with what else the run left
+  stepscope diagnose host.xplane.pb --xla-metrics report.txt     with other files of the run
 """
 _TEXT_ROWS: Final = 5
 _REPORT_ROWS: Final = 20
@@ -68,7 +68,6 @@ DEVICE_WINDOW: Final = "device"
 
 
 def prepare_parser(parser: CommandParser) -> None:
-    """Add this command's arguments."""
     parser.add_argument(
         "paths", metavar="PATH", nargs="+", help="a trace file, a folder of them, a run's name, or - for standard input"
     )
@@ -81,16 +80,16 @@ def prepare_parser(parser: CommandParser) -> None:
     reports.add_argument(
         "--diff", metavar="FILE", type=file_to_write, help="changes of your own files, for git apply or patch -p1"
     )
-    reports.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    reports.add_argument("--redact", action="store_true", help="remove paths, host, user and process names")
     what = parser.add_argument_group("what is shown")
     what.add_argument(
         "--top", metavar="N", type=whole_number, help=f"operators and kernels, 0 for all (text: {_TEXT_ROWS})"
     )
-    what.add_argument("--all", action="store_true", help="also findings that save less than 1 %% of the step")
+    what.add_argument("--all", action="store_true", help="also show findings that save less than 1 %% of the step")
     rules = parser.add_argument_group("rules")
     rules.add_argument("--rule", metavar="ID", action="append", help="only this rule; may be repeated")
     rules.add_argument(
-        "--set", metavar="RULE.THRESHOLD=VALUE", action="append", default=[], help="another threshold; may be repeated"
+        "--set", metavar="RULE.THRESHOLD=VALUE", action="append", default=[], help="change a threshold; may be repeated"
     )
     rules.add_argument(
         "--fail-on", metavar="SHARE", type=parsed_share, help="exit 1 where a finding saves this much: 10%%"
@@ -107,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     if len(targets) > 1:
         raise UsageError("only one report can go to standard output")
     if arguments.diff and arguments.redact:
-        raise UsageError("a diff is made of your own files, which --redact leaves out: ask for one of them")
+        raise UsageError("a diff shows your own files, which --redact removes: use only one of them")
     for name in arguments.rule or []:
         rule_named(name)
     from stepscope.commands.shared.reading import UserSources
@@ -138,7 +137,7 @@ def parsed_share(text: str) -> float:
     match = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(%?)\s*", text)
     value = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no share of a step: write 10% or 0.1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share of a step: write 10% or 0.1")
     return value
 
 
@@ -191,7 +190,7 @@ def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tup
 
 
 def _without_answered(reports: list[TraceReport]) -> list[TraceReport]:
-    """Drop what is said of one rank but the ranks together answer, or know better."""
+    """Drop what is said about one rank but the ranks together answer, or know better."""
     if len(reports) < 2:
         return reports
     from stepscope.diagnosis.ranks import without_answered, without_waits
@@ -229,17 +228,17 @@ def _write(
         output.print_document(diagnosis_document(reports, across, unreadable, every=arguments.verbose), top=top)
         return
     for each in unreadable:
-        print(f"stepscope: passed over: {printable(each.reason)}", file=sys.stderr)
+        print(f"stepscope: skipped: {printable(each.reason)}", file=sys.stderr)
 
 
 def _write_diff(target: str, diffs: Diffs) -> None:
     """Write all changes as one patch (empty without changes), and say what it leaves out."""
     patch = diffs.patch()
     for path in diffs.outside():
-        why = "it is not below this folder: call stepscope diagnose in one that it is below"
+        why = "it is not below this folder: call stepscope diagnose in a folder above it"
         print(f"stepscope: /{printable(path)} is not in the patch: {why}", file=sys.stderr)
     if not patch and not diffs.outside():
-        print("stepscope: no finding has a change of your files that can be made safely", file=sys.stderr)
+        print("stepscope: no finding has a safe change of your files", file=sys.stderr)
     output.write_output(target, patch)
 
 
@@ -312,7 +311,7 @@ EXPLAIN: Final = Command(
     _explain,
     """\
 examples:
-  stepscope rules                                            which ones there are
+  stepscope rules                                            all of them
   stepscope explain input-bound
 """,
 )

@@ -45,8 +45,8 @@ FORMATS: Final = {
     "speedscope": "flame graphs of the device's time by your lines and of each thread",
     "folded": "the device's time as folded stacks",
     "tensorboard": "a log folder for TensorBoard with xprof",
-    "csv": "a file a table",
-    "parquet": "a file a table",
+    "csv": "one file per table",
+    "parquet": "one file per table",
     "openmetrics": "figures for Prometheus",
 }
 _TABLES: Final = ("csv", "parquet")
@@ -75,7 +75,7 @@ def _run_export(arguments: argparse.Namespace) -> int:
     trace = open_from(arguments, arguments.trace)
     if arguments.format in _NEEDS_SLICES and not _has_slices(trace):
         raise UsageError(
-            f"{trace.metadata.path} has nothing to draw: no operator, call, frame, annotation or work of a device"
+            f"{trace.metadata.path} has nothing to draw: no operator, call, frame, annotation or device work"
         )
     if arguments.format in _TABLES:
         from stepscope.report.tables import write_tables
@@ -178,7 +178,7 @@ examples:
   stepscope export trace.json - --format folded | flamegraph.pl --countname ns > flame.svg
   stepscope export profile.sqlite kineto.json --format chrome               for tools that read PyTorch's traces
   stepscope export trace.json logs --format tensorboard      then: tensorboard --logdir logs (with xprof installed)
-  stepscope export trace.json tables --format parquet        a file a table
+  stepscope export trace.json tables --format parquet        one file per table
   stepscope export trace.json step.prom --format openmetrics
 """,
 )
@@ -186,7 +186,7 @@ examples:
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 _STATEMENTS: Final = re.compile(r"[\s(]*(select|with|from|values|show)\b", re.IGNORECASE)
-# Comments may separate the name and the parenthesis. A false match is refused too.
+# Comments may separate the name and the parenthesis; false matches are refused too.
 _TABLE_FUNCTION: Final = re.compile(
     r"""\b(read_\w+)["`\]]?(?:\s|--[^\n]*\n|\#[^\n]*\n|/\*.*?\*/)*\(""", re.IGNORECASE | re.DOTALL
 )
@@ -200,9 +200,9 @@ def _prepare_query_parser(parser: CommandParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=number("is no number of seconds", most=1e7),
+        type=number("is not a number of seconds", most=1e7),
         default=DEFAULT_TIMEOUT_S,
-        help=f"give the query up after so long, 0 never (default: {DEFAULT_TIMEOUT_S:g})",
+        help=f"abandon the query after this time, 0 never (default: {DEFAULT_TIMEOUT_S:g})",
     )
     add_table_options(parser)
     add_reading_options(parser)
@@ -266,13 +266,13 @@ def _collected(plan: pl.LazyFrame, timeout_s: float | None) -> pl.DataFrame:
         return collected.result(timeout_s)
     except TimeoutError:
         raise UsageError(
-            f"the query took longer than {timeout_s:g} s and was given up; --timeout SECONDS gives it more, 0 any time"
+            f"the query took longer than {timeout_s:g} s and was abandoned; --timeout SECONDS gives it more time, 0 any"
         ) from None
 
 
 def _refuse_more_than_reading(sql: str) -> None:
     if not _STATEMENTS.match(sql):
-        raise UsageError("a query begins with select, with or show; a trace is never changed")
+        raise UsageError("a query must begin with select, with or show; a trace is never changed")
     function = _TABLE_FUNCTION.search(sql)
     if function is not None:
         raise UsageError(f"{function[1]}() reads other files; a query sees only the tables of its trace")
@@ -302,7 +302,7 @@ def _sentence(message: str, tables: dict[str, pl.LazyFrame]) -> str:
         known = {name for table in tables.values() for name in table.collect_schema().names()}
         holders = [name for name, table in tables.items() if column[1] in table.collect_schema().names()]
         if holders:
-            return f"{column[1]!r} is no column of the tables that the query names, but of {' and '.join(holders)}"
+            return f"{column[1]!r} is not a column of the tables in the query, but of {' and '.join(holders)}"
         return f"there is no column {column[1]!r}{suggestion(column[1], known)}"
     return first
 
@@ -358,7 +358,7 @@ def derived_tables() -> dict[str, tuple[Callable[[Trace], pl.DataFrame], Mapping
 
 QUERY: Final = Command(
     "query",
-    "Ask the tables of a trace anything, in SQL; without a query, list them.",
+    "Query the tables of a trace in SQL; without a query, list them.",
     _prepare_query_parser,
     _run_query,
     """\

@@ -40,14 +40,13 @@ _ROWS_ON_SCREEN: Final = 1_000
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
-    """Add --sort, --ascending, --top, --format, --output, --raw and --redact."""
     group = parser.add_argument_group("the table")
     group.add_argument("--sort", metavar="COLUMN", help="sort by this column: the largest numbers first, text from A")
     group.add_argument("--ascending", action="store_true", help="sort the smallest numbers first")
     add_top_option(
         group, f"rows, 0 for all (default: {_ROWS} in a table, {_ROWS_ON_SCREEN:,} of CSV or JSON on a terminal)"
     )
-    group.add_argument("--format", choices=FORMATS, help="default: table, or what the ending of --output says")
+    group.add_argument("--format", choices=FORMATS, help="default: table, or by the ending of --output")
     add_output_option(group)
     add_raw_option(group)
     add_redact_option(group)
@@ -96,7 +95,7 @@ def _format(arguments: argparse.Namespace) -> TableFormat:
     ending = Path(arguments.output).suffix.removeprefix(".")
     chosen = arguments.format or (ending if ending in FORMATS else "table")
     if chosen == "parquet" and arguments.output == "-" and sys.stdout.isatty():
-        raise UsageError("Parquet is not for reading on a terminal; name a file with --output")
+        raise UsageError("Parquet cannot be shown on a terminal; name a file with --output")
     return cast("TableFormat", chosen)
 
 
@@ -259,9 +258,7 @@ INPUT: Final = _table_command(
 def _add_kernel_options(parser: CommandParser) -> None:
     _add_grouping(parser, "name", "one row for each value of these columns, such as name,queue (default: name)")
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
-        "--launches", action="store_true", help="how each device was given its work instead: queue depth, delays"
-    )
+    instead.add_argument("--launches", action="store_true", help="show launches instead: queue depth, delays")
     instead.add_argument(
         "--ncu",
         metavar="FILE",
@@ -289,7 +286,7 @@ def _with_counters(table: pl.DataFrame, trace: Trace, arguments: argparse.Namesp
     found = f"{count(joined.matched)} of {count(trace.device_work.height)} works have counters of {arguments.ncu}"
     if joined.ambiguous:
         found += (
-            f"; of {count(joined.ambiguous)} the kernel was measured another number of times than it ran, so no "
+            f"; for {count(joined.ambiguous)} the kernel was measured another number of times than it ran, so no "
             "measurement can be assigned"
         )
     if joined.lost:
@@ -317,7 +314,7 @@ def _add_roofline_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--tensor-cores",
         action="store_true",
-        help="instead: the operators that tensor cores can speed up, and whether they used them",
+        help="show the operators that tensor cores can speed up instead, and whether they used them",
     )
 
 
@@ -329,7 +326,7 @@ def _roofline(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame
     columns = ["operator", "input_shapes", "precision", "used", "calls", "device_ns", "share", "kernel"]
     table = tensor_core_table(trace)
     rest = [name for name in table.columns if name not in columns]
-    return table.select(*columns, *rest), "operators that tensor cores can work for"
+    return table.select(*columns, *rest), "operators that tensor cores can speed up"
 
 
 ROOFLINE: Final = _table_command(

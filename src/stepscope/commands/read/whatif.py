@@ -48,7 +48,7 @@ def _prepare_parser(parser: CommandParser) -> None:
     tables.add_argument(
         "--curve",
         choices=CURVES,
-        help="what the steps would gain if each of these were faster, one by one, as causal profilers tell it",
+        help="what the steps would gain if each of these were faster, one by one, as in causal profilers",
     )
     tables.add_argument("--critical-path", action="store_true", help="what the steps wait for, by name")
     tables.add_argument(
@@ -70,10 +70,10 @@ def parsed_scale(text: str) -> tuple[str, float]:
 
 
 _factor = number(
-    f"is no factor from 0 to {_LARGEST_FACTOR:,.0f}: 0.5 is half the time, 2 is twice the time", most=_LARGEST_FACTOR
+    f"is not a factor from 0 to {_LARGEST_FACTOR:,.0f}: 0.5 is half the time, 2 is twice the time", most=_LARGEST_FACTOR
 )
-nanoseconds = number("is no time of at most 10 s: write 2us, 500ns or nanoseconds", NANOSECONDS, most=10e9)
-megabytes = number("is no size in megabytes: write a number above 0, such as 25", above=0, most=1e6)
+nanoseconds = number("is not a time of at most 10 s: write 2us, 500ns or nanoseconds", NANOSECONDS, most=10e9)
+megabytes = number("is not a size in megabytes: write a number above 0, such as 25", above=0, most=1e6)
 
 
 def _add_change_options(parser: CommandParser) -> None:
@@ -83,7 +83,7 @@ def _add_change_options(parser: CommandParser) -> None:
         metavar="CAUSE|RULE",
         action="append",
         default=[],
-        help="no time for this cause, such as input, or with everything fixed that this rule finds; may be repeated",
+        help="no time for this cause, such as input, or everything that this rule finds fixed; may be repeated",
     )
     group.add_argument(
         "--scale",
@@ -91,18 +91,20 @@ def _add_change_options(parser: CommandParser) -> None:
         type=parsed_scale,
         action="append",
         default=[],
-        help="operators, kernels and modules of this name (* and ? as in file names), or FILE:LINE, take so many times "
-        "as long: 'aten::mm=0.5' is half the time; may be repeated",
+        help="operators, kernels and modules of this name (* and ? as in file names), or FILE:LINE, take this many "
+        "times as long: 'aten::mm=0.5' is half the time; may be repeated",
     )
-    group.add_argument("--launch-overhead", metavar="TIME", type=nanoseconds, help="each launch call lasts 2us, 500ns")
+    group.add_argument(
+        "--launch-overhead", metavar="TIME", type=nanoseconds, help="duration of each launch call: 2us, 500ns"
+    )
     group.add_argument("--graphs", action="store_true", help="one launch a step: its kernels as a recorded graph")
     group.add_argument("--overlap", choices=("communication",), help="communication runs beside all computation")
     group.add_argument("--bucket-size", metavar="MB", type=megabytes, help="gradients are sent in buckets of this size")
     group.add_argument(
-        "--loader-workers", metavar="N", type=whole(0), help="so many processes load batches ahead; 0 for none"
+        "--loader-workers", metavar="N", type=whole(0), help="number of processes that load batches ahead; 0 for none"
     )
     group.add_argument(
-        "--sync-every", metavar="N", type=whole(1), help="the host waits for the device in every N-th step only"
+        "--sync-every", metavar="N", type=whole(1), help="the host waits for the device only in every N-th step"
     )
 
 
@@ -152,7 +154,7 @@ def _ranks(arguments: argparse.Namespace, first: View) -> tuple[RankProspect, ..
     for view in views:
         try:
             changes.append(together(*(each.change for each in _changes(arguments, view))))
-        except UsageError:  # a rule with a finding on one rank may have none on another
+        except UsageError:  # a rule may find something on one rank only
             changes.append(None)
     return ranks.prospects(changes)
 
@@ -218,9 +220,9 @@ def _fixed(name: str, view: View) -> Change:
     changes = [finding.change for finding in found if finding.change is not None]
     if changes:
         return together(*changes)
-    why = view.experiment.why_not or "no change of the recorded steps stands for its remedy"
+    why = view.experiment.why_not or "no change of the recorded steps expresses its remedy"
     raise UsageError(
-        f"what fixing {name} saves cannot be replayed: {why}; stepscope diagnose --rule {name} gives the time that "
+        f"the saving of fixing {name} cannot be replayed: {why}; stepscope diagnose --rule {name} gives the time that "
         "it took"
     )
 
@@ -233,12 +235,12 @@ COMMAND: Final = Command(
     """\
 examples:
   stepscope whatif trace.json                                what the steps wait for, and what each cause costs
-  stepscope whatif trace.json --remove input                 if no batch were ever waited for
+  stepscope whatif trace.json --remove input                 if there were no waits for batches
   stepscope whatif trace.json --remove host-synchronisation --scale 'aten::mm=0.5'
   stepscope whatif trace.json --launch-overhead 2us --sync-every 10
   stepscope whatif trace.json --curve lines                  which line is worth making faster
   stepscope whatif trace.json --critical-path --slack --json answer.json
 
-The steps are replayed: everything begins when what it waited for is there. docs/whatif.md explains how, and when not
-to believe it.""",
+In the replay, everything begins when what it waited for is done. docs/whatif.md explains how, and when not to believe
+it.""",
 )

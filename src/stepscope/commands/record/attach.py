@@ -37,7 +37,7 @@ _TRACE_SUFFIXES: Final = (".json", ".json.gz", _XPLANE_SUFFIX)
 _MINUTES: Final = {unit: SECONDS[unit] for unit in ("ms", "s", "m", "")}
 step_count = whole(1, 1_000_000, "number of steps")
 positive_seconds = number(
-    "is no number of seconds above 0, at most 86400", _MINUTES, above=0, most=86_400, exponents=True
+    "is not a number of seconds above 0, at most 86400", _MINUTES, above=0, most=86_400, exponents=True
 )
 
 
@@ -61,11 +61,11 @@ def _add_recording_options(parser: CommandParser) -> None:
         metavar="SECONDS",
         type=positive_seconds,
         default=60.0,
-        help="give up when no step has ended for so long (default: 60)",
+        help="give up after this long without a step (default: 60)",
     )
     group = parser.add_argument_group("reaching the processes")
     group.add_argument("--through-files", action="store_true", help="through files in the run folder, not a connection")
-    group.add_argument("--token", metavar="TOKEN", help="the agent's, where its file cannot be read here")
+    group.add_argument("--token", metavar="TOKEN", help="the agent's token, if its file cannot be read here")
 
 
 def _prepare_attach(parser: CommandParser) -> None:
@@ -79,7 +79,7 @@ def _prepare_attach(parser: CommandParser) -> None:
         metavar="T",
         type=positive_seconds,
         default=30.0,
-        help="with --repeat: from one beginning to the next, such as 30s or 5m (default: 30s)",
+        help="with --repeat: from one start to the next, such as 30s or 5m (default: 30s)",
     )
     _add_recording_options(parser)
     servers = parser.add_argument_group("profiler servers of JAX, PyTorch/XLA and TensorFlow")
@@ -89,7 +89,7 @@ def _prepare_attach(parser: CommandParser) -> None:
         type=int,
         choices=range(4),
         default=2,
-        help="of the host's events: 0 none, 1 the program's annotations, 2 important ones, 3 all (default: 2)",
+        help="events of the host: 0 none, 1 the program's annotations, 2 important ones, 3 all (default: 2)",
     )
 
 
@@ -100,7 +100,7 @@ def _attach(arguments: argparse.Namespace) -> int:
         if found.agents and found.servers:
             raise UsageError(
                 f"{found.agents[0]} is an agent of stepscope and {found.servers[0]} a profiler server: "
-                "attach to one kind"
+                "attach to only one kind"
             )
         if found.servers:
             return _diagnose(arguments, record_servers(arguments, found))
@@ -118,7 +118,7 @@ def _record_agents(arguments: argparse.Namespace, targets: Sequence[str]) -> lis
     steps = _STEPS if arguments.steps is None and arguments.seconds is None else arguments.steps
     order = _order(arguments, steps=steps, seconds=arguments.seconds)
     if arguments.repeat > 1 and arguments.output is not None and _is_trace_name(arguments.output):
-        raise UsageError(f"--repeat gives several traces: --output has to be a folder, not {arguments.output}")
+        raise UsageError(f"--repeat records several traces: --output must be a folder, not {arguments.output}")
     last: list[Path] = []
     for left in reversed(range(arguments.repeat)):
         begun_s = time.monotonic()
@@ -223,7 +223,7 @@ def _fetched(output: Path | None, done: Started) -> list[Path]:
         return [place for place in places if place is not None]
     if output is not None and _is_trace_name(output):
         if len(done) > 1:
-            raise UsageError(f"{len(done)} processes give as many traces: --output has to be a folder, not {output}")
+            raise UsageError(f"{len(done)} processes record as many traces: --output must be a folder, not {output}")
         return [client.fetch(state, output) for client, state in done]
     folder = Path() if output is None else output
     try:
@@ -279,7 +279,7 @@ def _session(arguments: argparse.Namespace) -> int:
         servers = find_targets(arguments.targets).servers
         if servers:
             raise UsageError(
-                f"{servers[0]} is a profiler server, which has to know at the beginning how long to record: "
+                f"{servers[0]} is a profiler server, which must know in advance how long to record: "
                 f"stepscope attach {servers[0]} --seconds 2"
             )
     return _ACTIONS[arguments.action](arguments, _agents(arguments, arguments.targets))
@@ -330,7 +330,7 @@ def _list(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
     if rows:
         output.print_table(pl.DataFrame(rows))
     else:
-        output.print_text("Nothing was recorded on demand so far.\n")
+        output.print_text("Nothing has been recorded on demand yet.\n")
     return 0
 
 
@@ -339,7 +339,7 @@ def _shut_down(arguments: argparse.Namespace, clients: Sequence[AgentClient]) ->
 
     for_each(clients, lambda client: client.shutdown())
     for client in clients:
-        output.print_text(f"{client.name}: the agent has ended, the program goes on\n")
+        output.print_text(f"{client.name}: the agent has ended, the program continues\n")
     return 0
 
 
@@ -363,7 +363,7 @@ def _under_way(clients: Sequence[AgentClient]) -> Started:
     """
     found = [(client, state) for client, state in _captures(clients) if not state.ended]
     if not found:
-        raise AgentError("no recording is under way (stepscope session list shows those that were)")
+        raise AgentError("no recording is in progress (stepscope session list shows earlier ones)")
     return found
 
 
@@ -380,35 +380,35 @@ ATTACH: Final = Command(
     _prepare_attach,
     _attach,
     """\
-The program has an agent: it was started with `stepscope run --serve`, or calls stepscope.start_server(). Of several
-processes, the same steps are recorded. Or it runs the profiler server of XLA, as after jax.profiler.start_server(9012)
-or torch_xla.debug.profiler.start_server(9012); that takes pip install 'stepscope[xla]'.
+The program must have an agent: start it with `stepscope run --serve`, or call stepscope.start_server() in it. Several
+processes record the same steps. Or it runs XLA's profiler server, as after jax.profiler.start_server(9012) or
+torch_xla.debug.profiler.start_server(9012); that needs pip install 'stepscope[xla]'.
 
 examples:
   stepscope attach my-run                                    every rank of a run
-  stepscope attach 12345                                     the process of that number
+  stepscope attach 12345                                     the process with that number
   stepscope attach localhost:8790 --steps 10                 an address, such as the end of an ssh tunnel
   stepscope attach my-run --seconds 3 --stacks --output traces/
   stepscope attach my-run --through-files                    where no connection is possible, as into a container
   stepscope attach localhost:9012 --seconds 2                a profiler server of JAX, PyTorch/XLA or TensorFlow
   stepscope attach host1:9012,host2:9012                     the hosts of a pod, at the same time
-  stepscope attach my-run --repeat 10 --every 30s            again and again while it trains
+  stepscope attach my-run --repeat 10 --every 30s            repeatedly while it trains
 """,
 )
 SESSION: Final = Command(
     "session",
-    "Start, stop, cancel or list recordings of a program that is running.",
+    "Start, stop, cancel or list recordings of a running program.",
     _prepare_session,
     _session,
     """\
-A recording lasts from start to stop, so that it can cover what happens between two moments. Each start makes a new
-one; what was recorded before stays. Programs and TARGETs are those of `stepscope attach`.
+A recording lasts from start to stop, so it can cover what happens between two moments. Each start makes a new one and
+keeps earlier ones. Programs and TARGETs are those of `stepscope attach`.
 
 examples:
-  stepscope session start my-run                             begin to record
+  stepscope session start my-run                             start recording
   stepscope session stop my-run                              end, save and diagnose
-  stepscope session cancel my-run                            end and throw away
-  stepscope session list my-run                              what was recorded so far
-  stepscope session shutdown my-run                          end the agents; the program goes on
+  stepscope session cancel my-run                            end and discard
+  stepscope session list my-run                              what has been recorded
+  stepscope session shutdown my-run                          end the agents; the program continues
 """,
 )

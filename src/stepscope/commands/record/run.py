@@ -49,7 +49,7 @@ _SIGNS: Final = {
 }
 """How the steps of a recording were recognised."""
 _NO_STEP: Final = {
-    "torch": "neither an optimizer's nor an iteration of a DataLoader nor a repeated forward call",
+    "torch": "neither an optimizer's step nor an iteration of a DataLoader nor a repeated forward call",
     "jax": "neither a StepTraceAnnotation nor a repeated call of a jitted function",
 }
 
@@ -62,10 +62,10 @@ def power_limits(text: str) -> list[Limit]:
     for word in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,5}(?:\.[0-9]{1,3})?)\s*(%?)\s*", word, re.ASCII)
         if match is None or not float(match[1]) or (match[2] and float(match[1]) > 100):
-            raise argparse.ArgumentTypeError(f"{text!r} is no list of power limits: write 60%,80%,100% or 250,300")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of power limits: write 60%,80%,100% or 250,300")
         found.append(Limit(float(match[1]) / (100 if match[2] else 1), bool(match[2])))
     if len(set(found)) < 2:
-        raise argparse.ArgumentTypeError("it takes two different power limits or more: 60%,80%,100%")
+        raise argparse.ArgumentTypeError("at least two different power limits are needed: 60%,80%,100%")
     return list(dict.fromkeys(found))
 
 
@@ -88,15 +88,19 @@ def _prepare_parser(parser: CommandParser) -> None:
     batch.add_argument(
         "--batch-flag",
         metavar="NAME",
-        help="the program's own option for it: batch-size adds --batch-size 8, data.batch= adds data.batch=8",
+        help="the program's option for it: batch-size adds --batch-size 8, data.batch= adds data.batch=8",
     )
     add_batch_model_options(batch)
     after = parser.add_argument_group("the run and its diagnosis")
-    after.add_argument("--name", metavar="NAME", help="of the run (default: the program's name and the time)")
-    after.add_argument("--folder", metavar="DIR", help="make the run's folder in DIR instead of the user's data folder")
+    after.add_argument("--name", metavar="NAME", help="name of the run (default: the program's name and the time)")
+    after.add_argument(
+        "--folder", metavar="DIR", help="create the run's folder in DIR instead of the user's data folder"
+    )
     after.add_argument("--no-diagnose", action="store_true", help="only record")
     add_report_options(after, html="also write the diagnosis as a page")
-    after.add_argument("--redact", action="store_true", help="keep names of machine and folders out of run and report")
+    after.add_argument(
+        "--redact", action="store_true", help="keep machine and folder names out of the run and the report"
+    )
 
 
 def _add_when(when: argparse._ActionsContainer) -> None:
@@ -105,7 +109,7 @@ def _add_when(when: argparse._ActionsContainer) -> None:
         "--warmup",
         metavar="N",
         type=whole(0),
-        help="steps to let pass before (default: 5, and up to 10 in the first 3 seconds)",
+        help="steps to skip first (default: 5, and up to 10 in the first 3 seconds)",
     )
     when.add_argument("--exit-after", action="store_true", help="end the program when the steps are recorded")
     when.add_argument("--serve", action="store_true", help="let stepscope attach record more at any time")
@@ -118,7 +122,7 @@ def _add_when(when: argparse._ActionsContainer) -> None:
     when.add_argument(
         "--allocator",
         choices=("jemalloc", "tcmalloc"),
-        help="get the program's host memory from this library, which keeps what is freed",
+        help="allocate the program's host memory with this library, which keeps freed memory",
     )
 
 
@@ -130,7 +134,7 @@ def _add_what(what: argparse._ActionsContainer) -> None:
         help="what the program logs, and how busy the machine is, for the whole run (default: yes)",
     )
     what.add_argument(
-        "--energy", action="store_true", help="the energy of the steps after the recording, where there are counters"
+        "--energy", action="store_true", help="the energy of the steps after the recording, if there are counters"
     )
     what.add_argument(
         "--power-limits",
@@ -148,9 +152,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.apply == ["list"]:
         return _show_flags()
     if arguments.seed is not None and not arguments.quiet_machine:
-        raise UsageError("--seed goes with --quiet-machine")
+        raise UsageError("--seed needs --quiet-machine")
     if arguments.html == "-":
-        raise UsageError("standard output is the program's: write the page to a file")
+        raise UsageError("standard output belongs to the program: write the page to a file")
     command = command_of(arguments.program)
     environ = {**os.environ, **allocator_variables(arguments.allocator, command)}
     several_sizes = arguments.batch_sizes or arguments.batch_flag
@@ -171,7 +175,7 @@ def _run_once(arguments: argparse.Namespace, command: Sequence[str], environ: Ma
         run = _Run(arguments, command, options)
     except RunFolderError as error:
         remedies = ", and no remedy is applied" if options.apply else ""
-        say(f"the program runs as it is: nothing is recorded{remedies}, because {error}")
+        say(f"the program runs unchanged: nothing is recorded{remedies}, because {error}")
         return run_program(command, environ)
     code = run_program(command, run.environment(environ))
     with _on_standard_error():
@@ -232,7 +236,7 @@ def _run_sizes(arguments: argparse.Namespace, command: Sequence[str], environ: M
     from stepscope.record.launch import INTERRUPTED, record_sizes, run_program
 
     if not arguments.batch_sizes or len(set(arguments.batch_sizes)) < 2:
-        raise UsageError("it takes two different batch sizes or more: --batch-sizes 8,16,32 --batch-flag batch-size")
+        raise UsageError("at least two different batch sizes are needed: --batch-sizes 8,16,32 --batch-flag batch-size")
     if not arguments.batch_flag:
         raise UsageError("--batch-flag names the program's own option for the batch size, such as batch-size")
     run = _Run(arguments, command, _options(arguments))
@@ -340,7 +344,7 @@ def _why_nothing(folder: RunFolder, recordings: Sequence[dict[str, Any]]) -> str
     if problem is not None:
         return f": {problem}"
     if folder.was_seen(LEFT):
-        return ", because stepscope left the program early, as it said then"
+        return ", because stepscope stopped early, as reported at the time"
     for framework, missing in _NO_STEP.items():
         if folder.was_seen(framework):
             return f": {framework} was imported, but no step was seen, {missing}; mark the steps with stepscope.step()"
@@ -383,7 +387,7 @@ def _quietly(action: Callable[[], object]) -> None:
     if isinstance(doing.error, StepscopeError):
         say(str(doing.error))
     elif doing.error is not None:
-        say(f"an error of stepscope's own: {type(doing.error).__name__}: {guard.sentence(doing.error)}")
+        say(f"a bug in stepscope: {type(doing.error).__name__}: {guard.sentence(doing.error)}")
 
 
 COMMAND: Final = Command(
@@ -392,17 +396,17 @@ COMMAND: Final = Command(
     _prepare_parser,
     _run,
     """\
-Everything from PROGRAM on is the program's. Its output, signals and exit code are its own; what stepscope has to say
-comes on standard error when it has ended.
+Everything from PROGRAM on belongs to the program, whose output, signals and exit code stay the same; stepscope reports
+on standard error after it has ended.
 
 examples:
   stepscope run train.py --lr 3e-4                           a script
   stepscope run -m package.train                             a module
   stepscope run torchrun --nproc-per-node 2 train.py         every rank, into one run
-  stepscope run --steps 10 --stacks --exit-after train.py    more of it, and end the program then
+  stepscope run --steps 10 --stacks --exit-after train.py    record more, then end the program
   stepscope run --serve --name long train.py                 then, at any time: stepscope attach long
   stepscope run --batch-sizes 8,16,32 --batch-flag batch-size train.py    how large a batch should be
-  stepscope run --apply fuse-optimizer,workers=4 train.py    with remedies applied, the files left as they are
-  stepscope diagnose NAME --html report.html                 the run again, later
+  stepscope run --apply fuse-optimizer,workers=4 train.py    with remedies applied, without changing files
+  stepscope diagnose NAME --html report.html                 the same run, later
 """,
 )

@@ -27,7 +27,7 @@ _ACTIONS: Final = ("list", "show", "open", "remove", "add")
 
 def _prepare_runs_parser(parser: CommandParser) -> None:
     parser.add_argument("action", nargs="?", choices=_ACTIONS, default="list", help="default: list")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="of runs, or their folders; with add: folders")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="names of runs, or their folders; with add: folders")
 
 
 def _run_runs(arguments: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def _run_runs(arguments: argparse.Namespace) -> int:
         _list(index)
         return 0
     if not arguments.names:
-        raise UsageError(f"say which: stepscope runs {arguments.action} NAME")
+        raise UsageError(f"name a run: stepscope runs {arguments.action} NAME")
     if arguments.action == "add":
         for name in arguments.names:
             _add(index, Path(name).absolute())
@@ -81,7 +81,7 @@ def _add(index: RunIndex, place: Path) -> None:
     records = index.add_all(place)
     if not records:
         raise UsageError(f"there is no run folder at or in {place}")
-    output.print_text(f"Took up {output.counted(len(records), 'run')} of {place}.\n")
+    output.print_text(f"Added {output.counted(len(records), 'run')} from {place}.\n")
 
 
 def _list(index: RunIndex) -> None:
@@ -155,15 +155,14 @@ RUNS: Final = Command(
     _prepare_runs_parser,
     _run_runs,
     """\
-Runs lie in the user's data folder, or where STEPSCOPE_DATA_DIR says. Wherever a trace is
-taken, a run's name is too.
+Runs are in the user's data folder, or in STEPSCOPE_DATA_DIR. Every command that takes a trace also takes a run's name.
 
 examples:
   stepscope runs                                             every run, the latest first
   stepscope runs show NAME                                   what ran, with what, and how it ended
   stepscope runs open NAME                                   its report, in the browser
   stepscope runs remove NAME                                 the run and its folder
-  stepscope runs add DIR                                     take up the run folders in DIR
+  stepscope runs add DIR                                     add the run folders in DIR
 """,
 )
 
@@ -204,7 +203,7 @@ def _opened(path: str) -> Telemetry:
     place = place_of(path)
     files = telemetry_files(place)
     if not files:
-        what = "holds no telemetry" if place.exists() else "is no file, folder or run"
+        what = "has no telemetry" if place.exists() else "is not a file, folder or run"
         raise UsageError(f"{path} {what}; name a run's folder, in which rank0/telemetry/ or the like holds it")
     return read_telemetry(files)
 
@@ -222,7 +221,7 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
         if picture is not None:
             pictures.append(("Telemetry" if rank is None else f"Rank {rank}", redacted(arguments, picture)))
     if not pictures:
-        raise UsageError(f"{arguments.path} holds no samples to draw")
+        raise UsageError(f"{arguments.path} has no samples to draw")
     title = "a run" if arguments.redact else Path(arguments.path).resolve().name
     return html_of(telemetry_document(title, pictures))
 
@@ -231,7 +230,7 @@ def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:
     if arguments.output == "-":
         raise UsageError("an export is written into a folder; name it with --output")
     if arguments.format or arguments.redact:
-        raise UsageError(f"--{'format' if arguments.format else 'redact'} does not go with --export")
+        raise UsageError(f"--{'format' if arguments.format else 'redact'} does not work with --export")
     from stepscope.trace.telemetry import export_csv, export_tensorboard, export_wandb
 
     folder = Path(arguments.output)
@@ -254,7 +253,7 @@ TELEMETRY: Final = Command(
     _run_telemetry,
     """\
 examples:
-  stepscope telemetry RUN                                    each series in a line
+  stepscope telemetry RUN                                    one line per series
   stepscope telemetry RUN --samples --format csv             every value
   stepscope telemetry RUN --html plots.html                  plots, on one page that needs nothing else
   stepscope telemetry RUN --export tensorboard --output events

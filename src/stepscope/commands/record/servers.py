@@ -100,7 +100,7 @@ def record_servers(arguments: argparse.Namespace, targets: Targets) -> list[Path
 
 
 def _repeated(arguments: argparse.Namespace, servers: Sequence[str], recording: _ServerRecording) -> list[Path]:
-    """Record --repeat times and return the profiles of the last time; end early if no host answers any more."""
+    """Record --repeat times and return the profiles of the last time; end early if no host answers."""
     last: list[Path] = []
     for number in range(1, arguments.repeat + 1):
         begun_s = time.monotonic()
@@ -147,7 +147,7 @@ class _ServerRecording:
                 self.failed(profile.address, profile.problem or f"{profile.address}: nothing was recorded")
         done = [profile for profile in profiles if profile.path is not None]
         if not done:
-            raise AgentError("nothing was recorded" if len(profiles) > 1 else f"nothing was recorded of {servers[0]}")
+            raise AgentError("nothing was recorded" if len(profiles) > 1 else f"nothing was recorded from {servers[0]}")
         which = f"capture {number} of {of}: " if of > 1 else ""
         say(f"{which}recorded {self._order.seconds:g} s of {', '.join(profile.address for profile in done)}")
         return [self._kept(profile) for profile in done]
@@ -170,7 +170,7 @@ class _ServerRecording:
         say(f"the profiles are in {self.folder}, for tensorboard --logdir too")
         if len(self._traces) > 1:
             first, last = shlex.quote(str(self._traces[0])), shlex.quote(str(self._traces[-1]))
-            say(f"to see whether the steps changed meanwhile: stepscope compare {first} {last}")
+            say(f"to see whether the steps changed: stepscope compare {first} {last}")
 
     def end(self) -> None:
         if self._run is not None:
@@ -184,7 +184,7 @@ def _order(arguments: argparse.Namespace) -> ProfilerOrder:
     from stepscope.record.profiler_server import MOST_SECONDS, ProfilerOrder
 
     if arguments.steps is not None:
-        raise UsageError("a profiler server knows no steps: say how long to record, such as --seconds 2")
+        raise UsageError("a profiler server does not know steps: say how long to record, such as --seconds 2")
     seconds = _SECONDS if arguments.seconds is None else arguments.seconds
     if seconds > MOST_SECONDS:
         raise UsageError(f"a profiler server records for {MOST_SECONDS:g} s at most, not {seconds:g}")

@@ -120,9 +120,9 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def unknown_command(word: str, known: Sequence[str]) -> UsageError:
     """The error for an unknown command: most often a typo, or a trace without a command."""
     if os.path.exists(word):
-        return UsageError(f"{word!r} is no command; to explain a trace: stepscope diagnose {word}")
+        return UsageError(f"{word!r} is not a command; to explain a trace: stepscope diagnose {word}")
     guess = suggestion(word, known) or f"; the commands are {', '.join(known)}"
-    return UsageError(f"{word!r} is no command{guess}")
+    return UsageError(f"{word!r} is not a command{guess}")
 
 
 def unknown_options(rest: Sequence[str], parser: CommandParser) -> UsageError:
@@ -161,7 +161,7 @@ def number(
     """Make a parser of numbers such as 30, 1.5, 4e6, 1,200, 10% or 2GiB.
 
     Args:
-        problem: completes the error about a text, such as "is no share: write 10% or 0.1".
+        problem: completes the error about a text, such as "is not a share: write 10% or 0.1".
         units: factor of each unit; "" for no unit.
         least, most: the range, both included.
         above: exclusive lower bound.
@@ -189,7 +189,7 @@ def whole(least: int, most: int | None = None, what: str = "whole number") -> Ca
     def read(text: str) -> int:
         text = text.strip()
         if not re.fullmatch(r"[0-9]{1,10}", text) or not least <= int(text) <= largest:
-            raise argparse.ArgumentTypeError(f"{text!r} is no {what} {limits}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a {what} {limits}")
         return int(text)
 
     return read
@@ -201,9 +201,9 @@ def whole_list(what: str, *, most: int, longest: int) -> Callable[[str], tuple[i
     def read(text: str) -> tuple[int, ...]:
         words = [word.strip() for word in text.split(",")]
         if len(words) > longest or not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", word) for word in words):
-            raise argparse.ArgumentTypeError(f"{text!r} is no list of {what}: write whole numbers, such as 8,16,32")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what}: write whole numbers, such as 8,16,32")
         if max(map(int, words)) > most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no list of {what}: the largest may be {most}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {what}: the largest may be {most}")
         return tuple(map(int, words))
 
     return read
@@ -226,13 +226,13 @@ def column_names(text: str) -> tuple[str, ...]:
 def file_to_write(text: str) -> str:
     """Parse an output path; an empty one is refused, since it is most often a variable that was never set."""
     if not text:
-        raise argparse.ArgumentTypeError("the name of the file to write is empty")
+        raise argparse.ArgumentTypeError("the name of the output file is empty")
     return text
 
 
-share_of_step: Final = number("is no share of a step: write 10% or 0.1", SHARES, most=1)
-relative_share: Final = number("is no share: write 3% or 0.03", SHARES, above=0, most=9.999)
-budget_seconds: Final = number("is no time: write 90s, 10m or 1h", _BUDGETS, above=0)
+share_of_step: Final = number("is not a share of a step: write 10% or 0.1", SHARES, most=1)
+relative_share: Final = number("is not a share: write 3% or 0.03", SHARES, above=0, most=9.999)
+budget_seconds: Final = number("is not a time: write 90s, 10m or 1h", _BUDGETS, above=0)
 
 
 TRIAL_STEPS: Final = 50
@@ -246,8 +246,8 @@ _RECORDED: Final = {
     "flops": "floating-point operations of operators",
     "modules": "the hierarchy of modules",
 }
-_MEMORY: Final = number("is no amount of memory: write 24GiB, 16GB or a number of bytes", BYTES, least=1)
-_SHARE_OF_MEMORY: Final = number("is no share of the memory: write 10% or 0.1", SHARES, most=0.999_999)
+_MEMORY: Final = number("is not an amount of memory: write 24GiB, 16GB or a number of bytes", BYTES, least=1)
+_SHARE_OF_MEMORY: Final = number("is not a share of the memory: write 10% or 0.1", SHARES, most=0.999_999)
 _EVIDENCE: Final = {
     "--xla-metrics": "a metrics report of PyTorch/XLA, also inside other output",
     "--xla-debug-log": "what PyTorch/XLA printed under PT_XLA_DEBUG_LEVEL",
@@ -270,13 +270,13 @@ def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = Fa
     group = parser.add_argument_group("reading")
     part = group.add_mutually_exclusive_group()
     device = (
-        "; device: all of it, but shares of each device's time from its first to its last work" if or_device else ""
+        "; device: all of it, with shares of each device's time from its first to its last work" if or_device else ""
     )
     part.add_argument(
         "--window", metavar="START:END", help=f"only this stretch of the trace, such as 2s:4s or 150ms:{device}"
     )
-    part.add_argument("--steps", metavar="FIRST:LAST", help="only these steps, by the numbers they carry, such as 3:5")
-    group.add_argument("--no-cache", action="store_true", help="read the file anew and keep nothing of it")
+    part.add_argument("--steps", metavar="FIRST:LAST", help="only these steps, by their numbers, such as 3:5")
+    group.add_argument("--no-cache", action="store_true", help="read the file anew and do not cache it")
     group.add_argument(
         "--limit",
         metavar="NAME=NUMBER",
@@ -284,7 +284,7 @@ def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = Fa
         help="allow a file more than a trace should need: bytes, ratio, rows, values, strings, names, lines, "
         "depth, idle, memory",
     )
-    group.add_argument("-v", "--verbose", action="store_true", help="say more: what the cache does, every rank")
+    group.add_argument("-v", "--verbose", action="store_true", help="show more: what the cache does, every rank")
 
 
 class _Limit(argparse.Action):
@@ -305,17 +305,16 @@ class _Limit(argparse.Action):
 
 def add_evidence_options(parser: argparse.ArgumentParser) -> None:
     """Add --xla-metrics, --xla-debug-log, --gaudi-metrics and --fallback-log, each repeatable."""
-    group = parser.add_argument_group("other files of the run, whose counts join the findings")
+    group = parser.add_argument_group("other files of the run, whose counts are added to the findings")
     for option, what in _EVIDENCE.items():
         group.add_argument(option, metavar="FILE", action="append", default=[], help=what)
 
 
 def add_user_code_options(parser: argparse.ArgumentParser) -> None:
-    """Add --user-code and --not-user-code."""
-    group = parser.add_argument_group("your code is what belongs to no library; patterns are folders, files or globs")
+    group = parser.add_argument_group("your code is everything outside libraries; patterns are folders, files or globs")
     for option, what in (
-        ("--user-code", "also these, such as megatron or '*/site-packages/mine/*'; may be repeated"),
-        ("--not-user-code", "not these, such as src/utils: their cost goes to the line that called; may be repeated"),
+        ("--user-code", "these count as yours too, such as megatron or '*/site-packages/mine/*'; may be repeated"),
+        ("--not-user-code", "these do not, such as src/utils: their cost goes to the calling line; may be repeated"),
     ):
         group.add_argument(option, metavar="PATTERN", type=_pattern, action="append", default=[], help=what)
 
@@ -341,26 +340,22 @@ def add_report_options(group: argparse._ActionsContainer, **reports: str) -> Non
 
 
 def add_top_option(group: argparse._ActionsContainer, help: str, default: int | None = None) -> None:
-    """Add --top, the number of rows shown."""
     group.add_argument("--top", metavar="N", type=row_count, default=default, help=help)
 
 
 def add_redact_option(group: argparse._ActionsContainer) -> None:
-    """Add --redact."""
-    group.add_argument("--redact", action="store_true", help="take out paths, host, user and process names")
+    group.add_argument("--redact", action="store_true", help="remove paths, host, user and process names")
 
 
 def add_raw_option(group: argparse._ActionsContainer) -> None:
-    """Add --raw, for commands that write CSV."""
     group.add_argument(
         "--raw",
         action="store_true",
-        help="CSV: write text unchanged; by default text that spreadsheets take for a formula gets an apostrophe",
+        help="CSV: write text unchanged; by default text that a spreadsheet would read as a formula gets an apostrophe",
     )
 
 
 def add_output_option(group: argparse._ActionsContainer) -> None:
-    """Add --output."""
     group.add_argument(
         "--output", metavar="FILE", type=file_to_write, default="-", help="write to a file instead of the terminal"
     )
@@ -374,7 +369,11 @@ def add_trial_options(group: argparse._ActionsContainer, *, precision: str, budg
         budget_s: default of --budget.
     """
     group.add_argument(
-        "--steps", metavar="N", type=whole(3), default=TRIAL_STEPS, help="steps to time in a run, with its warm-up (50)"
+        "--steps",
+        metavar="N",
+        type=whole(3),
+        default=TRIAL_STEPS,
+        help="steps to time per run, including its warm-up (50)",
     )
     group.add_argument("--precision", metavar="SHARE", type=relative_share, default=0.01, help=precision)
     group.add_argument("--budget", metavar="TIME", type=budget_seconds, default=budget_s, help=budget)
@@ -384,7 +383,6 @@ def add_trial_options(group: argparse._ActionsContainer, *, precision: str, budg
 
 
 def add_slower_option(group: argparse._ActionsContainer) -> None:
-    """Add --fail-if-slower."""
     group.add_argument(
         "--fail-if-slower",
         metavar="SHARE",
@@ -409,12 +407,11 @@ def exit_code_if_slower(limit: float | None, comparisons: Iterable[tuple[str, Sa
 
 
 def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
-    """Add --memory-limit and --keep-free."""
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
         type=_MEMORY,
-        help="the memory there is, such as 24GiB (default: the device's)",
+        help="available memory, such as 24GiB (default: the device's)",
     )
     parser.add_argument(
         "--keep-free",
@@ -437,7 +434,6 @@ def add_record_flags(group: argparse._ActionsContainer) -> None:
 
 
 def record_options(arguments: argparse.Namespace) -> RecordOptions:
-    """What to record, by the options."""
     return RecordOptions(**{option.name: getattr(arguments, option.name) for option in fields(RecordOptions)})
 
 

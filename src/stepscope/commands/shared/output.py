@@ -107,7 +107,7 @@ def write_document(
 
 
 def _page_of(document: Document) -> bytes:
-    from stepscope.report.html import html_of  # its engine of templates is imported only for a page
+    from stepscope.report.html import html_of  # slow to import
 
     return html_of(document)
 
@@ -186,7 +186,7 @@ def write_folder(target: str, write: Callable[[Path], None]) -> None:
     temporary = place.with_name(f".{place.name[:_LONGEST_NAME]}-{os.urandom(4).hex()}.partial")
     try:
         if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-            raise UsageError(f"{target} exists already: name a new or an empty folder")
+            raise UsageError(f"{target} already exists: name a new or an empty folder")
         temporary.mkdir()
         write(temporary)
         if place.exists():
@@ -242,7 +242,6 @@ def discard_standard_output() -> None:
 
 
 def print_table(frame: pl.DataFrame) -> None:
-    """Print all rows of a table."""
     from stepscope.report.tables import table_lines
 
     print_text("\n".join(table_lines(frame, width=width())) + "\n")

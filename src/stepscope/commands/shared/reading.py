@@ -100,7 +100,7 @@ def recorded_file(wanted: str, recorded: Sequence[str]) -> str:
     if found:
         raise UsageError(f"{wanted!r} may be {', '.join(sorted(found))}: name more of the path")
     few = ", ".join(recorded[:5]) + (f" and {len(recorded) - 5} more" if len(recorded) > 5 else "")
-    raise UsageError(f"nothing in this trace was attributed to {wanted!r}; the files are: {few or 'none'}")
+    raise UsageError(f"nothing in this trace belongs to {wanted!r}; the files are: {few or 'none'}")
 
 
 def source_lines(recorded: str, wanted: str, root: str | None) -> tuple[str, list[str]] | None:
@@ -109,10 +109,10 @@ def source_lines(recorded: str, wanted: str, root: str | None) -> tuple[str, lis
     Below `root`, the longest existing tail of the recorded path is used.
 
     Raises:
-        UsageError: `root` is no folder, or the file cannot be read or is not source text.
+        UsageError: `root` is not a folder, or the file cannot be read or is not source text.
     """
     if root is not None and not os.path.isdir(root):
-        raise UsageError(f"--source-root {root} is no folder")
+        raise UsageError(f"--source-root {root} is not a folder")
     for place in _candidates(recorded, wanted, root):
         if os.path.isfile(place):  # False also for invalid file names
             return str(place), _lines(place)
@@ -133,7 +133,7 @@ def _lines(place: Path) -> list[str]:
     except OSError as error:
         raise UsageError(f"{place} cannot be read: {error.strerror}") from error
     if data is None:
-        raise UsageError(f"{place} is no source text")
+        raise UsageError(f"{place} is not source text")
     try:
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
     except SyntaxError:
@@ -214,10 +214,10 @@ def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
     steps = step_table(trace)
     chosen = steps.filter(steps["index"].is_between(wanted.first, wanted.last))
     if steps.is_empty():
-        raise UsageError("nothing marks steps in this trace, and nothing repeats: use a window of time instead")
+        raise UsageError("nothing marks steps in this trace, and nothing repeats: use a time window instead")
     if chosen.is_empty():
         have = f"{steps['index'][0]} to {steps['index'][-1]}"
-        raise UsageError(f"no step of the trace is in the requested range: what repeats gives steps {have}")
+        raise UsageError(f"no step of the trace is in the requested range: the inferred steps are {have}")
     end = int((chosen["start_ns"] + chosen["duration_ns"]).to_numpy().max())
     return Window(int(chosen["start_ns"].to_numpy().min()), end)
 
@@ -241,7 +241,7 @@ def readable_traces(
         for file in trace_paths(path):
             place = "-" if str(file) == "-" else os.path.realpath(file)
             if place in seen:
-                say(f"passed over: {file} was named before")
+                say(f"skipped: {file} was named before")
                 continue
             seen.add(place)
             try:
@@ -285,10 +285,10 @@ def trace_paths(path: str | Path) -> list[Path]:
         return trace_files(inside or path)
     found = folder.latest_traces()
     if not found:
-        raise UsageError(f"the run {folder.name} holds no trace; stepscope runs show {folder.name} tells more")
+        raise UsageError(f"the run {folder.name} has no trace; stepscope runs show {folder.name} shows more")
     earlier = [f"{folder.name}/{trace.parent.name}/{trace.name}" for trace in folder.traces() if trace not in found]
     if earlier:
-        say(f"this run holds earlier traces too: {', '.join(earlier)}")
+        say(f"this run also has earlier traces: {', '.join(earlier)}")
     return found
 
 
@@ -415,7 +415,6 @@ def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
 
 
 def local_names() -> list[str]:
-    """The names of this user and this machine."""
     import getpass
     import platform
 
@@ -478,7 +477,7 @@ def with_evidence(traces: Iterable[Trace], files: list[SideFile], *, several: bo
         yield _with(trace, [file.evidence for file in about_it]) if about_it else trace
     for file in files:
         if file.path not in used:
-            say(f"passed over: {file.path} is about rank {file.rank}, which has no trace here")
+            say(f"skipped: {file.path} is about rank {file.rank}, which has no trace here")
 
 
 def _with(trace: Trace, parts: list[RunCounts]) -> Trace:

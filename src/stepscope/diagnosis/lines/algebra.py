@@ -1,7 +1,7 @@
-"""Work that takes one operator, or less: what the shapes of operators' inputs show.
+"""Work that fewer operators could do, by the shapes of operators' inputs.
 
-Products and sums by broadcasting, one small operator for each of many tensors, a weight merged from thin factors, and a
-one-hot table times a matrix.
+Broadcast products that are summed, one small operator for each of many tensors, a weight merged from thin factors, and
+a one-hot table times a matrix.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows, at
 
 _SPREAD: Final = 4
-"""A broadcast result that is this many times as large as its larger input."""
+"""A broadcast result must be this many times as large as its larger input."""
 _NEAR: Final = 4
-"""Operators after a broadcast one among which its result is summed."""
+"""Number of operators after a broadcast one within which its result must be summed."""
 _POWERS: Final = frozenset({"pow", "square", "abs"})
 _FEWEST: Final = 8
-"""Tensors in a step that make a loop over tensors."""
+"""Fewest tensors in a step that count as a loop over tensors."""
 _SHAPES: Final = 3
 _OWN: Final = 0.5
 """Runs of a line for each tensor from which the loop is its own."""
 _COMPREHENSIONS: Final = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
-"""Functions whose repetitions are not told apart."""
+"""Functions whose repetitions cannot be told apart."""
 _ALSO: Final = frozenset({"clone", "copy", "lerp", "norm", "linalg_vector_norm", "sum", "zeros_like", "empty_like"})
 
 
@@ -43,7 +43,7 @@ class Broadcast:
         kind: "product" for a matrix product, "distance" for sums of powers of differences.
         place: line of the user's code.
         rows: rows of `operators`, forward.
-        operations: multiplications and additions of the same result by matrix products, forward.
+        operations: multiplications and additions that matrix products need for the same result, forward.
         bytes: size of the largest intermediate result at four bytes an element.
     """
 
@@ -55,7 +55,7 @@ class Broadcast:
 
 
 def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
-    """Find broadcast products and differences whose results are only summed; by line.
+    """Find broadcast products and differences whose results are only summed, by line.
 
     Args:
         called: rows of `operators` that no library operator called, in order.
@@ -82,7 +82,7 @@ def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
 
 
 def _spread(inputs: tuple[Shape, ...]) -> Shape | None:
-    """Shape of the result if both inputs are broadcast, each along a dimension of the other; else None."""
+    """Shape of the result if both inputs are broadcast, each along a dimension of the other, else None."""
     if len(inputs) < 2 or (len(inputs[0]) < 3 and len(inputs[1]) < 3):
         return None
     rank = max(len(inputs[0]), len(inputs[1]))
@@ -116,13 +116,13 @@ def _contracted(inputs: tuple[Shape, ...], summed: tuple[Shape, ...]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OneByOne:
-    """A line that runs elementwise operators on one tensor of many after the other.
+    """A line that runs elementwise operators on many tensors, one after the other.
 
     Attributes:
         place: line of the user's code.
         rows: rows of `operators`, forward.
-        tensors: number of tensors a step.
-        elements: of all these tensors in a step.
+        tensors: number of tensors per step.
+        elements: total number of elements per step.
         is_penalty: whether their values are reduced and differentiated.
     """
 
@@ -136,11 +136,11 @@ class OneByOne:
 def one_by_one(view: View, called: Rows, runs: Mapping[int, float]) -> Iterator[OneByOne]:
     """Find lines that work on many tensors of different shapes one after the other.
 
-    Lines that a step comes to less often than they work on tensors call a library whose loop it is.
+    A line that runs less often than it works on tensors calls a library, whose loop it is.
 
     Args:
         called: rows of `operators` that no library operator called, in order.
-        runs: how often a step comes to each line, where that is known.
+        runs: how often a step runs each line, where that is known.
     """
     operators = view.trace.operators
     libraries = [CAUSE_CODES[cause] for cause in ("optimizer", "input", "checkpoint", "logging")]
@@ -168,7 +168,7 @@ def one_by_one(view: View, called: Rows, runs: Mapping[int, float]) -> Iterator[
 
 
 def _with_backward(view: View) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Whether each operator, or one inside it, was run backward."""
+    """Whether each operator, or one inside it, ran backward."""
     sources = view.backward_source[view.backward_source >= 0]
     result = np.zeros(view.trace.operators.height, np.bool_)
     row = np.unique(sources)
@@ -182,11 +182,11 @@ def _with_backward(view: View) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
 
 _PRODUCTS: Final = frozenset({"mm", "matmul", "linear", "addmm"})
 _THIN: Final = 4
-"""Times that the factors' common size goes into the smaller size of their product."""
+"""Fewest times that the factors' common size fits into the smaller size of their product."""
 _FEWEST_CLASSES: Final = 32
 """Fewest classes of a one-hot table."""
 _NEAR_CALLS: Final = 6
-"""Operators after the first among which the product stands."""
+"""Number of operators after the first within which the product must come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +196,9 @@ class Detour:
     Attributes:
         kind: "merged" for a product of two thin matrices that is added to a weight, "one-hot" for a lookup.
         place: line of the user's code.
-        rows: rows of `operators`, forward, that are not needed.
-        operations: of the products that take their place, forward.
-        elements: moved in what takes their place, forward.
+        rows: unneeded rows of `operators`, forward.
+        operations: operations of the replacing products, forward.
+        elements: elements that the replacement moves, forward.
     """
 
     kind: Literal["merged", "one-hot"]
@@ -215,15 +215,10 @@ class _Called:
 
 
 _Found = tuple[list[int], int, int]
-"""Positions among the operators that are not needed, operations and elements that take their place."""
+"""Positions of unneeded operators, and the operations and elements of their replacement."""
 
 
 def detours(view: View, called: Rows) -> Iterator[Detour]:
-    """Find detours, by kind and line.
-
-    Args:
-        called: rows of `operators` that no library operator called, in order.
-    """
     operators = view.trace.operators
     calls = [
         _Called(base_name(name), tensor_shapes_of(shapes))
@@ -246,7 +241,7 @@ def detours(view: View, called: Rows) -> Iterator[Detour]:
 
 
 def _merged(calls: list[_Called]) -> _Found | None:
-    """A product of thin matrices, its scaling and its sum with a weight, if a product takes the result."""
+    """A product of thin matrices, its scaling and its sum with a weight, if a product then uses the sum."""
     first = calls[0]
     if first.name not in ("mm", "matmul") or [len(shape) for shape in first.inputs] != [2, 2]:
         return None
@@ -265,7 +260,7 @@ def _merged(calls: list[_Called]) -> _Found | None:
 
 
 def _rows_through(call: _Called, weight: Shape) -> int | None:
-    """Rows that a product multiplies by this weight or its transpose; None if it is no such product."""
+    """Rows that a product multiplies by this weight or its transpose; None for other operators."""
     if call.name not in _PRODUCTS:
         return None
     others = [shape for shape in call.inputs if shape not in (weight, weight[::-1]) and len(shape) > 1]
@@ -276,7 +271,7 @@ def _rows_through(call: _Called, weight: Shape) -> int | None:
 
 
 def _one_hot(calls: list[_Called]) -> _Found | None:
-    """The making of a one-hot table up to its product with a matrix."""
+    """The operators from the making of a one-hot table to its product with a matrix."""
     count = _marked(calls[0])
     if not count:
         return None
@@ -298,10 +293,10 @@ def _one_hot(calls: list[_Called]) -> _Found | None:
 
 
 def _marked(call: _Called) -> int:
-    """How many rows of a one-hot table an operator makes; 0 if it makes none."""
+    """Number of rows of the one-hot table that an operator makes; 0 if it makes none."""
     if call.name == "one_hot" and call.inputs:
         return elements(call.inputs[0])
-    if call.name == "scatter" and len(call.inputs) == 2 and call.inputs[1][-1] == 1:  # of one number
+    if call.name == "scatter" and len(call.inputs) == 2 and call.inputs[1][-1] == 1:  # a single number
         return elements(call.inputs[1])
     if call.name == "eq" and len(call.inputs) == 2 and call.inputs[0][-1] == 1 and len(call.inputs[1]) == 1:
         return elements(call.inputs[0]) if elements(call.inputs[0]) != call.inputs[1][0] else 0

@@ -1,7 +1,7 @@
 """Where the steps' time goes, line by line: the device's time, or without a device the main thread's.
 
-Visits are the lines that a thread came to, each with the time until it went on, calls included, and the line that
-called it. They also tell which loops of the user's source ran, by how often their lines were visited.
+A visit is one stay of a thread at a line, including the calls made there, and knows the line that called it. Counts of
+visits also show which loops of the user's source ran.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stepscope.whatif.changes import fewer_works, joined, scaled_host_time, toge
 
 @dataclass
 class _Open:
-    """A function that is running, with the visit of the line that it is at."""
+    """A running function, with the visit of its current line."""
 
     function: int
     visit: int
@@ -38,16 +38,16 @@ class _Open:
 class Visits:
     """The visits of one thread to lines, in order.
 
-    A thread returns to the line that it left a function at, which goes on that visit. The functions that were open
-    before the first line are unknown: what does not begin at the first line seen of a function returns to one of these.
-    Each row of a function of one line is a visit, because a return to it looks like a call.
+    When a thread returns to the line at which it left a function, that visit continues. Functions that were open
+    before the first line are unknown: code that does not begin at a function's first seen line returns to one of them.
+    Each row of a one-line function is a visit, because a return to it looks like a call.
 
     Args:
         lines: rows of `lines` of one thread in order; columns file, function, line, start_ns, duration_ns.
 
     Attributes:
-        rows: for each visit the row that began it.
-        parents: for each visit the visit of the calling line, -1 where it is unknown.
+        rows: the row that began each visit.
+        parents: each visit's calling visit, -1 if unknown.
     """
 
     def __init__(self, lines: pl.DataFrame) -> None:
@@ -63,18 +63,16 @@ class Visits:
 
     @cached_property
     def starts(self) -> Times:
-        """When each visit began."""
         starts: Times = self._starts[self.rows]
         return starts
 
     @cached_property
     def ends(self) -> Times:
-        """When the thread went on from each visit."""
+        """When the thread left each visit."""
         ends: Times = self._ends[np.array(self._last, np.int64)]
         return ends
 
     def place(self, visit: int) -> tuple[str, int, str]:
-        """The file, line and function of a visit."""
         row = self._lines.row(int(self.rows[visit]), named=True)
         return row["file"], row["line"], row["function"]
 
@@ -84,14 +82,14 @@ class Visits:
         return self._visit_of_row[row] if row >= 0 else -1
 
     def holds(self, visit: int, times: Times) -> bool:
-        """Whether one of these times, which are in order, is in a visit."""
+        """Whether a visit contains one of these sorted times."""
         first = int(np.searchsorted(times, self.starts[visit]))
         return first < len(times) and bool(times[first] < self.ends[visit])
 
     def outermost(self, visit: int, without: Times) -> int:
-        """The outermost visit around this one, or itself, that holds none of these times, which are in order.
+        """The outermost visit around this one (or itself) that contains none of these sorted times.
 
-        Where two functions of one line each seem to call one another, the line goes on after a call of the other.
+        Stops where two one-line functions seem to call each other: one of them only continues after its call.
         """
         while (parent := int(self.parents[visit])) >= 0 and not self.holds(parent, without):
             if self._is_same_function(visit, int(self.parents[parent])):
@@ -139,11 +137,11 @@ class Visits:
 
 
 _AS_OFTEN: Final = 0.2
-"""Largest relative difference between a loop's repetitions and how often its body's line was reached."""
+"""Largest relative difference between a loop's repetitions and the visits of its body's line."""
 
 
 class SourceLoops:
-    """The loops of the source that one view's program ran."""
+    """The source loops that the view's program ran."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -152,10 +150,10 @@ class SourceLoops:
             self._loops.setdefault(loop.file, []).append(loop)
 
     def between(self, begin_ns: int, end_ns: int, repetitions: int) -> list[tuple[LoopFacts, int]]:
-        """Innermost loops of the source whose body was reached so often in this time, the shortest first.
+        """Innermost source loops whose body ran this often in this time, the shortest first.
 
-        With each how often it was begun: from its first repetition to the last, its head is reached before each but the
-        first, and once more at the end of each turn of a loop around it but the last.
+        Each comes with how often it was entered: between its first repetition and its last, its head is reached before
+        every repetition but the first, and once more at the end of every turn but the last of a loop around it.
         """
         ends = pl.col("start_ns") + pl.col("duration_ns")
         lines = self._view.trace.lines
@@ -176,7 +174,7 @@ class SourceLoops:
 
 
 def carried_by(loops: Iterable[tuple[LoopFacts, int]]) -> tuple[str, ...]:
-    """Names that carry results from one repetition to the next in the innermost loop that has any."""
+    """Names that carry results between repetitions, in the innermost loop that has any."""
     return next((loop.carried for loop, _ in loops if loop.carried), ())
 
 
@@ -190,7 +188,7 @@ _COSTS: Final[dict[str, type[pl.DataType]]] = {
 }
 
 SHOWN: Final = 0.05
-"""Share of the steps from which a line is costly."""
+"""Smallest share of the steps that makes a line costly."""
 MOST_SHOWN: Final = 6
 _HALF: Final = 0.5
 
@@ -201,8 +199,8 @@ class LineCost:
 
     Attributes:
         number: index into the attribution's places.
-        ns, backward_ns, outside_ns: over the span; of the backward of its operators, and outside of operators.
-        runs: how often a step comes to the line, None where lines were not recorded.
+        ns, backward_ns, outside_ns: time over the span: all, in its operators' backward, and outside operators.
+        runs: how often a step runs the line; None where lines were not recorded.
     """
 
     number: int
@@ -218,9 +216,9 @@ class LineShare:
     """A costly line that no finding explains; information, not a fault.
 
     Attributes:
-        share: of the step on its critical path, 0 to 1.
-        backward_share: part of the line's time that is the backward of its operators, 0 to 1.
-        runs: how often a step comes to the line; None if unknown.
+        share: share of the step on its critical path, 0 to 1.
+        backward_share: part of the line's time spent in its operators' backward, 0 to 1.
+        runs: how often a step runs the line; None if unknown.
         faster_share: share of the step that would be saved if the line took half the time, by a replay; 0 without one.
     """
 
@@ -288,7 +286,7 @@ class LineCosts:
 
     @cached_property
     def runs(self) -> dict[int, float]:
-        """How often a step comes to each line, by number; the main thread's recorded lines count."""
+        """How often a step runs each line, by number, from the main thread's recorded lines."""
         lines = self.view.trace.lines.with_columns(place=pl.Series(self.view.attribution.line_place, dtype=pl.Int64))
         mine = self.view.begin_in_span(lines.filter(pl.col("lane") == pl.lit(self.view.lane, pl.Int32)))
         counts = mine[Visits(mine).rows].filter(pl.col("place") >= 0).group_by("place").len()
@@ -305,7 +303,7 @@ class LineCosts:
         )
 
     def scaled(self, numbers: Rows, factor: float) -> Change:
-        """The change that scales these lines' time on the host, and the number of their works on the device."""
+        """The change that scales these lines' host time and the number of their device works."""
         host = self.host.filter(pl.col("place").is_in(pl.Series(numbers, dtype=pl.Int64).implode()))
         starts = host["start_ns"].to_numpy()
         times = joined(host["lane"].to_numpy(), starts, starts + host["duration_ns"].to_numpy())
@@ -313,7 +311,7 @@ class LineCosts:
         return together(scaled_host_time(*times, factor), fewer_works(works, factor))
 
     def unexplained(self, explained: Mapping[tuple[str, int], int]) -> list[LineShare]:
-        """The lines that take at least SHOWN of the steps and of which findings explain less than half.
+        """Lines that take at least SHOWN of the steps and that findings explain by less than half.
 
         Args:
             explained: nanoseconds over the span that findings save, by file and line.
@@ -331,7 +329,7 @@ class LineCosts:
         return result
 
     def placed(self, pieces: pl.DataFrame) -> pl.DataFrame:
-        """Pieces of host time by the line of their operator, or else by the line that the thread was at."""
+        """Pieces of host time by the line of their operator, or else by the thread's current line."""
         attribution, activity = self.view.attribution, self.view.activity
         slices = pieces["slice"].to_numpy()
         in_operator = at(activity.table, slices) >= TABLES.index("operators")
@@ -363,7 +361,7 @@ class LineCosts:
 
 
 def lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:
-    """The lines of the main thread when these intervals began, weighted by their length."""
+    """The main thread's lines when these intervals began, weighted by length."""
     timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
     if timeline is None:
         return ()

@@ -1,7 +1,4 @@
-"""What kind of work functions do whose time is known line by line, by what the recorder read in their source.
-
-What is said of a kind of work, what to do, and what remains.
-"""
+"""What kind of work functions do, from their time line by line and from what the recorder read in their source."""
 
 from __future__ import annotations
 
@@ -30,13 +27,13 @@ same sample, the others are of WorkFacts.
 """
 _KINDS: Final[tuple[Kind, ...]] = ("equal", "constant", "growing", "row", "lookup", "converted", "loop")
 NAMED: Final = 0.3
-"""Share of the functions' time from which a kind of work is named."""
+"""Smallest share of the functions' time at which a kind of work is named."""
 MOST: Final = 0.5
-"""The same for a loop, of which less may be said, and for what could be kept."""
+"""The same for loops, whose evidence is weaker, and for results that could be kept."""
 _OFTEN: Final = 0.5
-"""Largest share of different results among a function's calls at which they count as equal."""
+"""Largest share of distinct results among a function's calls for them to count as equal."""
 _FEWEST: Final = 8
-"""Repetitions of a loop for one sample from which it goes through elements."""
+"""Fewest repetitions per sample of a loop over elements."""
 _INNER: Final = re.compile("<(?:list|set|dict)comp>|<genexpr>")
 _SHOWN: Final = 3
 _Line: TypeAlias = tuple[str, int]
@@ -47,14 +44,14 @@ class Work:
     """One kind of work in functions.
 
     Attributes:
-        share: of the time that was looked at, 0 to 1.
-        name: of what is bound, searched or read; "" if it has none.
-        function: in which the costliest of its lines is, as the source names it.
+        share: share of the examined time, 0 to 1.
+        name: name of what is bound, searched or read; "" if it has none.
+        function: the source's name of the function with its costliest line.
         begin: line where that function begins.
-        where: its lines, costliest first; `share` of a place is that of the time looked at.
-        length: entries of the list that is searched; 0 if unknown or none.
-        calls, distinct: values in a step, and different ones among them; 0 unless it is "equal".
-        runs: how often a step comes to the costliest line; None if unknown.
+        where: its lines, costliest first; `share` of a place refers to the examined time.
+        length: entries of the searched list; 0 if unknown or none.
+        calls, distinct: values in a step, and how many are distinct; 0 unless it is "equal".
+        runs: how often a step runs the costliest line; None if unknown.
         lines: file and number of all its lines.
     """
 
@@ -72,7 +69,7 @@ class Work:
 
 
 class FunctionWork:
-    """The works of the functions that some pieces of the main thread's time were spent in.
+    """The kinds of work in the functions where some pieces of the main thread's time were spent.
 
     Args:
         pieces: columns as in `View.pieces`.
@@ -103,7 +100,7 @@ class FunctionWork:
 
     @cached_property
     def _costs_of_places(self) -> list[tuple[SourcePlace, int, int]]:
-        """Each place with its nanoseconds, and those of them outside of operators."""
+        """Each place with its nanoseconds, and how many of them lie outside operators."""
         ns, outside = pl.col("duration_ns"), ~pl.col("in_operator")
         table = self._costs.placed(self._pieces).filter(pl.col("place") >= 0).group_by("place")
         sums = table.agg(ns.sum().alias("ns"), ns.filter(outside).sum().alias("outside")).sort("place")
@@ -111,7 +108,7 @@ class FunctionWork:
         return [(places[number], whole, outside) for number, whole, outside in sums.iter_rows()]
 
     def _is_repeated(self, loop: WorkFacts) -> bool:
-        """Whether a loop has many repetitions for a sample, or, on one line, takes most of the line's time."""
+        """Whether a loop repeats often per sample or, if on one line, takes most of the line's time."""
         if loop.first < loop.last:
             runs = [
                 self._runs[line] for line in self._runs if line[0] == loop.file and loop.first <= line[1] <= loop.last
@@ -141,7 +138,7 @@ class FunctionWork:
 
     @cached_property
     def _borders(self) -> set[_Line]:
-        """Lines at which steps begin and batches are asked for: what is around them belongs to no one batch."""
+        """Lines where steps begin and batches are requested: code around them belongs to no single batch."""
         view = self._view
         timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)
         if timeline is None:
@@ -153,7 +150,7 @@ class FunctionWork:
         return {(places[each].file, places[each].line) for each in numbers.tolist() if each >= 0}
 
     def costliest(self) -> Work | None:
-        """The most telling kind of work among those that take at least NAMED (a loop: MOST) of the time, or None."""
+        """The most telling kind of work that takes at least NAMED (a loop: MOST) of the time, or None."""
         return next((work for work in self._by_kind(self._total) if work.share >= least(work)), None)
 
     def places(self) -> tuple[Location, ...]:
@@ -164,7 +161,7 @@ class FunctionWork:
         return tuple(self._location(line, share) for line, share in shares if share >= SMALLEST_PLACE)
 
     def loops_at(self, where: Iterable[Location]) -> list[tuple[Location, str]]:
-        """Those of these places that are in loops of functions, with the functions' names."""
+        """The places that are inside loops of functions, with the functions' names."""
         loops = [each for each in self._works() if each.kind == "loop" and self._counts(each)]
         found = []
         for place in where:
@@ -177,7 +174,7 @@ class FunctionWork:
         """The kind of work of a function whose lines' time is unknown, such as one that runs in workers.
 
         Args:
-            share: of the time that the function takes, 0 to 1.
+            share: share of the time that the function takes, 0 to 1.
         """
         function = next((each for each in self._functions.get(file, ()) if each.line == line), None)
         if function is None:
@@ -192,9 +189,9 @@ class FunctionWork:
         return None
 
     def repeated(self, begins: set[_Line]) -> Work | None:
-        """The functions that begin at these lines and those that they call, if no result changes by itself.
+        """The functions that begin at these lines and those they call, if no result changes by itself.
 
-        As far as the source tells; None if they may, or take less than MOST of the time.
+        None if the source shows that they may change, or if they take less than MOST of the time.
         """
         functions = [each for each in self._view.program.functions if (each.file, each.line) in begins]
         if len(functions) < len(begins):  # one of a library, such as a transform
@@ -228,7 +225,7 @@ class FunctionWork:
         return self._view.program.works
 
     def _counts(self, work: WorkFacts) -> bool:
-        """Whether a part of a function is repeated within the time looked at, and is what it may be."""
+        """Whether part of a function repeats within the examined time and meets its kind's conditions."""
         borders = [line for file, line in self._borders if file == work.file]
         if work.kind == "constant":
             function = self.function_at((work.file, work.first))
@@ -280,7 +277,7 @@ class FunctionWork:
         }
 
     def _differs(self, work: WorkFacts) -> bool:
-        """Whether the hashes of what a statement binds differ from call to call."""
+        """Whether the value that a statement binds differs from call to call, by its hashes."""
         return any(
             not each.is_constant and each.distinct > _OFTEN * each.calls
             for each in self._view.program.values
@@ -305,7 +302,7 @@ class FunctionWork:
         }
 
     def _called(self, work: WorkFacts) -> Iterable[FunctionFacts]:
-        """The functions of the program that a part of a function calls, also through others."""
+        """Functions of the program that part of a function calls, directly or through others."""
         found: dict[_Line, FunctionFacts] = {}
         waiting = [(work.file, name) for name in work.calls]
         while waiting:
@@ -318,7 +315,7 @@ class FunctionWork:
         return found.values()
 
     def _named(self, file: str, name: str) -> FunctionFacts | None:
-        """The function that a name in a file stands for: one of that file, or else the only one of that name."""
+        """The function that a name in a file refers to: one in that file, or else the only one of that name."""
         own = self._by_name.get(name, [])
         here = [each for each in own if each.file == file]
         candidates = here or own
@@ -344,14 +341,14 @@ class FunctionWork:
                 yield replace(work, name=equal.what, calls=equal.calls, distinct=equal.distinct)
 
     def _work(self, kind: Kind, lines: set[_Line], cause: WorkFacts | None, total: float) -> Work | None:
-        """A kind of work in these lines; most of it is that of the cause, if there is one."""
+        """The work of this kind in these lines, most of it due to the cause, if there is one."""
         costs = {line: self.lines[line] for line in lines}
         if not costs or total <= 0:
             return None
         order = sorted(costs, key=lambda line: (-costs[line], line))
         function = self.function_at(order[0] if cause is None else (cause.file, cause.first))
         where = [self._location(line, costs[line] / total) for line in order[:_SHOWN]]
-        if cause is not None and function != self.function_at(order[0]):  # the statement calls what takes long
+        if cause is not None and function != self.function_at(order[0]):  # the statement calls the slow code
             where = [self._location((cause.file, cause.first), sum(costs.values()) / total), *where[: _SHOWN - 1]]
         return Work(
             kind,
@@ -367,7 +364,7 @@ class FunctionWork:
 
     @cached_property
     def _runs(self) -> dict[_Line, float]:
-        """How often a step comes to each line; functions that were sampled are left out."""
+        """How often a step runs each line; sampled functions are left out."""
         places = self._view.attribution.places
         found = {(places[number].file, places[number].line): runs for number, runs in self._costs.runs.items()}
         sampled = {function for line in found if (function := self.function_at(line)) and line[1] == function.line}
@@ -380,7 +377,7 @@ class FunctionWork:
 
 
 def least(work: Work) -> float:
-    """Share of the functions' time from which a work of this kind is named."""
+    """Smallest share of the functions' time at which this kind of work is named."""
     return MOST if work.kind in ("converted", "loop", "again") else NAMED
 
 
@@ -393,7 +390,7 @@ def _is_in(line: _Line, file: str, function: FunctionFacts) -> bool:
 
 
 def _spread(found: dict[_Line, float], whole: _Line, function: FunctionFacts) -> bool:
-    """Give the time of a function that was noted as a whole to its lines, by the time that they have, if any has."""
+    """Spread a function's undivided time over its lines in proportion to their own, if any has time."""
     inner = [line for line in found if _is_in(line, whole[0], function)]
     sampled = sum(found[line] for line in inner)
     if sampled > 0:
@@ -404,7 +401,7 @@ def _spread(found: dict[_Line, float], whole: _Line, function: FunctionFacts) ->
 
 
 _LEFT: Final[dict[Kind, float]] = {"growing": 0.05, "row": 0.05, "lookup": 0.05, "converted": 0.05, "loop": 0.1}
-"""Share of the time that the better way still takes; nothing of what need not be computed again."""
+"""Share of the time that the better way still takes; none remains if the result is kept."""
 
 
 def left_of(work: Work) -> float:

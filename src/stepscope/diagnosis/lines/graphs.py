@@ -26,12 +26,12 @@ _ACCUMULATING: Final = "AccumulateGrad"
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Backward work of nodes that ran before in the same step.
+    """Backward work of nodes that already ran in the same step.
 
     Attributes:
-        nodes: rows of `operators` of all outermost nodes that know their forward operator.
-        again: rows of `operators`, outermost, of repeated nodes and of the gradients accumulated after them.
-        times: how often the most repeated node of a step ran.
+        nodes: rows of `operators`: all outermost nodes with a known forward operator.
+        again: rows of `operators`, outermost: repeated nodes, and the gradients accumulated after them.
+        times: how often a step's most repeated node ran.
     """
 
     nodes: Rows
@@ -59,7 +59,7 @@ def repeated_backward(view: View) -> Repeats | None:
 
 
 def _outermost_nodes(view: View) -> pl.DataFrame:
-    """Operators of the autograd engine in the span that are not inside another: row, lane, start_ns, name, source."""
+    """The autograd engine's outermost operators in the span: row, lane, start_ns, name, source."""
     is_node = view.operators["name"].str.contains(BACKWARD_NAME)
     nodes = view.operators.filter(is_node & view.operators["parent"].is_null())
     source = view.backward_source[rows_of(nodes)]
@@ -67,7 +67,7 @@ def _outermost_nodes(view: View) -> pl.DataFrame:
 
 
 def _is_differentiated(view: View, nodes: Rows) -> bool:
-    """Whether the operators inside these nodes make nodes themselves: the backward pass is part of a graph."""
+    """Whether operators inside these nodes make nodes: the backward pass is itself differentiated."""
     inner = view.trace.operators.filter(pl.Series(view.inside(nodes)) & pl.col("name").str.starts_with("aten::"))
     numbers = inner["sequence_number"]
     return numbers.len() > 0 and int((numbers >= 0).sum()) > _MOST * numbers.len()
@@ -75,14 +75,14 @@ def _is_differentiated(view: View, nodes: Rows) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NeedlessBackward:
-    """One backward pass of each step, as far as it computes gradients that nothing uses.
+    """The part of one backward pass of each step that computes gradients that nothing uses.
 
     Attributes:
         facts: what the recorder saw of it.
-        nodes: rows of `operators`, outermost: nodes that lead only to such gradients, with what is accumulated after.
-        halves: rows of nodes of products of which one of the two gradients is such a one.
+        nodes: rows of `operators`, outermost: nodes that lead only to unused gradients, and their accumulation.
+        halves: rows of products' nodes with one unused gradient out of two.
         forward: rows of `operators` that the nodes, or else the halves, differentiate.
-        calls: outermost of the calls in which the nodes differentiate all that is differentiated, as in `modules`.
+        calls: outermost of the calls that only these nodes differentiate, as in `modules`.
     """
 
     facts: BackwardFacts
@@ -93,9 +93,9 @@ class NeedlessBackward:
 
 
 def needless_backward(view: View) -> Iterator[NeedlessBackward]:
-    """Find the nodes of which the recorder saw, in a step before, that nothing uses their gradients.
+    """Find nodes whose gradients nothing used in an earlier step that the recorder examined.
 
-    The nodes of a pass are compared by their number, and then found by the order in which they were made.
+    Passes are matched by their number of nodes, and nodes by the order in which they were made.
     """
     if not view.program.backward:
         return
@@ -113,7 +113,7 @@ def needless_backward(view: View) -> Iterator[NeedlessBackward]:
 
 
 def _calls_without_use(view: View, gone: Rows) -> pl.DataFrame:
-    """Calls of modules with operators that these nodes differentiate and none that other nodes do, none in another."""
+    """Outermost of the module calls with operators that these nodes differentiate and no other nodes do."""
     nodes = _outermost_nodes(view).filter(pl.col("source") >= 0)
     start = view.trace.operators["start_ns"].to_numpy()[nodes["source"].to_numpy()]
     is_gone = np.isin(nodes["row"].to_numpy(), gone)
@@ -127,10 +127,10 @@ def _calls_without_use(view: View, gone: Rows) -> pl.DataFrame:
 
 
 def _passes(view: View) -> Iterator[tuple[int, int, pl.DataFrame]]:
-    """Backward passes in the span: number of nodes, place among those of its step with as many, and the nodes.
+    """Backward passes in the span: number of nodes, index among the step's passes of that size, and the nodes.
 
-    Nodes have columns row and sequence_number, -1 where gradients are accumulated, in the order in which they ran. A
-    pass ends where the main thread runs an operator that is no node, or where a step does.
+    Nodes have columns row and sequence_number (-1 where gradients are accumulated), in the order in which they ran. A
+    pass ends where the step ends or the main thread runs an operator that is not a node.
     """
     is_node = pl.col("name").str.contains(BACKWARD_NAME)
     top = view.operators.filter(pl.col("parent").is_null()).sort("start_ns")
@@ -147,7 +147,7 @@ def _passes(view: View) -> Iterator[tuple[int, int, pl.DataFrame]]:
 
 
 def _chosen(nodes: pl.DataFrame, ranges: tuple[tuple[int, int], ...], *, accumulating: bool) -> Rows:
-    """Rows of the nodes in these ranges of places by sequence number, with the accumulation after them if asked."""
+    """Rows of the nodes in these ranges of sequence order, followed by their accumulation if asked."""
     number = nodes["sequence_number"]
     is_node = number >= 0
     place = number.rank("dense").cast(pl.Int64) - (1 if is_node.all() else 2)
@@ -162,7 +162,7 @@ def _chosen(nodes: pl.DataFrame, ranges: tuple[tuple[int, int], ...], *, accumul
 
 @dataclass(frozen=True, slots=True)
 class UnusedGraph:
-    """Calls of one module that made a graph which nothing ran backward.
+    """Calls of one module that made a graph that nothing ran backward.
 
     Attributes:
         module: path of the outermost module.
@@ -174,9 +174,9 @@ class UnusedGraph:
 
 
 def unused_graphs(view: View) -> Iterator[UnusedGraph]:
-    """Find outermost module calls that recorded a graph which was never run backward.
+    """Find outermost module calls that recorded a graph that was never run backward.
 
-    Nothing is found where no graph is run backward at all, or where the recording has no complete step.
+    Finds nothing if no graph is run backward at all, or if the recording has no complete step.
     """
     calls = outermost_calls(view)
     if calls.is_empty() or view.lane is None or not view.complete_steps.height:
@@ -197,7 +197,7 @@ def unused_graphs(view: View) -> Iterator[UnusedGraph]:
 
 
 def outermost_calls(view: View) -> pl.DataFrame:
-    """Calls of modules on the main thread inside no other call, in the span; columns as in `modules`."""
+    """Outermost module calls on the main thread in the span; columns as in `modules`."""
     return _outermost(_calls(view))
 
 
@@ -211,7 +211,7 @@ def _outermost(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _nodes_made(view: View, calls: pl.DataFrame) -> Rows:
-    """Number of autograd nodes that each call made: by how far the thread's sequence number moved."""
+    """Number of autograd nodes that each call made: how far the thread's sequence number moved."""
     numbered = view.trace.operators.filter(
         (pl.col("lane") == view.lane)
         & (pl.col("sequence_number") >= 0)
@@ -233,7 +233,7 @@ def _nodes_made(view: View, calls: pl.DataFrame) -> Rows:
 def evaluations(view: View) -> pl.DataFrame:
     """Stretches of the main thread in which models that are also trained run in evaluation mode.
 
-    From the first call in that mode to the last one before a call in training mode or a step's end.
+    Each runs from the first call in that mode to the last one before a training call or the step's end.
 
     Returns:
         Columns module, lane, start_ns, duration_ns, calls; by time.
@@ -266,7 +266,7 @@ def inside_calls(view: View, calls: pl.DataFrame) -> Rows:
 
 
 _LAYERS: Final = PARAMETRISED - {"addmm", "convolution", "_convolution"}
-"""Operators that only a program calls, and no backward pass by itself."""
+"""Operators that a program calls, but no backward pass does by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,12 +274,12 @@ class Recomputation:
     """What the backward passes of the span compute again.
 
     Attributes:
-        rows: rows of `operators`, outermost among these.
-        stretches: from the first to the last of them in each node; columns lane, start_ns, duration_ns.
-        calls: the forward calls of the modules that are computed again, as in `modules`; maybe none.
+        rows: rows of `operators`, outermost ones.
+        stretches: first to last of them in each node; columns lane, start_ns, duration_ns.
+        calls: forward calls of the modules that are computed again, as in `modules`; may be empty.
         bytes: memory that these operators allocate in a step.
         peak_bytes: memory at the peak, with parameters, gradients and optimizer state where they are known.
-        capacity_bytes: memory that there is.
+        capacity_bytes: available memory.
     """
 
     rows: Rows
@@ -327,7 +327,7 @@ def _outermost_of(view: View) -> Rows:
 
 
 def _memory(view: View) -> tuple[int, int] | None:
-    """Memory at the peak and memory that there is, of what computes; None where either is unknown."""
+    """Peak and available memory of the computing device; None where either is unknown."""
     device = "cpu" if view.device is None else view.device
     memory = next((each for each in view.memories if each.device == device), None)
     if memory is None or memory.capacity_bytes is None:
@@ -340,7 +340,7 @@ def _memory(view: View) -> tuple[int, int] | None:
 
 
 def _forward_calls(view: View, nodes: Rows) -> pl.DataFrame:
-    """The calls, outside of backward passes, of the modules that are called first in these nodes."""
+    """Calls, outside backward passes, of the modules that are called first in these nodes."""
     modules = view.begin_in_span(view.trace.modules).sort("start_ns")
     spans = view.trace.operators.select("start_ns", "duration_ns")[nodes].sort("start_ns")
     begin = spans["start_ns"].to_numpy()

@@ -1,6 +1,6 @@
-"""Repetitions: a prefix that is computed again with each new position, and loops that need one another's results.
+"""Repetitions: a prefix recomputed for each new position, and loops that need their earlier results.
 
-Repetitions that need the results of those before cannot be put into one batch.
+Repetitions that need earlier results cannot be batched.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from stepscope.trace.nesting import Rows, outermost
 from stepscope.trace.program_facts import LoopFacts
 
 CHOOSING: Final = frozenset({"argmax", "multinomial", "topk", "bernoulli"})
-"""Operators that choose from a result: in a loop, mostly the input of the next repetition."""
+"""Operators that choose from a result; in a loop, mostly the next repetition's input."""
 _FEWEST: Final = 8
-"""Calls in a step from which growing inputs are a pattern."""
+"""Fewest calls in a step for growing inputs to be a pattern."""
 _MOST: Final = 0.8
 _GROWTH: Final = 1.5
 _FEWEST_STEPS: Final = 4
-"""Steps of one call each that show the same pattern, if every one adds as much."""
+"""Fewest one-call steps for the same pattern, if each adds equally much."""
 _SHORT: Final = 0.05
-"""Quantile of the operators' times that counts as the shortest; the very shortest may be a clock error."""
+"""Quantile that counts as the shortest operator time; the very shortest may be a clock error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Calls of one module for one new position each, with the positions before it.
+    """Calls of one module, each for one new position and all positions before it.
 
     Attributes:
         module: path of the outermost module.
-        calls: columns as in `modules`, in order, and `size` (elements of the inputs of operators with parameters), and
-            `added` (those that are new).
+        calls: columns as in `modules`, in order, and `size` (input elements of operators with parameters) and `added`
+            (new elements).
         rows: rows of `operators`: the outermost operators of the calls.
-        left: for each of them the part of its time that is needed for the new positions, 0 to 1: as much as their part
-            of the input, and at least as long as the shortest operators take.
+        left: the part of each operator's time that the new positions need, 0 to 1: their part of the input, but no
+            less than the shortest operators take.
     """
 
     module: str
@@ -53,12 +53,12 @@ class Prefix:
 
 
 def recomputed_prefixes(view: View) -> Iterator[Prefix]:
-    """Find modules that are called for a sequence that grows, each time for the whole sequence.
+    """Find modules that are called on a growing sequence, each time on all of it.
 
-    The inputs of the operators with parameters count: with a cache they stay as large as the new positions. The
-    sequence grows within each step, or in a program that does not train from step to step. It may also have one length,
-    as a window or with room for what comes, if one position of each sequence is chosen after each call, and the loop
-    needs what the call before gave.
+    The inputs of operators with parameters count: with a cache they would be only as large as the new positions. The
+    sequence grows within each step or, in a program that does not train, from step to step. Its length may also be
+    fixed (a window, or room for later positions) if one position of each sequence is chosen after each call, and the
+    loop needs the previous call's result.
     """
     calls = outermost_calls(view)
     if calls.height < _FEWEST_STEPS or view.lane is None:
@@ -81,7 +81,7 @@ def recomputed_prefixes(view: View) -> Iterator[Prefix]:
 
 
 def _sizes(shaped: pl.DataFrame, calls: pl.DataFrame) -> Rows:
-    """For each call the sum of the input sizes of its operators with parameters."""
+    """For each call, the total input size of its operators with parameters."""
     begin = calls["start_ns"].to_numpy()
     end = begin + calls["duration_ns"].to_numpy()
     sizes = np.zeros(len(begin), np.int64)
@@ -116,7 +116,7 @@ def _grows_by_steps(sizes: Rows) -> bool:
 
 
 def _growing(calls: pl.DataFrame) -> pl.DataFrame:
-    """These calls with `added`: the first call is needed, and what each adds."""
+    """These calls with `added`, the elements that each call adds; all of the first call is new."""
     added = np.diff(calls["size"].to_numpy(), prepend=0)
     if calls["step"].n_unique() == calls.height:  # the first of them was not recorded
         added[0] = added[-1]
@@ -124,7 +124,7 @@ def _growing(calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_one_length(shaped: pl.DataFrame, loops: SourceLoops, calls: pl.DataFrame) -> pl.DataFrame | None:
-    """A step's calls with `added`, if each is for one more position of sequences of one length, else None.
+    """A step's calls with `added`, if each adds one position to sequences of fixed length, else None.
 
     Args:
         shaped: the thread's operators with shapes, in order.
@@ -177,7 +177,7 @@ def _prefix(view: View, name: str, runs: list[pl.DataFrame]) -> Prefix:
 
 
 class Dependencies:
-    """Tells which loops of one view carry results from repetition to repetition."""
+    """Tells which loops of a view carry results from one repetition to the next."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -195,7 +195,7 @@ class Dependencies:
         return carried_by(sources)
 
     def runs(self, loop: Loop) -> int:
-        """How often the program came to the loop, whose repetitions may belong to several turns of one around it."""
+        """How often the program entered the loop, whose repetitions may span several turns of an outer loop."""
         return max((runs for _, runs in self._sources(loop)), default=1)
 
     def _sources(self, loop: Loop) -> list[tuple[LoopFacts, int]]:

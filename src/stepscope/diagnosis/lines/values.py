@@ -1,4 +1,4 @@
-"""Results that are equal in each step, or several times within one, by what the recorder looked at."""
+"""Results that are equal in each step, or repeatedly within one, by the recorder's hashes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPERATORS: Final = {
     "type": "to", "cuda": "to", "cpu": "to", "setitem": "copy", "invert": "bitwise_not", "true_divide": "div",
     "concat": "cat", "multiply": "mul", "subtract": "sub", "divide": "div", "absolute": "abs",
 }  # fmt: skip
-"""Operators of functions of torch that have another name."""
+"""Operators whose torch functions have another name."""
 _DIFFERENTIATED: Final = 0.05
 """Share of a line's time in its backward pass above which its result depends on what is trained."""
 
@@ -35,7 +35,7 @@ class EqualLines:
     Attributes:
         what: the function, or the variable, in words.
         numbers: the lines, as indices into the attribution's places.
-        calls, distinct: values in a step, and different ones among them.
+        calls, distinct: values in a step, and how many are distinct.
         is_constant: whether each step has the same values.
     """
 
@@ -48,11 +48,11 @@ class EqualLines:
 
 @dataclass(frozen=True, slots=True)
 class EqualCalls:
-    """Calls of one module that give results which an earlier call gave.
+    """Calls of one module whose results an earlier call already gave.
 
     Attributes:
-        calls: columns as in `modules`, only those that could be left out.
-        in_step, distinct: calls in a step, and different results among them.
+        calls: the calls that could be left out; columns as in `modules`.
+        in_step, distinct: calls in a step, and how many distinct results they have.
         is_constant: whether each step has the same results.
     """
 
@@ -64,7 +64,7 @@ class EqualCalls:
 
 
 def equal_calls(view: View) -> Iterator[EqualCalls]:
-    """Find calls of modules whose results are equal; those inside others that are found are left out."""
+    """Find module calls with equal results, except those inside others that are found."""
     facts = view.program.values
     if not _something_varies(facts):
         return
@@ -84,7 +84,7 @@ def equal_calls(view: View) -> Iterator[EqualCalls]:
 
 
 def _in_backward(view: View, times: Times) -> npt.NDArray[np.bool_]:
-    """Which of these times are inside nodes of a backward pass: checkpointing calls modules again to save memory."""
+    """Which times are inside a backward pass's nodes, where checkpointing calls modules again to save memory."""
     nodes = view.operators.filter(pl.col("parent").is_null() & pl.col("name").str.contains(BACKWARD_NAME))
     begin = nodes.sort("start_ns")["start_ns"].to_numpy()
     end = np.sort((nodes["start_ns"] + nodes["duration_ns"]).to_numpy())
@@ -95,7 +95,7 @@ def _in_backward(view: View, times: Times) -> npt.NDArray[np.bool_]:
 
 
 def _something_varies(facts: tuple[ValueFacts, ...]) -> bool:
-    """Whether the steps differ at all; a program that repeats one step for a measurement computes nothing new."""
+    """Whether steps differ at all; a benchmark that repeats one step computes nothing new."""
     return any(not each.is_constant for each in facts)
 
 
@@ -125,7 +125,7 @@ def _is_equal(facts: ValueFacts) -> bool:
 
 
 def _variables(costs: LineCosts, values: list[ValueFacts], bindings: list[BindingFacts]) -> Iterator[EqualLines]:
-    """Variables with the same value in each step, by the statements that bind and change them and no other name."""
+    """Variables with the same value in each step, by the statements that bind or change only them."""
     constant = {each.name for each in values if each.is_constant and each.name}
     varying = {each.name for each in values if not each.is_constant}
     shared = {(each.first, each.last) for each in bindings if each.name in varying}
@@ -160,8 +160,8 @@ class ConstantLines:
     """Lines of one function that call functions of torch with the same inputs in each step.
 
     Attributes:
-        numbers: lines, as indices into the attribution's places, all of whose calls are constant.
-        rows: rows of `operators` of the constant calls of other lines.
+        numbers: lines with only constant calls, as indices into the attribution's places.
+        rows: rows of `operators`: the constant calls of other lines.
         places: all these lines.
         calls: constant calls in a step.
     """
@@ -198,7 +198,7 @@ def constant_lines(view: View, costs: LineCosts) -> Iterator[ConstantLines]:
 
 
 def _called_at(view: View, numbers: Rows) -> dict[int, list[list[tuple[int, str]]]]:
-    """For each of these lines the operators that it calls: of each step their rows and names without namespace."""
+    """The operators that each line calls: for each step, their rows and names without namespace."""
     operators = view.operators.filter(
         (pl.col("lane") == pl.lit(view.lane, pl.Int32)) & pl.col("parent").is_null()
         & ~pl.col("name").str.contains(BACKWARD_NAME)
@@ -215,7 +215,7 @@ def _called_at(view: View, numbers: Rows) -> dict[int, list[list[tuple[int, str]
 
 
 def _constant_rows(facts: ConstantFacts, steps: list[list[tuple[int, str]]]) -> list[int]:
-    """Rows of the operators of a line's constant calls; none if one of the other calls is not found by its name."""
+    """Rows of a line's constant calls; empty if the name of one of its other calls is not found."""
     constant, result = set(facts.constant), []
     needed = {place for place, call in enumerate(facts.calls) if place not in constant and not _is_free(call)}
     for operators in steps:
@@ -237,5 +237,5 @@ def _is_call(call: str, operator: str) -> bool:
 
 
 def _is_free(call: str) -> bool:
-    """Whether a call costs nothing, so that nothing is lost if its operator is not found."""
+    """Whether a call costs nothing, so that its operator may be missing."""
     return call.strip("_") in VIEWS | {"getitem", "data", "T", "mT"}

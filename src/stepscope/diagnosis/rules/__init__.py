@@ -1,4 +1,4 @@
-"""Every rule, in the order in which they are asked. Written by scripts/generate_docs; a new rule goes to the end."""
+"""Every rule, in the order in which they run. Written by scripts/generate_docs; a new rule goes to the end."""
 # ruff: noqa: I001
 # fmt: off
 

@@ -1,4 +1,4 @@
-"""Shared by rules about copies between host and device, including data that goes to the host and back."""
+"""Shared by rules about copies between host and device, including round trips through the host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_slices, scaled_work, together
 
 SHORT_KERNEL_NS: Final = 5_000
-"""Upper limit for creating a tensor on the device: a kernel that fills a megabyte, or the gap of a launch."""
+"""Upper limit for creating a tensor on the device: a kernel that fills a megabyte, or a launch gap."""
 
 
 def copies(view: View) -> pl.DataFrame:
@@ -74,7 +74,7 @@ def lost_ns(view: View, starts: Sequence[int], ends: Sequence[int], launches: Se
 
 
 _SMALLEST_BYTES: Final = 64
-"""A smaller copy is a number that the program reads, not data that it works on."""
+"""Smaller copies are numbers that the program reads, not data that it works on."""
 
 
 _NO_WORK: Final = VIEWS | {
@@ -118,7 +118,7 @@ class RoundTrip:
     on_host: tuple[int, ...]
 
     def both(self, column: str) -> tuple[int, int]:
-        """A column's values for the two copies."""
+        """Values of a column for the two copies."""
         return self.out[column], self.back[column]
 
     def interval(self, what: str) -> Interval:
@@ -127,7 +127,7 @@ class RoundTrip:
 
 
 def round_trips(view: View) -> list[RoundTrip]:
-    """Round trips in order of time; loading data and the optimizer's operators end one."""
+    """Round trips in order of time; data loading and the optimizer's operators end one."""
     found = copies(view)
     ordered, position = outermost_in_order(view)
     launching = np.zeros(view.trace.operators.height, np.bool_)

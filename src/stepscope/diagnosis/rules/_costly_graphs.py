@@ -1,4 +1,4 @@
-"""What costly-line says of autograd graphs: run again, differentiated for nothing, never used, computed twice."""
+"""Findings of costly-line about autograd graphs: run again, differentiated needlessly, unused, or recomputed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ from stepscope.diagnosis.rules._operators import engine_pauses, length_ns, scale
 from stepscope.whatif.changes import scaled_host_time, scaled_stretches, together
 
 MEMORY_SHARE: Final = 0.6
-"""Share of the memory that may be in use without checkpointing."""
+"""Largest share of memory in use without checkpointing that still leaves enough free."""
 
 
 def graph_findings(view: View) -> Iterator[Found]:
-    """Findings about autograd graphs."""
     for found in (_again(view), *_needless(view), _recomputed(view), *_unused(view)):
         if found is not None:
             yield found
@@ -81,7 +80,7 @@ def _needless(view: View) -> Iterator[Found]:
                 Figure("parameters in them", facts.parameters, "count"),
                 Figure("bytes of these gradients", facts.bytes, "bytes"),
                 view.count_per_step("autograd nodes that are run for them", len(needless.nodes)),
-                view.count_per_step("products of which half is for them", len(needless.halves)),
+                view.count_per_step("products that are half for them", len(needless.halves)),
             ],
             where=lines_at(view, needless.calls) or view.at_operators(needless.forward),
             remedy=_DETACH if facts.is_cleared else _FREEZE,
@@ -106,7 +105,7 @@ _FREEZE: Final = Remedy(
 
 
 def _common_path(modules: tuple[str, ...]) -> str:
-    """The innermost module around all of these, or the number of them where there is none."""
+    """The innermost module around all of these, or their number if there is none."""
     common = []
     for names in zip(*(module.split(".") for module in modules), strict=False):
         if len(set(names)) > 1:
@@ -193,6 +192,6 @@ def _recomputed(view: View) -> Found | None:
 
 
 def _callers(view: View, rows: Rows) -> tuple[Location, ...]:
-    """Lines at which the main thread was while these operators ran, on whichever thread."""
+    """The main thread's lines while these operators ran, on whichever thread."""
     times = view.trace.operators.select("start_ns", "duration_ns")[rows]
     return lines_at(view, times.with_columns(lane=pl.lit(view.lane, pl.Int32)))

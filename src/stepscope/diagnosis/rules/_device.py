@@ -1,6 +1,4 @@
-"""Shared by rules about a device: which kernels determine the step's length and how much of the device they fill;
-amounts of memory in words, and the lines that allocated it.
-"""
+"""Shared by rules about a device: which kernels set the step's length, how full the device is, and its memory."""
 
 from __future__ import annotations
 
@@ -25,8 +23,8 @@ _TIMES: Final = ((86_400 * 10**9, "days"), (3_600 * 10**9, "hours"), (60 * 10**9
 def decides(view: View) -> npt.NDArray[np.bool_]:
     """For each row of `view.work`, whether the step would end earlier if that work were shorter; shape (works,).
 
-    Work before a gap for which the host was late, without having waited for the device, does not: the gap would only
-    begin earlier.
+    Work before a gap in which the host was late, without having waited for the device, does not count: the gap would
+    only begin earlier.
     """
     waited = (pl.col("cause") == "synchronisation") | (pl.col("trigger_launch").is_not_null() & ~pl.col("refill"))
     gaps = (
@@ -42,7 +40,7 @@ def decides(view: View) -> npt.NDArray[np.bool_]:
     if gaps.is_empty():
         return np.ones(len(ends), np.bool_)
     following = np.searchsorted(gaps["start_ns"].to_numpy(), ends, side="left")
-    waits = np.append(gaps["waits"].to_numpy(), True)  # the last gap is followed by the step's end
+    waits = np.append(gaps["waits"].to_numpy(), True)  # the last gap ends with the step
     result: npt.NDArray[np.bool_] = waits[following]
     return result
 

@@ -30,12 +30,10 @@ class HostCounts:
     length_ns: int
 
     def total(self, figure: Callable[[StepFacts], int | None]) -> int | None:
-        """Sum of a figure; None if any step lacks it."""
         known = [value for step in self.steps if (value := figure(step)) is not None]
         return sum(known) if known and len(known) == len(self.steps) else None
 
     def per_step(self, figure: Callable[[StepFacts], int | None]) -> float | None:
-        """Mean of a figure; None if any step lacks it."""
         total = self.total(figure)
         return None if total is None else total / len(self.steps)
 

@@ -26,14 +26,14 @@ from stepscope.whatif.changes import Lanes, scaled_host_time, scaled_operators, 
 _PRODUCTS: Final = frozenset({"mm", "bmm", "addmm", "matmul", "linear", "baddbmm", "mv", "dot"})
 _ELEMENTWISE: Final = PLAIN | ARITHMETIC | REDUCTIONS
 _GOOD: Final = 0.9
-"""Quantile of the rates that counts as the best; the very best may be a clock error."""
+"""Quantile that counts as the best rate; the very best may be a clock error."""
 _SHORT: Final = 0.05
-"""Quantile of the lengths that counts as an operator's overhead."""
+"""Quantile of lengths that counts as an operator's overhead."""
 _SLICING: Final = frozenset({"select", "slice", "narrow", "index", "index_select", "unbind", "split", "chunk"})
 
 
 class WorkLeft:
-    """Estimates the minimum time of operators' work from the rates of the trace's own operators."""
+    """Estimates the least time that operators' work takes, from the trace's own rates."""
 
     def __init__(self, view: View) -> None:
         self._operators = view.trace.operators
@@ -75,7 +75,7 @@ class WorkLeft:
 
     @cached_property
     def overhead_ns(self) -> float:
-        """Cost of a call that has nothing to do."""
+        """Cost of a call that does no work."""
         idle = self._working > 0 if self._on_device else (self._inner == 1) & self._is(_ELEMENTWISE)
         lengths = self._working[idle]
         return float(np.quantile(lengths, _SHORT)) if len(lengths) else 0.0
@@ -101,7 +101,7 @@ class WorkLeft:
         return self._best_rate(PLAIN, _elements)
 
     def _best_rate(self, names: frozenset[str], amount: Callable[[tuple[Shape, ...]], int]) -> float:
-        """Nanoseconds per unit of `amount` at the best rate of these operators; equal ones count with their median."""
+        """Nanoseconds per unit of `amount` at these operators' best rate; equal operators count by their median."""
         alike = (
             self._operators.select("name", "input_shapes", working=pl.Series(self._working))
             .filter(pl.Series(self._is(names)) & (pl.col("working") > 0) & pl.col("input_shapes").is_not_null())
@@ -140,7 +140,7 @@ def operations(tensors: tuple[Shape, ...]) -> int:
 HostTime: TypeAlias = tuple[Lanes, Times, Times]
 """Threads, starts and ends (nanoseconds) of intervals, each of shape (n,)."""
 LONGEST_PAUSE_NS: Final = 50_000
-"""Longest pause between consecutive operators that counts; Python does not need longer from one to the next."""
+"""Longest pause between consecutive operators that counts: Python needs no longer to reach the next one."""
 
 
 def called_from_python(view: View) -> Rows:
@@ -206,7 +206,7 @@ _AROUND_NORMS: Final = NORMS | {"detach", "item", "pow", "square", "sum", "add",
 
 
 def reported_elsewhere(found: Sequence[Loop]) -> list[Loop]:
-    """The loops that other rules report: zeroing gradients, clipping them, and hand-written parameter updates."""
+    """Loops that other rules report: zeroing gradients, clipping them, and hand-written updates."""
     clips = any(is_clipping(loop) for loop in found)
     return [
         loop
@@ -216,24 +216,20 @@ def reported_elsewhere(found: Sequence[Loop]) -> list[Loop]:
 
 
 def is_zeroing(loop: Loop) -> bool:
-    """Whether the loop sets gradients to zero one by one."""
     names = {base_name(name) for name in loop.body}
     return "zero" in names and names <= {"zero", "detach", "requires_grad"}
 
 
 def is_clipping(loop: Loop) -> bool:
-    """Whether the loop computes norms one by one."""
     names = {base_name(name) for name in loop.body}
     is_norm = not names.isdisjoint(NORMS) or {"pow", "sum"} <= names or {"square", "sum"} <= names
     return is_norm and names <= _AROUND_NORMS
 
 
 def is_scaling(loop: Loop) -> bool:
-    """Whether the loop multiplies tensors in place one by one."""
     return set(loop.body) <= {"aten::mul_", "aten::detach", "aten::to"} and "aten::mul_" in loop.body
 
 
 def is_update(loop: Loop) -> bool:
-    """Whether the loop is a hand-written Adam update."""
     changed = {base_name(name) for name in loop.body if name.endswith("_")}
     return any(base_name(name) == "sqrt" for name in loop.body) and not changed.isdisjoint({"addcdiv", "sub", "add"})

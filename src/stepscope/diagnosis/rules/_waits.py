@@ -1,4 +1,4 @@
-"""Calls that make the host wait for a device: their kinds, the remedy for each, and which are the program's own."""
+"""Calls that make the host wait for a device: their kinds and remedies, and which are the program's own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kind:
     remedy: Remedy
 
     def told_for(self, view: View, every: int = 100) -> Kind:
-        """The kind with its words filled in for this view's device, with values read every `every` steps."""
+        """The kind with its words filled in for the view's device, with values read every `every` steps."""
 
         def filled(text: str) -> str:
             return text.replace("{every}", str(every)).replace("{torch}", view.torch_device)
@@ -48,7 +48,7 @@ KINDS: Final[dict[str, Kind]] = {
         Remedy(
             "Log every {every} steps, and keep the values on the device meanwhile.",
             "if step % {every} == 0:\n    print(step, loss.item())\n"
-            "# or each of them, without a step that waits:\n"
+            "# or each of them, without making any step wait:\n"
             "from stepscope.remedies import DeferredScalars\n"
             "scalars = DeferredScalars(print)        # or a SummaryWriter, or wandb; scalars.close() at the end\n"
             "scalars.add(step, loss=loss)",
@@ -262,7 +262,7 @@ _EVERY: Final = (2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 def every_steps(cost_ns: int, length_ns: int, share: float) -> int:
-    """The smallest round number of steps between logs at which logging costs no more than this share of the rest."""
+    """Smallest round number of steps between logs that keeps logging within this share of the rest."""
     wanted = math.ceil(cost_ns / (share * max(length_ns - cost_ns, 1)))
     return next((number for number in _EVERY if number >= wanted), _EVERY[-1])
 
@@ -270,8 +270,8 @@ def every_steps(cost_ns: int, length_ns: int, share: float) -> int:
 def reads_of_reducer(view: View) -> Rows:
     """Rows in `operators` of values that DistributedDataParallel itself reads.
 
-    When it searches for unused parameters, it reads for each one whether any rank used it: `used[number].item()` on
-    the line of the backward pass.
+    Its search for unused parameters reads whether any rank used each one: `used[number].item()` on the line of the
+    backward pass.
     """
     place = pl.format("{}:{}", "source_file", "source_line")
     operators = view.trace.operators.with_row_index("row").select(

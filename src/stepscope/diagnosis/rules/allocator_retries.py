@@ -11,14 +11,14 @@ and similar) during the steps. Without steps, memory that is asked for and never
 both frees and requests memory, the allocator had run out, returned its cached blocks and tried again.
 
 # Known false positives
-Recordings that start with a program's first steps, in which the allocator gets the memory that later steps reuse.
+Recordings of a program's first steps, in which the allocator gets the memory that later steps reuse.
 
 # What to do
 Call no `empty_cache()` in the loop, use few different batch shapes, set `expandable_segments`, and use less memory when
 close to the limit. Allocate pinned host memory once, or let the loader do it (`pin_memory=True`).
 
 # Reference
-msprof-analyze reports 10 ms in the driver's memory calls; `torch.cuda.memory_stats()["num_alloc_retries"]`.
+msprof-analyze reports 10 ms or more in the driver's memory calls; `torch.cuda.memory_stats()["num_alloc_retries"]`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _between(view: View) -> int:
-    """How often memory is given back before it is asked for again."""
+    """How often memory is given back to the driver before it is requested again."""
     calls = view.begin_in_span(view.trace.launches.filter(pl.col("kind") == "allocate")).sort("start_ns")
     gives = calls["name"].str.contains(_GIVES_BACK).to_numpy()
     asks = np.flatnonzero(~gives)
@@ -103,14 +103,14 @@ def _steps_with_calls(view: View) -> int:
 def _remedy(view: View, calls: pl.DataFrame, retries: float) -> Remedy:
     if calls["name"].str.contains(_HOST).fill_null(False)[0]:
         return Remedy(
-            "Pinned memory is made anew in the steps: make the buffer once and fill it, or let the loader pin batches.",
+            "The steps allocate pinned memory anew: make the buffer once and fill it, or let the loader pin batches.",
             "buffer = torch.empty(shape, pin_memory=True)   # before the loop\n"
             "buffer.copy_(batch)                            # in it",
         )
     if retries >= 1:
         return Remedy(
-            f"Memory is given back and asked for again: call no {view.torch_device}.empty_cache() in the loop; "
-            "if there is none, the allocator may have run out: use less memory, or let its segments grow.",
+            f"Memory is given back and requested again: do not call {view.torch_device}.empty_cache() in the loop. "
+            "Without such calls, the allocator may have run out: use less memory, or let its segments grow.",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py   # and no empty_cache() in the loop",
         )
     return Remedy(
@@ -122,7 +122,7 @@ def _remedy(view: View, calls: pl.DataFrame, retries: float) -> Remedy:
 
 RULE: Final = Rule(
     id="allocator-retries",
-    title="Memory is asked of the driver during the steps",
+    title="The driver is asked for memory during the steps",
     thresholds={
         "share": Threshold(0.01, "share", "share of the {period} that the device waits for the allocator"),
     },

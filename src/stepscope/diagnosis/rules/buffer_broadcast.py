@@ -1,5 +1,5 @@
 """# What it finds
-DistributedDataParallel that broadcasts the model's buffers before each forward pass.
+DistributedDataParallel broadcasts the model's buffers before each forward pass.
 
 # Why it costs time
 By default rank 0 sends its buffers, such as the running statistics of batch normalisation, to all ranks in each forward
@@ -52,7 +52,7 @@ def check(view: View, limits: Limits) -> Answers:
     ends = starts + moving["duration_ns"].to_numpy()
     on_host = covered_by(moving).total_ns
     yield Found(
-        f"{view.percent(on_host)} of the {view.period} DistributedDataParallel prepares and copies buffers that rank 0 "
+        f"for {view.percent(on_host)} of the {view.period} DistributedDataParallel handles buffers that rank 0 "
         "broadcasts before the model's first layer",
         cost,
         basis="idle time while buffers are flattened and copied, and the device's time for that"
@@ -107,7 +107,7 @@ def _forwards(view: View) -> pl.DataFrame:
 
 
 def _outermost(view: View) -> pl.DataFrame:
-    """Operators outside of others but the forward pass: row, lane, start_ns, duration_ns, and what they do."""
+    """Outermost operators, apart from the forward pass: row, lane, start_ns, duration_ns, and what they do."""
     name, around = pl.col("name"), view.trace.operators["name"].gather(view.operators["parent"])
     return (
         view.operators.filter((around == _FORWARD).fill_null(True) & (view.operators["name"] != _FORWARD))
@@ -123,7 +123,7 @@ def _outermost(view: View) -> pl.DataFrame:
 
 
 def _runs(operators: pl.DataFrame, forwards: IntervalSet) -> Iterator[tuple[int, int]]:
-    """From the first operator that packs buffers to the last that copies them, in each forward that broadcasts."""
+    """First operator that packs buffers to last that copies them, for each forward pass that broadcasts."""
     starts, sends, packs = (operators[name].to_numpy() for name in ("start_ns", "broadcasts", "packs"))
     others = np.flatnonzero(~(sends | packs | operators["moves"].to_numpy()))
     broadcasts, begins = np.flatnonzero(sends), np.flatnonzero(sends | packs)

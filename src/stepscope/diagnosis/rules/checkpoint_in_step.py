@@ -48,13 +48,13 @@ def check(view: View, limits: Limits) -> Answers:
         f"{view.percent(cost)} of the {view.period} goes to checkpoints, "
         f"in {holding} of {view.step_count} recorded steps",
         cost,
-        basis="time in checkpoints, as if they were saved outside the steps or very rarely",
+        basis="time in checkpoints, gone if they are saved outside the steps or very rarely",
         confidence="medium" if holding >= 2 else "low",
         figures=figures,
         intervals=view.longest(pieces, "saving or loading a checkpoint"),
         remedy=Remedy(
-            "Save every so many steps that a checkpoint's time does not matter, and write it in the background: "
-            "the step then only waits for the copy.",
+            "Save so rarely that a checkpoint's time does not matter, and write it in the background: the step then "
+            "only waits for the copy.",
             "if step % 1000 == 0:\n"
             '    torch.distributed.checkpoint.async_save(state, checkpoint_id=f"step-{step}")\n'
             "# without torch.distributed, copy first and write in a thread:\n"
@@ -62,7 +62,7 @@ def check(view: View, limits: Limits) -> Answers:
             "    threading.Thread(target=torch.save, args=(copy, path)).start()",
         ),
         where=view.locations(pieces),
-        # The checkpoints' copies to the host disappear too.
+        # The checkpoints' copies to the host go too.
         change=scaled_stretches(activity.lane[mine], activity.start[mine], activity.end[mine], 0.0),
     )
 
@@ -74,7 +74,7 @@ RULE: Final = Rule(
     check=check,
     remedies={
         "jax": Remedy(
-            "Save every so many steps that a checkpoint's time does not matter, and write it in the background.",
+            "Save so rarely that a checkpoint's time does not matter, and write it in the background.",
             "manager = orbax.checkpoint.CheckpointManager(path, options=orbax.checkpoint.CheckpointManagerOptions(\n"
             "    save_interval_steps=1000, enable_async_checkpointing=True))",
         ),

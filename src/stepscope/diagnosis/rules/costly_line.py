@@ -1,65 +1,65 @@
 """# What it finds
-Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that is run
-backward several times, gradients that no optimizer uses, activations that are computed again although memory is ample,
-a graph that is never run backward, a sequence that is computed from its beginning for each new position, a product or a
+Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that runs
+backward several times, gradients that no optimizer uses, activations that are recomputed although memory is ample, a
+graph that never runs backward, a sequence that is computed from its beginning for each new position, a product or a
 distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, one small operator for each of many
-tensors, a result or the inputs of operators that are the same in each step, or several times within one.
+tensors, and results or operators' inputs that are the same in each step or repeatedly within one.
 
 # Why it costs time
-The program does the same work again, or work that nothing uses, or it does in many operators what one does.
+The program repeats work, does work that nothing uses, or runs many operators where one would do.
 
 # How it is measured
 Each kind of evidence has its own figures and its own estimate of what remains.
 
-- A graph is run backward again if one of its nodes runs more than once in a step. All runs but the first are counted.
+- A graph runs backward again if one of its nodes runs more than once in a step. All runs but the first are counted.
   Graphs whose backward pass is itself differentiated are left out.
 - Gradients are needless if nothing uses them. Before `stepscope run` records, it reads the autograd graph of each
-  backward pass of a step, and notes the steps of optimizers and the calls of `zero_grad` after it. A parameter's
-  gradient is needless if no optimizer that steps has the parameter, or if it is cleared before its optimizer steps.
-  Counted are the nodes that lead only to such gradients, and half the time of products of which one of the two
-  gradients is not used. Nothing is said of a pass of which no gradient is used, of parameters that the program changes
-  itself, and of recordings whose passes have another number of nodes than the one that was read.
-- Activations are computed again if layers run inside nodes of the backward pass, as activation checkpointing does. It
-  is reported if memory is ample: the peak, with the memory that these operators allocate in a step, which is more than
-  the activations need, must stay below 60 % of the device's memory.
-- A graph is unused if a call of a module makes autograd nodes in every step and none of them runs, while other graphs
-  are run backward. What is counted is the kernel's time in the step (mapping memory), by the share of the step's memory
-  that these calls allocate: without a graph, each operator uses the memory of the one before.
-- A prefix is computed again if a module is called at least 8 times in a step, and the inputs of its operators with
-  parameters grow by the same amount from call to call; or if it is called in steps of one call each, of a program
-  that does not train, and grows in each. Sequences of one length (a window, or room for what comes) count if after
-  each call one position of each is chosen (argmax, multinomial), and the loop in the source reads what the call
-  before gave. With a cache, each operator would take as much of its time as the new positions are of its input, but
-  no less than the shortest operators of these calls. The first call of a step is needed.
+  backward pass of a step, and notes the optimizers' steps and the calls of `zero_grad` after it. A parameter's gradient
+  is needless if no optimizer that steps has the parameter, or if it is cleared before its optimizer steps. The nodes
+  that lead only to such gradients are counted, and half the time of products with one unused gradient out of two.
+  Ignored are passes without any used gradient, parameters that the program changes itself, and recordings whose passes
+  differ in their number of nodes from the pass that was read.
+- Activations are recomputed if layers run inside nodes of the backward pass, as in activation checkpointing. This is
+  reported if memory is ample: the peak plus all memory that these operators allocate in a step, which is more than the
+  activations need, must stay below 60 % of the device's memory.
+- A graph is unused if a module call makes autograd nodes in every step and none of them runs, while other graphs run
+  backward. The operating system's time in the step (mapping memory) is counted, by the share of the step's memory that
+  these calls allocate: without a graph, each operator reuses the memory of the one before.
+- A prefix is recomputed if a module is called at least 8 times in a step and the inputs of its operators with
+  parameters grow by the same amount from call to call, or if a program that does not train calls it once in each step
+  and the inputs grow from step to step. Sequences of fixed length (a window, or room for later positions) count if one
+  position of each is chosen after each call (argmax, multinomial) and the loop in the source reads the previous call's
+  result. With a cache, each operator would take only the new positions' share of its time, but no less than the
+  shortest operators of these calls. The first call of a step is needed.
 - A product by broadcasting is an elementwise product of two tensors that are each repeated along a dimension of the
-  other, and whose result is only summed. The same result by a matrix product takes as long as the trace's own matrix
-  products need for as many operations.
+  other, and whose result is only summed. A matrix product is assumed to need as long for the same result as the trace's
+  own matrix products need for as many operations.
 - A weight is merged if the product of two matrices, whose common size is at most a quarter of the others, is added to a
-  matrix that multiplies inputs next. A one-hot table (`one_hot`, `scatter_` of a number, a comparison with the classes)
-  of at least 32 classes that a matrix is multiplied by is a lookup. What takes their place, three times if it is also
-  run backward, takes as long as at the best rate of the trace's own products and elementwise operators.
-- One tensor after the other means that a line, and not the optimizer or another library that it calls, runs elementwise
-  operators on at least 8 tensors of different shapes in a step. The same elements in one operator take as long as at
-  the best rate of the trace's own elementwise operators.
-- A result is the same if hashes say so. Before `stepscope run` records, it looks at two steps: results and variables of
-  the user's functions, and results of modules that they call, are hashed when the function ends; of tensors above 1 MiB
-  evenly spaced elements. Functions called more than 64 times in a step are looked at that often. The look takes at most
-  a second of hashing, keeps nothing but the hashes, and is left out of the step times. A program in which nothing
-  changes from step to step repeats one step for a measurement; nothing is said about it.
+  matrix that multiplies inputs next. A lookup is a product of a matrix with a one-hot table (`one_hot`, `scatter_` of a
+  number, a comparison with the classes) of at least 32 classes. What replaces them (three times, if it also runs
+  backward) is assumed to run at the best rate of the trace's own products and elementwise operators.
+- One tensor after the other means that a line itself, not the optimizer or another library that it calls, runs
+  elementwise operators on at least 8 tensors of different shapes in a step. One operator for the same elements is
+  assumed to run at the best rate of the trace's own elementwise operators.
+- A result is the same if hashes say so. Before `stepscope run` records, it examines two steps: results and variables of
+  the user's functions, and results of modules that they call, are hashed when the function ends; for tensors above 1
+  MiB, evenly spaced elements are hashed. Only the first 64 calls of a function in a step are examined. This takes at
+  most a second of hashing, keeps only the hashes, and is left out of the step times. If nothing at all changes from
+  step to step, the program repeats one step for a measurement, and nothing is reported.
 - An operator has the same inputs in each step if two further steps before the recording call it at the same place with
-  the same numbers and shapes, and its tensors come from other such calls, or are older and were not changed since, and
-  no random number and no later change is involved. Whole lines of such calls are counted, and of other lines the
-  operators of such calls, found by their names. Nothing is looked at where torch.compile is used.
+  the same numbers and shapes; its tensors come from other such calls, or are older and have not changed since; and no
+  random number and no later change is involved. Lines of only such calls are counted whole; on other lines, the
+  operators of such calls are counted, found by their names. Programs that use torch.compile are not examined.
 
-The finding is shown only if other findings do not explain what it saves: the steps are replayed with their changes, and
-what this one saves beyond them counts.
+The finding is shown only if other findings do not explain its saving: the steps are replayed with their changes, and
+only what this one saves beyond them counts.
 
 # Known false positives
-Gradients that are needed for each loss by itself. A module whose output is used as a constant target. A result that was
-equal in the two steps that were looked at and changes later, as with a schedule.
+Gradients that are needed for each loss separately. A module whose output is used as a constant target. A result that
+was equal in the two examined steps but changes later, as with a schedule.
 
 # What to do
-What the finding says: the change follows from the evidence.
+Follow the finding: the change depends on the evidence.
 
 # Reference
 PyTorch documentation, "Autograd mechanics" (locally disabling gradient computation) and "Performance Tuning Guide".
@@ -232,7 +232,7 @@ def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:
     place = line.place
     if line.is_penalty:
         remedy = Remedy(
-            "A penalty on the parameters' squares is the optimizer's weight_decay; other sums over parameters are one "
+            "Replace a penalty on squared parameters with the optimizer's weight_decay, other sums over them with one "
             "operator over all.",
             "optimizer = torch.optim.SGD(parameters, lr, weight_decay=2 * strength)      # for strength * sum(p ** 2)\n"
             "penalty = torch.stack(torch._foreach_norm(list(model.parameters()))).square().sum()   # or in the loss",
@@ -284,15 +284,13 @@ def _equal_calls(view: View) -> Iterator[Found]:
         cost = view.cost_ns(np.concatenate([rows, backward])) + length_ns(view, between)
         if view.device is None:
             cost = int((ends - starts).sum()) + view.cost_ns(backward) + length_ns(view, between)
-        said = (
-            "the same result in each step"
-            if equal.is_constant
-            else (f"{equal.in_step:,} results {view.a_step} of which {equal.distinct:,} differ")
-        )
+        said = f"{equal.in_step:,} results {view.a_step}, only {equal.distinct:,} of them distinct"
+        if equal.is_constant:
+            said = "the same result in each step"
         yield Found(
             f"{equal.module} computes {said}: {view.percent(cost)} of the {view.period} can be left out",
             cost,
-            basis="its calls whose results were there before, forward and backward; the results of two steps before "
+            basis="its calls with known results, forward and backward; the results of two steps before "
             "the recording were compared",
             confidence="medium",
             figures=[

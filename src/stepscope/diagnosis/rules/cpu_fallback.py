@@ -84,7 +84,7 @@ def check(view: View, limits: Limits) -> Answers:
         ],
         intervals=[trip.interval("on the CPU") for trip in trips[:3]],
         remedy=Remedy(
-            "Keep the tensors on the device, and replace what it cannot run.",
+            "Keep the tensors on the device, and replace the operators that it cannot run.",
             "# instead of x.cpu() ... .to(device): the same operators on x itself\nresult = function(x)",
         ),
         where=view.at_operators(rows),
@@ -132,7 +132,7 @@ def _noted(view: View) -> Iterator[Found]:
         f"the device cannot run {'it' if verb == 'runs' else 'them'}"
     )
     remedy = Remedy(
-        "Replace these operators, or the types of their inputs, by ones that the device can run; record a trace of "
+        "Replace these operators, or the types of their inputs, with ones that the device can run; record a trace of "
         "steps in which they occur to see what they cost."
     )
     types = next((f" (with {each.types})" for each in fallbacks if each.types), "")

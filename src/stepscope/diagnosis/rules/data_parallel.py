@@ -1,5 +1,5 @@
 """# What it finds
-A model in `nn.DataParallel`: one process that drives several devices.
+A model in `nn.DataParallel`: one process drives several devices.
 
 # Why it costs time
 In every step the model is copied to all devices, the batch is split, and results and gradients are gathered on the
@@ -49,8 +49,8 @@ def check(view: View, limits: Limits) -> Answers:
         f"DataParallel copies the model to {devices} devices and collects from them {view.each_step}: "
         f"{view.percent(cost)} of it",
         cost,
-        basis="the busiest device's time for copying the model, cutting the batch and collecting, and idle time before "
-        "that",
+        basis="the busiest device's time for copying the model, splitting the batch and collecting, and idle time "
+        "before that",
         confidence="medium",
         figures=[Figure("devices", devices, "count"), view.count_per_step("copies and collections", len(rows))],
         remedy=Remedy(

@@ -50,7 +50,7 @@ def check(view: View, limits: Limits) -> Answers:
         ],
         intervals=[trip.interval("to the host and back") for trip in trips[:3]],
         remedy=Remedy(
-            "Leave the tensor on the device; keep a copy for the host only where it is needed there.",
+            "Leave the tensor on the device; copy it to the host only where the host needs it.",
             "state = state.detach()            # instead of state.cpu(), and .to(device) later",
         ),
         where=view.at_operators(rows),

@@ -46,11 +46,11 @@ def check(view: View, limits: Limits) -> Answers:
     longest = ends.sort("duration_ns", descending=True).head(3)
     at_the_head = head * 2 > cost
     held = ends.filter(pl.col("is_head") == at_the_head)["step"].n_unique()
-    is_each = held >= view.step_count - at_the_head  # nothing is known of what came before the first step
+    is_each = held >= view.step_count - at_the_head  # what ran before the first step is unknown
     which = "each step" if is_each else f"{held} of {view.step_count} steps"
     where = ("begin" if at_the_head else "end") + ("s" if is_each or held == 1 else "")
     yield Found(
-        f"{which} {where} with copies that nothing runs beside: {view.percent(cost)} of the {view.period}",
+        f"{which} {where} with copies that nothing overlaps: {view.percent(cost)} of the {view.period}",
         cost,
         basis="device time from the last computation to the end of the copies after it, and of copies before the first",
         confidence="medium",

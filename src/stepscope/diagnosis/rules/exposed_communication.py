@@ -7,11 +7,11 @@ can send the gradients of late layers while early layers are still computing the
 
 # How it is measured
 Time when the device communicates and does not compute, plus idle time while the launching thread waited for other
-ranks. Which collective it is follows from the operator or mark that called it, and only else from the kernel's name:
+ranks. The collective is identified by the operator or mark that called it, and only otherwise by the kernel's name:
 NCCL's kernels that send and receive also exchange all to all, and gather.
 
 # Known false positives
-A rank that arrives early waits inside the collective for the slowest one. Then the straggler is the cause, not the
+A rank that arrives early waits inside the collective for the slowest one. The straggler is then the cause, not the
 network, which one rank's trace alone cannot show.
 
 # What to do
@@ -117,7 +117,7 @@ def _collectives(view: View) -> tuple[pl.DataFrame, tuple[Location, ...]]:
 
 
 def _largest_kind(work: pl.DataFrame) -> tuple[str, float]:
-    """The kind of collective that takes the most time, and its share of all of them; "" and 0 without any."""
+    """The kind of collective that takes most time, and its share of all of them; "" and 0 if there is none."""
     sums = work.group_by("kind").agg(ns=pl.col("duration_ns").sum()).sort(["ns", "kind"], descending=[True, False])
     total = int(sums["ns"].sum())
     return (str(sums["kind"][0]), int(sums["ns"][0]) / total) if total else ("", 0.0)
@@ -125,7 +125,7 @@ def _largest_kind(work: pl.DataFrame) -> tuple[str, float]:
 
 def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change:
     """Leave only the part of the collectives' time that overlaps with computation."""
-    if view.device is None:  # threads other than the waiting one may record no cause for the wait
+    if view.device is None:  # other threads than the waiting one may record no cause for the wait
         exposed = exposed_intervals_on_host(view.trace, view.span)
         lanes = np.array(list(view.activity.timelines), np.int32)
         starts, ends = np.tile(exposed.starts, len(lanes)), np.tile(exposed.ends, len(lanes))
@@ -135,7 +135,7 @@ def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change
 
 
 def _remedy(view: View, kind: str) -> Remedy:
-    """Remedy for the kind of collective that takes the most time, without settings already in use."""
+    """Remedy for the costliest kind of collective, without settings already in use."""
     if kind == "send_receive":
         return _BETWEEN_TWO
     if kind == "all_to_all":
@@ -146,7 +146,7 @@ def _remedy(view: View, kind: str) -> Remedy:
     has_views = facts is not None and facts.gradient_as_bucket_view
     views = "" if has_views else ", gradient_as_bucket_view=True"
     return Remedy(
-        "Overlap gradients' communication with the backward pass, and send less often or less.",
+        "Overlap gradients' communication with the backward pass, and send less, or less often.",
         "# which of these settings suit this program: stepscope data-parallel RUN\n"
         f"model = DistributedDataParallel(model, bucket_cap_mb=50{views}, static_graph=True)\n"
         "with model.no_sync():                                # all but the last of several small batches\n"
@@ -163,7 +163,7 @@ RULE: Final = Rule(
     check=check,
     remedies={
         "jax": Remedy(
-            "Let XLA run collectives while it computes, and exchange less or less often.",
+            "Let XLA run collectives while it computes, and exchange less, or less often.",
             "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true python train.py  # GPUs; TPUs do so by default",
         ),
     },

@@ -89,7 +89,7 @@ def _beside_computations(view: View, copies: pl.DataFrame) -> Change:
     """Copies take only the time that overlaps with computation, and no call waits for copies to the device."""
     activity = view.activity
     calls = (activity.table == TABLES.index("launches")) & (activity.cause == CAUSE_CODES["host_to_device_copy"])
-    if view.device is not None:  # the first call of all waits for the device's initialisation
+    if view.device is not None:  # the very first call waits for the device's initialisation
         calls &= activity.start >= device_window(view.trace, view.device).start_ns
     return together(overlapped(rows_of(copies)), without_waits(activity.row[calls]))
 
@@ -104,7 +104,7 @@ def _remedy(view: View, copies: pl.DataFrame, *, are_pageable: bool) -> Remedy:
     outward = durations.sort("duration_ns", descending=True)["kind"][0] == "copy_out" if durations.height else False
     if outward:
         return Remedy(
-            "Most of it is copied to the host: copy less, less often, or without waiting into pinned memory.",
+            "Most of it is copied to the host: copy less, less often, or into pinned memory without waiting.",
             "host = torch.empty_like(tensor, device='cpu', pin_memory=True)      # once\n"
             "host.copy_(tensor, non_blocking=True)      # read it after the next synchronisation",
         )

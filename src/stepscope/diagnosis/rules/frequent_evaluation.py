@@ -6,20 +6,21 @@ Each evaluation runs the model over batches that do not train it, with their loa
 steps it takes longer than the training between two evaluations, and its result hardly changes from one to the next.
 
 # How it is measured
-An evaluation is a stretch in which a module that is also called in training mode runs in evaluation mode, with the
-whole of the line of the user's code that runs it: the outermost one in which it is not called in training mode. Where a
-trainer runs it, it begins when the training before it ended: the call, its backward pass and the optimizer's step. A
-module that is only ever called in evaluation mode, such as a teacher, does not count. `stepscope run` notes from the
-first step on in which steps modules are switched to evaluation mode. The median number of steps between two of them is
-how often the program evaluates; without that, an evaluation in at least half of the recorded steps. If the recorded
-steps hold none, one takes as long as the steps with an evaluation took longer than the others, before the recording.
+An evaluation is a stretch in which a module that is also called in training mode runs in evaluation mode. It includes
+the whole line of the user's code that runs it: the outermost line in which the module is not called in training mode.
+Where a trainer runs the evaluation, it begins at the end of the training before it: the call, its backward pass and the
+optimizer's step. A module that is only ever called in evaluation mode, such as a teacher, does not count. From the
+first step on, `stepscope run` notes in which steps modules are switched to evaluation mode: the median number of steps
+between two switches is how often the program evaluates. Without this, at least half of the recorded steps must hold an
+evaluation. If no recorded step holds one, its time is how much longer the steps with an evaluation took than the others
+before the recording.
 
-An evaluation takes E and a step T without it. Every N steps, its share of the time is E / N of T + E / N. The saving
-assumes that it runs so seldom that it takes 2 % of the training's time.
+With E the time of an evaluation, T that of a step without it and an evaluation every N steps, its share of the time is
+E / N of T + E / N. The saving assumes that it runs so rarely that it takes 2 % of the training's time.
 
 # Known false positives
-An evaluation at the end of each epoch is meant to be there; where an epoch is a few steps long, evaluate every few
-epochs instead. A recording at the beginning of a run may meet an evaluation that only checks that it works.
+An evaluation at the end of each epoch is intended; where an epoch has only a few steps, evaluate every few epochs
+instead. A recording at the beginning of a run may contain an evaluation that only checks that evaluating works.
 
 # What to do
 Evaluate less often, or on a part of the data; evaluate under `torch.no_grad()`, with a larger batch.
@@ -47,22 +48,22 @@ from stepscope.trace.window import Times
 from stepscope.whatif.changes import scaled_stretches
 
 _OFTEN: Final = 0.5
-"""Share of the recorded steps with an evaluation that shows how often it runs."""
+"""Smallest share of recorded steps with an evaluation that shows how often it runs."""
 _SELDOM: Final = 0.02
 """Share of the training's time that an evaluation may take."""
 _ALIKE: Final = 0.1
-"""Largest relative difference between how often the program evaluates and how often the recorded steps do."""
+"""Largest relative difference between how often the program and the recorded steps evaluate."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Evaluation:
-    """What one evaluation takes, and how often it runs.
+    """How long one evaluation takes, and how often it runs.
 
     Attributes:
-        ns, step_ns: of one evaluation, and of a step without it.
+        ns, step_ns: time of one evaluation, and of a step without it.
         every: steps from one to the next.
-        stretches: those recorded: columns module, lane, start_ns, duration_ns, calls.
-        where: the line that starts it first.
+        stretches: recorded ones; columns module, lane, start_ns, duration_ns, calls.
+        where: the line that starts it.
     """
 
     ns: float
@@ -77,7 +78,7 @@ class _Evaluation:
 
     @property
     def share(self) -> float:
-        """Share of the time that goes to it."""
+        """Share of the time that evaluation takes."""
         return self.per_step_ns / max(self.step_ns + self.per_step_ns, 1.0)
 
 
@@ -106,14 +107,14 @@ def _recorded(view: View) -> _Evaluation | None:
         every = view.step_count / steps
     else:
         return None
-    stretches, where = _with_their_lines(view, stretches)
+    stretches, where = _extended_to_lines(view, stretches)
     taken = int(stretches["duration_ns"].sum())
     step_ns = max(view.length_ns - taken, 0) / view.step_count
     return _Evaluation(taken / steps, step_ns, every, stretches, (*where, *lines_at(view, stretches)))
 
 
 def _before_recording(view: View) -> _Evaluation | None:
-    """The evaluation that the recorder met before the recording, from which no step of that kind was recorded."""
+    """The evaluation that the recorder met before the recording, if it recorded no step with one."""
     known = view.program.evaluations
     if known is None or known.steps < 2 or known.step_ns is None or known.evaluating_ns is None:
         return None
@@ -123,10 +124,8 @@ def _before_recording(view: View) -> _Evaluation | None:
     return _Evaluation(longer, known.step_ns, max(known.every, 1.0), none, (place,) if known.file else ())
 
 
-def _with_their_lines(view: View, stretches: pl.DataFrame) -> tuple[pl.DataFrame, Iterable[Location]]:
-    """The stretches with the whole of the lines that run them, or from the end of the training before them; the line
-    of the longest.
-    """
+def _extended_to_lines(view: View, stretches: pl.DataFrame) -> tuple[pl.DataFrame, Iterable[Location]]:
+    """The stretches, extended to the lines that run them or to the end of the training before; the longest's line."""
     visits = Visits(view.trace.lines.filter(pl.col("lane") == pl.lit(view.lane, pl.Int32)))
     evaluated = pl.col("name").is_in(stretches["module"].unique().implode())
     training = outermost_calls(view).filter(evaluated & ~pl.col("evaluates").fill_null(False))
@@ -198,7 +197,7 @@ def _found(view: View, found: _Evaluation, every: int, cost: float) -> Found:
 
 
 def _change(view: View, found: _Evaluation, steps: int, every: int) -> Change | None:
-    """The evaluations that many steps apart; None if the recorded steps hold more or fewer than others do."""
+    """The evaluations run every `every` steps; None if the recorded steps hold more or fewer than others do."""
     if abs(steps * found.every - view.step_count) > _ALIKE * view.step_count:
         return None
     starts = found.stretches["start_ns"].to_numpy()

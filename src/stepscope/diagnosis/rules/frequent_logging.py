@@ -9,14 +9,15 @@ wait, which `host-synchronisation` reports.
 
 # How it is measured
 Idle time of the device (without a device: the main thread's time) inside such calls, and in Python code on the same
-lines, which prepares what is logged, unless the line runs modules itself, as one that prints what a trainer returns.
-`stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow, rich and torchmetrics
-in the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line that reads many values
+lines, which prepares what is logged, unless the line itself runs modules, as when it prints what a trainer returns.
+`stepscope run` names calls of `print`, `logging`, tqdm, TensorBoard, Weights & Biases, MLflow, rich and torchmetrics in
+the trace; Python frames name those and scikit-learn's metrics, CSV writers and files. A line that reads many values
 with `.item()` in a step counts as a measurement; if its function takes no part in the training, as with a metric, the
-whole function counts. Not so where each repetition of its loop needs the last one's result, or the source makes
-tensors of such values. The finding gives how often they run now and the number of steps N at which they would cost
-less than 1 % of the step. The saving assumes that they run every N steps. Where the recorder timed a step before it
-recorded, the overhead of recording each operator is subtracted: printing a tensor runs thousands of operators.
+whole function counts. It does not count if each repetition of its loop needs the previous one's result, or if the
+source makes tensors from such values. The finding says how often they run now, and every how many steps N they would
+have to run to cost less than 1 % of the step. The saving assumes that they run every N steps. If the recorder timed a
+step before it recorded, the overhead of recording each operator is subtracted: printing a tensor runs thousands of
+operators.
 
 # Known false positives
 Output that is only collected in a file costs less than the same output on a terminal: record in the setting you care
@@ -123,7 +124,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
-    """Slices that read values on lines that read many in each step, and a slice for each such line.
+    """Slices that read values on lines that read many in each step, and one slice for each such line.
 
     If nothing in the function with such a line has a gradient, as in a metric, all its lines count.
     """
@@ -162,7 +163,7 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
 
 
 def _feeds_next(view: View, place: str) -> bool:
-    """Whether a line is in a loop whose repetitions need each other's results, as when each token chooses the next."""
+    """Whether a line is in a loop whose repetitions need earlier results, as when each token chooses the next."""
     file, _, line = place.rpartition(":")
     around = [loop for loop in view.program.loops if loop.file == file and loop.first <= int(line) <= loop.last]
     innermost = min(around, key=lambda loop: loop.last - loop.first, default=None)
@@ -170,7 +171,7 @@ def _feeds_next(view: View, place: str) -> bool:
 
 
 def _measures(view: View, place: str) -> bool:
-    """Whether a line may only measure: by the source, no tensor is made of the values that it reads."""
+    """Whether a line may only measure: the source makes no tensor from the values that it reads."""
     file, _, line = place.rpartition(":")
     if not any(each.file == file for each in view.program.operations):
         return True
@@ -208,7 +209,7 @@ def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading
 
 
 def _runs_steps(view: View) -> npt.NDArray[np.bool_]:
-    """For each row of `lines` whether modules are called or differentiated there: the line calls a loop that logs."""
+    """For each row of `lines`, whether modules are called or differentiated there: its callee logs, not the line."""
     nodes = view.trace.operators.filter(pl.col("name").str.contains(BACKWARD_NAME)).select("lane", "start_ns")
     starts = pl.concat([view.trace.modules.select("lane", "start_ns"), nodes])
     result = np.zeros(max(view.trace.lines.height, 1), np.bool_)
@@ -219,7 +220,7 @@ def _runs_steps(view: View) -> npt.NDArray[np.bool_]:
 
 
 def _kind(view: View, pieces: pl.DataFrame) -> tuple[str, str]:
-    """The kind of logging that takes the most time, in words, and an example."""
+    """The costliest kind of logging, in words, and an example."""
     costs: Counter[tuple[str, str]] = Counter()
     activity = view.activity
     for call, ns in pieces.group_by("call").agg(pl.col("duration_ns").sum()).iter_rows():

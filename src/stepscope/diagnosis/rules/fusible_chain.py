@@ -52,7 +52,7 @@ _EXCLUDED: Final = ("optimizer", "input", "checkpoint", "logging", "profiler_ove
 _SHORTEST: Final = 2
 _COMPILED_NS: Final = 15_000
 _COMPILED_BOTH_NS: Final = 100_000
-"""Time of calling a compiled function on a CPU, and of its backward pass as well, measured with tensors of no size."""
+"""Time to call a compiled function on a CPU, forward, and with its backward pass, measured with empty tensors."""
 
 
 class _Fused(NamedTuple):
@@ -120,7 +120,7 @@ def _fused_function(view: View, chain: Chain) -> _Fused | None:
 
 
 def _updates_parameters(chain: Chain) -> bool:
-    """Whether the chain is Adam: a square root of a running average, and parameters overwritten with a quotient."""
+    """Whether the chain is Adam: a running average's square root, and parameters overwritten with a quotient."""
     changed = {name for name, in_place in zip(chain.names, chain.in_place, strict=True) if in_place}
     return "sqrt" in chain.names and bool(changed & {"addcdiv", "sub", "add"}) and bool(changed & {"mul", "lerp"})
 
@@ -144,14 +144,14 @@ def _layer_norm(averaged: str) -> _Fused:
 
 
 def _averaged(chain: Chain) -> str:
-    """The lengths of the last dimensions that the subtracted averages are over, as code; empty if of other ones."""
+    """Code for the lengths of the last dimensions that are averaged over to subtract; empty if other dimensions are."""
     for name, moved in zip(chain.names, chain.traffic, strict=True):
         small, large = min(moved.inputs, key=prod, default=()), moved.output
         if name == "sub" and small and prod(small) < prod(large):
             kept = [place for place, length in enumerate(small, len(large) - len(small)) if length == large[place]]
             averaged = len(large) - len(kept)
             return f"x.shape[-{averaged}:]" if averaged and kept == list(range(len(kept))) else ""
-    return "x.shape"  # less a number: the average of all
+    return "x.shape"  # minus a number: the average of all
 
 
 def _activation(chain: Chain) -> _Fused | None:
@@ -168,10 +168,10 @@ def _activation(chain: Chain) -> _Fused | None:
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """Cost of the chains of one kind over the span, and what a fused function would still take; nanoseconds.
+    """Cost of one kind of chain over the span, and what a fused function would still take; nanoseconds.
 
-    `working_ns` is the part of the remaining time spent on the calculation itself. With a device it was `worked_ns`
-    before; without one the whole cost was.
+    `working_ns` is the part of the remaining time spent on the calculation itself, which now takes `worked_ns` with a
+    device, or the whole cost without one.
     """
 
     forward_ns: int
@@ -205,16 +205,16 @@ def rows_of_named_functions(view: View) -> Rows:
 
 
 def _chains(view: View) -> list[Chain]:
-    """The chains that the program's own statements hold, as far as their source is known."""
+    """Chains that the program's own statements contain, as far as their source is known."""
     made = {each.file: each.names for each in view.program.operations}
-    wholes = {(each.file, each.line) for each in view.program.functions}  # functions whose lines are not known
+    wholes = {(each.file, each.line) for each in view.program.functions}  # functions without known lines
     return [
         chain for chain in chains(view.trace, _candidates(view), _SHORTEST) if _is_written(view, chain, made, wholes)
     ]
 
 
 def _is_written(view: View, chain: Chain, made: Mapping[str, tuple[str, ...]], wholes: set[tuple[str, int]]) -> bool:
-    """Whether the chain's lines name its operators: if most are missing, a library that they call makes them."""
+    """Whether the chain's lines name its operators: if most are missing, a library that they call runs them."""
     numbers = np.unique(at(view.attribution.place, view.slices_of_operators(np.array(chain.operators, np.int64))))
     places = [view.attribution.places[number] for number in numbers.tolist() if number >= 0]
     named: set[str] = set()
@@ -356,7 +356,7 @@ def _ns_per_element(same: Sequence[Chain], working: Rows) -> float:
 
 RULE: Final = Rule(
     id="fusible-chain",
-    title="Element-wise operators are run one by one that one fused function would do",
+    title="Element-wise operators run one by one where one fused function would do",
     thresholds={
         "share": Threshold(0.02, "share", "share of the {period} that fusing would save"),
         "repetitions": Threshold(5, "count", "chains of a kind in a step, where no named function replaces them"),

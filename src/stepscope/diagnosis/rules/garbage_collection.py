@@ -11,7 +11,7 @@ Idle time of the device (without a device: time of the main thread) while the co
 get each run from Python itself; other recordings show only calls of `gc.collect`, and only if Python frames were
 recorded.
 
-Where the lines that start the collector are in a loop of a function, whose source the recorder read, that loop is the
+If the lines that start the collector are in a loop of a function whose source the recorder read, that loop is the
 cause.
 
 # Known false positives
@@ -85,7 +85,7 @@ def _where(pauses: list[PauseFacts]) -> tuple[Location, ...]:
 
 
 def _of_loop(view: View, where: tuple[Location, ...]) -> Remedy | None:
-    """The remedy where most of the collector's runs are at a loop of one function: its objects are the cause."""
+    """The remedy if most of the collector's runs are in a loop of one function, whose objects are the cause."""
     loops = FunctionWork(view, view.pieces_of("garbage_collection")).loops_at(where)
     if sum(place.share for place, _ in loops) < MOST:
         return None
@@ -100,8 +100,8 @@ def _of_loop(view: View, where: tuple[Location, ...]) -> Remedy | None:
 
 _CALLED: Final = Remedy(
     "Do not call gc.collect() in the step: Python frees objects as soon as nothing refers to them, and the "
-    "collector only looks for cycles. Where it is there against growing memory, find what holds it; once an epoch "
-    "is enough.",
+    "collector only looks for cycles. If it is there to stop memory from growing, find what holds that memory; "
+    "once an epoch is enough.",
     "# remove from the step: gc.collect()\nfor epoch in range(epochs):\n    train(epoch)\n    gc.collect()",
 )
 _BY_ITSELF: Final = Remedy(

@@ -92,7 +92,7 @@ def _runs(view: View, minimum: int) -> tuple[list[Loop], list[Loop]]:
     found = loops(view.trace, view.activity, view.span, minimum, view.steps["start_ns"].to_numpy())
     pending = False
     for loop in sorted(found, key=lambda loop: int(loop.operators[0])):
-        if is_clipping(loop) and not len(view.backward_of(loop.operators)):  # a penalty is differentiated
+        if is_clipping(loop) and not len(view.backward_of(loop.operators)):  # a gradient penalty
             norms.append(loop)
             pending = True
         elif is_scaling(loop) and pending and loop.repetitions * 2 >= norms[-1].repetitions:
@@ -147,7 +147,7 @@ RULE: Final = Rule(
     replaces=("launch-bound",),
     remedies={
         "hpu": Remedy(
-            "Clip gradients in one operator.",
+            "Clip all gradients with one operator.",
             "from habana_frameworks.torch.hpex.normalization import FusedClipNorm\n"
             "clipping = FusedClipNorm(model.parameters(), 1.0)               # once, before the loop\n"
             "clipping.clip_norm(model.parameters())",

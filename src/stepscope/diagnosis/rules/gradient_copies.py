@@ -1,5 +1,5 @@
 """# What it finds
-Gradients that DistributedDataParallel copies out of its buckets after reducing them.
+DistributedDataParallel copies gradients out of its buckets after reducing them.
 
 # Why it costs time
 By default each gradient is stored twice: in the parameter and in the bucket that is sent. After the reduction every

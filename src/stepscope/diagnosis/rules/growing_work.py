@@ -1,20 +1,19 @@
 """# What it finds
-Lines that have more to do in each step than in the one before, because what they read grows: a tensor to which each
-step appends its rows, a list that is summed or sorted again.
+Lines that do more work in each step than in the one before because what they read grows: a tensor to which each step
+appends rows, a list that is summed or sorted again.
 
 # Why it costs time
-If each step adds as much, all steps together take time with the square of their number. What costs little when the run
-begins takes most of the step later.
+If each step adds the same amount, the time of all steps together grows with the square of their number. What costs
+little when the run begins takes most of the step later.
 
 # How it is measured
 For tensors: in at least 4 complete steps of a program that trains, the inputs of a line's operators are larger by the
-same number of elements in each step than in the one before. Of the line's time remains the part that goes to what the
-last step added.
+same number of elements in each step than in the one before. The part of the line's time that goes to what the last step
+added remains.
 
-For lists: before `stepscope run` records, it looks at two steps. A list of the user's functions that is longer in the
-second one grows; the statements that read it, other than to add to it, are taken from the source. If it grows on as
-fast, its length in the recorded steps follows from how many steps later they are, and what remains is the part that one
-step adds.
+For lists: before `stepscope run` records, it examines two steps. A list of the user's functions that is longer in the
+second one grows; the source shows the statements that read it for more than adding to it. The list is assumed to keep
+growing as fast until the recorded steps. The part of the time that goes to what one step adds remains.
 
 # Known false positives
 A buffer that is still being filled and has a fixed size.
@@ -43,9 +42,9 @@ from stepscope.diagnosis.view import rows_of
 from stepscope.trace.nesting import Rows, at
 
 LOOKED_AT: Final = 3
-"""Steps of a run after which the recorder has looked at the lengths of lists."""
+"""Number of steps after which the recorder has examined the lengths of lists."""
 _FEWEST: Final = 4
-"""Steps that show that the same is added in each."""
+"""Fewest steps that show that each adds the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Growing:
         numbers: indices into the attribution's places, costliest first.
         ns: their time in each step; shape (steps,).
         sizes, added: elements of the inputs of the costliest line's operators in each step, and what each step adds.
-        left: part of their time that goes to what the last step added, 0 to 1.
+        left: part of their time spent on what the last step added, 0 to 1.
     """
 
     numbers: Rows
@@ -67,12 +66,12 @@ class Growing:
 
     @property
     def ns_a_step(self) -> float:
-        """By how much the time grows from step to step, by least squares."""
+        """By how much the time grows per step, by least squares."""
         return float(np.polyfit(np.arange(len(self.ns)), self.ns, 1)[0])
 
 
 def growing_lines(view: View, costs: LineCosts) -> Growing | None:
-    """Find costly lines of a program that trains whose operators' inputs grow in each step; None without any."""
+    """Find costly lines of a training program whose operators' inputs grow in each step; None if there are none."""
     bounds = view.complete_steps["start_ns"].to_numpy()
     if not view.trains or len(bounds) < _FEWEST or view.lane is None:
         return None
@@ -119,12 +118,12 @@ def _times(costs: LineCosts, number: int, bounds: Rows) -> npt.NDArray[np.float6
 
 @dataclass(frozen=True, slots=True)
 class GrowingList:
-    """Lines that read a list which is longer in each step.
+    """Lines that read a list that is longer in each step.
 
     Attributes:
         numbers: indices into the attribution's places.
         length: its length in the middle of the recording, if each step until then added as many entries.
-        seen, added: its length at the look before, and how many entries a step added.
+        seen, added: its length when the recorder examined it, and entries added per step.
     """
 
     name: str
@@ -136,7 +135,7 @@ class GrowingList:
 
 
 def growing_lists(view: View, costs: LineCosts) -> list[GrowingList]:
-    """Find lines that read lists which grow; those of the most costly list first."""
+    """Find lines that read growing lists; those of the costliest list first."""
     later = int(view.complete_steps["index"].median() or 0) - LOOKED_AT if view.complete_steps.height else 0  # type: ignore[arg-type]
     found = []
     for each in view.program.lists:
@@ -204,8 +203,8 @@ def _of_tensors(view: View, costs: LineCosts, growing: Growing) -> Found:
 def _of_list(view: View, costs: LineCosts, growing: GrowingList) -> Found:
     left = min(growing.added / growing.length, 1.0)
     return Found(
-        f"{view.percent(growing.ns)} of the {view.period} goes to lines that read {growing.name}, a list that each "
-        f"step makes {growing.added:,} entries longer",
+        f"{view.percent(growing.ns)} of the {view.period} goes to lines that read {growing.name}, a list to which "
+        f"each step adds {growing.added:,} entries",
         growing.ns * (1 - left),
         basis="the time of these lines, less the part of it that goes to the entries of one step, if the list grew on "
         "as fast from the look at it to the recorded steps",

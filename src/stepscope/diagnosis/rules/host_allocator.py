@@ -57,10 +57,10 @@ def check(view: View, limits: Limits) -> Answers:
         return
     if unrecorded is None:
         yield NotAnswered(
-            "Does the program ask the operating system for its memory anew in each step?",
+            "Does the program request its memory anew from the operating system in each step?",
             f"recorded steps map {recorded:,.0f} pages, which the recording itself may need: "
             "no step before it was counted",
-            "let a step of warm-up pass before the recording: stepscope.schedule(warmup=1, ...)",
+            "let a warm-up step pass before the recording: stepscope.schedule(warmup=1, ...)",
         )
         return
     rows = rows_of(view.operators)
@@ -83,7 +83,7 @@ def check(view: View, limits: Limits) -> Answers:
         remedy=Remedy(
             "Let the process keep the memory that it frees: with another allocator, or by telling the C library so.",
             "stepscope run --allocator jemalloc train.py      # or tcmalloc: finds it, and sets what it needs\n"
-            "# without stepscope (as it comes, jemalloc gives large blocks back at once, too):\n"
+            "# without stepscope (by default, jemalloc also returns large blocks at once):\n"
             "LD_PRELOAD=libjemalloc.so.2 MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1 python train.py\n"
             "# without installing anything, for glibc:\n"
             "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=268435456 python train.py",
@@ -110,10 +110,10 @@ def _without_mapping(view: View, rows: Rows, allocated: Rows, cost: int) -> Chan
 
 RULE: Final = Rule(
     id="host-allocator",
-    title="The host's memory comes from the operating system anew in each step",
+    title="The host gets its memory anew from the operating system in each step",
     thresholds={
         "share": Threshold(0.05, "share", "share of the {period} in the operating system"),
-        "faults": Threshold(2000, "count", "pages mapped per step that are many"),
+        "faults": Threshold(2000, "count", "pages mapped per step above which there are many"),
         "fault_ns": Threshold(2000, "ns", "longest time in the operating system that one mapped page explains"),
     },
     check=check,

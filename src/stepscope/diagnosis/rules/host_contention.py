@@ -11,7 +11,7 @@ The operating system counts, for each recorded step, how long the thread was rea
 work. Loading data and waiting for the device do not count, because a sleeping thread is not ready.
 
 # Known false positives
-Other load during the recording is a property of the machine, not of the program: record again on a quiet machine before
+Other load during the recording comes from the machine, not from the program: record again on a quiet machine before
 you change the program. If the program itself runs more threads than there are processors, thread-oversubscription
 reports that instead.
 
@@ -69,7 +69,7 @@ def _figures(view: View, counts: HostCounts) -> Iterator[Figure]:
     switches = counts.per_step(lambda step: step.involuntary_switches)
     pressure = counts.per_step(lambda step: step.pressure_ns)
     if switches is not None:
-        yield Figure(f"times {view.a_step} it was put aside", switches, "count")
+        yield Figure(f"times {view.a_step} it was preempted", switches, "count")
     if pressure is not None:
         yield Figure(f"tasks of the machine or container waited, {view.per}", pressure, "ns")
     cores = [step.core for step in counts.steps if step.core is not None]

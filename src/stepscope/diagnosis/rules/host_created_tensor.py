@@ -65,7 +65,7 @@ def check(view: View, limits: Limits) -> Answers:
             *view.bytes_of("bytes copied", found["bytes"]),
         ],
         remedy=Remedy(
-            "Make the tensor where it is used; what does not change, make once before the loop.",
+            "Make the tensor where it is used, or once before the loop if it does not change.",
             f"mask = torch.{_function(makers[0])}(..., device=batch.device)   # instead of making it and .to(device)",
         ),
         where=view.locations_of(view.slices_of_operators(rows), np.maximum(found["copy_ns"].to_numpy(), 1)),
@@ -92,7 +92,7 @@ def _function(maker: str) -> str:
 
 
 def _made_and_copied(view: View) -> pl.DataFrame:
-    """Copies as in `copies`, with the row and the start of the operator that created the tensor."""
+    """Copies as in `copies`, with the row and start of the operator that created the tensor."""
     found = copies(view).filter(pl.col("direction") == "copy_in").unique("row", keep="first", maintain_order=True)
     ordered, position = outermost_in_order(view)
     names = view.trace.operators["name"]

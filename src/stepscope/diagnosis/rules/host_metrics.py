@@ -1,6 +1,6 @@
 """# What it finds
-Metrics that are computed on the host in each step, from values that are copied from tensors: a confusion matrix in
-NumPy, a score of scikit-learn, an average over numbers read one by one.
+Metrics that the host computes in each step from values copied from tensors: a confusion matrix in NumPy, a scikit-learn
+score, an average over numbers read one by one.
 
 # Why it costs time
 The copy makes the host wait for the device. Then the host computes, mostly in Python and on one core, while the device
@@ -8,13 +8,13 @@ has nothing to do. Nobody looks at a metric after each step.
 
 # How it is measured
 The recorder reads from the source which statements copy values of tensors to the host (`.numpy()`, `.tolist()`,
-`.item()`, `.cpu()`) or use such values, and which functions are called with them. A function in which a tensor is made
-of such values again, as when the next action or token follows from them, is left out, and so are lines that make
-batches. The time of these lines counts, without their backward, in programs that train. The saving assumes that they
-run so seldom that they take 1 % of it.
+`.item()`, `.cpu()`) or use such values, and which functions are called with them. Functions that turn such values back
+into a tensor, as when they choose the next action or token, are left out, and so are lines that make batches. In
+programs that train, the time of these lines counts, without their backward pass. The saving assumes that they run so
+rarely that they take 1 % of the time.
 
 # Known false positives
-Values that decide what the next step does, and reach it through files or other processes.
+Values that decide what the next step does but reach it through files or other processes.
 
 # What to do
 Keep what the metric needs as tensors on the device and compute it every N steps or at the end of the epoch; count a
@@ -35,9 +35,9 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 from stepscope.diagnosis.rules._waits import every_steps
 
 _OFTEN: Final = 0.5
-"""Runs a step from which a line is part of each step."""
+"""Fewest runs per step that make a line part of each step."""
 _SELDOM: Final = 0.01
-"""Share of the time that metrics may take."""
+"""Acceptable share of the time for metrics."""
 
 
 def check(view: View, limits: Limits) -> Answers:

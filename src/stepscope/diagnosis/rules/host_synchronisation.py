@@ -14,7 +14,7 @@ logging a tensor, a value read between the backward pass and the optimizer's ste
 norms) or by the optimizer, `.item()`, indexing with a mask, other sizes that depend on values, copies,
 `torch.cuda.synchronize()`, or waiting for a queue or an event.
 
-If the device is idle for a reason that the trace does not show while the host waits or copies, the rule names that call
+If the host waits or copies while the device is idle for a reason that the trace does not show, the rule names that call
 and its place in a note without a saving: what ends the wait was not recorded, so no replay shows the step without it.
 
 Files beside the trace (`--xla-metrics`, `--xla-debug-log`) count how often values were read from the device in the
@@ -85,7 +85,7 @@ _RECORD_MORE: Final = Remedy(
     "on_device = pinned.to(device, non_blocking=True)",
 )
 _ACCESS: Final = "trying to access tensor value"
-"""Cause that PyTorch/XLA reports if a graph had to run early because the program read a value."""
+"""Cause that PyTorch/XLA reports for a graph that ran early because the program read a value."""
 _NUMBERS_BYTES: Final = 64
 _OF_NUMBERS: Final = Kind(
     "a copy of single numbers to the device",
@@ -95,9 +95,9 @@ _OF_NUMBERS: Final = Kind(
         "result = tensor * value                            # a Python number needs no copy",
     ),
 )
-"""Kind of copies too small to be a batch; pinned memory would not help."""
+"""Copies too small to be a batch; pinned memory would not help."""
 _FREQUENT: Final = 0.01
-"""Share of the step that a wait may cost at the advised frequency."""
+"""Share of the step that waits may cost at the advised frequency."""
 _FRAMEWORKS_OWN: Final = ("optimizer", "input", "checkpoint", "profiler_overhead")
 """Causes whose synchronising calls are the framework's, mostly on values that are on the CPU anyway."""
 
@@ -133,8 +133,8 @@ def _unexplained(view: View, limits: Limits) -> Iterator[Found]:
 
 def _of_unknown_reason(view: View, limits: Limits, name: str, calls: pl.DataFrame, cost: int) -> Found:
     return Found(
-        f"{view.percent(cost)} of the {view.period} the host waits in {name} while the device is idle; the trace does "
-        "not show what for",
+        f"for {view.percent(cost)} of the {view.period} the host waits in {name} while the device is idle; the trace "
+        "does not show what for",
         0,
         basis="no saving: what ends the wait was not recorded, so no replay shows the step without it; it may be work "
         "of another stream or process, or inside a graph",
@@ -234,7 +234,7 @@ def _note(view: View, limits: Limits, key: str, rows: Rows) -> Found:
     inside_ns = int(view.trace.operators["duration_ns"].to_numpy()[rows].sum())
     times = f"once {view.a_step}" if per_step == 1 else f"{per_step:,.3g} times {view.a_step}"
     return Found(
-        f"{kind.what} is called {times}: it waits for nothing on a CPU, on a GPU it would drain the queues",
+        f"{kind.what} is called {times}: it waits for nothing on a CPU, but would drain the queues on a GPU",
         0,
         basis="no saving on this CPU; on a GPU the host would wait until all work before the call is done",
         confidence="high",
@@ -291,7 +291,7 @@ def _found(view: View, key: str, calls: pl.DataFrame, cost: int) -> Found:
 
 
 def _copies_numbers(view: View, calls: pl.DataFrame) -> bool:
-    """Whether the copies to the device that these calls wait for (found by their operators) are of a few bytes each."""
+    """Whether the device copies that these calls wait for (found by their operators) are a few bytes each."""
     operators = view.trace.launches["operator"]
     copies = view.work.filter((pl.col("kind") == "copy_in") & pl.col("launch").is_not_null())
     mine = operators.gather(copies["launch"]).is_in(calls["operator"].drop_nulls().implode()).fill_null(False)

@@ -59,7 +59,7 @@ _ALIGNED: Final = 8
 _MOST: Final = 5
 """Maximum number of findings for one trace."""
 _NAMES: Final = {"matrix": "matrix product", "elementwise": "element-wise work"}
-"""Words for kinds of work, where they differ from the kind's name."""
+"""Words for kinds of work that differ from the kind's name."""
 _REMEDIES: Final = {
     "matrix": Remedy(
         "Make the sizes multiples of 64, join small products of the same input into one, or let the compiler choose "
@@ -112,7 +112,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _calling(view: View) -> Window:
-    """The time in which the host called the operators of the steps; steps of a device come later than their calls."""
+    """The time in which the host called the steps' operators; a device's steps come later than their calls."""
     if not view.is_on_device:
         return view.span
     rows = view.launching[view.work["launch"].drop_nulls().to_numpy()]
@@ -204,8 +204,8 @@ def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
         f"the {kind} {name} of {_shapes(row['input_shapes'])} reaches {share:.0%} of the device's {peak} "
         f"and takes {view.percent(row['device_ns'])} of the {view.period}",
         row["lost_ns"],
-        basis=f"time above what good kernels take ({row['target']:.0%} of the {peak}), where the device decides on the "
-        f"{view.period}'s length",
+        basis=f"time above what good kernels take ({row['target']:.0%} of the {peak}), where the device determines "
+        f"the {view.period}'s length",
         confidence="medium" if slower >= 2 else "low",
         figures=[
             Figure("time over the attainable time", slower, "count", limits["slower"]),
@@ -224,7 +224,7 @@ def _found(view: View, limits: Limits, row: dict[str, Any]) -> Found:
 
 
 def _odd_row(row: dict[str, Any]) -> int:
-    """The length of the rows of a 16-bit softmax or normalisation if it is no multiple of 8, else 0."""
+    """Row length of a 16-bit softmax or normalisation if it is not a multiple of 8, else 0."""
     shapes = shapes_of(row["input_shapes"])
     if row["work_kind"] not in ("softmax", "normalisation") or row["number_type"] not in ("fp16", "bf16"):
         return 0
@@ -275,7 +275,7 @@ RULE: Final = Rule(
     title="Kernels run far below what the device allows",
     thresholds={
         "share": Threshold(0.03, "share", "share of the {period} that an operator of one shape loses"),
-        "slower": Threshold(1.5, "count", "times the attainable time from which on an operator is inefficient"),
+        "slower": Threshold(1.5, "count", "multiple of the attainable time at which an operator is inefficient"),
         "arithmetic": Threshold(
             0.8, "share", "attainable share of the best arithmetic that was measured on the device"
         ),

@@ -11,16 +11,16 @@ Idle time of the device whose following work was launched late, while the launch
 has work again, unless the host synchronises in between. A batch loaded before the device's first work in the recording
 counts like the others. Without a device: time of the main thread inside the loader. If a library function, not one of
 yours, takes most of the time to make a batch and the trace has frames of it, the finding names it. If the dataset's own
-functions take at least half of the time and their source draws no random numbers and reads no stream, the finding says
+functions take at least half of the time, and their source draws no random numbers and reads no stream, the finding says
 that their results can be kept.
 
 The saving is what a step would lose of this time with the number of workers that the remedy names. A step cannot be
 shorter than its computation, than the time to make a batch divided by the workers, or than the processor time of both
-divided by the processors that the program may use. Workers on processors that a parallel computation needs hold it up,
-and processors that other programs had while steps were recorded help nobody. Without a device, receiving a batch from
-a worker takes a millisecond, and as many times that as recording slowed the loading. A limit that the recording does
-not show is ignored. Where more workers cannot help, the remedy is cheaper batches: the saving is the wait, or without
-workers the part of it in functions that take more than 50 us for a sample, PyTorch's own left out.
+divided by the processors that the program may use. Workers hold a parallel computation up if they take its processors,
+and processors that other programs used while steps were recorded do not count. Without a device, receiving a batch from
+a worker takes a millisecond, multiplied by how much recording slowed the loading. A limit that the recording does not
+show is ignored. Where more workers cannot help, the remedy is cheaper batches: the saving is the wait or, without
+workers, the part of it in functions that take more than 50 us for a sample, except PyTorch's own.
 
 Where the existing workers make batches as fast as they are used, the median wait is the time to receive a batch: the
 worker passes each tensor as a file descriptor, in a thread that must wait for the Python code that makes the next
@@ -98,10 +98,10 @@ def check(view: View, limits: Limits) -> Answers:
         text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
         remedy = replace(remedy, text=text)
     yield Found(
-        f"{view.percent(cost)} of the {view.period} {waiting} the data loader",
+        f"for {view.percent(cost)} of the {view.period} {waiting} the data loader",
         saving,
         basis=basis,
-        confidence="medium",  # whether workers find free processors is sure only after a trial
+        confidence="medium",  # only a trial shows whether workers find free processors
         weighed_ns=cost,
         figures=[
             view.ns_per_step("time lost", cost),
@@ -122,7 +122,7 @@ def _figures(view: View, loading: Loading) -> list[Figure]:
 
 
 def _repeated(view: View, loading: Loading) -> Work | None:
-    """The functions of the dataset, where each sample is computed again in each epoch and its source never changes."""
+    """The dataset's functions that compute each sample again in each epoch although its source never changes."""
     if loading.workers or loading.is_begun_anew:
         return None
     stages = [each for each in view.program.input_stages if each.stage in ("item", "transform")]
@@ -156,7 +156,7 @@ def _of_workers_that_keep_up(loading: Loading) -> tuple[int, str, Remedy]:
         return late, "waits beyond what every batch takes to be received", _ahead(loading)
     if alone >= received:
         return alone, "time to receive batches from workers, less what it takes to make them", _alone(loading)
-    return received, "time to receive batches that workers have made, but for a millisecond each", _received(loading)
+    return received, "time to receive batches that workers have made, less a millisecond each", _received(loading)
 
 
 def _advice(view: View, loading: Loading) -> tuple[int, str, Remedy]:

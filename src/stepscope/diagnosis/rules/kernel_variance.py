@@ -87,7 +87,7 @@ def _found(view: View, limits: Limits, work: pl.DataFrame, variation: float) -> 
         f"a kernel that usually takes {median / 1e3:,.0f} us takes up to {duration.max() / 1e3:,.0f} us for the same "
         "work",
         excess,
-        basis=f"what the kernel took above its median, where the device decides on the {view.period}'s length",
+        basis=f"what the kernel took above its median, where the device determines the {view.period}'s length",
         confidence="medium" if work.height >= 100 else "low",
         share_at=1,
         figures=[

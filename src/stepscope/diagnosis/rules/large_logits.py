@@ -25,7 +25,7 @@ momentum or weight decay this changes the training.
 # What to do
 Compute scores only for positions that count; compute the loss in blocks of positions, with
 `stepscope.remedies.linear_cross_entropy` or `chunked_cross_entropy`, or your own code; do not convert the scores. Use
-`sparse=True` for tables of which a batch reads few rows.
+`sparse=True` for tables if a batch reads few of their rows.
 
 # Reference
 Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (2024); PyTorch's documentation of nn.Embedding.
@@ -49,7 +49,7 @@ from stepscope.whatif.changes import scaled_work_of
 
 _COPIES: Final = ("aten::contiguous", "aten::clone")
 _SHIFTED: Final = 0.1
-"""Share by which the number of targets may differ from that of scores: each target is the next position's token."""
+"""Allowed relative difference between numbers of targets and scores: targets are the next positions' tokens."""
 _SPARSE_WORK: Final = 2
 """Factor by which a row takes longer in a sparse gradient."""
 
@@ -71,7 +71,7 @@ def _scores(view: View, limits: Limits) -> Answers:
     everything = np.concatenate([handling, making])
     cost = view.cost_ns(everything)
     ignored = _ignored_share(view, losses)
-    in_blocks = _saved_of_handling(view, losses, handling)
+    in_blocks = _saved_in_blocks_ns(view, losses, handling)
     saved = ignored * cost + (1 - ignored) * in_blocks
     handling_ns = max(view.cost_ns(handling), 1)
     if not limits.reached(saved):
@@ -80,7 +80,7 @@ def _scores(view: View, limits: Limits) -> Answers:
     places = np.concatenate([view.outermost(forward), projections])
     yield Found(
         f"the loss handles {largest.positions:,} by {largest.classes:,} scores at once"
-        + (f", of which {ignored:.0%} do not count" if ignored else "")
+        + (f", {ignored:.0%} of which do not count" if ignored else "")
         + f": {view.percent(cost)} of the {view.period}",
         saved,
         basis="tensors as large as the scores that a loss in blocks does without"
@@ -103,8 +103,8 @@ def _scores(view: View, limits: Limits) -> Answers:
     )
 
 
-def _saved_of_handling(view: View, losses: list[LogitsLoss], handling: Rows) -> int:
-    """The time of the loss and the conversions that computing them in blocks would save."""
+def _saved_in_blocks_ns(view: View, losses: list[LogitsLoss], handling: Rows) -> int:
+    """Time of the loss and the conversions that computing them in blocks would save."""
     converting = _conversions(view, handling, losses)
     if view.device is not None:
         # One pass over the scores remains.
@@ -220,10 +220,10 @@ def _read(table: DenseTable) -> float:
 
 RULE: Final = Rule(
     id="large-logits",
-    title="Scores of many classes, or tables of embeddings, are handled whole",
+    title="Scores of many classes, or embedding tables, are processed whole",
     thresholds={
-        "share": Threshold(0.03, "share", "share of the {period} that handling them in parts would save"),
-        "classes": Threshold(2000, "count", "classes of a loss that are many"),
+        "share": Threshold(0.03, "share", "share of the {period} that processing them in parts would save"),
+        "classes": Threshold(2000, "count", "classes above which a loss has many"),
         "rows": Threshold(5000, "count", "rows of a table that are many"),
         "read": Threshold(0.25, "share", "share of a table's rows that a batch reads at most"),
     },

@@ -14,8 +14,7 @@ show how long the device had been idle before its first work; that step counts a
 the step would lose if the host did all this after its last launch, while the device works.
 
 # Known false positives
-A step annotation that begins long before the program's own step. Steps whose device work was launched in an earlier
-step.
+A step annotation that begins long before the program's own step. Steps whose device work an earlier step launched.
 
 # What to do
 Prepare the next step while the device works on this one: move the preparation behind the last launch, into the loader's
@@ -48,7 +47,7 @@ def check(view: View, limits: Limits) -> Answers:
         return
     steps = int(pieces["launch"].n_unique())
     yield Found(
-        f"{view.percent(cost)} of the step the device waits for its first launch, while the host prepares the step",
+        f"for {view.percent(cost)} of the step the device waits for its first launch, while the host prepares the step",
         cost,
         basis="idle time between each step's start and its first launch, without what waits before it explain",
         confidence="medium",
@@ -62,7 +61,7 @@ def check(view: View, limits: Limits) -> Answers:
             "    batch = prepare(next(batches))        # while the device works",
         ),
         where=view.locations(pieces),
-        change=_prepared_while_the_device_works(view),
+        change=_moved_preparation(view),
     )
 
 
@@ -95,8 +94,8 @@ def _first_launches(view: View) -> pl.DataFrame:
     )
 
 
-def _prepared_while_the_device_works(view: View) -> Change:
-    """Move the host work before each step's first launch behind the step's last launch of a computation."""
+def _moved_preparation(view: View) -> Change:
+    """Move the host work before each step's first launch behind its last launch of a computation."""
     calls = view.trace.launches.with_row_index("launch").select("launch", "lane", "start_ns", "duration_ns")
     computing = view.work.filter((pl.col("kind") == "compute") & pl.col("launch").is_not_null())
     after = calls.join(computing, on="launch", how="semi").select(
@@ -123,7 +122,7 @@ def _uncharged(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
     )
     joined = pieces.join(waits, on="trigger_launch", how="left", maintain_order="left")
     charged = pl.col("charged").fill_null(0.0)
-    # What the first step waited for lies before the recording: it is taken to be what the others wait for.
+    # The first step's wait began before the recording: assume that it waited for what the others wait for.
     first = pl.col("begin_ns") == pl.col("begin_ns").min()
     others = pl.col("duration_ns") * (~first)
     usual = (charged * others).sum() / others.sum()

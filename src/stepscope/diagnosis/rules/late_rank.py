@@ -36,7 +36,7 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 from stepscope.whatif.changes import scaled_work
 
 _ALIKE: Final = 4
-"""Number of collectives of one kind and size needed for the fastest to show the time without waits."""
+"""Fewest collectives of one kind and size whose fastest shows the time without waits."""
 _FEWEST_STEPS: Final = 2
 
 
@@ -56,7 +56,7 @@ def check(view: View, limits: Limits) -> Answers:
     exposed = view.exposed_ns(("communication",))
     saved = min(waiting, exposed * waiting // max(total, 1))
     yield Found(
-        f"{view.percent(saved)} of the {view.period} this rank waits in collectives for others that come later",
+        f"for {view.percent(saved)} of the {view.period} this rank waits in collectives for others that come later",
         saved,
         basis="what collectives take beyond the fastest of the same kind and size, as far as nothing covers it",
         confidence="low",
@@ -67,7 +67,7 @@ def check(view: View, limits: Limits) -> Answers:
         ],
         intervals=view.longest(longer.sort("waiting", descending=True).head(3), "collective"),
         remedy=Remedy(
-            "Record all ranks of the same steps and diagnose them together: that names the rank that is late, and why.",
+            "Record the same steps on all ranks and diagnose them together: this names the late rank and the reason.",
             "stepscope diagnose RUN                  # a folder with every rank's trace",
         ),
         change=scaled_work(

@@ -10,7 +10,7 @@ Idle time before work that was launched late: the time in which the launching th
 running Python between them, and the time from such a late launch to the start of its work.
 
 # Known false positives
-Recording stacks and shapes slows the host: a step that is launch-bound by a few percent under the profiler may not be
+Recording stacks and shapes slows the host: a step that is slightly launch-bound under the profiler may not be so
 without it. Other rules report idle time of the optimizer, copies and data loading.
 
 # What to do
@@ -87,7 +87,7 @@ _PYTHON: Final = Remedy(
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
-    # Before the first work and after the last the host is not late: late-first-launch speaks of what comes before.
+    # Before the first work and after the last, the host is not late: late-first-launch covers what comes before.
     first = int(view.work["start_ns"].to_numpy().min(initial=view.window.end_ns))
     later = (pl.col("start_ns") >= first) & (pl.col("launch").is_not_null() | pl.col("lane").is_null())
     pieces = view.pieces.filter(later).select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
@@ -113,11 +113,11 @@ def check(view: View, limits: Limits) -> Answers:
     by_line = pl.col("cause").is_in(_LATE) & pl.col("lane").is_in(list(view.activity.line_timelines))
     blamed = mine.filter((pl.col("slice") >= 0) | by_line)
     yield Found(
-        f"{view.percent(cost)} of the {view.period} the device waits for launches: {many} {view.a_step}, "
+        f"for {view.percent(cost)} of the {view.period} the device waits for launches: {many} {view.a_step}, "
         f"and the host is too slow for them",
         cost,
         basis="idle time before work that the host launched late",
-        confidence="medium",  # what a graph or a compiler gains is sure only after a trial
+        confidence="medium",  # only a trial shows what a graph or a compiler gains
         figures=[
             Figure(f"launches {view.per}", launches, "count"),
             view.count_per_step("kernels", view.work.filter(pl.col("kind") == "compute").height),
@@ -127,7 +127,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("lost to Python between operators", python, "share"),
         ],
         intervals=view.longest(mine, "late launch"),
-        remedy=_PYTHON if python > dispatch else _of_the_program(view, _fewer_launches(view, launched, calls)),
+        remedy=_PYTHON if python > dispatch else _without_training_words(view, _fewer_launches(view, launched, calls)),
         where=view.locations(blamed) if blamed.height else (),
         change=scaled_pieces(_on_launching_thread(view, mine), 0.0),
     )
@@ -139,8 +139,8 @@ def _on_launching_thread(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
     return pieces.with_columns(lane=pl.coalesce("lane", lanes))
 
 
-def _of_the_program(view: View, remedy: Remedy) -> Remedy:
-    """The remedy without the words of training, where nothing is trained."""
+def _without_training_words(view: View, remedy: Remedy) -> Remedy:
+    """The remedy, without words about training where nothing is trained."""
     return remedy if view.trains else replace(remedy, code=remedy.code.replace(_AS_A_GRAPH, _FORWARD_AS_A_GRAPH))
 
 

@@ -7,7 +7,7 @@ Such a copy computes nothing, and it is slow for its size because it reads or wr
 backward pass the gradient needs the same copies in reverse.
 
 # How it is measured
-Kernels with which libraries change a convolution's layout. Copies after a change of order (`permute`, `transpose`),
+Library kernels that change a convolution's layout. Copies after a change of order (`permute`, `transpose`),
 each paired with the later one that undoes it, and in the backward pass the copies their gradients need and the slow
 element-wise work on tensors of two different orders.
 
@@ -57,7 +57,7 @@ def check(view: View, limits: Limits) -> Answers:
     left = 1 - np.array(list(excess.values()), np.int64) / np.maximum(durations[longer], 1)
     changes = (len(copying) + kernels.height) / view.step_count
     yield Found(
-        f"{view.percent(cost)} of the {view.period} goes into copies that only change the order of dimensions, "
+        f"{view.percent(cost)} of the {view.period} goes to copies that only change the order of dimensions, "
         f"{changes:,.0f} {view.a_step}",
         cost,
         basis=_basis(len(forward), len(backward), kernels.height),

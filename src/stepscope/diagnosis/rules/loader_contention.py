@@ -19,7 +19,7 @@ Reading from a slow disk or network also stretches a batch; then more workers th
 therefore requires that the main thread itself waits for a processor.
 
 # What to do
-Use as many workers as the training leaves processors, with one thread each (`torch.set_num_threads(1)`,
+Use as many workers as the training leaves processors for, with one thread each (`torch.set_num_threads(1)`,
 `cv2.setNumThreads(0)` in `worker_init_fn`), and a larger `prefetch_factor` where batches take different times.
 
 # Reference
@@ -39,10 +39,10 @@ from stepscope.diagnosis.rules._host import host_work_ns, scaled_host_work
 from stepscope.whatif.changes import scaled_cause, scaled_pieces, together
 
 _FEW: Final = 0.25
-"""Share of the batches; if these cause most of the waits, the others arrive in time."""
+"""If this share of the batches causes most of the waits, the others arrive in time."""
 _MOST: Final = 0.75
 _FEWEST: Final = 8
-"""Number of batches needed for late ones to be a pattern."""
+"""Fewest batches for late ones to be a pattern."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -89,7 +89,7 @@ def _too_many(view: View, limits: Limits, loading: Loading) -> Found | None:
         ],
         intervals=view.longest(loading.pieces, "waiting for data"),
         remedy=Remedy(
-            "Start no more workers than the training leaves processors, and let each use one thread.",
+            "Start no more workers than the training leaves processors for, and let each use one thread.",
             "def one_thread(worker):\n"
             "    torch.set_num_threads(1)      # and cv2.setNumThreads(0)\n\n"
             f"loader = DataLoader(dataset, ..., num_workers={fewer}, worker_init_fn=one_thread)\n\n"
@@ -151,9 +151,9 @@ def _too_little_ahead(view: View, limits: Limits, loading: Loading) -> Found | N
 
 RULE: Final = Rule(
     id="loader-contention",
-    title="Worker processes stand in the way, or not far enough ahead",
+    title="Worker processes compete for processors, or run too little ahead",
     thresholds={
-        "share": Threshold(0.05, "share", "share of the {period} lost to workers in the way or behind"),
+        "share": Threshold(0.05, "share", "share of the {period} lost to workers that compete or run too little ahead"),
         "stretched": Threshold(1.5, "count", "a batch's time by the clock over its time on a processor"),
     },
     check=check,

@@ -10,7 +10,7 @@ large part of short epochs.
 Time (with a device: idle time of the device) for stopping the workers at the end of an iteration, and from creating an
 iterator over a loader with workers to its first batch, less the time of one batch, which persistent workers would need
 too. `stepscope run` and Python frames mark the creation of iterators in the trace. If the recorder knows that an epoch
-is longer than the recording, the cost of a restart is divided by the epoch's batches. Workers that start take
+is longer than the recording, the cost of a restart is divided by the epoch's batches. Starting workers take
 processors from the main thread: the finding replaces one about contention if it explains at least half of it.
 
 # Known false positives
@@ -58,7 +58,7 @@ def check(view: View, limits: Limits) -> Answers:
     cost = int(sum(max(int(lost["duration_ns"].sum()) - batch_ns, 0) for lost in pieces) * share)
     mean_ns = sum(start.duration_ns for start in starts) // len(starts)
     yield Found(
-        f"{view.percent(cost)} of the {view.period} goes to starting the loader's worker processes again, "
+        f"{view.percent(cost)} of the {view.period} goes to restarting the loader's worker processes, "
         f"{mean_ns / 1e6:,.0f} ms each time",
         cost,
         basis="time from making an iterator to its first batch, less what workers that stay alive take for a batch",
@@ -93,7 +93,7 @@ def _without_starting(lane: int, batch_ns: int, starts: Sequence[Window], share:
 
 RULE: Final = Rule(
     id="loader-restart",
-    title="Worker processes are started again and again",
+    title="Worker processes are restarted repeatedly",
     thresholds={"share": Threshold(0.02, "share", "share of the {period} lost to starting workers")},
     check=check,
     replaces=("input-bound", "step-variance", "host-contention"),

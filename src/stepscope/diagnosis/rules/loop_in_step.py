@@ -10,20 +10,19 @@ piece's gradient. One call over the whole tensor does the same work once.
 A loop is a short body of outermost operators that repeats without interruption on one thread within a step, outside the
 optimizer and the data loader; the backward operators that it caused belong to it. A stack of equal layers repeats too
 but is not a loop: its repetitions run in different modules, or there are as many gradients as if each repetition had
-its own parameters. Nor is a loop inside a library: one whose repetitions a library's function contains, or whose
-operators are those that torch's data parallelism names or broadcasts buffers with. It is a loop if one `cat` or `stack`
-joins the results, if an index counts up, if nothing in it has parameters, or if its repetitions share them. A body of
-more than 24 operators counts only if the results are joined, or if the model has fewer parameters than such repetitions
-need.
+its own parameters. Loops inside a library do not count either: those whose repetitions a library function contains, or
+whose operators are torch's data parallelism at work. It is a loop if one `cat` or `stack` joins the results, if an
+index counts up, if nothing in it has parameters, or if its repetitions share them. A body of more than 24 operators
+counts only if the results are joined, or if the model has fewer parameters than such repetitions need.
 
 The cost is the thread's time in the operators and between them; with a device, the device's time for what they launched
 plus its idle time before it. The time of the same work in one call is subtracted: matrix products and element-wise
 operators at the best rate in the trace, other operators without the overhead of a call. Slicing and its backward pass
-are no longer needed. All repetitions but one are counted as saved, or but one for each turn of a loop around it.
+are no longer needed. All repetitions but one are counted as saved, or all but one for each turn of an outer loop.
 
-Repetitions that need the result of the one before are not reported: the recorder reads from the source which names a
+Repetitions that need the previous one's result are not reported: the recorder reads from the source which names a
 loop's body reads before it binds them anew. Where the source is unknown, a body that chooses from its result (`argmax`,
-`multinomial`) counts as such a loop. A recurrence that a recurrent layer runs is reported all the same.
+`multinomial`) counts as such a loop. A recurrence that a recurrent layer could run is reported all the same.
 
 # Known false positives
 Without recorded source, loops that are inherently sequential. Without input shapes the estimate of the remaining work
@@ -75,7 +74,7 @@ _NOT_IN_CELLS: Final = frozenset({"mean", "sum", "pow", "softmax", "log_softmax"
 def check(view: View, limits: Limits) -> Answers:
     kinds: defaultdict[tuple[str, ...], list[tuple[Loop, LoopSigns]]] = defaultdict(list)
     for loop, seen in _loops(view, limits)[0]:
-        # Group equal bodies, whichever operator a run happened to begin with.
+        # Group equal bodies, whichever operator a run happens to begin with.
         turns = (loop.body[turn:] + loop.body[:turn] for turn in range(len(loop.body)))
         kinds[min(turns)].append((loop, seen))
     for same in _merged(view, list(kinds.values())):
@@ -97,14 +96,13 @@ def _merged(view: View, kinds: list[list[tuple[Loop, LoopSigns]]]) -> list[list[
 
 
 def rows_of_loops(view: View) -> Rows:
-    """Rows of `operators` that belong to loops of any cost; parameter updates are left out."""
+    """Rows of `operators` in loops of any cost; parameter updates are left out."""
     mine, elsewhere = _loops(view, RULE.limits(view))
     parts = [loop.operators for loop, _ in mine] + [loop.operators for loop in elsewhere if not is_update(loop)]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], list[Loop]]:
-    """The loops that this rule reports, and the loops that other rules report."""
     many = max(int(limits["repetitions"]), 2)
     few = max(min(int(limits["clear_repetitions"]), many), 2)
     parameters = view.program.model.parameters if view.program.model else None
@@ -128,7 +126,7 @@ def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], li
 
 
 def _is_in_library(view: View, loop: Loop, broadcasts: Rows) -> bool:
-    """Whether a library repeats these operators: in a function of its own, by its names, or to broadcast buffers."""
+    """Whether a library repeats these operators: in its own function, by its names, or to broadcast buffers."""
     ends = loop.operators[[0, -1]]
     if np.isin(ends, broadcasts).all() or any(re.match(_DATA_PARALLEL, name) for name in loop.body):
         return True
@@ -186,7 +184,7 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
     is_long = len(runs[0].body) > SHORT_BODY
     body = f"{len(runs[0].body)} operators" if is_long else ", ".join(dict.fromkeys(runs[0].body))
     begins = np.concatenate([loop.operators[:: len(loop.body)] for loop in runs]) if is_long else forward
-    # A long body is spread over called functions; its place is the call, or the first of them.
+    # A long body spans several called functions; its place is the call, or the first of them.
     where = view.at_operators(begins)
     yield Found(
         f"{body} {'run' if len(runs[0].body) > 1 else 'runs'} {often}: a loop that one batched call replaces",
@@ -242,7 +240,7 @@ def _interval(view: View, loop: Loop) -> Interval:
 
 
 def _of_growing(view: View, where: tuple[Location, ...]) -> Remedy | None:
-    """The remedy for a loop that reads ever longer slices at its costliest line, by its source; None for others."""
+    """The remedy if the loop's costliest line reads ever longer slices, by its source; else None."""
     slices = (each for each in view.program.works if each.kind == "growing")
     mine = [
         each for each in slices if where and each.file == where[0].file and each.first <= where[0].line <= each.last

@@ -13,8 +13,8 @@ FP32: time of matrix kernels whose names say FP32 (not TF32), on a device of com
 that time is counted as saved, which is less than the hardware's ratio. float64: time of operators with float64 inputs.
 Half of it and all of the conversions to float64 and back are counted as saved. TF32: time of matrix kernels that
 already multiply in TF32. A 16-bit format saves 1 - TF32 rate / 16-bit rate of that time, by the device's peaks, or half
-where no peaks are known: tensor cores since Ampere multiply 16-bit numbers twice as fast. That element-wise kernels
-move half of the bytes is not counted, nor is what limits kernels below their peak.
+where no peaks are known: tensor cores since Ampere multiply 16-bit numbers twice as fast. Not considered are the
+halved bytes of element-wise kernels, and what keeps kernels below their peak.
 
 # Known false positives
 Numerically delicate parts that must stay in a wider type, and programs that compute in float64 on purpose. Some
@@ -27,7 +27,7 @@ from NumPy with `.float()` as soon as it is a tensor.
 
 # Reference
 PyTorch's FP32MatMulPattern and TensorBoard plugin (tensor cores unused on compute capability 7.0 or later); DLProf's
-table of operators that were eligible for tensor cores and used them. In float32 a network of linear layers with Adam
+table of operators that were eligible for tensor cores and used them. In float32, a network of linear layers with Adam
 took 41 % of its float64 time, measured with PyTorch 2.13 on a CPU.
 """
 
@@ -51,11 +51,11 @@ from stepscope.whatif.changes import scaled_operators, scaled_work, scaled_work_
 _TENSOR_CORES_SINCE: Final = (7, 0)
 _TF32_SINCE: Final = (8, 0)
 _USUAL_RATIO: Final = 2.0
-"""Times that tensor cores since Ampere multiply 16-bit numbers as fast as TF32."""
+"""How many times as fast as TF32 tensor cores since Ampere multiply 16-bit numbers."""
 _MANY_CLASSES: Final = 2000
 _BF16: Final = (
     'with torch.autocast("cuda", dtype=torch.bfloat16):   # bf16\n    loss = model(batch)\n'
-    "from stepscope.remedies import mixed_precision       # bf16, held against FP32 in its first steps\n"
+    "from stepscope.remedies import mixed_precision       # bf16, compared with FP32 in its first steps\n"
     'precision = mixed_precision("bf16")\n'
     "loss = precision.loss(lambda: model(batch))"
 )
@@ -99,7 +99,7 @@ def _double(view: View, limits: Limits) -> Answers:
 
 
 def _without_scores(view: View, wide: Rows, conversions: list[Cast]) -> tuple[Rows, list[Cast]]:
-    """Leave out operators on the scores of many classes in a float64 loss, which large-logits reports."""
+    """Leave out operators on the scores of a float64 loss with many classes, which large-logits reports."""
     losses = logits_losses(view.trace, rows_of(view.operators), _MANY_CLASSES)
     if not losses:
         return wide, conversions
@@ -118,7 +118,7 @@ def _is_double_model(view: View, wide: Rows) -> bool:
 
 
 def _lists(view: View) -> Rows:
-    """Operators of the optimizer on lists of tensors, whose number types the profiler does not record."""
+    """The optimizer's operators on lists of tensors, whose number types the profiler does not record."""
     lists = view.operators.filter(pl.col("name").str.contains("^aten::_(?:foreach|fused)_"))
     large = [sum(map(elements, listed_shapes(text))) > 0 for text in lists["input_shapes"]]
     return rows_of(lists.filter(pl.Series(large, dtype=pl.Boolean)))
@@ -247,7 +247,7 @@ def _remedy(capability: tuple[int, ...]) -> Remedy:
         "Run matrix products in fp16 with a gradient scaler.",
         'scaler = torch.amp.GradScaler()\nwith torch.autocast("cuda", dtype=torch.float16):\n    loss = model(batch)\n'
         "scaler.scale(loss).backward()\nscaler.step(optimizer)\nscaler.update()\n"
-        "# or stepscope.remedies.mixed_precision('fp16'), which also holds the first losses against FP32",
+        "# or stepscope.remedies.mixed_precision('fp16'), which also compares the first losses with FP32",
         apply=("fp16",),
     )
 

@@ -1,17 +1,17 @@
 """# What it finds
-Models, optimizers, loaders, data sets, pools of workers or compiled functions that the program makes anew in each step,
-such as for each request.
+Models, optimizers, loaders, data sets, worker pools or compiled functions that the program makes anew in each step, for
+instance for each request.
 
 # Why it costs time
 Making a module allocates and fills its parameters, and mostly reads a file. A loader starts its workers, an optimizer
-loses its moments, a function is traced and compiled. The result is the same in each step.
+loses its moments, a function is traced and compiled. The result is the same every time.
 
 # How it is measured
-Before `stepscope run` records, it looks at two steps and notes which lines of the user's code call the constructors of
-such classes (or `torch.compile`) in both. What counts is the time that the constructor took, at most that of its line.
-For models, optimizers and compiled functions it is the time of the outermost line around it in which no module is
-called and no step begins: that line makes them, with all that is loaded into them, and does not use them. Where the
-constructors take less than a tenth of it, the line does something else as well, and only they count.
+Before `stepscope run` records, it examines two steps and notes which lines of the user's code call the constructors of
+such classes (or `torch.compile`) in both. The constructor's time counts, up to that of its line. For models, optimizers
+and compiled functions, it is the time of the outermost line around it in which no module is called and no step begins:
+that line makes and loads them but does not use them. If the constructors take less than a tenth of it, the line does
+something else as well, and only they count.
 
 # Known false positives
 An object that differs from step to step on purpose, such as a model for each of many users.
@@ -49,14 +49,14 @@ _WHY: Final = {
 _TRAINED: Final = "A module that is made again has new parameters, which no optimizer knows"
 _SERVED: Final = "A module that is made again fills and reads its parameters again"
 _FILLED: Final = frozenset({"module", "optimizer", "compiled function"})
-"""Kinds whose making mostly goes on in other lines than that of the constructor."""
+"""Kinds that are mostly made in other lines than the constructor's."""
 _OF_THE_LINE: Final = 0.1
-"""Share of a line's time that its constructors take if the rest of it loads into what they make, without using it."""
+"""Least share of a line's time for its constructors if the rest only loads into what they make."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Making:
-    """The visits of a line in which objects are made: their times, disjoint and in order."""
+    """The visits of a line that makes objects: their times, disjoint and in order."""
 
     place: tuple[str, int, str]
     made: tuple[MadeFacts, ...]
@@ -92,7 +92,7 @@ def _makings(view: View) -> Iterator[_Making]:
 
 
 def _places(view: View, making: _Making, whole: int) -> tuple[Location, ...]:
-    """The line, and in it up to two constructors with their parts of its time, at least 1 %."""
+    """The line, and up to two constructors in it with their shares of its time, at least 1 %."""
     inner = [made for made in making.made[:2] if (made.file, made.line) != making.place[:2]]
     parts = [made.calls * made.ns * view.step_count / max(whole, 1) for made in inner]
     return (

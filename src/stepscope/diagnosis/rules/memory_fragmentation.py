@@ -70,7 +70,7 @@ def _weighed(view: View, limits: Limits, memory: DeviceMemory, row: int, asked: 
         )
     if asked is not None:
         figures.append(Figure("memory asked for in one piece", asked, "bytes"))
-    failed = f", and {size_in_words(asked)} in one piece could not be had" if too_small and asked is not None else ""
+    failed = f", and a request for {size_in_words(asked)} failed" if too_small and asked is not None else ""
     yield Found(
         f"{size_in_words(unused)} of the {size_in_words(reserved)} that the allocator holds of device {memory.device} "
         f"are in pieces that nobody uses{failed}",

@@ -10,11 +10,10 @@ of a forward pass is held, so is everything its backward pass would need.
 Blocks that were allocated in a step and were still held at the end of the recording, at least two steps later. It is a
 leak if every such step left something behind and memory at the end of the steps rises too. The device's remaining
 memory (the machine's for the CPU), divided by the growth, gives how long the run can continue. Results of the forward
-pass in blocks of more than 512 bytes are always told, as graphs come with them; other growth only if 100,000 steps
+pass in blocks of more than 512 bytes are always reported, since they hold graphs; other growth only if 100,000 steps
 would fill a tenth of the memory. Before it records, `stepscope run` also follows the autograd graphs of the variables
-of running functions: a graph that grows by a step's nodes and reaches back into the step before is kept. Nothing is
-said of a program that makes modules in each step: to name their calls, `stepscope run` keeps them until the recording
-ends.
+of running functions: a graph that grows by a step's nodes and reaches back into the step before is kept. Programs that
+make modules in each step are not judged: to name their calls, `stepscope run` keeps them until the recording ends.
 
 # Known false positives
 Results that are collected on purpose, such as predictions over a whole data set, or a buffer that is still being
@@ -119,7 +118,7 @@ def _weighed(view: View, limits: Limits, memory: DeviceMemory, growth: MemoryGro
 
 
 def _kept_graph(view: View, kept: KeptGraphFacts) -> Found:
-    """A graph of which nothing was seen in the memory: after its backward pass it holds nodes, but no activations."""
+    """A kept graph that the memory does not show: after its backward pass it holds nodes but no activations."""
     return Found(
         f"the variable {kept.name} keeps the autograd graph of every step: {kept.nodes:,} nodes more each time",
         0,

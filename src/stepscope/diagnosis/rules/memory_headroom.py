@@ -95,7 +95,7 @@ def _remedy(view: View, factor: int) -> Remedy:
 
 RULE: Final = Rule(
     id="memory-headroom",
-    title="Unused memory, while the device waits for the host",
+    title="Memory is unused while the device waits for the host",
     thresholds={
         "share": Threshold(0.5, "share", "share of the device's memory below which much is unused"),
         "idle": Threshold(0.1, "share", "share of the steps in which the device waits for the host"),

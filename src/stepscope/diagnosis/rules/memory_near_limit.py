@@ -106,15 +106,15 @@ def _remedy(memory: DeviceMemory, *, trains: bool) -> Remedy:
     largest = max(held, key=lambda name: held[name], default="")
     if largest in ("activation", "temporary", "input"):
         return Remedy(
-            "Most of it are results of the forward pass: compute some of them again in the backward pass, or halve "
+            "Most of it holds results of the forward pass: compute some of them again in the backward pass, or halve "
             "them with 16-bit arithmetic.",
             "x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)   # instead of x = block(x)",
         )
     if largest not in ("parameter", "gradient", "optimizer_state") and not (trains and largest == "before"):
         return Remedy(
-            "Most of it was allocated before the recording, or for what it does not show: record from the program's "
-            "start, or take a snapshot, which knows each block's line.",
-            "torch.cuda.memory._record_memory_history()           # first of all\n"
+            "Most of it was allocated before the recording, or for something that it does not show: record from the "
+            "program's start, or take a snapshot, which knows each block's line.",
+            "torch.cuda.memory._record_memory_history()           # before anything else\n"
             'torch.cuda.memory._dump_snapshot("memory.pickle")    # then: stepscope memory memory.pickle',
         )
     return Remedy(

@@ -54,7 +54,7 @@ def check(view: View, limits: Limits) -> Answers:
     yield Found(
         f"{far:.0%} of the steps ran on a memory node without the device",
         0,
-        basis="what the distance costs does not show in one recording",
+        basis="one recording does not show what the distance costs",
         confidence="medium",
         severity="note",
         figures=[

@@ -54,7 +54,7 @@ def check(view: View, limits: Limits) -> Answers:
     saved = (view.cost_ns(everything) - squared) * (1 - kept) + squared * (1 - kept * kept)
     rows = view.outermost(np.unique(everything))
     yield Found(
-        f"{share:.0%} of the positions in the batches are padding; the same rows by length would have {left:.0%}",
+        f"{share:.0%} of the positions in the batches are padding; batched by length it would be {left:.0%}",
         saved,
         basis="the operators that grow with the batch's positions, by what is left of them if the sampled rows are put "
         "in batches by length",

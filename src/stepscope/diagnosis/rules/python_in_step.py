@@ -9,10 +9,10 @@ nothing to do; without a device, no operator runs meanwhile.
 Stretches in which the main thread ran Python and no operator, each at least as long as the threshold `stretch`: with
 a device only as far as the device was idle. Short stretches, which every operator call has, are ignored, and so are
 long stretches at lines where they are rare: there the operating system took the processor away, or the work happened
-once. Without a device, a line counts if such stretches are at least half of its time: elsewhere they lie between the
+once. Without a device, a line counts if such stretches take at least half of its time: otherwise they lie between the
 operators of what the line calls, which the line cannot change.
 If one kind of work takes most of these stretches, the finding names its lines and saves what it takes, less 5 % (rows
-of a table, searches through lists, ever longer slices) or 10 % (loops): `slow-input-function` says how a kind is told.
+of a table, searches through lists, ever longer slices) or 10 % (loops); `slow-input-function` explains the kinds.
 
 # Known false positives
 Recording every Python frame (stacks) slows Python several times: record with lines instead. A call into C code that
@@ -43,7 +43,7 @@ from stepscope.whatif.changes import scaled_host_time, together
 _HABIT: Final = 0.25
 """Share of a line's stretches that must be long; if fewer are, the line is not the cause."""
 _MOSTLY: Final = 0.5
-"""Share of a line's time that must be such Python; with less, what the line calls is between its operators."""
+"""Share of a line's time that must be such Python; with less, it lies between its callees' operators."""
 
 _REMEDY: Final = Remedy(
     "Move what does not depend on the batch out of the step, and let a background thread do what need not be done at "
@@ -88,7 +88,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _of_python_lines(view: View, stretches: pl.DataFrame) -> pl.DataFrame:
-    """The stretches at lines that mostly are such stretches; all whose line is unknown."""
+    """The stretches at lines that mostly consist of such stretches; all with an unknown line."""
     lines = view.begin_in_span(view.trace.lines).group_by(place="name").agg(whole=pl.col("duration_ns").sum())
     known = stretches.join(lines, on="place", how="left", maintain_order="left")
     mostly = pl.col("ns").sum().over("place") >= _MOSTLY * pl.col("whole")
@@ -96,7 +96,7 @@ def _of_python_lines(view: View, stretches: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_work(view: View, found: Found, work: Work, works: FunctionWork) -> Found:
-    """The finding, told by the kind of work that most of this Python code does."""
+    """The finding, reworded for the kind of work that most of this Python code does."""
     left = left_of(work)
     remains = f", but for {left:.0%} of it" if left else ""
     share = Figure("share of this Python code", work.share, "share", least(work))
@@ -162,7 +162,6 @@ def _placed(view: View, lane: int, pieces: pl.DataFrame) -> pl.DataFrame:
 
 
 def _slice_names(view: View, slices: Rows) -> pl.Series:
-    """The names of these slices, null for -1."""
     names = pl.Series([None] * len(slices), dtype=pl.String)
     if not len(view.activity.row):  # a trace with lines but no slices
         return names
@@ -174,7 +173,6 @@ def _slice_names(view: View, slices: Rows) -> pl.Series:
 
 
 def _gathered(names: pl.Series, rows: Rows) -> pl.Series:
-    """The names in these rows, null for -1."""
     found: pl.Series = names.gather(pl.Series(rows, dtype=pl.Int64).replace(-1, None)).cast(pl.String)
     return found
 
@@ -184,7 +182,7 @@ RULE: Final = Rule(
     title="Python code between the operators takes long",
     thresholds={
         "share": Threshold(0.03, "share", "share of the {period} in long stretches of Python"),
-        "stretch": Threshold(200_000, "ns", "length from which a stretch of Python counts"),
+        "stretch": Threshold(200_000, "ns", "shortest stretch of Python that counts"),
     },
     check=check,
     beneath=2,

@@ -132,7 +132,7 @@ def _remedy(kind: str, name: str) -> Remedy:
     if kind == "size":
         tensor, _, dimension = name.rpartition(", ")
         return Remedy(
-            "Say that the dimension varies, or pad it to few sizes.",
+            "Mark the dimension as dynamic, or pad it to few sizes.",
             f"torch._dynamo.mark_dynamic({tensor}, {dimension})     # before the compiled call\n"
             "# or pad:\n"
             "from stepscope.remedies import PadCollate\n"
@@ -217,10 +217,10 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _at_limit(view: View, limits: Limits, varying: Sequence[VaryingGuard]) -> list[VaryingGuard]:
-    """The guards of functions that were compiled as often as torch allows, one for each function."""
+    """Guards of functions that were compiled as often as torch allows, one for each function."""
     limit = _limit(view, limits)
     totals = Counter((fact.function, fact.file, fact.line) for fact in view.program.compilations)
-    # More compilations than this show that the program set a different limit.
+    # More compilations than this mean that the program set a different limit.
     found = {
         (guard.function, guard.file, guard.line): guard
         for guard in reversed(varying)

@@ -58,7 +58,7 @@ _UPDATING: Final = r"^aten::(?:_fused_\w+|_foreach_\w+|(?:add|mul|lerp|addcmul|a
 _ONCE: Final = ("aten::addcdiv_", "aten::add_")
 _ONCE_FOR_EACH: Final = ("aten::addcdiv_", "aten::add_", "aten::lerp_", "aten::mul_")
 _SHORTEST_KERNEL_NS: Final = 3_000.0
-"""A kernel that takes longer needs the time for its work."""
+"""Kernels that take longer need the time for their work."""
 _TENSORS_FOR_A_KERNEL: Final = 36
 """Tensors that one kernel of a fused update handles, with four for each parameter (torch's depth_to_max_tensors)."""
 _CALLS_FOR_EACH: Final = {"SGD": 0.5, "Adam": 1.5, "AdamW": 1.5, "Adagrad": 1.5}
@@ -68,7 +68,7 @@ Measured with torch 2.13: 0.7 to 1.2 us a tensor for SGD, 3.3 to 3.6 us for the 
 _OVERHEAD_NS: Final = 1_900.0
 """Upper limit for an operator's overhead; a longer one includes launching its work, or the recording slows it."""
 _CALLS_OF_OTHERS: Final = 1.5
-"""As _CALLS_FOR_EACH, for optimizers without a fused implementation, with operators over lists of tensors."""
+"""The same for optimizers without a fused implementation, with operators over lists of tensors."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -148,7 +148,7 @@ def _on_cpu(view: View, limits: Limits) -> Answers:
         return
     count = len(rows) / view.step_count
     yield Found(
-        f"{name} runs {count:,.0f} operators {view.a_step}, {view.percent(cost)} of it; a fused update is one",
+        f"{name} runs {count:,.0f} operators {view.a_step}, {view.percent(cost)} of it; a fused update would be one",
         saved,
         basis=f"the optimizer's time without the {left / cost:.0%} that a fused update would still take",
         confidence="medium",
@@ -267,7 +267,7 @@ RULE: Final = Rule(
     id="single-tensor-optimizer",
     title="The optimizer updates parameters one by one",
     thresholds={
-        "launches": Threshold(100, "count", "launches of an optimizer step that are many"),
+        "launches": Threshold(100, "count", "launches above which an optimizer step has many"),
         "share": Threshold(0.01, "share", "share of the {period} lost in the optimizer"),
         "share_on_cpu": Threshold(
             0.05, "share", "share of the {period} that a fused update would save, without a device"

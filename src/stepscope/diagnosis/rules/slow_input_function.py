@@ -14,7 +14,7 @@ The recorder times the dataset's items, transforms and collate functions in the 
 recordings show them as Python frames inside the main process's data loader. The finding names the innermost of your
 functions that takes at least half of the time to make a batch.
 
-Where batches are made in the main process and lines were recorded, their time is known line by line; functions that run
+If batches are made in the main process and lines were recorded, their time is known line by line; functions that run
 very many quick lines are sampled every 3 ms. The recorder reads in the source what these lines do:
 
 - a value is computed again: the hashes of two steps before the recording are equal in at least half of the calls, or
@@ -27,21 +27,21 @@ very many quick lines are sampled every 3 ms. The recorder reads in the source w
   by its own variable alone;
 - conversions: `torch.tensor(...)`, `numpy.array(...)` and the like of a variable or a part of one.
 
-The kinds are tried in this order, but conversions and loops come last. The first that takes at least 30 % of the time
-to make a batch is named, with the functions of the same file that it calls; a conversion or a loop must take half. The
-saving is a replay in which these lines take no time (a value that is computed again), 10 % (a loop) or 5 % (the others)
-of what they took. Such a finding is shown also where more workers would hide the time; so is a function that runs in
-workers, if its source shows such work.
+The kinds are tried in this order, except that conversions and loops come last. The first that takes at least 30 % of
+the time to make a batch is named, with the functions of the same file that it calls; a conversion or a loop must take
+half. The saving comes from a replay in which these lines take no time (a value that is computed again), 10 % (a loop)
+or 5 % (the others) of what they took. Such a finding is shown even if more workers would hide the time; so is a
+function that runs in workers, if its source shows such work.
 
-Of a function, the saving is what the step would lose of its waits for data if the function took 50 us for a sample,
-as when its results are cached or prepared before training; making it twice as fast saves about half of that. The rule
+For a function, the saving is what the step would lose of its waits for data if the function took 50 us per sample, as
+when its results are cached or prepared before training; making it twice as fast saves about half of that. The rule
 reports nothing if worker processes would remove most of the waits without a change to the function: `input-bound`
 reports that.
 
 # Known false positives
 Python code runs several times slower while its lines or stacks are recorded, so a function that is a Python loop looks
-slower than it is. The warnings of the trace say how much time the recording took. A value that is computed again may be
-needed anew where the source changes it in a way that it does not show.
+slower than it is. The trace's warnings say how much time the recording took. A value that is computed again may be
+needed anew if the program changes it in a way that its source does not show.
 
 # What to do
 Do what the finding says about its line: compute the value once, work on whole arrays, look up in a dictionary, index
@@ -102,7 +102,7 @@ def check(view: View, limits: Limits) -> Answers:
         f"{_WHAT[costly.stage]} {costly.name} takes {costly.share:.0%} of the time to make a batch, for which the "
         f"{view.period} waits {view.percent(loading.wait_ns)} of its time",
         saving,
-        basis="what the waits for data would lose if the function only handed out samples in memory, cached or "
+        basis="what the waits for data would lose if the function only handed out samples from memory, cached or "
         "prepared before training; half of it if it were twice as fast",
         confidence="medium",
         weighed_ns=loading.wait_ns if is_sampler else None,
@@ -150,7 +150,7 @@ _HIDES: Final = (
 
 
 def _is_collate(view: View, work: Work) -> bool:
-    """Whether the function is one that puts batches together."""
+    """Whether the function is one that collates batches."""
     stages = {(each.file, each.line) for each in view.program.input_stages if each.stage == "collate"}
     return (work.where[0].file, work.begin) in stages
 
@@ -193,7 +193,7 @@ def _remedy(costly: Costly) -> Remedy:
     if costly.stage == "collate":
         return Remedy(
             f"Let {costly.name} build the whole batch at once instead of element by element; what does not depend on "
-            "the batch belongs into the dataset, prepared before training.",
+            "the batch belongs in the dataset, prepared before training.",
             "def collate(samples):\n"
             "    inputs, targets = zip(*samples)\n"
             "    return torch.stack(inputs), torch.tensor(targets)",

@@ -82,10 +82,10 @@ _OTHER: Final = Remedy(
 
 RULE: Final = Rule(
     id="slow-start",
-    title="The program takes long to its first step",
+    title="The program takes long to reach its first step",
     thresholds={
-        "start": Threshold(60_000_000_000, "ns", "time to the first step that is long"),
-        "steps": Threshold(100, "count", "steps that the start must outweigh"),
+        "start": Threshold(60_000_000_000, "ns", "time to the first step above which a start is slow"),
+        "steps": Threshold(100, "count", "number of steps that the start must outweigh"),
     },
     check=check,
 )

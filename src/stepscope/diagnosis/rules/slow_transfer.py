@@ -1,5 +1,5 @@
 """# What it finds
-Collectives whose data moves slowly although every rank is there.
+Collectives whose data moves slowly although every rank has arrived.
 
 # Why it costs time
 The slowest link sets the pace of the whole group: data goes over the network instead of NVLink, over one network card
@@ -31,7 +31,7 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 from stepscope.whatif.changes import scaled_work
 
 ALIKE: Final = 4
-"""Number of collectives of one kind and size needed for the fastest to show the time without waits."""
+"""Fewest collectives of one kind and size whose fastest shows the time without waits."""
 
 REMEDY: Final = Remedy(
     "See which way the data takes, and send less of it.",
@@ -91,8 +91,8 @@ RULE: Final = Rule(
     title="Data between ranks moves slowly",
     thresholds={
         "share": Threshold(0.05, "share", "share of the {period} that transfers at the expected rate would save"),
-        "bytes_per_second": Threshold(5e9, "bytes", "rate that each rank's link is expected to reach, in a second"),
-        "bytes": Threshold(2**20, "bytes", "message from which the rate counts"),
+        "bytes_per_second": Threshold(5e9, "bytes", "rate per second that each rank's link is expected to reach"),
+        "bytes": Threshold(2**20, "bytes", "smallest message whose rate counts"),
     },
     check=check,
     replaces=("exposed-communication",),

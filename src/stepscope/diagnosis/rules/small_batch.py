@@ -11,7 +11,7 @@ launches, and its peak of reserved memory is below half of its memory. With twic
 long as now, so half of their time per sample is counted as saved.
 
 # Known false positives
-A batch size that the training, or latency in serving, requires. Time per step stays the same; time per sample falls.
+A batch size that the training requires, or latency in serving. Time per step stays the same; time per sample falls.
 
 # What to do
 Raise the batch size, and adapt the learning rate.
@@ -50,7 +50,7 @@ def check(view: View, limits: Limits) -> Answers:
         return
     yield Found(
         f"{view.percent(time)} of the {view.period} goes to kernels shorter than {short_ns / 1000:,.0f} us, and the "
-        f"device's memory is {held:.0%} full at the most: a larger batch would take hardly longer",
+        f"device's memory is {held:.0%} full at most: a larger batch would take hardly longer",
         time * _SAVED,
         basis="half of the short kernels' time, for each sample, with twice the batch; an assumption",
         confidence="low",

@@ -36,7 +36,7 @@ from stepscope.whatif.changes import scaled_cause, scaled_slices, scaled_work, t
 
 _BUCKET_BYTES: Final = 25 * 2**20
 _OUTLIER: Final = 10
-"""A time between two ends above this many medians is due to a late rank, not the fixed cost of a reduction."""
+"""Longer times between two ends, in medians, are due to a late rank, not a reduction's fixed cost."""
 _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -76,7 +76,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _fewer(view: View, found: pl.DataFrame, less_ns: float, saved_ns: float) -> Change:
-    """Shorten each reduction by `less_ns` on a device; on the host, shorten starts and waits by `saved_ns` in total."""
+    """Shorten reductions by `less_ns` each on a device; on the host, starts and waits by `saved_ns` in total."""
     if view.device is not None:
         left = 1 - less_ns / found["duration_ns"].to_numpy()
         return scaled_work(rows_of(found), np.maximum(left, 0.0))
@@ -123,8 +123,8 @@ def _remedy(view: View) -> Remedy:
         )
     return Remedy(
         "Exchange gradients in buckets: DistributedDataParallel does, or flatten what a loop would send one by one.",
-        "model = DistributedDataParallel(model)      # buckets of 25 MB, sent while the backward pass goes on\n"
-        "flat = torch._utils._flatten_dense_tensors(gradients)   # in an own loop: one message for all\n"
+        "model = DistributedDataParallel(model)      # buckets of 25 MB, sent during the backward pass\n"
+        "flat = torch._utils._flatten_dense_tensors(gradients)   # in your own loop: one message for all\n"
         "torch.distributed.all_reduce(flat)",
     )
 
@@ -133,7 +133,7 @@ RULE: Final = Rule(
     id="small-buckets",
     title="Gradients are exchanged in very many small messages",
     thresholds={
-        "count": Threshold(20, "count", "reductions per step that are many"),
+        "count": Threshold(20, "count", "reductions per step above which there are many"),
         "bytes": Threshold(2**20, "bytes", "mean message that is small"),
         "share": Threshold(0.02, "share", "share of the {period} that fewer messages would save"),
     },

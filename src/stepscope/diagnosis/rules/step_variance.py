@@ -2,7 +2,7 @@
 Steps that take much longer than others.
 
 # Why it costs time
-The mean step time determines the run's length, not the typical one. A few steps that stop for a checkpoint, a slow
+The mean step time, not the typical one, determines the run's length. A few steps that stop for a checkpoint, a slow
 batch, a garbage collection or a busy neighbour raise the mean.
 
 # How it is measured
@@ -40,10 +40,11 @@ def check(view: View, limits: Limits) -> Answers:
         return
     slow = view.complete_steps.sort(["duration_ns", "index"], descending=[True, False]).head(3)
     shortest, longest = summary.shortest_ns / 1e6, summary.longest_ns / 1e6
+    digits = 1 if shortest >= 1 else 3
+    span = f"{shortest:,.{digits}f} ms to {longest:,.{digits}f} ms"
     cause, more_ns = _largest_excess(view, int(slow["index"][0]))
     yield Found(
-        f"steps take from {shortest:,.1f} ms to {longest:,.1f} ms; the typical one is {excess:.0%} shorter than the "
-        "mean",
+        f"steps take from {span}; the typical one is {excess:.0%} shorter than the mean",
         0,
         basis="no saving of its own: what made a step slow is in other findings, or was chance",
         confidence="medium" if summary.count >= 10 else "low",
@@ -70,7 +71,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _largest_excess(view: View, index: int) -> tuple[str, int]:
-    """The cause by which a step exceeds the typical step most, in words, and its extra time in nanoseconds."""
+    """The cause by which a step most exceeds the typical step, in words, and its extra time in nanoseconds."""
     steps = view.complete_steps.sort("start_ns")
     of_step = np.searchsorted(steps["start_ns"].to_numpy(), view.pieces["start_ns"].to_numpy(), side="right") - 1
     sums = view.pieces.with_columns(step=pl.Series(of_step, dtype=pl.Int64)).filter(pl.col("step") >= 0)

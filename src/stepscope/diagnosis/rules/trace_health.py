@@ -32,7 +32,7 @@ from stepscope.whatif.changes import without_cause
 
 
 def check(view: View, limits: Limits) -> Answers:
-    if view.trace.metadata.format == "torch_snapshot":  # a snapshot is about memory alone and complete
+    if view.trace.metadata.format == "torch_snapshot":  # a snapshot shows only memory, and all of it
         return
     yield from _overhead(view)
     yield from _missing_parts(view)
@@ -43,7 +43,7 @@ def _overhead(view: View) -> Iterator[Found]:
     pieces = view.pieces_of("profiler_overhead")
     cost = int(pieces["duration_ns"].sum())
     yield Found(
-        f"{view.percent(cost)} of the {view.period} goes to the profiler itself, which is gone without it",
+        f"{view.percent(cost)} of the {view.period} goes to the profiler itself, and vanishes without it",
         cost,
         basis="time the profiler recorded of its own work",
         confidence="medium",
@@ -58,7 +58,7 @@ def _missing_parts(view: View) -> Iterator[NotAnswered]:
     cut = next((warning for warning in trace.warnings if warning.kind in ("truncated", "compressed_data")), None)
     if cut is not None:
         yield NotAnswered(
-            "What stood in the part of the file that is missing"
+            "What was in the missing part of the file"
             + (", such as the work of a device?" if view.device is None else "?"),
             cut.detail,
             "copy the file again, or let the program end before the trace is taken",
@@ -66,7 +66,7 @@ def _missing_parts(view: View) -> Iterator[NotAnswered]:
     if view.summary.source != "none" and view.complete_steps.is_empty():
         yield NotAnswered(
             "How long is a step?",
-            "no step lies whole inside the window that was read",
+            "no complete step is inside the window that was read",
             "choose whole steps: --steps FIRST:LAST",
         )
     for name in missing(view):

@@ -71,7 +71,7 @@ def check(view: View, limits: Limits) -> Answers:
     odd = next(size for size in sorted(worst.sizes, reverse=True) if size % multiple)
     rows = np.array([product.row for product in awkward], np.int64)
     yield Found(
-        f"{odd:,}, no multiple of {multiple}, slows down matrix products: {view.percent(cost)} of the {view.period}",
+        f"{odd:,}, not a multiple of {multiple}, slows down matrix products: {view.percent(cost)} of the {view.period}",
         saved,
         basis="up to half of these products' time, by how fast the trace's products with fitting dimensions run"
         if rate
@@ -84,10 +84,10 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("dimension rounded up to a multiple of 64", -(-odd // 64) * 64, "count"),
         ],
         remedy=Remedy(
-            f"Round {odd:,} up to {-(-odd // 64) * 64:,}; numbers that are added are never looked up or are masked.",
+            f"Round {odd:,} up to {-(-odd // 64) * 64:,}; the added numbers are never looked up, or are masked.",
             "from stepscope.remedies import pad_vocabulary, padded_size\n"
             f"layer = torch.nn.Linear(width, padded_size({odd}))   # {-(-odd // 64) * 64}\n"
-            "pad_vocabulary(model.embedding, model.head)   # or layers that there are; outputs stay as they are",
+            "pad_vocabulary(model.embedding, model.head)   # or existing layers; outputs stay the same",
         ),
         where=view.at_operators(rows, device_ns),
         change=scaled_work_of(rows, 1 - parts / device_ns),
@@ -126,7 +126,7 @@ RULE: Final = Rule(
     id="unaligned-dimensions",
     title="Matrix dimensions do not fit the tensor cores",
     thresholds={
-        "multiple": Threshold(8, "count", "what dimensions should be multiples of"),
+        "multiple": Threshold(8, "count", "number that dimensions should be multiples of"),
         "share": Threshold(0.02, "share", "share of the {period} that padding the dimensions would save"),
     },
     check=check,

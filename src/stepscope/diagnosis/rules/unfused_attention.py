@@ -82,7 +82,7 @@ def check(view: View, limits: Limits) -> Answers:
 def _remaining_ns(view: View, attention: WrittenOutAttention, *, with_backward: bool) -> int:
     column = view.trace.operators["duration_ns"] if view.device is None else view.operator_costs["device_total_ns"]
     product = int(column[attention.second_product])
-    softmax = min(int(column[attention.softmax]), product * _SOFTMAX_AT_MOST)  # any excess is page faults
+    softmax = min(int(column[attention.softmax]), product * _SOFTMAX_AT_MOST)  # the excess is page faults
     products = _FORWARD_PRODUCTS + (_BACKWARD_PRODUCTS if with_backward else 0)
     softmaxes = 1 + (_BACKWARD_SOFTMAXES if with_backward else 0)
     blocks = -(-attention.scores[-1] // _BLOCK)
@@ -118,7 +118,7 @@ def _remedy(found: list[WrittenOutAttention]) -> Remedy:
     if all(each.is_fallback for each in found):
         return Remedy(
             "scaled_dot_product_attention falls back to single operators here: ask for a fused kernel, and PyTorch "
-            "says what stands against it.",
+            "says what prevents it.",
             "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
             "with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):\n"
             "    loss = model(batch)   # 16-bit inputs, no mask or a boolean one, equal head sizes\n"

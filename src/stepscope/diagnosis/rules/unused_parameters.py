@@ -39,9 +39,9 @@ def check(view: View, limits: Limits) -> Answers:
     walks = _walks(view)
     cost = int(walks["duration_ns"].sum())
     yield Found(
-        f"{view.share(cost):.1%} of the {view.period} goes into looking for unused parameters: all of them are used",
+        f"{view.share(cost):.1%} of the {view.period} goes to a search for unused parameters, although all are used",
         cost,
-        basis="the end of each forward pass after its last operator, in which the graph is walked through",
+        basis="the end of each forward pass after its last operator, in which the graph is traversed",
         confidence="medium",
         figures=[
             view.count_per_step("searches", walks.height),
@@ -49,7 +49,7 @@ def check(view: View, limits: Limits) -> Answers:
         ],
         intervals=view.longest(walks, "search"),
         remedy=Remedy(
-            "Do not look for unused parameters.",
+            "Do not search for unused parameters.",
             "model = DistributedDataParallel(model)          # find_unused_parameters=False is the default\n"
             "from stepscope.remedies import DataParallelSettings      # also as a Lightning strategy\n"
             "model = DataParallelSettings(find_unused_parameters=False).ddp(model)",
@@ -80,7 +80,7 @@ def _walks(view: View) -> pl.DataFrame:
 
 RULE: Final = Rule(
     id="unused-parameters",
-    title="Unused parameters are looked for where there are none",
+    title="DistributedDataParallel searches for unused parameters in vain",
     thresholds={"share": Threshold(0.01, "share", "share of the {period} that the search costs")},
     check=check,
 )

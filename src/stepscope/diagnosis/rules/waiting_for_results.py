@@ -46,7 +46,7 @@ def check(view: View, limits: Limits) -> Answers:
     pieces = view.pieces.filter((pl.col("cause") == "synchronisation") & pl.col("trigger_launch").is_null())
     cost = int(pieces["duration_ns"].sum())
     yield Found(
-        f"{view.percent(cost)} of the {view.period} the device is idle while the host waits for results "
+        f"for {view.percent(cost)} of the {view.period} the device is idle while the host waits for results "
         "instead of sending work",
         cost,
         basis="idle time of the device while the thread that gives it work waits",

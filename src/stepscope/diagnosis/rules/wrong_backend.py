@@ -72,12 +72,12 @@ def check(view: View, limits: Limits) -> Answers:
             'torch.distributed.init_process_group("nccl")            # or "cpu:gloo,cuda:nccl"',
         ),
         where=view.at_operators(rows, found["duration_ns"].to_numpy()),
-        change=_by_the_device(view, rows, left, busy_ns, cost),
+        change=_by_device_backend(view, rows, left, busy_ns, cost),
     )
 
 
-def _by_the_device(view: View, rows: Rows, left_ns: float, busy_ns: int, cost_ns: int) -> Change:
-    """Remove the host; the time of the device's own backend replaces the copies, or else the waits."""
+def _by_device_backend(view: View, rows: Rows, left_ns: float, busy_ns: int, cost_ns: int) -> Change:
+    """Remove the host; the device's own backend's time replaces the copies, or else the waits."""
     if not busy_ns:
         return scaled_cause("communication", left_ns / cost_ns)
     return together(
@@ -92,7 +92,7 @@ RULE: Final = Rule(
     title="Devices exchange data through the host",
     thresholds={
         "share": Threshold(0.02, "share", "share of the {period} that the device's own backend would save"),
-        "bytes_per_second": Threshold(10e9, "bytes", "what the device's own backend moves in a second, taken as slow"),
+        "bytes_per_second": Threshold(10e9, "bytes", "assumed rate per second of the device's own backend"),
     },
     check=check,
     replaces=("exposed-communication", "device-ping-pong"),

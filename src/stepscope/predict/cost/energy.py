@@ -48,8 +48,8 @@ def savings_of(
     """Energy saved by each finding that saves time.
 
     Args:
-        powers: of `view.device`, every possible pair; empty where unknown.
-        host_w: of processors and memory, which a shorter step keeps busy for less time.
+        powers: every possible pair for `view.device`; empty where unknown.
+        host_w: power of processors and memory, which a shorter step keeps busy for less time.
     """
     for finding in findings if powers or host_w else ():
         saving = finding.saving_ns_per_step
@@ -164,7 +164,7 @@ def _measured(
     if step_joules is None or step_ns is None:
         return None
     total = round(step_joules / J_PER_NJ)
-    how = f"{_METHODS[counter.method]}, over {record.steps} steps outside of the profiler"
+    how = f"{_METHODS[counter.method]}, over {record.steps} steps without the profiler"
     windows = tuple(record.window_joules(counter.key))
     return DeviceEnergy(
         name,
@@ -184,7 +184,7 @@ def _to_estimate(
     unsampled = f"; {sampled.how}" if sampled is not None else ""
     if power is not None:
         return DeviceEnergy(name, called, "estimate", f"{power.formula} ({power.source}){unsampled}", step_ns, (0, 0))
-    why = f"the power limit of {called} is not known" if called else "the trace does not say what device it is"
+    why = f"the power limit of {called} is unknown" if called else "the trace does not say what device it is"
     return DeviceEnergy(name, called, None, f"{why}; --device-watts gives its power limit{unsampled}", step_ns)
 
 
@@ -244,7 +244,7 @@ def _with_parts(view: View, energy: DeviceEnergy, time: _Times, powers: tuple[Po
     if energy.basis != "estimate" and powers[0].idle_w == powers[1].idle_w:
         how += f"; idle time counts {powers[0].idle_w:.4g} W, the rest is the work's"
     elif energy.basis != "estimate":
-        how += "; what it draws without work is not known (--idle-watts gives it): idle time's part lies between bounds"
+        how += "; its idle power is unknown (--idle-watts gives it), so the part of idle time has bounds"
     return replace(energy, how=how, nanojoules=total_pair, parts=parts, operators=operators, powers=powers)
 
 
@@ -286,7 +286,7 @@ def _hosts(view: View, settings: PowerSettings, record: EnergyRecord | None) -> 
 
 
 def _measured_hosts(view: View, record: EnergyRecord) -> Iterator[HostEnergy]:
-    how = f"RAPL's counter, over {record.steps} steps outside of the profiler; of the whole machine"
+    how = f"RAPL's counter for the whole machine, over {record.steps} steps without the profiler"
     for counter in record.counters:
         step_joules = record.step_joules(counter.key)
         if counter.kind != "gpu" and record.step_ns is not None and step_joules is not None:
@@ -305,7 +305,7 @@ def _host_parts(view: View, step_ns: int, total: int) -> Iterator[EnergyPart]:
         yield from _parts("host", dict(pieces.iter_rows()), step_ns, (total, total))
 
 
-FEWEST_SAMPLES: Final = 3  # fewest samples inside the steps for an estimate
+FEWEST_SAMPLES: Final = 3  # fewest samples in the steps for an estimate
 _SERIES: Final = {"energy_j": "its counter of energy, sampled", "power_w": "its power, sampled"}
 
 
@@ -333,7 +333,7 @@ def _devices(samples: pl.DataFrame, start: int, end: int, step_count: int) -> It
         if told is None:
             inside = rows.filter(pl.col("unix_ns").is_between(start, end))["unix_ns"].n_unique()
             seconds = (end - start) / 1e9
-            few = f"its power was sampled {inside} times in the {seconds:.3g} s of the steps, which is too little"
+            few = f"its power was sampled {inside} times in the {seconds:.3g} s of the steps, which is too few"
             yield SampledEnergy(str(device), None, few)
         else:
             joules, number, name = told

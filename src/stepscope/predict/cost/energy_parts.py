@@ -97,10 +97,10 @@ def power_range(
     if full is None:
         return None
     if idle is not None and idle > full:
-        raise UsageError(f"a device cannot draw more without work ({idle:g} W) than with it ({full:g} W)")
+        raise UsageError(f"a device cannot draw more power idle ({idle:g} W) than at work ({full:g} W)")
     source = f"full from {'the device table' if device_watts is None else 'the user'}"
     if idle is None:
-        source += "; what it draws without work is not known, so anything up to its limit counts"
+        source += "; its idle power is unknown and may be anything up to the limit"
     else:
         source += f", idle from {'the device table' if idle_watts is None else 'the user'}"
     low, high = (0.0, float(full)) if idle is None else (float(idle), float(idle))
@@ -148,8 +148,6 @@ class PowerSettings:
 
 @dataclass(frozen=True, slots=True)
 class EnergyPart:
-    """One part of a step's energy."""
-
     kind: (
         str  # "idle" (by cause), "busy" (by kind of work), "operator" (the busy part by operator) or "host" (by cause)
     )
@@ -168,8 +166,6 @@ class Powers:
 
 @dataclass(frozen=True, slots=True)
 class FindingEnergy:
-    """Energy saved by a finding."""
-
     rule: str
     title: str
     saving_ns: int  # per step
@@ -234,8 +230,6 @@ class HostEnergy:
 
 @dataclass(frozen=True, slots=True)
 class TraceEnergy:
-    """The energy of one trace's steps."""
-
     path: str
     format: str
     rank: int | None
@@ -329,12 +323,12 @@ def alike(kilograms: tuple[float, float]) -> Iterator[tuple[Equivalence, Equival
 
 
 def counted_devices(traces: Sequence[TraceEnergy]) -> list[DeviceEnergy]:
-    """List every device once; one that several ranks measured counts with the first of them."""
+    """Every device once; one that several ranks measured counts with the first of them."""
     return _once([each for trace in traces for each in trace.devices])
 
 
 def counted_hosts(traces: Sequence[TraceEnergy]) -> list[HostEnergy]:
-    """List every processor and memory once; a power given by the user counts where no rank measured its processors."""
+    """Every processor and memory once; a power given by the user counts where no rank measured its processors."""
     found = _once([each for trace in traces for each in trace.hosts])
     measured = any(each.kind == "cpu" and each.basis == "measured" for each in found)
     return [each for each in found if not measured or each.kind != "cpu" or each.basis == "measured"]
@@ -389,7 +383,7 @@ class Equivalence:
 
 @lru_cache(maxsize=1)
 def grids() -> tuple[Grid, ...]:
-    """List every place with a known carbon intensity."""
+    """Every place with a known carbon intensity."""
     lines = [line for line in _table().splitlines() if not line.startswith("#")]
     return tuple(msgspec.convert(row, Grid, strict=False) for row in csv.DictReader(lines))
 
@@ -415,7 +409,7 @@ def grid_of(place: str) -> Grid:
     found = by_code or [grid for grid in grids() if grid.kind != "cloud" and _plain(grid.name) == wanted]
     if len(found) == 1 and wanted:
         return found[0]
-    problem = "could be several places" if found and wanted else "is no country or region whose electricity is known"
+    problem = "could be several places" if found and wanted else "is not a country or region with known electricity"
     near = found if found and wanted else _near(wanted)
     hint = f": {', '.join(f'{grid.code} ({grid.name})' for grid in near)}" if near else ""
     raise UsageError(
@@ -429,7 +423,7 @@ def emitted_kg(joules: float, grid: Grid) -> float:
 
 
 def equivalences(kilograms: float) -> tuple[Equivalence, ...]:
-    """Express an amount of CO2 as kilometres by car and as litres of petrol."""
+    """An amount of CO2 as kilometres by car and as litres of petrol."""
     grams = kilograms * 1000
     car_g_per_km = PETROL_G_PER_GALLON / CAR_MILES_PER_GALLON / KM_PER_MILE
     return (

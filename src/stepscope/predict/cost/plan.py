@@ -29,7 +29,7 @@ from stepscope.whatif.experiment import Experiment
 
 NS_PER_HOUR: Final = 3.6e12
 HOST_LIMITS: Final = ("host", "input")  # limits that a faster accelerator does not relieve
-_MUCH: Final = 0.5  # share of a step from which on messages and waiting for the slowest device limit it
+_MUCH: Final = 0.5  # least share of a step for messages and waiting for the slowest device to limit it
 Range = tuple[float, float]
 
 
@@ -158,7 +158,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     order = sorted(range(len(points)), key=lambda at: points[at])
     front: list[int] = []
     for at in order:
-        # In this order a point is dominated exactly where an earlier, different one is no worse in the second value.
+        # In this order a point is dominated if and only if an earlier, different one is no worse in the second value.
         if not front or points[at][1] < points[front[-1]][1] or points[at] == points[front[-1]]:
             front.append(at)
     return front
@@ -166,7 +166,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 _TRAINING: Final = r"(?i)backward|autograd|accumulategrad|optimizer|gradient|dgrad|wgrad"
 _INDEPENDENT: Final = (
-    "nothing in the trace computes gradients: several devices are taken to work each for itself, and exchange nothing"
+    "nothing in the trace computes gradients: several devices are assumed to work independently and exchange nothing"
 )
 _DEVICE: Final = "\0"  # placeholder for the device's name in notes shared by several predictions
 
@@ -245,7 +245,7 @@ class _Planner:
             self._refuse(price, "", f"only {known} price is known")
             return
         if price.device is None:
-            self._refuse(price, price.gpu, "the device table does not know it, or could mean several by that name")
+            self._refuse(price, price.gpu, "the device table lacks it, or has several devices of that name")
             return
         prediction = self._predicted(self._joined(price))
         if prediction.step_ns is None:
@@ -309,7 +309,7 @@ class _Planner:
             return None
         link = self.request.link or _link_of(price, prediction.device)
         if link is None:
-            return "what joins its devices is not known; --link says it"
+            return "the link between its devices is unknown; --link names it"
         key = (prediction.device.name, link.name, prediction.device.peer_link_bytes_s)
         if key not in self._scaled:
             self._scaled[key] = self._shared(prediction, link)

@@ -2,8 +2,8 @@
 providers.json.
 
 A file with the columns of data/prices.csv is read as well. Each format is converted to those columns. Unusable rows are
-counted, with the first line where they occur; the rest is kept. Files are untrusted: names that a spreadsheet or
-terminal could run are refused, as are invalid prices.
+counted, with the first line where they occur; the rest are kept. Files are untrusted: names that a spreadsheet or
+terminal could execute are refused, as are invalid prices.
 """
 
 from __future__ import annotations
@@ -62,8 +62,6 @@ class BadRows:
 
 @dataclass(frozen=True, slots=True)
 class ImportedPrices:
-    """Content of a price file."""
-
     format: str  # "SkyPilot", "gpuhunt", "DeepView" or "stepscope"
     prices: tuple[Price, ...]  # one for each machine and region; the lowest price over its zones
     rows: int  # rows in the file
@@ -106,7 +104,7 @@ class _Gathered:
             why = [f"{each.count:,} with {each.reason}" for each in bad]
             why += [f"{self.without_gpu:,} without an accelerator"] if self.without_gpu else []
             reason = f"of {self.rows:,} rows {', '.join(why)}" if why else "it has no rows"
-            raise UsageError(f"{path} holds no price of a machine with an accelerator: {reason}")
+            raise UsageError(f"{path} has no price of a machine with an accelerator: {reason}")
         return ImportedPrices(name, tuple(self.prices.values()), self.rows, self.without_gpu, tuple(bad))
 
 
@@ -129,7 +127,7 @@ def read_price_file(path: Path, *, provider: str | None, as_of: date) -> Importe
         for line, row in rows:
             gathered.rows += 1
             if gathered.rows > MOST_ROWS:
-                raise UsageError(f"{path} has more than {MOST_ROWS:,} rows, which no price list has")
+                raise UsageError(f"{path} has more than {MOST_ROWS:,} rows, too many for a price list")
             try:
                 for cells in cells_of(row):
                     gathered.add(_price(cells, provider, as_of, source))
@@ -138,7 +136,7 @@ def read_price_file(path: Path, *, provider: str | None, as_of: date) -> Importe
             except _BadRowError as error:
                 gathered.bad.setdefault(str(error), []).append(line)
     except csv.Error as error:
-        raise UsageError(f"{path} is no readable CSV: {error}") from error
+        raise UsageError(f"{path} is not readable CSV: {error}") from error
     return gathered.imported(name, path)
 
 
@@ -150,7 +148,7 @@ def checked_provider(name: str) -> str:
     """
     lower = name.strip().lower()
     if not _PROVIDER.fullmatch(lower):
-        raise UsageError(f"{name[:60]!r} is no name for a provider: at most 40 letters, digits and . _ -, such as aws")
+        raise UsageError(f"{name[:60]!r} is not a provider's name: at most 40 letters, digits and . _ -, such as aws")
     return lower
 
 
@@ -159,9 +157,9 @@ def _content(path: Path) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text; expected is {_KNOWN}") from error
+        raise UsageError(f"{path} is not text; expected {_KNOWN}") from error
     if "\0" in text or not text.strip():
-        raise UsageError(f"{path} is {'no text' if text.strip() else 'empty'}; expected is {_KNOWN}")
+        raise UsageError(f"{path} is {'not text' if text.strip() else 'empty'}; expected {_KNOWN}")
     return text
 
 
@@ -204,7 +202,7 @@ def _name(cells: _Cells, key: str, what: str = "", *, longest: int = _LONGEST_NA
     if len(text) > longest:
         raise _BadRowError(f"{name} that is longer than {longest} characters")
     if not text.isprintable():
-        raise _BadRowError(f"{name} with characters that cannot be seen")
+        raise _BadRowError(f"{name} with invisible characters")
     if text[:1] in ("=", "+", "-", "@"):
         raise _BadRowError(f"{name} that begins like a formula")
     return text
@@ -220,7 +218,7 @@ def _provider(value: str | None) -> str:
 def _amount(cells: _Cells, key: str, what: str) -> float | None:
     text = (cells.get(key) or "").strip()
     if text and not _AMOUNT.fullmatch(text):
-        raise _BadRowError(f"{what} that is no amount")
+        raise _BadRowError(f"{what} that is not an amount")
     return float(text or 0) or None
 
 
@@ -229,7 +227,7 @@ def _usd(value: str | None) -> float | None:
     if not text:
         return None
     if not _USD.fullmatch(text):
-        raise _BadRowError("a price that is no amount")
+        raise _BadRowError("a price that is not an amount")
     usd = float(text)
     if not 0 < usd <= _LARGEST_USD_H:
         raise _BadRowError("a price of nothing" if not usd else f"a price above {_LARGEST_USD_H:,.0f} USD an hour")
@@ -239,7 +237,7 @@ def _usd(value: str | None) -> float | None:
 def _count(value: str | None) -> int:
     text = (value or "").strip()
     if not _COUNT.fullmatch(text) or not 0 < float(text) <= _MOST_GPUS:
-        raise _BadRowError("a count of accelerators that is no whole number from 1 on")
+        raise _BadRowError("a count of accelerators that is not a positive whole number")
     return int(float(text))
 
 
@@ -270,7 +268,7 @@ def _gpuhunt(row: _Cells) -> Iterator[_Cells]:
 def _deepview(row: tuple[Any, Any]) -> Iterator[_Cells]:
     name, instance = row
     if not isinstance(instance, dict):
-        raise _BadRowError("an instance that is no object")
+        raise _BadRowError("an instance that is not an object")
     texts = {key: str(value) for key, value in instance.items() if not isinstance(value, (list, dict, NoneType))}
     cells: _Cells = {name: texts.get(key) for name, key in _DEEPVIEW.items()}
     regions = instance.get("regions")
@@ -323,13 +321,13 @@ def _format_of(
     try:
         header = set(reader.fieldnames or ())
     except csv.Error as error:
-        raise UsageError(f"{path} is no readable CSV: {error}") from error
+        raise UsageError(f"{path} is not readable CSV: {error}") from error
     for name, columns, cells_of in _FORMATS:
         if header >= columns:
             if provider is None and "provider" not in header:
                 raise UsageError(f"{path} does not say whose prices these are: name the provider with --provider aws")
             return name, ((blank + reader.line_num, row) for row in reader), cells_of
-    raise UsageError(f"{path} has an unknown format; expected is {_KNOWN}")
+    raise UsageError(f"{path} has an unknown format; expected {_KNOWN}")
 
 
 def _json_entries(text: str, path: Path) -> Iterator[tuple[int, tuple[Any, Any]]]:
@@ -337,8 +335,8 @@ def _json_entries(text: str, path: Path) -> Iterator[tuple[int, tuple[Any, Any]]
     try:
         content = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise UsageError(f"{path} is no readable JSON: {error}") from error
+        raise UsageError(f"{path} is not readable JSON: {error}") from error
     providers = content if isinstance(content, list) else [content]
     if not all(isinstance(each, dict) and isinstance(each.get("instances"), list) for each in providers):
-        raise UsageError(f"{path} is JSON, but no list of providers with instances; expected is {_KNOWN}")
+        raise UsageError(f"{path} is JSON, but not a list of providers with instances; expected {_KNOWN}")
     return enumerate(((each.get("name"), instance) for each in providers for instance in each["instances"]), 1)

@@ -1,6 +1,6 @@
 """Hourly prices of machines with accelerators: data/prices.csv, and prices imported by the user.
 
-A price is published by someone on a date, with the address where it was read; none is derived from another, and an
+Each price was published on a date and has the address where it was read; none is derived from another, and an
 unpublished price is absent. Prices change, so every use shows the price's age.
 """
 
@@ -36,7 +36,7 @@ _MEMORY: Final = re.compile(r"(\d{1,4})(?:g|gb|gib)")
 _TPU: Final = re.compile(r"(?:tpu-?)?(v5litepod|v5lite|v5e|v5p|v4|v6e)(?:-(\d{1,6}))?")
 _TPUS: Final = {"v4": "TPU v4", "v5p": "TPU v5p", "v6e": "TPU v6e"}
 _CORES_A_CHIP: Final = 2
-"""Names such as v4-8 count cores, of which each chip of v4 and v5p has two; those of v5e and v6e count chips."""
+"""Names such as v4-8 count cores (v4 and v5p have two per chip); those of v5e and v6e count chips."""
 _COUNTED_BY_CORE: Final = ("v4", "v5p")
 
 # Machines that come with a single form of a GPU, by their providers' documentation:
@@ -110,7 +110,7 @@ def _tpu(generation: str, number: str | None) -> NamedGpu:
 
 @lru_cache(maxsize=1)
 def _rows() -> tuple[tuple[str, _Name], ...]:
-    # A row for one of two dies is not an accelerator that anyone rents.
+    # Nobody rents out one of two dies.
     rows = [(row, _parsed(row.name.lower())) for row in device_table() if "(" not in row.name]
     return tuple(
         (row.name, replace(parsed, memory_gb=None if row.memory_bytes is None else row.memory_bytes / 1e9))
@@ -194,13 +194,12 @@ class Price:
 
 @lru_cache(maxsize=1)
 def shipped_prices() -> tuple[Price, ...]:
-    """Prices that come with the package."""
     text = files("stepscope").joinpath("data/prices.csv").read_text(encoding="utf-8")
     return tuple(price_of(row) for row in csv.DictReader(text.splitlines()))
 
 
 def price_of(row: Mapping[str, str | None]) -> Price:
-    """Parse a row of a file with the columns COLUMNS.
+    """Parse a row of a file with the columns COLUMNS; ValueError or KeyError if it is invalid.
 
     Raises:
         ValueError, KeyError: the row is invalid.
@@ -218,7 +217,6 @@ def price_of(row: Mapping[str, str | None]) -> Price:
 
 
 def row_of(price: Price) -> list[str]:
-    """Format a price as the cells of COLUMNS."""
     values = [getattr(price, name) for name in COLUMNS]
     return ["" if value is None else repr(value) if isinstance(value, float) else str(value) for value in values]
 
@@ -234,7 +232,6 @@ def newest(prices: Iterable[Price]) -> list[Price]:
 
 
 def unpriced_devices(prices: Sequence[Price], names: Iterable[str]) -> list[str]:
-    """Devices without a known price, in the given order."""
     priced = {price.device for price in prices}
     return [name for name in names if name not in priced]
 

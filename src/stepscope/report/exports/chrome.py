@@ -86,7 +86,7 @@ def lines(rows: pl.DataFrame, *pieces: str | pl.Expr) -> bytes:
 
 
 _OWN_ROWS: Final = ("lines", "modules")
-"""Tables whose slices would overlap those of their thread: each gets a row of its own."""
+"""Tables whose slices would overlap those of their thread: each gets its own row."""
 _WRITTEN_OTHERWISE: Final = {
     ("launches", "kind"),
     ("device_work", "kind"),

@@ -52,7 +52,7 @@ class Command:
 
     Attributes:
         words: each a word, a macro such as "${args}", or with {names} in it.
-        left_out: parameters that do not appear in it; a program of W&B's has them in wandb.config all the same.
+        left_out: parameters that do not appear in it; a W&B program still has them in wandb.config.
     """
 
     words: tuple[str, ...]
@@ -117,7 +117,7 @@ def parse_command(given: object, program: object, names: Sequence[str]) -> Comma
     Args:
         given: the value of `command`: a line, or W&B's list of words and macros; None for W&B's default.
         program: the value of `program`.
-        names: of the parameters.
+        names: the parameters' names.
 
     Raises:
         UsageError: there is no command, or it names an unknown parameter or macro.
@@ -167,17 +167,17 @@ def _named(command: Command, names: Sequence[str]) -> set[str]:
         for each in _MACRO.findall(_VARIABLE.sub("", word)):
             if each not in MACROS or macro is None:
                 inside = each in MACROS
-                why = "stands for whole words, so nothing may stand beside it" if inside else "is not known"
+                why = "must be a word of its own" if inside else "is not known"
                 raise UsageError(f"command: ${{{each}}} {why}; there are {', '.join(MACROS)} and envvar:NAME")
         if macro is not None and macro[1] == "program" and command.program is None:
-            raise UsageError("program is missing, which ${program} in the command stands for")
+            raise UsageError("program is missing, which ${program} in the command refers to")
         if macro is not None and macro[1] in _OF_ALL:
             named |= set(names)
         for each in _PLACE.findall(word):
             if each not in names:
                 guess = difflib.get_close_matches(each, names, n=1)
                 hint = f"did you mean {{{guess[0]}}}?" if guess else f"there are {', '.join(names)}"
-                raise UsageError(f"command: {{{each}}} is no parameter; {hint}")
+                raise UsageError(f"command: {{{each}}} is not a parameter; {hint}")
             named.add(each)
     return named
 
@@ -214,14 +214,14 @@ def read_yaml(path: Path) -> dict[Any, Any]:
     Raises:
         UsageError: PyYAML is missing, or the file cannot be read, is too large, is not YAML or holds something else.
     """
-    data = read_small(path, _LARGEST_MIB, ": it is no sweep file")
+    data = read_small(path, _LARGEST_MIB, ": it is not a sweep file")
     content = _parsed(path, data)
     if content is None:
         raise UsageError(f"{path} is empty: a sweep file has at least parameters, a metric and a command or a program")
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds a {_kind(content)}: a sweep file has keys such as command, metric, parameters")
     if _count(content, 0, 0) > _MOST_VALUES:
-        raise UsageError(f"{path} holds more than {_MOST_VALUES:,} values: it is no sweep file")
+        raise UsageError(f"{path} has more than {_MOST_VALUES:,} values: it is not a sweep file")
     return content
 
 
@@ -238,7 +238,7 @@ def _parsed(path: Path, data: bytes) -> Any:
             seen = set()
             for key, _ in node.value:
                 if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                    raise UsageError(f"{path}, line {key.start_mark.line + 1}: {key.value} is there twice")
+                    raise UsageError(f"{path}, line {key.start_mark.line + 1}: {key.value} appears twice")
                 seen.add(key.value)
             mapping: dict[Hashable, Any] = super().construct_mapping(node, deep)
             return mapping
@@ -254,9 +254,9 @@ def _parsed(path: Path, data: bytes) -> Any:
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f", line {mark.line + 1}"
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UsageError(f"{path}{where} is no YAML: {what}") from error
+        raise UsageError(f"{path}{where} is not YAML: {what}") from error
     except (RecursionError, ValueError, TypeError, UnicodeError) as error:
-        raise UsageError(f"{path} is no YAML of a sweep: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"{path} is not a sweep's YAML: {str(error).splitlines()[0]}") from error
 
 
 class _Whole:
@@ -355,12 +355,12 @@ class Sweep:
     """The content of a sweep file.
 
     Attributes:
-        name: of the study.
-        trials: the most to run; None for all of a grid, or without end within the budget.
+        name: the study's name.
+        trials: the most to run; None for all of a grid, or as many as the budget allows.
         budget_s: seconds after which no trial begins; None for no limit.
-        jobs: trials at the same time.
-        seed: of the search; None for another one each time.
-        steps: of each trial, for a metric that stepscope measures.
+        jobs: number of trials at the same time.
+        seed: the search's seed; None for another one each time.
+        steps: steps of each trial, for a metric that stepscope measures.
         description: the user's text.
         warnings: keys of the file that have no meaning here, a sentence each.
     """
@@ -426,7 +426,7 @@ def read_sweep(path: Path, changes: Mapping[str, Any] | None = None) -> Sweep:
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     if without_end:
-        said = f"no trial is ended early: {sweep.metric.name} is known only at the end of one"
+        said = f"no trial ends early: {sweep.metric.name} is known only at its end"
         return replace(sweep, warnings=(*sweep.warnings, said))
     return sweep
 
@@ -483,16 +483,14 @@ def seconds(text: object) -> float:
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*(s|m|min|h|d|)\s*", str(text), re.ASCII)
     value = float(match[1]) * _TIMES[match[2]] if match else 0.0
     if value <= 0:
-        raise UsageError(f"budget: {text!r} is no time: write 90s, 20m or 2h")
+        raise UsageError(f"budget: {text!r} is not a time: write 90s, 20m or 2h")
     return value
 
 
 def _metric(file: _Given) -> Metric:
     given = {"name": file.metric} if isinstance(file.metric, str) else file.metric
     if not isinstance(given, dict) or not isinstance(given.get("name"), str) or not given["name"]:
-        raise UsageError(
-            "metric is missing: say what is measured, as metric: val_loss in the file or --metric val_loss"
-        )
+        raise UsageError("metric is missing: say what to measure, as metric: val_loss in the file or --metric val_loss")
     check_keys(given, ("name", "goal", "target", "from", "pattern", "use", "impute", "impute_while_running"), "metric")
     metric = checked({**given, "goal": file.goal or given.get("goal")}, Metric, "metric", source="from")
     if metric.name in MEASURED and metric.source == "auto" and metric.pattern is None:
@@ -511,7 +509,7 @@ def _check_pattern(pattern: str) -> None:
     try:
         groups = re.compile(pattern).groups
     except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"metric.pattern is no regular expression: {error}") from error
+        raise UsageError(f"metric.pattern is not a regular expression: {error}") from error
     if not groups:
         raise UsageError(r"metric.pattern needs a group around the number, such as loss ([-+.\deE]+)")
 
@@ -546,4 +544,4 @@ def _warnings(content: dict[Any, Any], command: Command) -> Iterator[str]:
         if isinstance(content["metric"], dict) and key in content["metric"]:
             yield f"metric.{key} has no meaning here: a failed trial has no value, and the search leaves it out"
     if command.left_out:
-        yield f"the command does not name {', '.join(command.left_out)}: only wandb.config has it in the program"
+        yield f"the command does not name {', '.join(command.left_out)}: the program finds it only in wandb.config"

@@ -41,16 +41,16 @@ class Parameter:
 
     Attributes:
         name: as passed to the program; for a nested one the names from outside in, joined by dots.
-        distribution: W&B's name of it; "range" for stepscope's own form, with `log` and `step`.
+        distribution: W&B's name for it; "range" for stepscope's own form, with `log` and `step`.
         low, high: bounds of the values; for W&B's log_uniform and inv_log_uniform the values, not their logarithms.
         whole: whether only whole numbers are drawn.
         log: whether the logarithm is uniform.
-        step: between neighbouring values of a range; None for continuous values (or whole numbers 1 apart).
+        step: distance between neighbouring values of a range; None for continuous values (or whole numbers 1 apart).
         q: values are rounded to multiples of it; None without rounding.
-        values: of a choice; of a constant its only one.
-        probabilities: of the values, which sum to 1; empty if all are equal.
-        mu, sigma: of a normal distribution, or of the logarithm.
-        a, b: of a beta distribution.
+        values: a choice's values; a constant's only one.
+        probabilities: the values' probabilities, which sum to 1; empty if all are equal.
+        mu, sigma: parameters of a normal distribution, or of the logarithm's.
+        a, b: parameters of a beta distribution.
     """
 
     name: str
@@ -121,10 +121,10 @@ class Parameter:
         if self.is_choice:
             return self.labels()
         if self.distribution in BY_SHARE or (self.log and not (self.whole or self.q)):
-            raise UsageError(f"{self.path}: a grid needs values that can be counted up: give values: [...]")
+            raise UsageError(f"{self.path}: a grid needs values that can be enumerated: give values: [...]")
         step = self.step if self.step is not None else self.q if self.q is not None else 1 if self.whole else None
         if step is None:
-            raise UsageError(f"{self.path}: a grid needs values that can be counted up: give values: [...] or a step")
+            raise UsageError(f"{self.path}: a grid needs values that can be enumerated: give values: [...] or a step")
         assert self.low is not None
         assert self.high is not None
         if (self.high - self.low) / step > _MOST_ON_A_GRID:
@@ -363,7 +363,7 @@ def _by_quantile(name: str, distribution: str, given: _Given, path: str) -> Para
     if "beta" in distribution:
         return Parameter(name, distribution, q=q, a=given.a or 1.0, b=given.b or 1.0)
     if "log" in distribution and abs(given.mu) + 6 * given.sigma > _LARGEST_EXPONENT:
-        raise UsageError(f"{path}: mu and sigma are of the natural logarithm, and e to the power of them is too large")
+        raise UsageError(f"{path}: mu and sigma describe the natural logarithm, and e to their power is too large")
     return Parameter(name, distribution, q=q, mu=float(given.mu), sigma=float(given.sigma))
 
 
@@ -371,7 +371,7 @@ def _plain(value: object, path: str) -> Any:
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{path}: {_shown(value)} is no text, number, list or mapping") from error
+        raise UsageError(f"{path}: {_shown(value)} is not text, a number, a list or a mapping") from error
     if isinstance(value, int) and abs(value) > _LARGEST_WHOLE:
         raise UsageError(f"{path}: {_shown(value)} is too large")
     return json.loads(text)
@@ -387,7 +387,7 @@ def check_keys(given: dict[Any, Any], known: Iterable[str], path: str) -> None:
         if key not in names:
             guess = difflib.get_close_matches(str(key), names, n=1)
             hint = f"; did you mean {guess[0]}?" if guess else f" here; there are {', '.join(names)}"
-            raise UsageError(f"{path}.{key} is not known{hint}" if path else f"{key} is not known{hint}")
+            raise UsageError(f"{path}.{key} is unknown{hint}" if path else f"{key} is not known{hint}")
 
 
 _Record = TypeVar("_Record")
@@ -413,7 +413,7 @@ def checked(content: dict[Any, Any], kind: type[_Record], path: str = "", **name
     fields = {key: field for field, key in named.items()}
     given = {fields.get(key, key): value for key, value in content.items() if value is not None}
     for key, value in given.items():
-        if isinstance(value, (int, float)) and not abs(value) <= 1e300:  # NaN compares false, and a comparison is exact
+        if isinstance(value, (int, float)) and not abs(value) <= 1e300:  # false for NaN, and exact for integers
             raise UsageError(f"{_joined(path, key)} must be a finite number, not {_shown(value)}")
     try:
         return msgspec.convert(given, kind)

@@ -67,9 +67,9 @@ class SweepTrial:
     """One trial.
 
     Attributes:
-        values: of every parameter, including constants; empty while the trial waits.
-        value: of the metric; for a pruned trial the last one; None without one.
-        iterations: how many values of the metric it gave; None if unknown.
+        values: values of every parameter, including constants; empty while the trial waits.
+        value: the metric's value; for a pruned trial the last one; None without one.
+        iterations: number of metric values that it gave; None if unknown.
         folder: its name in the sweep's folder; None without one.
     """
 
@@ -104,8 +104,8 @@ class SweepResults:
     """A sweep and its trials so far, in order, without abandoned ones, which were repeated.
 
     Attributes:
-        effects: of the searched parameters, the most important first.
-        abandoned: how many trials were left unfinished and repeated.
+        effects: the searched parameters' effects, most important first.
+        abandoned: number of trials that were left unfinished and repeated.
     """
 
     sweep: Sweep
@@ -131,7 +131,7 @@ def read_results(place: str | Path, name: str | None = None) -> SweepResults:
 
     Args:
         place: the database.
-        name: of the study; None if the database has only one.
+        name: the study's name; None if the database has only one.
 
     Raises:
         UsageError: there is no study of `stepscope sweep`.
@@ -141,7 +141,7 @@ def read_results(place: str | Path, name: str | None = None) -> SweepResults:
     study = open_study(place, name, create=False)
     content = study.user_attrs.get(SWEEP)
     if content is None:
-        raise UsageError(f"stepscope sweep did not make the study {name} in {place}")
+        raise UsageError(f"stepscope sweep did not create the study {name} in {place}")
     return results_of(kept_sweep(content, f"{name} in {place}"), study)
 
 
@@ -149,7 +149,7 @@ def only_study(place: str | Path) -> str:
     """The name of a database's only study. Raises UsageError if it has none, or several."""
     names = sorted(import_optuna().get_all_study_names(open_storage(place)))
     if len(names) != 1:
-        has = f"{len(names)} studies; say which with --name: {', '.join(names[:10])}" if names else "no study"
+        has = f"{len(names)} studies; choose one with --name: {', '.join(names[:10])}" if names else "no study"
         raise UsageError(f"{place} has {has}")
     return str(names[0])
 
@@ -244,9 +244,9 @@ _State: TypeAlias = Literal["complete", "pruned", "failed", "interrupted"]
 
 POLL_S: Final = 0.2
 ASK_S: Final = 3.0
-"""How often to ask the study for a trial while there is none: another process may give one back."""
+"""Seconds between requests for a trial while there is none: another process may give one back."""
 FIRST_FAILURES: Final = 5
-"""A run that begins with so many failures, and no other trial, is stopped."""
+"""A run that begins with this many failures, and nothing else, is stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +254,8 @@ class TrialEnd:
     """How one trial of this process ended.
 
     Attributes:
-        value: of the metric; None without one.
-        seconds: from its start to its end.
+        value: the metric's value; None without one.
+        seconds: its duration.
     """
 
     number: int
@@ -282,7 +282,7 @@ class SweepRun:
     """This process's part of a sweep.
 
     Args:
-        folder: the sweep's.
+        folder: the sweep's folder.
         tell: called with each trial that ended.
         say: called with each other event, a sentence each.
 
@@ -310,7 +310,7 @@ class SweepRun:
         with handled(interrupt, *ENDING):
             try:
                 while (stop := self._stop()) is None:
-                    self._look_for_the_dead()
+                    self._repeat_abandoned()
                     self._fill()
                     if not self._running:
                         return "trials"
@@ -347,7 +347,7 @@ class SweepRun:
 
     def _begin(self, trial: optuna.Trial, slot: int) -> None:
         values, devices = trial.user_attrs[VALUES], devices_of(slot, self._sweep.jobs, self._devices)
-        with contextlib.ExitStack() as stack:  # also after Ctrl-C: the trial was taken, and nobody would run it
+        with contextlib.ExitStack() as stack:  # also on Ctrl-C: the trial was taken, and nobody else would run it
             stack.callback(self._study.give_back, trial, "it could not be started")
             program = TrialProgram(self._sweep, self._folder, trial.number, values, devices)
             stack.pop_all()
@@ -356,7 +356,7 @@ class SweepRun:
         self._running.append(_Running(trial, program, values, slot, time.monotonic(), compared))
 
     def _look(self) -> None:
-        """Look once at every trial, then wait a little."""
+        """Check every trial once, then wait a little."""
         for each in list(self._running):
             self._look_at(each)
         if all(not each.program.is_over for each in self._running):
@@ -377,7 +377,7 @@ class SweepRun:
         for iteration, value in program.look():
             if iteration not in running.to_compare or not self._study.is_behind(running.trial, iteration, value):
                 continue
-            if not program.has_ended:  # otherwise ending it saves nothing: it has its value
+            if not program.has_ended:  # otherwise it already has its value, and ending it saves nothing
                 program.is_pruned = True
                 program.end()
                 return
@@ -414,7 +414,7 @@ class SweepRun:
         self._again_s = 0.0
         self._tell(end)
 
-    def _look_for_the_dead(self) -> None:
+    def _repeat_abandoned(self) -> None:
         """Now and then, have the trials of dead processes repeated, and end the programs they left running."""
         if time.monotonic() - self._looked_s < BEAT_S:
             return

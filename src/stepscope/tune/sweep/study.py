@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 ABANDONED: Final = "abandoned"
-"""Mark of a trial that was interrupted or whose process died: it is ignored, another one repeats it."""
+"""Mark of a trial that was interrupted or whose process died: it is ignored, and another one repeats it."""
 _LARGEST_GRID: Final = 100_000
 _LAST_ITERATION: Final = 10**9
 _MOST_BANDS: Final = 100
@@ -184,7 +184,7 @@ class SweepStudy(SharedStudy):
 
     Args:
         place: the database, as in `stepscope.tune.study`.
-        folder: of the sweep, with the lock of the processes that share it.
+        folder: the sweep's, with the lock of the processes that share it.
 
     Raises:
         UsageError: it cannot be opened, or was begun with other parameters or for another metric.
@@ -286,14 +286,14 @@ class SweepStudy(SharedStudy):
         known = self.study.user_attrs.get(SWEEP)
         if known is None:
             if self.trials():
-                raise UsageError(f"stepscope sweep did not make the study {self.sweep.name}; choose another name")
+                raise UsageError(f"stepscope sweep did not create the study {self.sweep.name}; choose another name")
             self.study.set_user_attr(SWEEP, msgspec.to_builtins(self.sweep))
             return ""
         before = kept_sweep(known, self.sweep.name)
         change = _difference(before, self.sweep)
         if change:
             raise UsageError(
-                f"the study {self.sweep.name} was begun {change}; take another --folder or name for a new one"
+                f"the study {self.sweep.name} was begun {change}; use another --folder or name for a new one"
             )
         self.study.set_user_attr(SWEEP, msgspec.to_builtins(self.sweep))
         return before.command.shown if before.command != self.sweep.command else ""

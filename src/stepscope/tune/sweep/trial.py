@@ -74,7 +74,7 @@ class Values:
         kept: [iteration, step, value] of a sample for plots.
         count: number of all values.
         last, best: None without values. `best` is NaN only if all values are.
-        total: their sum.
+        total: sum of all values.
     """
 
     metric: Metric
@@ -146,7 +146,7 @@ class MetricReader:
 
 
 _ENOUGH: Final = 5
-"""After so many printed values, none is expected to be logged any more."""
+"""After this many printed values, none is expected to be logged."""
 
 
 class _Printed:
@@ -317,7 +317,7 @@ class TrialProgram:
         """(iteration, value to compare the trial by) since the last look; empty once its end has begun."""
         if self._ending is not None:
             return []
-        is_over = self.has_ended  # checked first: everything it wrote until its end is then there
+        is_over = self.has_ended  # checked first, so that everything it wrote before its end is read
         found = []
         for value in self._reader.new(is_over=is_over):
             self.seen.add(value)
@@ -357,7 +357,7 @@ class TrialProgram:
             return f"it ended with {how}" + (f": {last[-1]}" if last else "")
         result = self.seen.result
         if result is None:
-            return f"it gave no {name}{self._what_it_gave()}"
+            return f"it gave no {name}{self._logged_instead()}"
         if not math.isfinite(result):
             return f"its {name} is {result}"
         return None
@@ -399,7 +399,7 @@ class TrialProgram:
             with contextlib.suppress(OSError):  # for children that removed the run folder from their environment
                 os.killpg(self._child.pid, signal.SIGKILL)
 
-    def _what_it_gave(self) -> str:
+    def _logged_instead(self) -> str:
         """What was logged instead, so that a wrong name can be corrected."""
         source = self._sweep.metric.source
         if source == "measure":
@@ -469,4 +469,4 @@ def _signal_name(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = str(number)
-    return f"{name} (often for want of memory)" if name == "SIGKILL" else name
+    return f"{name} (often for lack of memory)" if name == "SIGKILL" else name

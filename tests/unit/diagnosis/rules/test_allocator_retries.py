@@ -1,4 +1,4 @@
-"""allocator-retries: memory is asked of the driver during the steps."""
+"""allocator-retries: the driver is asked for memory during the steps."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_copies_at_the_end_are_saved() -> None:
 
     # The step is 664 us long, and 400 us without waiting for the copy.
     assert finding.saving_ns_per_step == 264_000
-    assert finding.title == "each step ends with copies that nothing runs beside: 38% of the step"
+    assert finding.title == "each step ends with copies that nothing overlaps: 38% of the step"
     assert figures_of(finding)[1:] == [
         ("steps with copies there", 6, "count", None),
         ("copies at the beginning per step", 0, "ns", None),
@@ -77,7 +77,7 @@ def test_copies_at_the_beginning_are_saved() -> None:
     # The first step follows nothing whose end is known. In the second the computation begins, where it waited until
     # 210 us for the copy, 9 us after its launch at 5, as the copies do.
     assert finding.saving_ns_per_step == (210 - 5 - 9) * US // 2
-    assert finding.title == "each step begins with copies that nothing runs beside: 10% of the step"
+    assert finding.title == "each step begins with copies that nothing overlaps: 10% of the step"
     assert "following.to(device, non_blocking=True)" in finding.remedy.code
     assert places_of(finding) == [("train.py", 12, "step")]
 

@@ -1,4 +1,4 @@
-"""fusible-chain: element-wise operators are run one by one that one fused function would do."""
+"""fusible-chain: element-wise operators run one by one where one fused function would do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""host-allocator: the host's memory comes from the operating system anew in each step."""
+"""host-allocator: the host gets its memory anew from the operating system in each step."""
 
 from __future__ import annotations
 

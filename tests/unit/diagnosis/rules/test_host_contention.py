@@ -34,7 +34,7 @@ def test_the_time_that_the_thread_waited() -> None:
     assert figures_of(finding) == [
         ("share of the step in which the thread was ready and did not run", 0.3, "share", 0.1),
         ("time lost per step", 300, "ns", None),
-        ("times a step it was put aside", 7.0, "count", None),
+        ("times a step it was preempted", 7.0, "count", None),
         ("tasks of the machine or container waited, per step", 400.0, "ns", None),
         ("steps that ended on another core than the one before", 0, "count", None),
         ("clock as a share of the processor's highest", 0.5, "share", None),

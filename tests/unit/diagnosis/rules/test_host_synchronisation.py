@@ -256,7 +256,7 @@ def test_what_would_wait_for_a_gpu_is_a_note_without_a_saving() -> None:
 
     assert (finding.severity, finding.saving_ns_per_step, finding.saving_share) == ("note", 0, 0.0)
     assert finding.title == (
-        ".item() is called once a step: it waits for nothing on a CPU, on a GPU it would drain the queues"
+        ".item() is called once a step: it waits for nothing on a CPU, but would drain the queues on a GPU"
     )
     assert figures_of(finding) == [
         ("calls per step", 1.0, "count", 0.5),

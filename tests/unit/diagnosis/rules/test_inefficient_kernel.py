@@ -102,7 +102,7 @@ def test_the_time_above_what_good_kernels_take_is_saved() -> None:
         "of the step"
     )
     assert finding.saving_basis == (
-        "time above what good kernels take (70% of the arithmetic peak), where the device decides on the step's length"
+        "time above what good kernels take (70% of the arithmetic peak), where the device determines the step's length"
     )
     assert figures_of(finding) == [
         ("time over the attainable time", pytest.approx(6.314367), "count", 1.5),

@@ -98,7 +98,7 @@ def test_the_finding_without_a_device() -> None:
 
     assert the_finding(rule, on_the_host()) == Finding(
         rule="input-bound",
-        title="30% of the step the main thread spends its time on the data loader",
+        title="for 30% of the step the main thread spends its time on the data loader",
         severity="high",
         saving_ns_per_step=29 * MS,  # a worker's batch takes 1 ms to be received
         saving_share=0.29,
@@ -151,7 +151,7 @@ def test_the_saving_is_the_idle_time_while_data_was_loaded() -> None:
         ("worker processes that make batches fast enough", 5, "count", None),
     ]
     assert places_of(finding) == [("train.py", 12, "step")]
-    assert finding.title == "79% of the step the device waits for the data loader"
+    assert finding.title == "for 79% of the step the device waits for the data loader"
 
 
 def test_the_device_waits_for_a_batch_until_it_has_work_again() -> None:

@@ -1,4 +1,4 @@
-"""large-logits: scores of many classes, or tables of embeddings, are handled whole."""
+"""large-logits: scores of many classes, or embedding tables, are processed whole."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_tensors_as_large_as_the_scores_are_saved() -> None:
     assert finding.saving_ns_per_step == 4 * 1_000
     assert finding.title == "the loss handles 64 by 4,000 scores at once: 19% of the step"
     assert figures_of(finding) == [
-        ("share of the step that handling them in parts would save", 0.04, "share", 0.03),
+        ("share of the step that processing them in parts would save", 0.04, "share", 0.03),
         ("classes", 4000, "count", 2000),
         ("positions", 64, "count", None),
         ("bytes of the scores", 4 * 64 * 4000, "bytes", None),
@@ -116,7 +116,7 @@ def test_positions_that_the_loss_ignores_are_saved_with_their_scores() -> None:
     finding = the_finding(rule, scoring(ignored=0.75))
 
     assert finding.saving_ns_per_step == 0.75 * 19_200 + 0.25 * 4_000
-    assert "of which 75% do not count" in finding.title
+    assert "75% of which do not count" in finding.title
     assert "features[counted]" in finding.remedy.code
 
 

@@ -55,7 +55,9 @@ def test_the_idle_time_before_the_first_launch_is_saved() -> None:
 
     # The step is 773 us long, and 400 us without the fault. The first waits longest: no work before it hides a part.
     assert (finding.saving_ns_per_step, finding.saving_from) == (773 * US - 400 * US, "replayed")
-    assert finding.title == "55% of the step the device waits for its first launch, while the host prepares the step"
+    assert (
+        finding.title == "for 55% of the step the device waits for its first launch, while the host prepares the step"
+    )
     assert figures_of(finding)[1:] == [
         ("steps that begin with waiting", 6, "count", None),
         ("waiting per step", 423_500, "ns", None),

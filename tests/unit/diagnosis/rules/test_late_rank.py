@@ -43,7 +43,7 @@ def test_what_is_longer_than_the_fastest_is_waiting() -> None:
 
     assert (finding.saving_ns_per_step, finding.confidence) == (150 * US, "low")
     assert finding.saving_from == "replayed"
-    assert finding.title == "15% of the step this rank waits in collectives for others that come later"
+    assert finding.title == "for 15% of the step this rank waits in collectives for others that come later"
     assert figures_of(finding) == [
         ("share of the step that ranks wait for the last one", 0.15, "share", 0.05),
         ("collectives that were compared per step", 1.0, "count", None),

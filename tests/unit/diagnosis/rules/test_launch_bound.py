@@ -61,7 +61,7 @@ def test_the_saving_is_the_late_time_with_its_latency() -> None:
     assert finding.saving_ns_per_step == ((100 + 10) + (50 + 10)) * US
     assert finding.saving_from == "replayed"
     assert finding.title == (
-        "17% of the step the device waits for launches: 4 launches a step, and the host is too slow for them"
+        "for 17% of the step the device waits for launches: 4 launches a step, and the host is too slow for them"
     )
     assert (finding.severity, finding.confidence) == ("medium", "medium")
     assert figures_of(finding) == [
@@ -91,7 +91,7 @@ def test_python_that_only_recorded_lines_tell_of_has_its_place() -> None:
 
     finding = the_finding(rule, recording.trace())
 
-    assert finding.title.startswith("41% of the step the device waits for launches")
+    assert finding.title.startswith("for 41% of the step the device waits for launches")
     assert places_of(finding) == [("train.py", 20, "postprocess"), ("train.py", 12, "step")]
     assert [round(place.share, 3) for place in finding.where] == [0.625, 0.375]
 

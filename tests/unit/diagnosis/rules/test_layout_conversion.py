@@ -86,7 +86,7 @@ def test_the_copies_are_saved() -> None:
     finding = the_finding(rule, permuting())
 
     assert (finding.saving_ns_per_step, finding.saving_from) == (2 * 2_000, "replayed")
-    assert finding.title == "4% of the step goes into copies that only change the order of dimensions, 2 a step"
+    assert finding.title == "4% of the step goes to copies that only change the order of dimensions, 2 a step"
     assert figures_of(finding) == [
         ("share of the step that such copies cost", 0.04, "share", 0.02),
         ("copies that only change the order per step", 2.0, "count", None),

@@ -1,4 +1,4 @@
-"""loader-contention: workers in the way, or not far enough ahead."""
+"""loader-contention: workers that compete for processors, or run too little ahead."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_workers_that_share_processors() -> None:
         "8 worker processes share 2 processors: a batch takes 20.0 times its processor time, and the step waits"
     )
     assert figures_of(finding) == [
-        ("share of the step lost to workers in the way or behind", 0.6, "share", 0.05),
+        ("share of the step lost to workers that compete or run too little ahead", 0.6, "share", 0.05),
         ("time of a batch over its processor time", 20.0, "count", 1.5),
         ("time per step in which the main thread waited for a processor", 20 * MS, "ns", None),
         ("worker processes", 8, "count", None),

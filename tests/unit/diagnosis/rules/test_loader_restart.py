@@ -1,4 +1,4 @@
-"""loader-restart: worker processes are started again and again."""
+"""loader-restart: worker processes are restarted repeatedly."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_from_the_end_of_the_last_epoch_to_the_first_batch_less_one_batch() -> N
     finding = the_finding(rule, epochs(RESTARTED))
 
     assert finding.saving_ns_per_step == (52 - 12) * MS // 4
-    assert finding.title == "10% of the step goes to starting the loader's worker processes again, 52 ms each time"
+    assert finding.title == "10% of the step goes to restarting the loader's worker processes, 52 ms each time"
     assert figures_of(finding) == [
         ("share of the step lost to starting workers", 0.1, "share", 0.02),
         ("starts while steps were recorded", 1, "count", None),

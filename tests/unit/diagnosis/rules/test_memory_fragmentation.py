@@ -68,7 +68,7 @@ def test_what_nobody_uses_at_the_peak() -> None:
 def test_a_request_that_would_have_fit() -> None:
     finding = the_finding(rule, holding(capacity=None, asked_for=20))
 
-    assert finding.title.endswith("that nobody uses, and 20.0 MiB in one piece could not be had")
+    assert finding.title.endswith("that nobody uses, and a request for 20.0 MiB failed")
     assert figures_of(finding)[4:] == [("memory asked for in one piece", 20 * MIB, "bytes", None)]
 
 

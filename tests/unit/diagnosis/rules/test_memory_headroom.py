@@ -1,4 +1,4 @@
-"""memory-headroom: unused memory, while the device waits for the host."""
+"""memory-headroom: memory is unused while the device waits for the host."""
 
 from __future__ import annotations
 

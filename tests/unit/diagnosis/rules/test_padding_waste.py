@@ -38,7 +38,7 @@ def test_what_grows_with_the_positions_shrinks_with_them() -> None:
     finding = the_finding(rule, padded())
 
     assert finding.saving_ns_per_step == (20_000 + 100) * 0.75
-    assert finding.title == "75% of the positions in the batches are padding; the same rows by length would have 0%"
+    assert finding.title == "75% of the positions in the batches are padding; batched by length it would be 0%"
     assert figures_of(finding) == [
         ("share of the batches' positions that is padding", 0.75, "share", 0.2),
         ("share that would be padding in batches by length", 0.0, "share", None),

@@ -153,7 +153,7 @@ def test_on_the_host_a_fused_update_remains() -> None:
     # 80 operators of 4 ns and 1 ns after all but the last; 1.5 overheads of 4 ns for each of 10 tensors remain, and
     # nothing but overhead was measured.
     assert (finding.saving_ns_per_step, finding.saving_from) == (80 * 4 + 79 - 60, "replayed")
-    assert finding.title == "AdamW runs 80 operators a step, 40% of it; a fused update is one"
+    assert finding.title == "AdamW runs 80 operators a step, 40% of it; a fused update would be one"
     assert figures_of(finding) == [
         ("share of the step that a fused update would save, without a device", 0.339, "share", 0.05),
         ("share of the step in the optimizer", 0.399, "share", None),

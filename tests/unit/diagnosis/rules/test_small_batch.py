@@ -49,7 +49,7 @@ def test_half_of_the_short_kernels_time_is_saved() -> None:
 
     assert (finding.saving_ns_per_step, finding.saving_from) == (20 * 4 * US // 2, "replayed")
     assert finding.title == (
-        "100% of the step goes to kernels shorter than 10 us, and the device's memory is 30% full at the most: a "
+        "100% of the step goes to kernels shorter than 10 us, and the device's memory is 30% full at most: a "
         "larger batch would take hardly longer"
     )
     assert (finding.confidence, "assumption" in finding.saving_basis) == ("low", True)

@@ -113,7 +113,7 @@ def test_the_profilers_frames_without_a_device() -> None:
     finding = the_finding(rule, profiled_on_the_host())
 
     assert (finding.saving_ns_per_step, finding.saving_share) == (100, 0.1)
-    assert finding.title == "10% of the step goes to the profiler itself, which is gone without it"
+    assert finding.title == "10% of the step goes to the profiler itself, and vanishes without it"
 
 
 def test_a_complete_recording_leaves_no_question() -> None:

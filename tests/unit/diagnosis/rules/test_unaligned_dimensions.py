@@ -58,7 +58,7 @@ def test_as_fast_as_the_others_but_at_most_twice() -> None:
 
     assert (finding.saving_ns_per_step, finding.confidence) == (200 * US, "medium")
     assert finding.saving_from == "replayed"
-    assert finding.title == "50,257, no multiple of 8, slows down matrix products: 40% of the step"
+    assert finding.title == "50,257, not a multiple of 8, slows down matrix products: 40% of the step"
     assert figures_of(finding) == [
         ("share of the step that padding the dimensions would save", 0.2, "share", 0.02),
         ("share of the step in such products", 0.4, "share", None),

@@ -1,4 +1,4 @@
-"""unused-parameters: unused parameters are looked for where there are none."""
+"""unused-parameters: DistributedDataParallel searches for unused parameters in vain."""
 
 from __future__ import annotations
 
