@@ -15,6 +15,7 @@ from stepscope.diagnosis.view import View
 from stepscope.trace import Window
 from stepscope.trace.naming import LOADER_START, cause_of_name, is_stepscope_file
 from stepscope.trace.program_facts import LoaderFacts
+from stepscope.whatif.changes import scaled_cause
 
 CARRIES_MOST: Final = 0.5
 """Share of the time to make a batch above which a function counts as the slow one."""
@@ -172,14 +173,24 @@ def _load(view: View, made: Batches, marks: pl.DataFrame, wait_ns: int, processo
         busy, left = _busy_ns(view, compute, 0.0), float(processors) if processors else None
     else:
         busy, left = _busy_ns(view, compute, processor * per_step), _left_by_others(view, processors)
-    received = RECEIVED_NS * per_step * _slowed(view) if view.device is None and not made.workers else 0.0
+    received = RECEIVED_NS * per_step * _slowed(view, wait_ns) if view.device is None and not made.workers else 0.0
     return Load(compute, busy, clock * per_step, processor * per_step, left, received)
 
 
-def _slowed(view: View) -> float:
-    """How many times as long steps take while they are recorded, at least 1; receiving a batch slows likewise."""
+def _slowed(view: View, wait_ns: int) -> float:
+    """How many times as long steps take while they are recorded, at least 1; receiving a batch slows likewise.
+
+    Recording may slow loading more than the rest, and a saving is replayed without the recording. So receiving a batch
+    takes as large a part of the recorded loading as of the loading in that replay.
+    """
     unrecorded = view.trace.metadata.unrecorded
-    return max(view.step_ns / unrecorded.step_ns, 1.0) if unrecorded is not None and unrecorded.step_ns else 1.0
+    if unrecorded is None or not unrecorded.step_ns:
+        return 1.0
+    whole = max(view.step_ns / unrecorded.step_ns, 1.0)
+    if view.recorded_events is None or view.experiment.why_not is not None:
+        return whole
+    left = view.saved_ns(scaled_cause("input", 0.0))
+    return whole * max(wait_ns / view.step_count / max(left, 1), 1.0)
 
 
 def _left_by_others(view: View, processors: int | None) -> float | None:

@@ -8,7 +8,8 @@ import pytest
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location
 from stepscope.diagnosis.rules.input_bound import RULE as rule
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.program_facts import FunctionFacts, ProgramFacts
+from stepscope.trace.metadata import UnrecordedSteps
+from stepscope.trace.program_facts import FunctionFacts, ProgramFacts, StepFacts
 from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
@@ -61,6 +62,22 @@ def on_the_host(loading_ms: int = 30) -> Trace:
     return recording.trace()
 
 
+def slowed_loading(operators: int) -> Trace:
+    """Four steps of 12 ms, 4 of them in the loader, where recording each of so many operators takes 1 us."""
+    steps = tuple(StepFacts(index=number, duration_ns=12 * MS, thread_processor_ns=12 * MS) for number in range(4))
+    program = msgspec.structs.replace(facts(processors=2), steps=steps)
+    shorter = 12 * MS - operators * US
+    recording = Recording(Metadata(program=program, unrecorded=UnrecordedSteps(20, shorter, 12 * MS, shorter)))
+    for number in range(4):
+        begin = 12 * MS * number
+        recording.step(begin, 12 * MS, number)
+        recording.annotation(begin, 4 * MS, LOADING)
+        for each in range(operators):
+            recording.operator(begin + 4 * MS * each // operators, US // 2, "aten::select")
+        recording.operator(begin + 4 * MS, 8 * MS, "aten::mm")
+    return recording.trace()
+
+
 FIRES: Cases = {
     "loads in the step": lambda: recorded(input_bound_training()),
     "workers too slow": lambda: recorded(with_workers()),
@@ -72,6 +89,7 @@ SILENT: Cases = {
     "no loader": lambda: recorded(item_every_step()),
     "a quick loader": lambda: recorded(quick_loader()),
     "a quick loader without a device": lambda: on_the_host(4),
+    "one that takes no longer than a worker's batch, but for its recording": lambda: slowed_loading(3000),
 }
 
 
@@ -104,6 +122,13 @@ def test_the_finding_without_a_device() -> None:
         saving_from="replayed",
     )
     assert "num_workers=1," in remedy.code  # 30 ms to make a batch, 70 to compute with it
+
+
+def test_receiving_a_batch_is_held_against_loading_without_its_recording() -> None:
+    finding = the_finding(rule, slowed_loading(2000))
+
+    # Without recording, 2 ms of 10: a worker's batch takes 1 ms to be received.
+    assert finding.saving_share == pytest.approx(0.1, abs=0.005)
 
 
 def test_the_saving_is_the_idle_time_while_data_was_loaded() -> None:
