@@ -212,8 +212,8 @@ class Detour:
     """Operators of one line whose result needs less work.
 
     Attributes:
-        kind: "merged" for a product of two thin matrices that is added to a weight, "one-hot" for a lookup, "unfold" for a
-            convolution.
+        kind: "merged" for a product of two thin matrices that is added to a weight, "one-hot" for a lookup, "unfold"
+            for a convolution.
         place: line of the user's code.
         rows: unneeded rows of `operators`, forward.
         operations: operations of the replacing products, forward.

@@ -3,7 +3,8 @@ Costly work in the user's code that no other rule explains, with evidence that i
 backward several times, gradients that no optimizer uses, activations that are recomputed although memory is ample, a
 graph that never runs backward, a sequence that is computed from its beginning for each new position, a product or a
 distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, a convolution by `unfold`, one small
-operator for each of many tensors, a deep copy in each step, and results or operators' inputs that are the same in each step or repeatedly within one.
+operator for each of many tensors, a deep copy in each step, and results or operators' inputs that are the same in each
+step or repeatedly within one.
 
 # Why it costs time
 The program repeats work, does work that nothing uses, or runs many operators where one would do.
@@ -69,7 +70,7 @@ PyTorch documentation, "Autograd mechanics" (locally disabling gradient computat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -77,7 +78,7 @@ import numpy as np
 
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, detours, one_by_one
-from stepscope.diagnosis.lines.costs import LineCosts, lines_at
+from stepscope.diagnosis.lines.costs import LineCosts, lines_at, lines_that_call
 from stepscope.diagnosis.lines.graphs import (
     inside_calls,
 )
@@ -191,7 +192,7 @@ _DETOURS: Final = {
         "a convolution by unfold and a matrix product, which F.conv2d",
         Remedy(
             "Call the convolution with the same weights: it copies no patches of the images.",
-            "y = torch.nn.functional.conv2d(x, weight, bias, padding=1)   # instead of weight.flatten(1) @ F.unfold(x, 3)",
+            "y = torch.nn.functional.conv2d(x, weight, bias, padding=1)   # instead of weight @ unfold(x, 3)",
         ),
     ),
     "one-hot": (
@@ -234,14 +235,14 @@ def _detours(view: View, work: WorkLeft, called: Rows) -> Iterator[Found]:
 
 def _copies(view: View) -> Iterator[Found]:
     """Lines that make a deep copy in each step."""
-    made = {each.file: each.names for each in view.program.operations}
-    if not any("deepcopy" in names for lines in made.values() for names in lines) or not view.complete_steps.height:
+    copying = lines_that_call(view, "deepcopy")
+    if not copying or not view.complete_steps.height:
         return
     costs = LineCosts(view)
     lines = [
         line
         for line in costs.lines
-        if "deepcopy" in _named(made, line.place.file, line.place.line) and (line.runs is None or line.runs >= _OFTEN)
+        if (line.place.file, line.place.line) in copying and (line.runs is None or line.runs >= _OFTEN)
     ]
     numbers = np.array([line.number for line in lines], np.int64)
     cost = sum(line.ns for line in lines)
@@ -257,8 +258,8 @@ def _copies(view: View) -> Iterator[Found]:
             ],
             where=costs.locations(numbers),
             remedy=Remedy(
-                "Do not copy in each step: decide before the weights change, or copy every so many steps. Where the copy "
-                "is needed each time, copy into tensors that were made once.",
+                "Do not copy in each step: decide before the weights change, or copy every so many steps. Where the "
+                "copy is needed each time, copy into tensors that were made once.",
                 "if torch.isfinite(loss):                       # instead of going back to a copy afterwards\n"
                 "    loss.backward()\n"
                 "    optimizer.step()\n"
@@ -266,12 +267,6 @@ def _copies(view: View) -> Iterator[Found]:
             ),
             change=costs.scaled(numbers, 0.0),
         )
-
-
-def _named(made: Mapping[str, tuple[str, ...]], file: str, line: int) -> list[str]:
-    """What the statement at a line calls, as far as its source is known."""
-    names = made.get(file, ())
-    return names[line - 1].split() if 0 < line <= len(names) else []
 
 
 _OFTEN: Final = 0.5
@@ -428,6 +423,5 @@ RULE: Final = Rule(
     thresholds={"share": Threshold(0.05, "share", "share of the {period} that the change would save")},
     check=check,
     needs=("operators",),
-    rivals=("loop-in-step",),
     beneath=1,
 )
