@@ -221,7 +221,7 @@ def test_a_session(start: Callable[..., Training], tmp_path: Path) -> None:
         listed = session("list", pid)
     assert re.findall(r"\b(c\d) +(\w+)", listed) == [("c1", "done"), ("c2", "cancelled"), ("c3", "failed")]
     assert "no step ended for 1.5 s" in listed
-    assert session("shutdown", pid) == f"process {pid}: the agent has ended, the program goes on\n"
+    assert session("shutdown", pid) == f"process {pid}: the agent has ended, the program continues\n"
     until = time.monotonic() + TIMEOUT_S
     while list((tmp_path / "data" / "agents").iterdir()):
         assert time.monotonic() < until

@@ -134,8 +134,8 @@ def test_exports_from_the_command_line(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nowhere"], "nowhere is no file, folder or run"),
-        (["."], ". holds no telemetry"),
+        (["nowhere"], "nowhere is not a file, folder or run"),
+        (["."], ". has no telemetry"),
         ([".", "--export", "excel"], "invalid choice: 'excel'"),
         (["RUN", "--export", "csv"], "an export is written into a folder; name it with --output"),
         (["RUN", "--export", "csv", "--output", "x", "--redact"], "--redact does not work with --export"),

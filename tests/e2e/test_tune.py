@@ -62,7 +62,7 @@ def test_killed_and_gone_on_with_it_finds_what_helps_and_says_why_the_rest_does_
 
     ended = tune(place, "--json", "found.json", *options)
     assert ended.code == 0, ended
-    assert "stepscope: the study mine goes on; " in ended.err
+    assert "stepscope: continuing study mine; " in ended.err
     assert ended.err.count("screen") == 2  # the first is not measured again
     assert ended.out.startswith("Step 2"), ended.out
     assert " times faster (95 % interval " in ended.out

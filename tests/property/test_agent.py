@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.record.agent.http import Place
+from stepscope.record.agent.http import Endpoint
 from stepscope.record.agent.protocol import CaptureOrder, Refusal
 from stepscope.record.agent.requests import RequestFolder
 from stepscope.record.manifest import RunManifest
@@ -52,7 +52,7 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         patch.setenv("STEPSCOPE_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         patch.setattr("stepscope.record.agent.http._REQUEST_S", 0.5)
         patch.setattr("threading.excepthook", _fail)
-        made = Process(Place())
+        made = Process(Endpoint())
         yield made
         made.agent.close()
 

@@ -260,6 +260,7 @@ class FirstRecording:
         self._move(Event.BETTER_SIGN)
         self._source = self._controller.source
         self._counted, self._started_s = 0, now
+        self._look.forget()
         for meter in self._meters:
             meter.clear()
         if self._handle is not None and self._handle.result is None:

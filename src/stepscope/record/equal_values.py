@@ -183,6 +183,11 @@ class ValueLook:
             hide_from_compiler(self._event)
             sys.setprofile(self._event)
 
+    def forget(self) -> None:
+        """Drop what was seen, to look again at steps of another kind."""
+        self.stop()
+        vars(self).update(vars(ValueLook()))
+
     def border(self) -> None:
         """End a step; the variables of running functions are hashed too."""
         if self._step >= STEPS or self.is_over:

@@ -119,8 +119,8 @@ def _operations(node: ast.AST) -> list[str]:
         return [_OPERATORS.get(type(each), "") for each in node.ops]
     if isinstance(node, (ast.BinOp, ast.UnaryOp)):
         return [_OPERATORS.get(type(node.op), "")]
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return [node.func.attr.rstrip("_")]
+    if isinstance(node, ast.Call):
+        return [node.func.attr.rstrip("_") if isinstance(node.func, ast.Attribute) else dotted_name(node.func)]
     return []
 
 

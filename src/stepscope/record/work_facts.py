@@ -21,6 +21,8 @@ _ROWS: Final = frozenset({"iloc", "loc", "iat", "at"})
 _SEARCHES: Final = frozenset({"index", "count"})
 _CONVERTERS: Final = frozenset({"tensor", "as_tensor", "array", "asarray", "Tensor", "FloatTensor", "LongTensor"})
 """Functions that make a tensor or an array from what need not be one."""
+_ALONE: Final = frozenset({"converted", "shuffled", "weighted"})
+"""Kinds of work that the call itself does, and not what computes its arguments."""
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LISTS: Final = frozenset({"list", "sorted", "tuple", "split", "splitlines", "tolist", "readlines"})
 _SIMPLE: Final = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
@@ -54,11 +56,17 @@ def work_of_source(text: str, file: str) -> tuple[list[FunctionFacts], list[Work
             calls=tuple(sorted(inside.called(function)))[:_MOST_CALLS],
             changes_by_itself=inside.changes_by_itself,
         ))  # fmt: skip
-        for kind, node, name in (*inside.constants(), *inside.lookups(lists), *inside.conversions(), *inside.loops()):
+        for kind, node, name in (
+            *inside.constants(),
+            *inside.lookups(lists),
+            *inside.draws(),
+            *inside.conversions(),
+            *inside.loops(),
+        ):
             last = node.end_lineno or node.lineno
             works.append(WorkFacts(
                 file=file, function=begin, kind=kind, name=name, first=node.lineno, last=last,
-                calls=() if kind == "converted" else tuple(sorted(inside.called(node)))[:_MOST_CALLS],
+                calls=() if kind in _ALONE else tuple(sorted(inside.called(node)))[:_MOST_CALLS],
             ))  # fmt: skip
     return functions, works
 
@@ -213,6 +221,16 @@ class _Inside:
                 elif isinstance(node, ast.For) and (name := _summed_again(node, targets)):
                     yield "growing", node, name
 
+    def draws(self) -> Iterator[_Work]:
+        """Draws by NumPy's `choice` that go through all entries: without replacement, or by probabilities."""
+        for node in ast.walk(self.function):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "choice":
+                given = {each.arg: each.value for each in node.keywords}
+                if "p" in given:
+                    yield "weighted", node, _root(given["p"])
+                elif _is_false(given.get("replace")) and not _is_false(given.get("shuffle")):
+                    yield "shuffled", node, ""
+
     def conversions(self) -> Iterator[_Work]:
         """Calls that convert a variable, or a part of one, to a tensor or an array."""
         for node in ast.walk(self.function):
@@ -228,6 +246,10 @@ class _Inside:
         for node in ast.walk(self.function):
             if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _yields(node):
                 yield "loop", node, ""
+
+
+def _is_false(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
 
 
 def _yields(node: ast.AST) -> bool:

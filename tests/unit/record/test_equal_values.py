@@ -26,9 +26,9 @@ def users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "_is_user", defaultdict(bool, {__file__: True}))
 
 
-def looked(step: Any) -> dict[tuple[str, str], ValueFacts]:
+def looked(step: Any, look: ValueLook | None = None) -> dict[tuple[str, str], ValueFacts]:
     """The facts of a look at steps, by function or module and variable."""
-    look = ValueLook()
+    look = look or ValueLook()
     before = sys.getprofile()
     sys.setprofile(None)
     try:
@@ -59,6 +59,15 @@ def test_a_result_that_is_the_same_in_each_step_is_constant() -> None:
     assert found["noise", "shifted"].is_constant is False
     assert (found["mask", ""].file, found["mask", ""].calls) == (__file__, 1)
     assert found["mask", ""].line < found["mask", ""].last
+
+
+def test_a_look_that_forgets_looks_again_at_other_steps() -> None:
+    look = ValueLook()
+    requests = looked(lambda number: noise(number), look)
+    look.forget()
+    steps = looked(lambda number: mask(9), look)
+
+    assert [("noise", "") in requests, ("noise", "") in steps, ("mask", "") in steps] == [True, False, True]
 
 
 def test_equal_results_within_a_step_are_counted() -> None:

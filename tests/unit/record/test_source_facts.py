@@ -109,8 +109,8 @@ def test_statements_that_read_a_growing_list_for_more_than_to_add_to_it(tmp_path
         ("y = 0.5 * x * (1 + torch.tanh(x))", ["add", "mul", "mul", "tanh"]),
         ("y += -x", ["add", "neg"]),
         ("y[mask] = a < b < c", ["lt", "lt"]),
-        ("policy = Categorical(logits=model(x))", []),
-        ("policy = torch.distributions.Categorical(logits=model(x)).sample()", ["Categorical", "sample"]),
+        ("policy = Categorical(logits=model(x))", ["Categorical", "model"]),
+        ("policy = torch.distributions.Categorical(logits=model(x)).sample()", ["Categorical", "model", "sample"]),
     ],
 )
 def test_operations_that_a_statement_makes_itself(source: str, names: list[str]) -> None:

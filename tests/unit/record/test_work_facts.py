@@ -54,6 +54,10 @@ KINDS = {
     ),
     "a conversion": ("return torch.tensor(self.rows[index:index + 9])", [("converted", "self.rows", 0)]),
     "a conversion of what a call gives": ("return torch.tensor(load(index))", []),
+    "a draw without replacement": ("return np.random.choice(index, 9, replace=False)", [("shuffled", "", 0)]),
+    "a draw without order": ("return rng.choice(index, 9, replace=False, shuffle=False)", []),
+    "a draw by probabilities": ("return np.random.choice(9, p=self.chances)", [("weighted", "self.chances", 0)]),
+    "a draw with replacement": ("return random.choice(index)", []),
     "a window": ("return [sum(index[t:t + 3]) for t in range(9)]", [("loop", "", 0)]),
     "a stream": ("for x in f(index):\n    yield x", []),
 }  # fmt: skip
@@ -68,7 +72,9 @@ def test_the_kinds_of_work(name: str) -> None:
 
     getitem = next(each for each in functions if each.name == "Texts.__getitem__")
     mine = [each for each in works if each.function == getitem.line]
-    found = [(each.kind, each.name, each.first - FIRST) for each in mine if each.name or each.kind == "loop"]
+    found = [
+        (each.kind, each.name, each.first - FIRST) for each in mine if each.name or each.kind in ("loop", "shuffled")
+    ]
     assert sorted(set(found)) == sorted(expected)
 
 

@@ -204,7 +204,7 @@ def _opened(path: str) -> Telemetry:
     files = telemetry_files(place)
     if not files:
         what = "has no telemetry" if place.exists() else "is not a file, folder or run"
-        raise UsageError(f"{path} {what}; name a run's folder, in which rank0/telemetry/ or the like holds it")
+        raise UsageError(f"{path} {what}; name a run's folder, such as one with rank0/telemetry/")
     return read_telemetry(files)
 
 

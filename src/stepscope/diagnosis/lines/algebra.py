@@ -6,10 +6,11 @@ a one-hot table times a matrix.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import polars as pl
@@ -63,6 +64,7 @@ def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
     operators = view.trace.operators
     names = [base_name(name) for name in operators["name"].gather(called)]
     shapes = [tensor_shapes_of(text) for text in operators["input_shapes"].gather(called)]
+    values = operators["input_values"].gather(called)
     place = at(view.attribution.place, view.slices_of_operators(called))
     found: defaultdict[tuple[str, int], list[tuple[list[int], int, int]]] = defaultdict(list)
     for first, (name, inputs) in enumerate(zip(names, shapes, strict=True)):
@@ -71,7 +73,7 @@ def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
             continue
         chain = _summed(names, shapes, first, result)
         kind = "product" if name == "mul" and len(chain) == 2 else "distance" if name == "sub" and chain else ""
-        if kind and _contracted(inputs, shapes[chain[-1]]):
+        if kind and _contracted(inputs, shapes[chain[-1]], values[chain[-1]]):
             size = elements(result)
             found[kind, int(place[first])].append(([int(called[one]) for one in chain], 2 * size, 4 * size))
     return [
@@ -109,9 +111,22 @@ def _summed(names: list[str], shapes: list[tuple[Shape, ...]], first: int, resul
     return []
 
 
-def _contracted(inputs: tuple[Shape, ...], summed: tuple[Shape, ...]) -> bool:
-    """Whether the last dimension, which is nearly always the summed one, belongs to both inputs."""
-    return bool(summed) and inputs[0][-1:] == inputs[1][-1:] and inputs[0][-1] > 1
+def _contracted(inputs: tuple[Shape, ...], summed: tuple[Shape, ...], values: str | None) -> bool:
+    """Whether the summed dimensions, or else the last one, belong to both inputs.
+
+    Args:
+        values: the sum's inputs that are no tensors, as recorded: its second names the dimensions.
+    """
+    if not summed:
+        return False
+    rank = len(summed[0])
+    known = _DIMENSIONS.match(values or "")
+    numbers = [int(number) % rank for number in known[1].split(",")] if known and rank else [rank - 1]
+    left, right = ((1,) * (rank - len(shape)) + shape for shape in inputs[:2])
+    return all(left[number] == right[number] > 1 for number in numbers)
+
+
+_DIMENSIONS: Final = re.compile(r'\["", "\[(-?\d+(?:, ?-?\d+)*)\]"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,19 +204,23 @@ _NEAR_CALLS: Final = 6
 """Number of operators after the first within which the product must come."""
 
 
+DetourKind: TypeAlias = Literal["merged", "one-hot", "unfold"]
+
+
 @dataclass(frozen=True, slots=True)
 class Detour:
     """Operators of one line whose result needs less work.
 
     Attributes:
-        kind: "merged" for a product of two thin matrices that is added to a weight, "one-hot" for a lookup.
+        kind: "merged" for a product of two thin matrices that is added to a weight, "one-hot" for a lookup, "unfold"
+            for a convolution.
         place: line of the user's code.
         rows: unneeded rows of `operators`, forward.
         operations: operations of the replacing products, forward.
         elements: elements that the replacement moves, forward.
     """
 
-    kind: Literal["merged", "one-hot"]
+    kind: DetourKind
     place: int
     rows: Rows
     operations: int
@@ -225,16 +244,18 @@ def detours(view: View, called: Rows) -> Iterator[Detour]:
         for name, shapes in operators.select("name", "input_shapes")[called].iter_rows()
     ]
     place = at(view.attribution.place, view.slices_of_operators(called))
-    found: defaultdict[tuple[Literal["merged", "one-hot"], int], list[_Found]] = defaultdict(list)
+    found: defaultdict[tuple[DetourKind, int], list[_Found]] = defaultdict(list)
+    searches: tuple[tuple[DetourKind, Callable[[list[_Called]], _Found | None]], ...] = (
+        ("merged", _merged), ("one-hot", _one_hot), ("unfold", _unfolded),
+    )  # fmt: skip
     for first in range(len(calls)):
         if place[first] < 0:
             continue
         following = calls[first : first + _NEAR_CALLS]
-        merged, looked_up = _merged(following), _one_hot(following)
-        if merged is not None:
-            found["merged", int(place[first])].append(([first + one for one in merged[0]], *merged[1:]))
-        elif looked_up is not None:
-            found["one-hot", int(place[first])].append(([first + one for one in looked_up[0]], *looked_up[1:]))
+        for kind, search in searches:
+            if (one := search(following)) is not None:
+                found[kind, int(place[first])].append(([first + position for position in one[0]], *one[1:]))
+                break
     for (kind, number), each in found.items():
         rows = called[np.array([one for positions, _, _ in each for one in positions], np.int64)]
         yield Detour(kind, number, rows, sum(work for _, work, _ in each), sum(moved for _, _, moved in each))
@@ -289,6 +310,28 @@ def _one_hot(calls: list[_Called]) -> _Found | None:
             is_own = calls[0].name == "one_hot" or (*calls[0].inputs[0][:-1], classes) == table
             moved = (2 * count + classes) * matrix[1]
             return (list(range(position + 1)), 0, moved) if is_own else None
+    return None
+
+
+def _unfolded(calls: list[_Called]) -> _Found | None:
+    """The copy of all patches of images, and their product with the weights."""
+    first = calls[0]
+    if first.name != "im2col" or len(first.inputs[0]) != 4:
+        return None
+    images, channels = first.inputs[0][:2]
+    for position, call in enumerate(calls[1:], 1):
+        if call.name not in _PRODUCTS | {"bmm"} or len(call.inputs) < 2:
+            continue
+        patches = next((shape for shape in call.inputs if len(shape) == 3 and shape[0] == images), None)
+        weights = next((shape for shape in call.inputs if shape != patches), None)
+        if patches is None or weights is None:
+            return None
+        of_a_patch = [size for size in patches[1:] if size > channels and size % channels == 0 and size in weights[-2:]]
+        if not of_a_patch:
+            return None
+        outputs = elements(weights[-2:]) // of_a_patch[0]
+        results = elements(patches) // of_a_patch[0] * outputs
+        return [0, position], 2 * results * of_a_patch[0], elements(first.inputs[0]) + results
     return None
 
 

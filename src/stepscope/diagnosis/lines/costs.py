@@ -360,6 +360,16 @@ class LineCosts:
         return pl.concat([part.cast(_COSTS) for part in parts])  # type: ignore[arg-type]
 
 
+def lines_that_call(view: View, name: str) -> set[tuple[str, int]]:
+    """Files and lines whose statements call a function or method of that name, as far as their source is known."""
+    return {
+        (each.file, line)
+        for each in view.program.operations
+        for line, names in enumerate(each.names, 1)
+        if name in names.split()
+    }
+
+
 def lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:
     """The main thread's lines when these intervals began, weighted by length."""
     timeline = view.activity.line_timelines.get(-1 if view.lane is None else view.lane)

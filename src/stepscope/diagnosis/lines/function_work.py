@@ -21,11 +21,17 @@ from stepscope.trace.program_facts import FunctionFacts, WorkFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import together
 
-Kind: TypeAlias = Literal["equal", "constant", "growing", "row", "lookup", "converted", "loop", "again"]
+Kind: TypeAlias = Literal[
+    "equal", "constant", "growing", "row", "lookup", "shuffled", "weighted", "converted", "loop", "again"
+]
 """What a work does, the most telling first: "equal" has equal results by their hashes, "again" gives the same for the
 same sample, the others are of WorkFacts.
 """
-_KINDS: Final[tuple[Kind, ...]] = ("equal", "constant", "growing", "row", "lookup", "converted", "loop")
+_KINDS: Final[tuple[Kind, ...]] = (
+    "equal", "constant", "growing", "row", "lookup", "shuffled", "weighted", "converted", "loop",
+)  # fmt: skip
+_MOSTLY_CHEAP: Final = frozenset({"shuffled", "weighted", "converted"})
+"""Kinds of work whose source alone does not say that they cost anything."""
 NAMED: Final = 0.3
 """Smallest share of the functions' time at which a kind of work is named."""
 MOST: Final = 0.5
@@ -181,7 +187,7 @@ class FunctionWork:
             return None
         called = self._called(WorkFacts(file=file, function=line, calls=function.calls))
         begins = {(each.file, each.line): each for each in (function, *called)}
-        for kind in (kind for kind in _KINDS[2:] if kind != "converted"):  # without its time that is nothing
+        for kind in (kind for kind in _KINDS[2:] if kind not in _MOSTLY_CHEAP):
             for work in self._works():
                 if _kind_of(work) == kind and self._counts(work) and (inner := begins.get((work.file, work.function))):
                     place = self._location((work.file, work.first), share)
@@ -400,7 +406,15 @@ def _spread(found: dict[_Line, float], whole: _Line, function: FunctionFacts) ->
     return sampled > 0
 
 
-_LEFT: Final[dict[Kind, float]] = {"growing": 0.05, "row": 0.05, "lookup": 0.05, "converted": 0.05, "loop": 0.1}
+_LEFT: Final[dict[Kind, float]] = {
+    "growing": 0.05,
+    "row": 0.05,
+    "lookup": 0.05,
+    "shuffled": 0.1,
+    "weighted": 0.1,
+    "converted": 0.05,
+    "loop": 0.1,
+}
 """Share of the time that the better way still takes; none remains if the result is kept."""
 
 
@@ -425,6 +439,10 @@ def said_of(view: View, work: Work) -> str:
     if work.kind == "lookup":
         length = f"its {work.length:,} entries" if work.length else "its entries"
         return f"{work.function} searches the list {name}, {length} one after another"
+    if work.kind == "shuffled":
+        return f"{work.function} draws without replacement by shuffling all entries"
+    if work.kind == "weighted":
+        return f"{work.function} draws by the probabilities {name}, all of which it adds up again"
     if work.kind == "converted":
         return f"{work.function} makes a tensor or an array from {name} in each call"
     return f"{work.function} goes through elements in a Python loop"
@@ -479,6 +497,19 @@ def remedy_of(work: Work, *, is_collate: bool = False, in_step: bool = False, hi
         code = (
             f"position = {{entry: number for number, entry in enumerate({work.name or 'entries'})}}      # once\n"
             "number = position.get(value, 0)                              # instead of `in` and .index()"
+        )
+    elif work.kind == "shuffled":
+        text = "Draw with NumPy's Generator and shuffle=False, or draw indices and accept that a few are equal."
+        code = (
+            "rng = numpy.random.default_rng()                                   # once\n"
+            "chosen = rng.choice(count, size, replace=False, shuffle=False)     # instead of numpy.random.choice\n"
+            "chosen = rng.integers(count, size=size)                            # or with a few equal ones"
+        )
+    elif work.kind == "weighted":
+        text = f"Add {work.name or 'the probabilities'} up once, and draw for a whole batch at a time."
+        code = (
+            "self.sums = numpy.cumsum(probabilities)                            # once, in __init__\n"
+            "chosen = numpy.searchsorted(self.sums, rng.random(size) * self.sums[-1])"
         )
     elif work.kind == "converted":
         source = work.name or "the values"

@@ -2,8 +2,9 @@
 Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that runs
 backward several times, gradients that no optimizer uses, activations that are recomputed although memory is ample, a
 graph that never runs backward, a sequence that is computed from its beginning for each new position, a product or a
-distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, one small operator for each of many
-tensors, and results or operators' inputs that are the same in each step or repeatedly within one.
+distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, a convolution by `unfold`, one small
+operator for each of many tensors, a deep copy in each step, and results or operators' inputs that are the same in each
+step or repeatedly within one.
 
 # Why it costs time
 The program repeats work, does work that nothing uses, or runs many operators where one would do.
@@ -36,11 +37,13 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   own matrix products need for as many operations.
 - A weight is merged if the product of two matrices, whose common size is at most a quarter of the others, is added to a
   matrix that multiplies inputs next. A lookup is a product of a matrix with a one-hot table (`one_hot`, `scatter_` of a
-  number, a comparison with the classes) of at least 32 classes. What replaces them (three times, if it also runs
+  number, a comparison with the classes) of at least 32 classes. A product with all patches of images (`unfold`) is a
+  convolution. What replaces them (three times, if it also runs
   backward) is assumed to run at the best rate of the trace's own products and elementwise operators.
 - One tensor after the other means that a line itself, not the optimizer or another library that it calls, runs
   elementwise operators on at least 8 tensors of different shapes in a step. One operator for the same elements is
   assumed to run at the best rate of the trace's own elementwise operators.
+- A deep copy counts where a line that each step runs calls `deepcopy`, with the lines of the library below it.
 - A result is the same if hashes say so. Before `stepscope run` records, it examines two steps: results and variables of
   the user's functions, and results of modules that they call, are hashed when the function ends; for tensors above 1
   MiB, evenly spaced elements are hashed. Only the first 64 calls of a function in a step are examined. This takes at
@@ -75,7 +78,7 @@ import numpy as np
 
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, detours, one_by_one
-from stepscope.diagnosis.lines.costs import LineCosts, lines_at
+from stepscope.diagnosis.lines.costs import LineCosts, lines_at, lines_that_call
 from stepscope.diagnosis.lines.graphs import (
     inside_calls,
 )
@@ -96,7 +99,7 @@ from stepscope.whatif.changes import scaled_stretches, scaled_work_of, together
 
 def check(view: View, limits: Limits) -> Answers:
     graphs = graph_findings(view)
-    for found in (*graphs, *_prefixes(view), *_algebra(view), *_equal_calls(view), *_equal_lines(view)):
+    for found in (*graphs, *_prefixes(view), *_algebra(view), *_copies(view), *_equal_calls(view), *_equal_lines(view)):
         if found is not None and limits.reached(found.cost_ns if found.weighed_ns is None else found.weighed_ns):
             yield found
 
@@ -185,6 +188,13 @@ _DETOURS: Final = {
             "y = x @ weight + (x @ a) @ b             # instead of x @ (weight + a @ b)",
         ),
     ),
+    "unfold": (
+        "a convolution by unfold and a matrix product, which F.conv2d",
+        Remedy(
+            "Call the convolution with the same weights: it copies no patches of the images.",
+            "y = torch.nn.functional.conv2d(x, weight, bias, padding=1)   # instead of weight @ unfold(x, 3)",
+        ),
+    ),
     "one-hot": (
         "a one-hot table times a matrix, which a lookup",
         Remedy(
@@ -221,6 +231,46 @@ def _detours(view: View, work: WorkLeft, called: Rows) -> Iterator[Found]:
             remedy=remedy,
             change=scaled_with_pauses(rows, [], left / max(cost, 1)),
         )
+
+
+def _copies(view: View) -> Iterator[Found]:
+    """Lines that make a deep copy in each step."""
+    copying = lines_that_call(view, "deepcopy")
+    if not copying or not view.complete_steps.height:
+        return
+    costs = LineCosts(view)
+    lines = [
+        line
+        for line in costs.lines
+        if (line.place.file, line.place.line) in copying and (line.runs is None or line.runs >= _OFTEN)
+    ]
+    numbers = np.array([line.number for line in lines], np.int64)
+    cost = sum(line.ns for line in lines)
+    if cost:
+        yield Found(
+            f"{view.percent(cost)} of the {view.period} goes to deep copies, made {view.each_step}",
+            cost,
+            basis="the time of the lines that copy",
+            confidence="medium",
+            figures=[
+                view.share_figure("that this takes", cost),
+                Figure("lines that copy", len(lines), "count"),
+            ],
+            where=costs.locations(numbers),
+            remedy=Remedy(
+                "Do not copy in each step: decide before the weights change, or copy every so many steps. Where the "
+                "copy is needed each time, copy into tensors that were made once.",
+                "if torch.isfinite(loss):                       # instead of going back to a copy afterwards\n"
+                "    loss.backward()\n"
+                "    optimizer.step()\n"
+                "torch._foreach_copy_(kept, current)            # kept: tensors that were made once, before the loop",
+            ),
+            change=costs.scaled(numbers, 0.0),
+        )
+
+
+_OFTEN: Final = 0.5
+"""Runs a step from which a line is part of each step."""
 
 
 def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:

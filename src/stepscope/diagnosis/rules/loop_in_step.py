@@ -49,6 +49,7 @@ from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, 
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.finding import Interval, Location
+from stepscope.diagnosis.lines.costs import lines_that_call
 from stepscope.diagnosis.lines.repeats import CHOOSING, Dependencies
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._operators import (
@@ -111,10 +112,13 @@ def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], li
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
     elsewhere = reported_elsewhere(found)
     broadcasts = rows_of(buffer_broadcasts(view))
+    copying = lines_that_call(view, "deepcopy")
     mine: list[tuple[Loop, LoopSigns]] = []
     dependent: list[tuple[Loop, LoopSigns]] = []
     for loop in found:
         if any(loop is other for other in elsewhere) or _is_in_library(view, loop, broadcasts):
+            continue
+        if copying and _places(view, loop) <= copying:  # costly-line tells of the copy, whose loop is not the program's
             continue
         seen = evidence.of(loop)
         is_certain = len(loop.body) <= SHORT_BODY or seen.is_collected or seen.shares_parameters
@@ -123,6 +127,10 @@ def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], li
     long = [loop for loop, _ in [*mine, *dependent] if len(loop.body) > SHORT_BODY]
     inside = [any(other is not loop and loop.operators[0] in other.operators for other in long) for loop, _ in mine]
     return [each for each, is_inside in zip(mine, inside, strict=True) if not is_inside], elsewhere
+
+
+def _places(view: View, loop: Loop) -> set[tuple[str, int]]:
+    return {(place.file, place.line) for place in view.at_operators(loop.operators)}
 
 
 def _is_in_library(view: View, loop: Loop, broadcasts: Rows) -> bool:

@@ -13,6 +13,7 @@ from stepscope.trace.program_facts import (
     BindingFacts,
     ConstantFacts,
     LoopFacts,
+    OperationFacts,
     ProgramFacts,
     StepFacts,
     ValueFacts,
@@ -103,7 +104,13 @@ def with_a_window(*, carried: tuple[str, ...] = ("tokens",), chosen: int = 2, ca
     return recording.trace()
 
 
-def by_broadcasting(*, last: str = "[[64, 32, 16], [], [], []]", name: str = "aten::mul") -> Trace:
+def by_broadcasting(
+    *,
+    last: str = "[[64, 32, 16], [], [], []]",
+    name: str = "aten::mul",
+    inputs: str = "[[64, 1, 16], [1, 32, 16]]",
+    dimensions: str | None = None,
+) -> Trace:
     """In 1000 ns a product or difference of (64, 1, 16) and (1, 32, 16) of 400 ns, and its sum of 200 ns."""
     recording = Recording()
     recording.step(0, 1000, 1)
@@ -111,9 +118,14 @@ def by_broadcasting(*, last: str = "[[64, 32, 16], [], [], []]", name: str = "at
     recording.operator(5, 20, "aten::mm", input_shapes="[[64, 16], [16, 32]]")
     for number in range(4):
         recording.operator(30 + 3 * number, 2, "aten::add", input_shapes="[[2], [2]]")
-    recording.operator(50, 400, name, input_shapes="[[64, 1, 16], [1, 32, 16]]")
-    recording.operator(480, 200, "aten::sum", input_shapes=last)
+    recording.operator(50, 400, name, input_shapes=inputs)
+    values = None if dimensions is None else f'["", "{dimensions}", "False", ""]'
+    recording.operator(480, 200, "aten::sum", input_shapes=last, input_values=values)
     return recording.trace()
+
+
+OUTER = {"inputs": "[[6, 16, 64, 1], [6, 16, 1, 32]]", "last": "[[6, 16, 64, 32], [], [], []]"}
+"""Outer products of 16 pairs of vectors."""
 
 
 def averaging(tensors: int = 12, *, name: str = "aten::mul", shapes: int = 4, steps: int = 1) -> Trace:
@@ -534,3 +546,74 @@ def test_a_lookup_moves_the_rows_that_it_takes() -> None:
     figures = {each.name: each.value for each in finding.evidence.figures}
     assert figures["elements that are moved instead per step"] == (2 * 64 + 100) * 8
     assert 250 < finding.saving_ns_per_step < 300
+
+
+FIRES["outer products that are summed"] = lambda: by_broadcasting(**OUTER, dimensions="[1]")
+FIRES["outer products that are summed over several dimensions"] = lambda: by_broadcasting(**OUTER, dimensions="[0, -3]")
+SILENT["outer products of which rows are summed"] = lambda: by_broadcasting(**OUTER, dimensions="[3]")
+
+
+def unfolding(then: str = "[[24, 216], [8, 216, 1024]]", *, name: str = "aten::matmul") -> Trace:
+    """In 1000 ns patches of 8 images of 24 channels (300 ns), and a product with them (400 ns); then a small one."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "model.py(5): forward")
+    recording.operator(0, 300, "aten::im2col", input_shapes="[[8, 24, 32, 32], [], [], [], []]")
+    recording.operator(300, 400, name, input_shapes=then)
+    recording.operator(800, 100, "aten::mm", input_shapes="[[512, 1024], [1024, 512]]")
+    for number in range(4):
+        recording.operator(910 + 3 * number, 2, "aten::add", input_shapes="[[2], [2]]")
+    return recording.trace()
+
+
+FIRES["a convolution by unfold"] = unfolding
+FIRES["a convolution by unfold, the other way around"] = lambda: unfolding("[[8, 1024, 216], [216, 24]]")
+SILENT["patches that nothing multiplies"] = lambda: unfolding("[[24, 100], [8, 100, 1024]]")
+
+
+def test_a_convolution_takes_as_long_as_its_operations_in_products() -> None:
+    finding = the_finding(rule, unfolding())
+
+    figures = {each.name: each.value for each in finding.evidence.figures}
+    operations = 2 * 8 * 24 * 216 * 1024
+    assert figures["operations of the products that take their place per step"] == operations
+    assert figures["elements that are moved instead per step"] == 8 * 24 * (32 * 32 + 1024)
+    assert "conv2d" in finding.title
+    assert 300 < finding.saving_ns_per_step < 700 - 100 * operations / (2 * 512 * 1024 * 512)
+
+
+def copying(names: str = "deepcopy state_dict", *, every: int = 1) -> Trace:
+    """Four steps of 1000 ns; line 9 takes 400 ns of every so many of them."""
+    operations = OperationFacts(file="train.py", names=(*[""] * 8, names))
+    recording = Recording(Metadata(program=ProgramFacts(operations=(operations,))))
+    for step in range(4):
+        begin = 1000 * step
+        recording.step(begin, 1000, step)
+        recording.line(begin, 600, "train.py(7): train")
+        recording.operator(begin, 500, "aten::mm")
+        recording.line(begin + 600, 400, f"train.py({9 if step % every == 0 else 7}): train")
+        recording.operator(begin + 990, 5, "aten::add")
+    return recording.trace()
+
+
+FIRES["a deep copy in each step"] = copying
+SILENT["another call"] = lambda: copying("clone")
+SILENT["a deep copy now and then"] = lambda: copying(every=4)
+
+
+def test_a_deep_copy_can_be_left_out() -> None:
+    finding = the_finding(rule, copying())
+
+    assert places_of(finding) == [("train.py", 9, "train")]
+    assert finding.saving_ns_per_step == pytest.approx(400, abs=10)
+
+
+def test_the_loop_of_a_deep_copy_is_not_the_programs() -> None:
+    recording = Recording(copying().metadata)
+    for step in range(2):
+        recording.step(1000 * step, 1000, step)
+        recording.line(1000 * step, 1000, "train.py(9): train")
+        for number in range(40):
+            recording.operator(1000 * step + 20 * number, 10, "aten::clone")
+
+    assert [each.rule for each in diagnose(recording.trace()).findings] == ["costly-line"]
