@@ -7,7 +7,8 @@ Records both variants of each program of tests/zoo/blind with `stepscope run` an
 and scores what was found: whether the first finding's place is a planted line or in the function that holds one,
 whether its advice leads to the fix (judged by hand, with a reason, in tests/zoo/blind/advice.json: what nobody judged
 counts as wrong and is named), how far its promise is from the gain that a stopwatch measured (gains.json), and what is
-said above 5 % of the step of the variant without the fault. What is said of other programs on the machine counts
+said above 5 % of the step of the variant without the fault, and whether a stopwatch confirmed that (alarms.json: the
+advised change gains at least half of what is promised). What is said of other programs on the machine counts
 nowhere: it is true, and not the program's. --score scores an earlier --json FILE again; --rehearsed
 takes a --json FILE of diagnosis_accuracy.py and prints both sets side by side.
 """
@@ -31,7 +32,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import diagnosis_accuracy as rehearsed  # noqa: E402
 
 from tests.zoo import measure, verdict  # noqa: E402
-from tests.zoo.blind.registry import NAMES, Advice, gains, judged, truth  # noqa: E402
+from tests.zoo.blind.registry import NAMES, Advice, alarms, gains, judged, truth  # noqa: E402
 from tests.zoo.verdict import ALARM, Verdict, line_of  # noqa: E402
 
 KEPT: Final = ("rule", "title", "severity", "confidence", "saving_share", "saving_ns_per_step", "saving_from")
@@ -77,6 +78,14 @@ class Score:
     promised: float | None
     gained: float
     alarms: tuple[tuple[str, float, str], ...]
+
+    @property
+    def is_silent_or_confirmed(self) -> bool:
+        """Whether a stopwatch confirmed all that is said of the variant without the fault."""
+        measured = alarms().get(self.name, {})
+        return all(
+            rule in measured and measured[rule].verdict_of(promised) == "confirmed" for rule, promised, _ in self.alarms
+        )
 
     @property
     def advised(self) -> bool:
@@ -165,6 +174,11 @@ SIDE_BY_SIDE: Final[tuple[Row, ...]] = (
         "silent above 5 % without the fault",
         lambda own: _share([not one.alarms for one in own]),
         lambda own: _share([not one.alarms for one in own]),
+    ),
+    (
+        "silent, or confirmed by a stopwatch",
+        lambda own: _share([one.is_silent_or_confirmed for one in own]),
+        lambda own: "-",
     ),
     (
         "promise off by, median and worst, points of the step",

@@ -17,6 +17,7 @@ from typing import Final
 FOLDER: Final = Path(__file__).parent
 GAINS: Final = FOLDER / "gains.json"
 ADVICE: Final = FOLDER / "advice.json"
+ALARMS: Final = FOLDER / "alarms.json"
 MARK: Final = "# planted"
 _NUMBER: Final = re.compile(r"[\d.,]*\d")
 
@@ -92,6 +93,39 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class Alarm:
+    """What a stopwatch says of a promise made on a variant without its fault, after the advised change.
+
+    Both variants ran in pairs, in turns, without a profiler. Of all pairs, those in which other programs disturbed
+    them least count.
+
+    Attributes:
+        promised: share of the step.
+        gained: share of the twin's step, the median of the pairs.
+        least, most: of the pairs.
+        measured: "processor" for the time that the process was given, as of a `Gain`; "clock" where the change starts
+            workers, in pairs that had a processor free for them.
+        pairs: number of them.
+        verdict: "confirmed", "partly" or "refuted", as `verdict_of` says.
+        change: what was changed, in a sentence.
+    """
+
+    promised: float
+    gained: float
+    least: float
+    most: float
+    measured: str
+    pairs: int
+    verdict: str
+    change: str
+
+    def verdict_of(self, promised: float) -> str:
+        """Whether the gain is at least half of such a promise, at least a quarter, or less."""
+        kept = self.gained / promised
+        return "confirmed" if kept >= 0.5 else "partly" if kept >= 0.25 else "refuted"
+
+
+@dataclass(frozen=True)
 class Truth:
     """What is planted in one blind program.
 
@@ -158,6 +192,12 @@ def truth(name: str) -> Truth:
 def gains() -> dict[str, Gain]:
     """What was measured, by the programs' names."""
     return {name: Gain(**row) for name, row in json.loads(GAINS.read_text()).items()} if GAINS.exists() else {}
+
+
+def alarms() -> dict[str, dict[str, Alarm]]:
+    """The promises that were measured, by the programs' names and the rules."""
+    rows = json.loads(ALARMS.read_text())
+    return {name: {rule: Alarm(**row) for rule, row in of_rules.items()} for name, of_rules in rows.items()}
 
 
 def judged(name: str, rule: str, advice: str) -> Advice | None:
