@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from stepscope.record.source_facts import FUNCTIONS, bound_names, dotted_name, function_begin, of_sources, uses_of
 from stepscope.trace.program_facts import FunctionFacts, WorkFacts
@@ -21,7 +21,9 @@ _ROWS: Final = frozenset({"iloc", "loc", "iat", "at"})
 _SEARCHES: Final = frozenset({"index", "count"})
 _CONVERTERS: Final = frozenset({"tensor", "as_tensor", "array", "asarray", "Tensor", "FloatTensor", "LongTensor"})
 """Functions that make a tensor or an array from what need not be one."""
-_ALONE: Final = frozenset({"converted", "shuffled", "weighted"})
+_OF_OBJECTS: Final = (ast.In, ast.NotIn, ast.Is, ast.IsNot)
+_COLUMNS: Final = (ast.Attribute, ast.Subscript)
+_ALONE: Final = frozenset({"converted", "masked", "shuffled", "weighted"})
 """Kinds of work that the call itself does, and not what computes its arguments."""
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LISTS: Final = frozenset({"list", "sorted", "tuple", "split", "splitlines", "tolist", "readlines"})
@@ -59,6 +61,7 @@ def work_of_source(text: str, file: str) -> tuple[list[FunctionFacts], list[Work
         for kind, node, name in (
             *inside.constants(),
             *inside.lookups(lists),
+            *inside.masks(),
             *inside.draws(),
             *inside.conversions(),
             *inside.loops(),
@@ -221,6 +224,20 @@ class _Inside:
                 elif isinstance(node, ast.For) and (name := _summed_again(node, targets)):
                     yield "growing", node, name
 
+    def masks(self) -> Iterator[_Work]:
+        """Comparisons of a column, which is an attribute or an item of a table, and indexing by their results."""
+        masks: dict[str, str] = {}
+        for node in ast.walk(self.function):
+            if table := _compared_column(node):
+                yield "masked", cast(ast.expr, node), table
+            if isinstance(node, ast.Assign) and (
+                tables := [*filter(None, map(_compared_column, ast.walk(node.value)))]
+            ):
+                masks.update(dict.fromkeys(bound_names(node), tables[0]))
+        for node in ast.walk(self.function):
+            if isinstance(node, ast.Subscript) and (name := dotted_name(node.slice)) in masks:
+                yield "masked", node, masks[name]
+
     def draws(self) -> Iterator[_Work]:
         """Draws by NumPy's `choice` that go through all entries: without replacement, or by probabilities."""
         for node in ast.walk(self.function):
@@ -246,6 +263,14 @@ class _Inside:
         for node in ast.walk(self.function):
             if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _yields(node):
                 yield "loop", node, ""
+
+
+def _compared_column(node: ast.AST) -> str:
+    """The name of the table a column of which is compared; "" for other expressions."""
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or isinstance(node.ops[0], _OF_OBJECTS):
+        return ""
+    sides = (each for each in (node.left, node.comparators[0]) if isinstance(each, _COLUMNS))
+    return next(filter(None, map(_root, sides)), "")
 
 
 def _is_false(node: ast.expr | None) -> bool:

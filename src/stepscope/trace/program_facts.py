@@ -271,8 +271,9 @@ class WorkFacts(msgspec.Struct, kw_only=True, frozen=True):
         function: line where the function begins.
         kind: "constant" (reads nothing that depends on the arguments), "lookup" (searches a list for a value),
             "maybe_lookup" (searches what may be a list), "row" (takes a row from a table, or uses it), "growing" (reads
-            a slice that grows with a loop's variable), "converted" (to a tensor or an array), "shuffled" or
-            "weighted" (a draw by `choice` without replacement or by probabilities) or "loop".
+            a slice that grows with a loop's variable), "converted" (to a tensor or an array), "masked" (a comparison
+            of a whole column, and indexing by it), "shuffled" or "weighted" (a draw by `choice` without replacement or
+            by probabilities) or "loop".
         name: what is bound, searched or read; "" if it has no name.
         first, last: lines.
         calls: as in `FunctionFacts`.

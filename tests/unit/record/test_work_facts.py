@@ -54,6 +54,12 @@ KINDS = {
     ),
     "a conversion": ("return torch.tensor(self.rows[index:index + 9])", [("converted", "self.rows", 0)]),
     "a conversion of what a call gives": ("return torch.tensor(load(index))", []),
+    "a mask": ("return self.table.store == index", [("masked", "self.table", 0)]),
+    "a mask by an item": ("return 1 <= self.table['store']", [("masked", "self.table", 0)]),
+    "what a mask chooses": (
+        "chosen = self.day < index\nreturn self.values[chosen]", [("masked", "self.day", 0), ("masked", "self.day", 1)]
+    ),
+    "names that are compared": ("return index == 4 or index.start is None", []),
     "a draw without replacement": ("return np.random.choice(index, 9, replace=False)", [("shuffled", "", 0)]),
     "a draw without order": ("return rng.choice(index, 9, replace=False, shuffle=False)", []),
     "a draw by probabilities": ("return np.random.choice(9, p=self.chances)", [("weighted", "self.chances", 0)]),

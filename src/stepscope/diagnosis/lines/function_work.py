@@ -22,15 +22,15 @@ from stepscope.whatif import Change
 from stepscope.whatif.changes import together
 
 Kind: TypeAlias = Literal[
-    "equal", "constant", "growing", "row", "lookup", "shuffled", "weighted", "converted", "loop", "again"
+    "equal", "constant", "growing", "row", "lookup", "masked", "shuffled", "weighted", "converted", "loop", "again"
 ]
 """What a work does, the most telling first: "equal" has equal results by their hashes, "again" gives the same for the
 same sample, the others are of WorkFacts.
 """
 _KINDS: Final[tuple[Kind, ...]] = (
-    "equal", "constant", "growing", "row", "lookup", "shuffled", "weighted", "converted", "loop",
+    "equal", "constant", "growing", "row", "lookup", "masked", "shuffled", "weighted", "converted", "loop",
 )  # fmt: skip
-_MOSTLY_CHEAP: Final = frozenset({"shuffled", "weighted", "converted"})
+_MOSTLY_CHEAP: Final = frozenset({"masked", "shuffled", "weighted", "converted"})
 """Kinds of work whose source alone does not say that they cost anything."""
 NAMED: Final = 0.3
 """Smallest share of the functions' time at which a kind of work is named."""
@@ -409,6 +409,7 @@ def _spread(found: dict[_Line, float], whole: _Line, function: FunctionFacts) ->
 _LEFT: Final[dict[Kind, float]] = {
     "growing": 0.05,
     "row": 0.05,
+    "masked": 0.05,
     "lookup": 0.05,
     "shuffled": 0.1,
     "weighted": 0.1,
@@ -439,6 +440,8 @@ def said_of(view: View, work: Work) -> str:
     if work.kind == "lookup":
         length = f"its {work.length:,} entries" if work.length else "its entries"
         return f"{work.function} searches the list {name}, {length} one after another"
+    if work.kind == "masked":
+        return f"{work.function} compares all of a column of {name} in each call"
     if work.kind == "shuffled":
         return f"{work.function} draws without replacement by shuffling all entries"
     if work.kind == "weighted":
@@ -497,6 +500,15 @@ def remedy_of(work: Work, *, is_collate: bool = False, in_step: bool = False, hi
         code = (
             f"position = {{entry: number for number, entry in enumerate({work.name or 'entries'})}}      # once\n"
             "number = position.get(value, 0)                              # instead of `in` and .index()"
+        )
+    elif work.kind == "masked":
+        text = (
+            f"Sort or group {work.name or 'the table'} once, and take the part that is wanted by a slice or by its key."
+        )
+        code = (
+            "order = numpy.argsort(keys, kind='stable'); sorted_keys = keys[order]        # once, in __init__\n"
+            "first, last = numpy.searchsorted(sorted_keys, [key, key + 1])                # for each sample\n"
+            "rows = values[order[first:last]]             # instead of values[keys == key]; pandas: groupby once"
         )
     elif work.kind == "shuffled":
         text = "Draw with NumPy's Generator and shuffle=False, or draw indices and accept that a few are equal."

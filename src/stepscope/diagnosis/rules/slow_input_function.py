@@ -25,6 +25,7 @@ very many quick lines are sampled every 3 ms. The recorder reads in the source w
 - rows: `.iloc[...]`, `.loc[...]`, and what uses the row;
 - growing slices: `x[:i]` or `x[i:]` in a loop over `i`, or a loop over `range(i)` or `range(i, n)` inside it that reads
   by its own variable alone;
+- masks: comparisons of an attribute or item, such as a whole column of a table, with a value;
 - draws: NumPy's `choice(..., replace=False)` and `choice(..., p=...)`, which go through all entries;
 - conversions: `torch.tensor(...)`, `numpy.array(...)` and the like of a variable or a part of one.
 

@@ -150,6 +150,7 @@ WORKS = {
     "a table's row": (work("row", 13, 13, "self.frame"), "self.frame", 0.5, 85.5),
     "a list": (work("lookup", 13, 13, "self.words"), "self.words", 0.5, 85.5),
     "slices": (work("growing", 13, 13, "x"), "x", 0.5, 85.5),
+    "a mask": (work("masked", 13, 13, "self.table"), "self.table", 0.5, 85.5),
     "a draw": (work("shuffled", 13, 13), "", 0.5, 81),
     "a weighted draw": (work("weighted", 13, 13, "self.chances"), "self.chances", 0.5, 81),
     "a conversion": (work("converted", 13, 13, "self.rows"), "self.rows", 0.5, 85.5),
