@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.input_pipeline import RECEIVED_NS, Batches, Load, batches
+from stepscope.analysis.input_pipeline import HANDED_OVER_NS, Batches, Load, batches
 from stepscope.diagnosis.finding import Figure, Location, Remedy
 from stepscope.diagnosis.lines.function_work import FunctionWork
 from stepscope.diagnosis.view import View
@@ -173,7 +173,7 @@ def _load(view: View, made: Batches, marks: pl.DataFrame, wait_ns: int, processo
         busy, left = _busy_ns(view, compute, 0.0), float(processors) if processors else None
     else:
         busy, left = _busy_ns(view, compute, processor * per_step), _left_by_others(view, processors)
-    received = RECEIVED_NS * per_step * _slowed(view, wait_ns) if view.device is None and not made.workers else 0.0
+    received = HANDED_OVER_NS * per_step * _slowed(view, wait_ns) if view.device is None and not made.workers else 0.0
     return Load(compute, busy, clock * per_step, processor * per_step, left, received)
 
 

@@ -14,7 +14,7 @@ import polars as pl
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import host_time
-from stepscope.analysis.input_pipeline import RECEIVED_NS, Batches, batches
+from stepscope.analysis.input_pipeline import HANDED_OVER_NS, Batches, batches
 from stepscope.analysis.module_paths import BACKWARD, OPTIMIZER
 from stepscope.analysis.operators import kernel_table, operator_table
 from stepscope.analysis.places import line_table, module_table, place_costs
@@ -288,7 +288,7 @@ def loader_workers(workers: int) -> Change:
         if workers == 0:
             own[after[known]] = loading[known]
             return replace(graph, stretches=replace(stretches, own_ns=own))
-        received = int(np.median(length)) if made.workers else RECEIVED_NS
+        received = int(np.median(length)) if made.workers else HANDED_OVER_NS
         own[after[known]] = np.minimum(received, np.minimum(length, loading)[known])
         busy = _slowed(loading, made, workers, program)[known]
         received_quickly = replace(graph, stretches=replace(stretches, own_ns=own))

@@ -18,7 +18,7 @@ The saving is what a step would lose of this time with the number of workers tha
 shorter than its computation, than the time to make a batch divided by the workers, or than the processor time of both
 divided by the processors that the program may use. Workers hold a parallel computation up if they take its processors,
 and processors that other programs used while steps were recorded do not count. Without a device, receiving a batch from
-a worker takes a millisecond, multiplied by how much recording slowed the loading. A limit that the recording does not
+a worker takes 1.4 ms, multiplied by how much recording slowed the loading. A limit that the recording does not
 show is ignored. Where more workers cannot help, the remedy is cheaper batches: the saving is the wait or, without
 workers, the part of it in functions that take more than 50 us for a sample, except PyTorch's own.
 
