@@ -166,7 +166,7 @@ def test_a_program_that_ends_while_it_is_recorded_ends_in_a_sentence(
     assert attached.communicate(timeout=TIMEOUT_S) == (
         "",
         f"stepscope: localhost:{port}: the connection was lost: the program has ended\n"
-        f"stepscope: nothing was recorded of localhost:{port}\n",
+        f"stepscope: nothing was recorded from localhost:{port}\n",
     )
     assert attached.returncode == 2
     assert [each.code for each in mistakes] == [2, 2]

@@ -239,7 +239,7 @@ def test_what_can_be_read_is_read(
     out, err = capsys.readouterr()
     assert RunManifest(tuple(content["command"])).command_line in out
     assert "exit code 5" in out
-    assert (len(err.splitlines()), "run.json was changed" in err) == (1, True)
+    assert (len(err.splitlines()), "run.json has changed" in err) == (1, True)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database", None])
@@ -280,7 +280,7 @@ def test_a_price_that_was_changed_is_said(
 
     assert main(["prices"]) == 0
 
-    assert "prices.csv was changed" in capsys.readouterr().err
+    assert "prices.csv has changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

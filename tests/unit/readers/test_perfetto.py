@@ -432,7 +432,7 @@ def test_a_file_without_slices_is_refused_with_what_it_holds(tmp_path: Path) -> 
     writer = Writer()
     writer.packet(timestamp=5).ftrace_events.cpu = 1
 
-    with pytest.raises(UnreadableTraceError, match=r"it holds events of the kernel \(ftrace\)"):
+    with pytest.raises(UnreadableTraceError, match=r"it contains events of the kernel \(ftrace\)"):
         opened(tmp_path, writer.bytes())
 
 

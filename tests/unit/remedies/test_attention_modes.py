@@ -86,7 +86,7 @@ def test_the_argument_wins_over_the_switch() -> None:
 
 @pytest.mark.parametrize("switch", [recompute_attention, set_recompute_attention])
 def test_the_switches_take_true_or_false_only(switch: Any) -> None:
-    with pytest.raises(TypeError, match="not by 'off'"):
+    with pytest.raises(TypeError, match="not 'off'"):
         switch("off").__enter__()
 
 

@@ -67,6 +67,8 @@ _SLICING_NODE: Final = r"(Select|Slice|Narrow|Unbind|Split|SplitWithSizes|Index|
 _SLICING: Final = ("select", "slice", "narrow", "index", "unbind", "chunk", "split")
 _DATA_PARALLEL: Final = r"torch(?:\.|::)distributed\b|c10d::|record_param_comms$"
 """Names that torch's data parallelism gives its own work."""
+_REPEATING: Final = ("deepcopy", "step")
+"""Library functions that loop over tensors by themselves, and of which other rules tell."""
 _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
 _NOT_IN_CELLS: Final = frozenset({"mean", "sum", "pow", "softmax", "log_softmax", "layer_norm", "embedding"})
 """Operators that no recurrent layer of the framework has."""
@@ -112,13 +114,13 @@ def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], li
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
     elsewhere = reported_elsewhere(found)
     broadcasts = rows_of(buffer_broadcasts(view))
-    copying = lines_that_call(view, "deepcopy")
+    repeating = set[tuple[str, int]]().union(*(lines_that_call(view, name) for name in _REPEATING))
     mine: list[tuple[Loop, LoopSigns]] = []
     dependent: list[tuple[Loop, LoopSigns]] = []
     for loop in found:
         if any(loop is other for other in elsewhere) or _is_in_library(view, loop, broadcasts):
             continue
-        if copying and _places(view, loop) <= copying:  # costly-line tells of the copy, whose loop is not the program's
+        if repeating and _places(view, loop) <= repeating:
             continue
         seen = evidence.of(loop)
         is_certain = len(loop.body) <= SHORT_BODY or seen.is_collected or seen.shares_parameters
