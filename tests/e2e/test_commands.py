@@ -896,7 +896,7 @@ def _deep(category: str, depth: int = 100_000) -> list[dict[str, Any]]:
     return [*nested, *small, *_one_kernel(middle + 50)]
 
 
-def _overlapping(count: int = 300_000) -> list[dict[str, Any]]:
+def _overlapping(count: int = 100_000) -> list[dict[str, Any]]:
     lengths = random.Random(1)
     slices = [slice_event("cpu_op", f"aten::op{at % 50}", at, lengths.randint(1, 100_000)) for at in range(count)]
     return [*slices, *_one_kernel(1000), *_one_kernel(count / 2, 2)]

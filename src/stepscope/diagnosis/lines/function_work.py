@@ -274,13 +274,15 @@ class FunctionWork:
         places = self._view.attribution.places
         seen = {*self.lines, *((places[number].file, places[number].line) for number in self._costs.runs)}
         begun = {(each.file, each.line) for each in map(self.function_at, seen) if each is not None}
-        stages = {(each.file, each.line) for each in self._view.program.input_stages}
-        roots = [each for each in self._view.program.functions if (each.file, each.line) in begun | stages]
-        return {
-            (each.file, each.line)
-            for root in roots
-            for each in (root, *self._called(WorkFacts(file=root.file, function=root.line, calls=root.calls)))
-        }
+        found = begun | {(each.file, each.line) for each in self._view.program.input_stages}
+        waiting = [each for each in self._view.program.functions if (each.file, each.line) in found]
+        while waiting:
+            function = waiting.pop()
+            for called in filter(None, (self._named(function.file, name) for name in function.calls)):
+                if (begin := (called.file, called.line)) not in found:
+                    found.add(begin)
+                    waiting.append(called)
+        return found
 
     def _differs(self, work: WorkFacts) -> bool:
         """Whether the value that a statement binds differs from call to call, by its hashes."""
