@@ -273,8 +273,8 @@ class FunctionWork:
         """First lines of the functions that steps come to: with recorded lines, the loader's, and what these call."""
         places = self._view.attribution.places
         seen = {*self.lines, *((places[number].file, places[number].line) for number in self._costs.runs)}
-        begun = {(each.file, each.line) for each in map(self.function_at, seen) if each is not None}
-        found = begun | {(each.file, each.line) for each in self._view.program.input_stages}
+        found = {(each.file, each.line) for each in map(self.function_at, seen) if each is not None}
+        found |= {(each.file or "", each.line or 0) for each in self._view.program.input_stages}
         waiting = [each for each in self._view.program.functions if (each.file, each.line) in found]
         while waiting:
             function = waiting.pop()
