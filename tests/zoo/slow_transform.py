@@ -20,10 +20,10 @@ LENGTH = 32
 
 def tokenize_letters(text: str) -> list[int]:
     tokens = []
-    for word in text.split():
+    for word in text.split():  # planted
         checksum = 0
-        for letter in word * 250:
-            checksum = (checksum * 31 + ord(letter)) % 1999
+        for letter in word * 250:  # planted
+            checksum = (checksum * 31 + ord(letter)) % 1999  # planted
         tokens.append(1 + checksum)
     return tokens
 
