@@ -1,7 +1,7 @@
 """A classifier of table rows that measures its accuracy on what it trains on.
 
 Planted: in every step a confusion matrix and the F1 score of each class are counted row by row.
-Expected: frequent-logging
+Expected: host-metrics
 """
 
 import torch
