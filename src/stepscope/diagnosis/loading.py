@@ -33,7 +33,9 @@ _AS_FAST: Final = 1.05
 """Workers keep up if a step takes at most this many times its computation."""
 _LEAST_LEFT: Final = 0.01
 _HANDED_OUT_NS: Final = 50_000
-"""Least time that a recorded function needs to hand out or collate a sample that is in memory."""
+"""Least time that a recorded function needs to hand out a sample that is in memory."""
+_COLLATED_NS: Final = 10_000
+"""Least time that it needs to put such a sample into a batch: stacking a tensor takes 1 to 2 us, a few fields more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +260,10 @@ def cheaper_share(view: View, loading: Loading) -> float:
 def _with_avoidable(table: pl.DataFrame, taken: str, loading: Loading) -> pl.DataFrame:
     """The functions with `avoidable_ns`: what this column of times has beyond handing out samples from memory."""
     size = (loading.loader.batch_size if loading.loader is not None else None) or 1
-    samples = pl.col("calls") * pl.when(pl.col("stage") == "collate").then(size).otherwise(1)
+    is_collate = pl.col("stage") == "collate"
+    needed = pl.col("calls") * pl.when(is_collate).then(size * _COLLATED_NS).otherwise(_HANDED_OUT_NS)
     sampler = pl.col("stage") == "sampler"
-    return table.with_columns(
-        avoidable_ns=(pl.col(taken) - pl.when(sampler).then(0).otherwise(samples * _HANDED_OUT_NS)).clip(0)
-    )
+    return table.with_columns(avoidable_ns=(pl.col(taken) - pl.when(sampler).then(0).otherwise(needed)).clip(0))
 
 
 def _by_function(table: pl.DataFrame) -> pl.DataFrame:

@@ -35,10 +35,10 @@ half. The saving comes from a replay in which these lines take no time (a value 
 or 5 % (the others) of what they took. Such a finding is shown even if more workers would hide the time; so is a
 function that runs in workers, if its source shows such work.
 
-For a function, the saving is what the step would lose of its waits for data if the function took 50 us per sample, as
-when its results are cached or prepared before training; making it twice as fast saves about half of that. The rule
-reports nothing if worker processes would remove most of the waits without a change to the function: `input-bound`
-reports that.
+For a function, the saving is what the step would lose of its waits for data if the function took 50 us per sample (a
+collate function 10 us), as when its results are cached or prepared before training; making it twice as fast saves about
+half of that. The rule reports nothing if worker processes would remove most of the waits without a change to the
+function: `input-bound` reports that.
 
 # Known false positives
 Python code runs several times slower while its lines or stacks are recorded, so a function that is a Python loop looks

@@ -69,9 +69,9 @@ def test_the_collate_function_and_what_the_step_loses_to_it() -> None:
     assert finding.title == (
         "the collate function join takes 83% of the time to make a batch, for which the step waits 75% of its time"
     )
-    assert finding.saving_ns_per_step == pytest.approx((150 - 8 * 0.05) * MS)  # of 240 ms, but for 50 us a sample
+    assert finding.saving_ns_per_step == pytest.approx((150 - 8 * 0.01) * MS)  # of 240 ms, but for 10 us a sample
     assert figures_of(finding) == [
-        ("share of the step lost to waiting for this function", pytest.approx(149.6 / 240), "share", 0.05),
+        ("share of the step lost to waiting for this function", pytest.approx(149.92 / 240), "share", 0.05),
         ("share of the step waiting for data", 0.75, "share", None),
         ("share of the time to make a batch", 150 / 180, "share", 0.5),
         ("time of one call", 150 * MS, "ns", None),
