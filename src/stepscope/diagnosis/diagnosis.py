@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from html import escape
 
@@ -505,7 +505,8 @@ def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
     A finding is dropped if the findings that replace it explain at least EXPLAINED of its saving, or if one of a rival
     rule that names its first line saves more; notes stay.
     """
-    findings = [finding for finding in findings if not any(_is_larger(other, finding) for other in findings)]
+    rivals = {frozenset((rule.id, rival)) for rule in RULES for rival in rule.rivals}
+    findings = [finding for finding in findings if not any(_is_larger(other, finding, rivals) for other in findings)]
     precise: Counter[str] = Counter()
     replaces = {rule.id: rule.replaces for rule in RULES}
     for finding in findings:
@@ -517,11 +518,11 @@ def without_replaced(findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _is_larger(rival: Finding, finding: Finding) -> bool:
+def _is_larger(rival: Finding, finding: Finding, rivals: Set[frozenset[str]]) -> bool:
     """Whether a finding of a rival rule is about the same lines, and saves more."""
     if finding.severity == "note" or rival.saving_ns_per_step <= finding.saving_ns_per_step or not finding.where:
         return False
-    if finding.rule not in rule_by_id(rival.rule).rivals and rival.rule not in rule_by_id(finding.rule).rivals:
+    if frozenset((finding.rule, rival.rule)) not in rivals:
         return False
     first = finding.where[0]
     return any((place.file, place.line) == (first.file, first.line) for place in rival.where)

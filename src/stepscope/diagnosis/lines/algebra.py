@@ -1,7 +1,7 @@
 """Work that fewer operators could do, by the shapes of operators' inputs.
 
-Broadcast products that are summed, one small operator for each of many tensors, a weight merged from thin factors, and
-a one-hot table times a matrix.
+Broadcast products that are summed, one small operator for each of many tensors, a weight merged from thin factors, a
+one-hot table times a matrix, and a convolution by copied patches.
 """
 
 from __future__ import annotations
@@ -87,14 +87,19 @@ def _spread(inputs: tuple[Shape, ...]) -> Shape | None:
     """Shape of the result if both inputs are broadcast, each along a dimension of the other, else None."""
     if len(inputs) < 2 or (len(inputs[0]) < 3 and len(inputs[1]) < 3):
         return None
-    rank = max(len(inputs[0]), len(inputs[1]))
-    left, right = ((1,) * (rank - len(shape)) + shape for shape in inputs[:2])
+    left, right = _of_rank(inputs, max(len(inputs[0]), len(inputs[1])))
     pairs = list(zip(left, right, strict=True))
     if any(a != b and 1 not in (a, b) for a, b in pairs):
         return None
     is_outer = any(a == 1 < b for a, b in pairs) and any(b == 1 < a for a, b in pairs)
     result = tuple(map(max, pairs))
     return result if is_outer and elements(result) >= _SPREAD * max(elements(left), elements(right)) else None
+
+
+def _of_rank(inputs: tuple[Shape, ...], rank: int) -> tuple[Shape, Shape]:
+    """The first two shapes as broadcasting extends them."""
+    left, right = ((1,) * (rank - len(shape)) + shape for shape in inputs[:2])
+    return left, right
 
 
 def _summed(names: list[str], shapes: list[tuple[Shape, ...]], first: int, result: Shape) -> list[int]:
@@ -122,7 +127,7 @@ def _contracted(inputs: tuple[Shape, ...], summed: tuple[Shape, ...], values: st
     rank = len(summed[0])
     known = _DIMENSIONS.match(values or "")
     numbers = [int(number) % rank for number in known[1].split(",")] if known and rank else [rank - 1]
-    left, right = ((1,) * (rank - len(shape)) + shape for shape in inputs[:2])
+    left, right = _of_rank(inputs, rank)
     return all(left[number] == right[number] > 1 for number in numbers)
 
 

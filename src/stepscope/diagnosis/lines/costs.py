@@ -210,6 +210,15 @@ class LineCost:
     outside_ns: int
     runs: float | None
 
+    @property
+    def in_most_steps(self) -> bool:
+        """Whether at least half of the steps run the line, as far as is known."""
+        return self.runs is None or self.runs >= _OFTEN
+
+
+_OFTEN: Final = 0.5
+"""Fewest runs per step that make a line part of each step."""
+
 
 @dataclass(frozen=True, slots=True)
 class LineShare:
@@ -360,13 +369,13 @@ class LineCosts:
         return pl.concat([part.cast(_COSTS) for part in parts])  # type: ignore[arg-type]
 
 
-def lines_that_call(view: View, name: str) -> set[tuple[str, int]]:
-    """Files and lines whose statements call a function or method of that name, as far as their source is known."""
+def lines_that_call(view: View, *functions: str) -> set[tuple[str, int]]:
+    """Files and lines whose statements call a function or method of these names, as far as their source is known."""
     return {
         (each.file, line)
         for each in view.program.operations
         for line, names in enumerate(each.names, 1)
-        if name in names.split()
+        if not set(functions).isdisjoint(names.split())
     }
 
 

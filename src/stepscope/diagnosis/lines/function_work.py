@@ -275,14 +275,8 @@ class FunctionWork:
         seen = {*self.lines, *((places[number].file, places[number].line) for number in self._costs.runs)}
         found = {(each.file, each.line) for each in map(self.function_at, seen) if each is not None}
         found |= {(each.file or "", each.line or 0) for each in self._view.program.input_stages}
-        waiting = [each for each in self._view.program.functions if (each.file, each.line) in found]
-        while waiting:
-            function = waiting.pop()
-            for called in filter(None, (self._named(function.file, name) for name in function.calls)):
-                if (begin := (called.file, called.line)) not in found:
-                    found.add(begin)
-                    waiting.append(called)
-        return found
+        begun = [each for each in self._view.program.functions if (each.file, each.line) in found]
+        return found | self._reached([(each.file, name) for each in begun for name in each.calls]).keys()
 
     def _differs(self, work: WorkFacts) -> bool:
         """Whether the value that a statement binds differs from call to call, by its hashes."""
@@ -311,16 +305,20 @@ class FunctionWork:
 
     def _called(self, work: WorkFacts) -> Iterable[FunctionFacts]:
         """Functions of the program that part of a function calls, directly or through others."""
+        return self._reached([(work.file, name) for name in work.calls], (work.file, work.function)).values()
+
+    def _reached(self, names: list[tuple[str, str]], without: _Line | None = None) -> dict[_Line, FunctionFacts]:
+        """Functions that these names in files call, directly or through others, by their first lines."""
         found: dict[_Line, FunctionFacts] = {}
-        waiting = [(work.file, name) for name in work.calls]
+        waiting = list(names)
         while waiting:
             function = self._named(*waiting.pop())
             if function is None or (place := (function.file, function.line)) in found:
                 continue
-            if place != (work.file, work.function):
+            if place != without:
                 found[place] = function
                 waiting += [(function.file, name) for name in function.calls]
-        return found.values()
+        return found
 
     def _named(self, file: str, name: str) -> FunctionFacts | None:
         """The function that a name in a file refers to: one in that file, or else the only one of that name."""
@@ -433,24 +431,22 @@ def said_of(view: View, work: Work) -> str:
         different = "one value" if work.distinct == 1 else f"{work.distinct:,} different values"
         often = f"has {different} in {work.calls:,} calls" if work.calls > 1 else "is the same"
         return f"{name} {often} {view.a_step}, and is computed each time"
-    if work.kind == "constant":
-        return f"{work.function} computes {name} in each call, although it does not depend on the arguments"
-    if work.kind == "growing":
-        return f"{work.function} reads a slice of {name} that grows with its loop, from one end in each repetition"
-    if work.kind == "row":
-        return f"{work.function} takes single rows from the table {name}"
     if work.kind == "lookup":
         length = f"its {work.length:,} entries" if work.length else "its entries"
         return f"{work.function} searches the list {name}, {length} one after another"
-    if work.kind == "masked":
-        return f"{work.function} compares all of a column of {name} in each call"
-    if work.kind == "shuffled":
-        return f"{work.function} draws without replacement by shuffling all entries"
-    if work.kind == "weighted":
-        return f"{work.function} draws by the probabilities {name}, all of which it adds up again"
-    if work.kind == "converted":
-        return f"{work.function} makes a tensor or an array from {name} in each call"
-    return f"{work.function} goes through elements in a Python loop"
+    does = _DOES.get(work.kind, "goes through elements in a Python loop")
+    return f"{work.function} {does.format(name=name)}"
+
+
+_DOES: Final[dict[Kind, str]] = {
+    "constant": "computes {name} in each call, although it does not depend on the arguments",
+    "growing": "reads a slice of {name} that grows with its loop, from one end in each repetition",
+    "row": "takes single rows from the table {name}",
+    "masked": "compares all of a column of {name} in each call",
+    "shuffled": "draws without replacement by shuffling all entries",
+    "weighted": "draws by the probabilities {name}, all of which it adds up again",
+    "converted": "makes a tensor or an array from {name} in each call",
+}
 
 
 def figures_of(work: Work) -> list[Figure]:

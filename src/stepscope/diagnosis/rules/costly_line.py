@@ -38,8 +38,8 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 - A weight is merged if the product of two matrices, whose common size is at most a quarter of the others, is added to a
   matrix that multiplies inputs next. A lookup is a product of a matrix with a one-hot table (`one_hot`, `scatter_` of a
   number, a comparison with the classes) of at least 32 classes. A product with all patches of images (`unfold`) is a
-  convolution. What replaces them (three times, if it also runs
-  backward) is assumed to run at the best rate of the trace's own products and elementwise operators.
+  convolution. What replaces them (three times, if it also runs backward) is assumed to run at the best rate of the
+  trace's own products and elementwise operators.
 - One tensor after the other means that a line itself, not the optimizer or another library that it calls, runs
   elementwise operators on at least 8 tensors of different shapes in a step. One operator for the same elements is
   assumed to run at the best rate of the trace's own elementwise operators.
@@ -239,11 +239,7 @@ def _copies(view: View) -> Iterator[Found]:
     if not copying or not view.complete_steps.height:
         return
     costs = LineCosts(view)
-    lines = [
-        line
-        for line in costs.lines
-        if (line.place.file, line.place.line) in copying and (line.runs is None or line.runs >= _OFTEN)
-    ]
+    lines = [line for line in costs.lines if (line.place.file, line.place.line) in copying and line.in_most_steps]
     numbers = np.array([line.number for line in lines], np.int64)
     cost = sum(line.ns for line in lines)
     if cost:
@@ -267,10 +263,6 @@ def _copies(view: View) -> Iterator[Found]:
             ),
             change=costs.scaled(numbers, 0.0),
         )
-
-
-_OFTEN: Final = 0.5
-"""Runs a step from which a line is part of each step."""
 
 
 def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:

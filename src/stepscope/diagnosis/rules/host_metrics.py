@@ -34,8 +34,6 @@ from stepscope.diagnosis.lines.costs import LineCosts
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._waits import every_steps
 
-_OFTEN: Final = 0.5
-"""Fewest runs per step that make a line part of each step."""
 _SELDOM: Final = 0.01
 """Acceptable share of the time for metrics."""
 
@@ -49,7 +47,7 @@ def check(view: View, limits: Limits) -> Answers:
         line
         for line in costs.lines
         if line.number not in loading
-        and (line.runs is None or line.runs >= _OFTEN)
+        and line.in_most_steps
         and any(
             each.file == line.place.file and each.first <= line.place.line <= each.last for each in view.program.metrics
         )

@@ -114,7 +114,7 @@ def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], li
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
     elsewhere = reported_elsewhere(found)
     broadcasts = rows_of(buffer_broadcasts(view))
-    repeating = set[tuple[str, int]]().union(*(lines_that_call(view, name) for name in _REPEATING))
+    repeating = lines_that_call(view, *_REPEATING)
     mine: list[tuple[Loop, LoopSigns]] = []
     dependent: list[tuple[Loop, LoopSigns]] = []
     for loop in found:
