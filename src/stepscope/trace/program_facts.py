@@ -207,6 +207,7 @@ class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
         line: of its head.
         first, last: lines of its body.
         carried: names whose value from the previous repetition is read, other than to collect values in them.
+        is_comprehension: whether it is a comprehension or a generator expression.
     """
 
     file: str = ""
@@ -214,6 +215,7 @@ class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
     first: int = 0
     last: int = 0
     carried: tuple[str, ...] = ()
+    is_comprehension: bool = False
 
 
 class BindingFacts(msgspec.Struct, kw_only=True, frozen=True):

@@ -146,7 +146,7 @@ class SourceLoops:
     def __init__(self, view: View) -> None:
         self._view = view
         self._loops: dict[str, list[LoopFacts]] = {}
-        for loop in view.program.loops:
+        for loop in (each for each in view.program.loops if not each.is_comprehension):
             self._loops.setdefault(loop.file, []).append(loop)
 
     def between(self, begin_ns: int, end_ns: int, repetitions: int) -> list[tuple[LoopFacts, int]]:

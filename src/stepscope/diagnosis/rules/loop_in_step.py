@@ -24,6 +24,10 @@ Repetitions that need the previous one's result are not reported: the recorder r
 loop's body reads before it binds them anew. Where the source is unknown, a body that chooses from its result (`argmax`,
 `multinomial`) counts as such a loop. A recurrence that a recurrent layer could run is reported all the same.
 
+Longer bodies are found by their calls: a module that is called on one sample (a first dimension of 1, or no batch
+dimension) in each of at least three repetitions of a loop of the recorded source, none of which needs another one's
+result or runs backward by itself.
+
 # Known false positives
 Without recorded source, loops that are inherently sequential. Without input shapes the estimate of the remaining work
 is too low.
@@ -49,8 +53,9 @@ from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, 
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.finding import Interval, Location
-from stepscope.diagnosis.lines.costs import lines_that_call
-from stepscope.diagnosis.lines.repeats import CHOOSING, Dependencies
+from stepscope.diagnosis.lines.costs import lines_at, lines_that_call
+from stepscope.diagnosis.lines.graphs import inside_calls
+from stepscope.diagnosis.lines.repeats import CHOOSING, Dependencies, OneByOneCalls, one_by_one_calls
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
@@ -62,6 +67,7 @@ from stepscope.diagnosis.rules._operators import (
     scaled_with_pauses,
 )
 from stepscope.diagnosis.rules.buffer_broadcast import buffer_broadcasts
+from stepscope.whatif.changes import scaled_stretches, together
 
 _SLICING_NODE: Final = r"(Select|Slice|Narrow|Unbind|Split|SplitWithSizes|Index|IndexSelect|Chunk)Backward\d*$"
 _SLICING: Final = ("select", "slice", "narrow", "index", "unbind", "chunk", "split")
@@ -69,6 +75,8 @@ _DATA_PARALLEL: Final = r"torch(?:\.|::)distributed\b|c10d::|record_param_comms$
 """Names that torch's data parallelism gives its own work."""
 _REPEATING: Final = ("deepcopy", "step")
 """Library functions that loop over tensors by themselves, and of which other rules tell."""
+_COVERED: Final = 0.5
+"""Least part of a loop's operators in other loops that makes it one of them."""
 _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
 _NOT_IN_CELLS: Final = frozenset({"mean", "sum", "pow", "softmax", "log_softmax", "layer_norm", "embedding"})
 """Operators that no recurrent layer of the framework has."""
@@ -82,6 +90,9 @@ def check(view: View, limits: Limits) -> Answers:
         kinds[min(turns)].append((loop, seen))
     for same in _merged(view, list(kinds.values())):
         yield from _weighed(view, limits, same)
+    batched = rows_of_loops(view)
+    for each in one_by_one_calls(view):
+        yield from _one_by_one(view, limits, each, batched)
 
 
 def _merged(view: View, kinds: list[list[tuple[Loop, LoopSigns]]]) -> list[list[tuple[Loop, LoopSigns]]]:
@@ -219,6 +230,51 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
     )
 
 
+def _one_by_one(view: View, limits: Limits, found: OneByOneCalls, batched: Rows) -> Answers:
+    """A model called on one sample after another, unless such a loop was found by its operators."""
+    repeated = found.repetitions
+    lanes, starts = repeated["lane"].to_numpy(), repeated["start_ns"].to_numpy()
+    ends = starts + repeated["duration_ns"].to_numpy()
+    forward = view.outermost(inside_calls(view, repeated))
+    if np.isin(forward, batched).mean() > _COVERED:
+        return
+    backward = view.backward_of(forward)
+    between = engine_pauses(view, backward)
+    rows = np.concatenate([forward, backward])
+    cost = view.cost_ns(rows) + length_ns(view, between)
+    if view.device is None:
+        cost += int((ends - starts).sum()) - view.cost_ns(forward)
+    left = min(_left_ns(view, forward, backward), cost)
+    saved = (cost - left) * (repeated.height - found.runs) // repeated.height
+    if not limits.reached(saved):
+        return
+    yield Found(
+        f"{found.module} is called on one sample after another, {repeated.height / view.step_count:,.0f} times "
+        f"{view.a_step}, in a loop that needs no earlier result: call it on all of them at once",
+        saved,
+        basis="all repetitions but one, without the time that their operators' work takes at the trace's best rates",
+        confidence="medium",
+        weighed_ns=cost,
+        figures=[
+            view.count_per_step("repetitions", repeated.height),
+            view.count_per_step("calls of the module", found.calls.height),
+            Figure("share of the time that the same work takes at once", left / cost, "share"),
+        ],
+        remedy=Remedy(
+            "Put the samples into one batch, padded to one length where they differ (with a mask), and call it once. "
+            "The same holds for generate() and for pipelines: give them the list, with a batch size.",
+            "outputs = model(torch.stack(samples))      # instead of [model(sample[None]) for sample in samples]\n"
+            "batch = tokenizer(texts, padding=True, return_tensors='pt')      # texts of different lengths\n"
+            "outputs = model.generate(**batch)          # decoders that generate are padded on the left",
+        ),
+        where=lines_at(view, repeated),
+        change=together(
+            scaled_stretches(lanes, starts, ends, 1 - saved / cost),
+            scaled_with_pauses(backward, [between], 1 - saved / cost),
+        ),
+    )
+
+
 def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
     """Time of the loop's work in a single call."""
     work = WorkLeft(view)
@@ -280,7 +336,7 @@ def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
             "self.rnn = torch.nn.RNN(inputs, hidden, batch_first=True)   # or LSTM, GRU\n"
             "outputs, last = self.rnn(sequence)                          # instead of a loop over sequence[:, t]",
         )
-    if len(body) > SHORT_BODY:
+    if len(body) > SHORT_BODY or (seen.has_parameters and (seen.shares_parameters or seen.own_modules is False)):
         return Remedy(
             "A model is called for one piece after the other: put the pieces into one batch, and call it once.",
             "outputs = model(inputs)     # instead of torch.cat([model(piece.unsqueeze(0)) for piece in inputs])",
