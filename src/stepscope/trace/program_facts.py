@@ -440,6 +440,20 @@ class ConstantFacts(msgspec.Struct, kw_only=True, frozen=True):
     constant: tuple[int, ...] = ()
 
 
+class SparseFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A tensor of mostly zeros that a line of the user's code multiplies as a dense one.
+
+    Attributes:
+        shape: of the tensor.
+        nonzero: number of its elements that are not zero.
+    """
+
+    file: str = ""
+    line: int = 0
+    shape: tuple[int, ...] = ()
+    nonzero: int = 0
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -471,6 +485,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     steps: tuple[StepFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()
+    sparse: tuple[SparseFacts, ...] = ()
     kept_graphs: tuple[KeptGraphFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
     bindings: tuple[BindingFacts, ...] = ()

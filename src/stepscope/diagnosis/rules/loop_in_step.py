@@ -77,7 +77,10 @@ _REPEATING: Final = ("deepcopy", "step")
 """Library functions that loop over tensors by themselves, and of which other rules tell."""
 _COVERED: Final = 0.5
 """Least part of a loop's operators in other loops that makes it one of them."""
+_GROUPED: Final = frozenset({"mean", "sum", "max", "amax", "min", "amin", "logsumexp", "prod"})
+"""Operators that reduce the rows which an index has chosen."""
 _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
+_CELLS: Final = frozenset({"rnn_tanh_cell", "rnn_relu_cell", "gru_cell", "lstm_cell"})
 _NOT_IN_CELLS: Final = frozenset({"mean", "sum", "pow", "softmax", "log_softmax", "layer_norm", "embedding"})
 """Operators that no recurrent layer of the framework has."""
 
@@ -187,7 +190,7 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
     cost = view.cost_ns(rows) + sum(length_ns(view, each) for each in between)
     if not limits.reached(cost):
         return
-    left = min(_left_ns(view, forward, backward), cost)
+    left = min(_left_ns(view, forward, backward) + _left_in_cells_ns(view, forward, backward), cost)
     saved = (cost - left) * max(repetitions - left_over, 0) // repetitions
     if not limits.reached(saved):
         return
@@ -291,8 +294,24 @@ def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
     return int(work.ns(forward) + work.ns(inner))
 
 
+def _left_in_cells_ns(view: View, forward: Rows, backward: Rows) -> int:
+    """Time that a recurrent layer still needs for the cells among these operators, beyond `_left_ns`.
+
+    It runs the cells one after the other; without a device also the backward pass's nodes of each.
+    """
+    names = view.trace.operators["name"].gather(forward)
+    cells = forward[np.array([base_name(name) in _CELLS for name in names], np.bool_)]
+    if not len(cells):
+        return 0
+    nodes = view.backward_of(cells)
+    whole = view.cost_ns(np.concatenate([cells, nodes])) + length_ns(view, engine_pauses(view, backward))
+    return max(whole - _left_ns(view, cells, nodes), 0)
+
+
 def _is_recurrence(body: tuple[str, ...]) -> bool:
     names = {base_name(name) for name in body}
+    if not names.isdisjoint(_CELLS):
+        return True
     products = not names.isdisjoint({"linear", "addmm", "mm", "matmul"})
     return products and not _RECURRENT.isdisjoint(names) and names.isdisjoint(_NOT_IN_CELLS)
 
@@ -352,6 +371,22 @@ def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
             "Equal layers on one input, such as heads: hold their weights in one layer, and split its result.",
             "self.qkv = torch.nn.Linear(width, 3 * width)          # instead of one Linear for each head\n"
             "q, k, v = self.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)",
+        )
+    if "index" in names and not {"eq", "ne"}.isdisjoint(names):
+        return Remedy(
+            "The loop compares one row with all others, and takes those that are alike: compute all pairs at once, and "
+            "mask those that do not count.",
+            "same = labels[:, None] == labels\n"
+            "scores = torch.cdist(rows, rows)                        # or rows @ rows.T\n"
+            "farthest = scores.masked_fill(~same, -torch.inf).amax(1)   # instead of scores[i][same[i]].max() for each",
+        )
+    if "index" in names and not _GROUPED.isdisjoint(names):
+        return Remedy(
+            "The loop reduces one group of rows at a time, such as the neighbours of a node: gather the rows of all "
+            "groups at once, and reduce them by the number of their group.",
+            "# row: indices of all groups' rows, joined; group: the number of each one's group; both made once\n"
+            "sums = x.new_zeros(groups, x.shape[1]).index_add_(0, group, x[row])\n"
+            "means = sums / counts[:, None]         # or scatter_reduce(..., reduce='amax') for a maximum",
         )
     if any(name.startswith(_SLICING) for name in names):
         return Remedy(

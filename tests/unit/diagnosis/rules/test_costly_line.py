@@ -15,6 +15,7 @@ from stepscope.trace.program_facts import (
     LoopFacts,
     OperationFacts,
     ProgramFacts,
+    SparseFacts,
     StepFacts,
     ValueFacts,
 )
@@ -617,3 +618,61 @@ def test_the_loop_of_a_deep_copy_is_not_the_programs() -> None:
             recording.operator(1000 * step + 20 * number, 10, "aten::clone")
 
     assert [each.rule for each in diagnose(recording.trace()).findings] == ["costly-line"]
+
+
+def multiplied(*, nonzero: int = 4096, shape: tuple[int, int] = (1024, 1024), learns: bool = True) -> Trace:
+    """In 10,000 ns a product of such a tensor with (1024, 64), of 4000 ns and as long backward, and a dense one."""
+    facts = (SparseFacts(file="train.py", line=7, shape=shape, nonzero=nonzero),)
+    recording = Recording(Metadata(program=ProgramFacts(sparse=facts)))
+    recording.step(0, 10_000, 1)
+    recording.frame(0, 4100, "train.py(7): forward")
+    recording.operator(50, 4000, "aten::matmul", input_shapes="[[1024, 1024], [1024, 64]]", sequence_number=1)
+    recording.frame(4200, 100, "train.py(8): forward")
+    # 2 x 100 x 64 x 64 operations in 80 ns.
+    recording.operator(4210, 80, "aten::mm", input_shapes="[[100, 64], [64, 64]]")
+    if learns:
+        recording.operator(5000, 4000, "MmBackward0", sequence_number=1, forward_thread=1)
+        recording.link(0, 2)
+    return recording.trace()
+
+
+def test_of_a_product_with_zeros_the_rest_remains_at_a_tenth_of_the_rate() -> None:
+    finding = the_finding(rule, multiplied(learns=False))
+
+    operations = 2 * 4096 * 64 * 10
+    assert finding.saving_ns_per_step == 4000 - round(operations * 80 / (2 * 100 * 64 * 64))
+    assert [each.value for each in finding.evidence.figures if each.unit == "count"][:2] == [1024 * 1024, 4096]
+    assert "sparse" in finding.remedy.text
+    assert finding.where[0].line == 7
+
+
+def test_rows_with_one_number_each_are_looked_up() -> None:
+    assert "embedding" in the_finding(rule, multiplied(nonzero=1024)).remedy.code
+
+
+def test_a_product_with_another_shape_than_the_zeros_had_is_left_alone() -> None:
+    assert not asked(rule, multiplied(shape=(1024, 512))).findings
+
+
+def extended(times: int, *, again: bool = True) -> Trace:
+    """In 1000 ns `times` concatenations of 20 ns each; each with one part more than the one before if `again`."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 900, "train.py(7): collect")
+    for number in range(times):
+        before = number if again else 3
+        recording.operator(10 + 40 * number, 20, "aten::cat", input_shapes=f"[[[{before}, 8], [1, 8]], []]")
+    return recording.trace()
+
+
+def test_a_tensor_that_is_extended_part_by_part_is_copied_each_time() -> None:
+    finding = the_finding(rule, extended(20))
+
+    # 1 + 2 + ... + 20 rows are copied, 20 would do.
+    assert finding.saving_ns_per_step == round(400 * (1 - 20 / 210))
+    assert "parts.append" in finding.remedy.code
+
+
+@pytest.mark.parametrize("trace", [extended(7), extended(20, again=False)])
+def test_a_few_concatenations_or_of_other_parts_are_left_alone(trace: Trace) -> None:
+    assert not asked(rule, trace).findings
