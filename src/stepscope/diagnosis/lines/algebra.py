@@ -1,8 +1,8 @@
 """Work that fewer operators could do, by the shapes of operators' inputs.
 
 Broadcast products that are summed, one small operator for each of many tensors, a weight merged from thin factors, a
-one-hot table times a matrix, a convolution by copied patches, products with tensors of mostly zeros, and a tensor that
-is copied for each part that is added to it.
+one-hot table times a matrix, a convolution by copied patches, products in the costlier order, a sort for its first
+rows, products with tensors of mostly zeros, and a tensor that is copied for each part that is added to it.
 """
 
 from __future__ import annotations
@@ -208,11 +208,16 @@ _THIN: Final = 4
 """Fewest times that the factors' common size fits into the smaller size of their product."""
 _FEWEST_CLASSES: Final = 32
 """Fewest classes of a one-hot table."""
+_SHORTER: Final = 8
+"""How many times as long as its slice a sorted tensor is."""
+_PARTS: Final = frozenset({"slice", "narrow"})
+_PASSES: Final = 4
+"""Elementwise operators that take as long as finding the largest elements."""
 _NEAR_CALLS: Final = 6
 """Number of operators after the first within which the product must come."""
 
 
-DetourKind: TypeAlias = Literal["merged", "one-hot", "unfold"]
+DetourKind: TypeAlias = Literal["merged", "one-hot", "unfold", "order", "sorted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +226,7 @@ class Detour:
 
     Attributes:
         kind: "merged" for a product of two thin matrices that is added to a weight, "one-hot" for a lookup, "unfold"
-            for a convolution.
+            for a convolution, "order" for two products in the costlier order, "sorted" for the largest of a sort.
         place: line of the user's code.
         rows: unneeded rows of `operators`, forward.
         operations: operations of the replacing products, forward.
@@ -254,7 +259,7 @@ def detours(view: View, called: Rows) -> Iterator[Detour]:
     place = at(view.attribution.place, view.slices_of_operators(called))
     found: defaultdict[tuple[DetourKind, int], list[_Found]] = defaultdict(list)
     searches: tuple[tuple[DetourKind, Callable[[list[_Called]], _Found | None]], ...] = (
-        ("merged", _merged), ("one-hot", _one_hot), ("unfold", _unfolded),
+        ("merged", _merged), ("one-hot", _one_hot), ("unfold", _unfolded), ("order", _ordered), ("sorted", _sorted),
     )  # fmt: skip
     for first in range(len(calls)):
         if place[first] < 0:
@@ -341,6 +346,45 @@ def _unfolded(calls: list[_Called]) -> _Found | None:
         results = elements(patches) // of_a_patch[0] * outputs
         return [0, position], 2 * results * of_a_patch[0], elements(first.inputs[0]) + results
     return None
+
+
+def _ordered(calls: list[_Called]) -> _Found | None:
+    """Two products, one of the other's result, that take less than half the operations in the other order."""
+    if len(calls) < 2 or any(call.name not in ("mm", "bmm", "matmul") or len(call.inputs) != 2 for call in calls[:2]):
+        return None
+    (left, right), (before, after) = calls[0].inputs, calls[1].inputs
+    shapes = (left, right, before, after)
+    if any(len(shape) < 2 for shape in shapes) or left[-1] != right[-2]:
+        return None
+    batch, (height, inner), width = elements(left[:-2]), left[-2:], right[-1]
+    if before[-2:] == (height, width) and elements(before[:-2]) == batch and after[-2] == width:
+        further = after[-1]  # (a b) c
+        now, other = height * width * (inner + further), inner * further * (width + height)
+    elif after[-2:] == (height, width) and elements(after[:-2]) == batch and before[-1] == height:
+        further = before[-2]  # c (a b)
+        now, other = height * width * (inner + further), further * inner * (height + width)
+    else:
+        return None
+    return ([0, 1], 2 * batch * other, 0) if 2 * other < now else None
+
+
+def _sorted(calls: list[_Called]) -> _Found | None:
+    """A sort of which a slice is taken that is much shorter."""
+    first = calls[0]
+    if first.name not in ("sort", "argsort", "msort") or not first.inputs:
+        return None
+    whole = first.inputs[0]
+    sliced = next((place for place, call in enumerate(calls) if call.name in _PARTS and call.inputs[:1] == (whole,)), 0)
+    for call in calls[sliced + 1 :] if sliced else ():
+        alike = [shape for shape in call.inputs if len(shape) == len(whole) and _differences(shape, whole) <= 1]
+        if alike:
+            is_short = max(map(elements, alike)) * _SHORTER <= elements(whole)
+            return ([0], 0, _PASSES * elements(whole)) if is_short else None
+    return None
+
+
+def _differences(shape: Shape, other: Shape) -> int:
+    return sum(size != before for size, before in zip(shape, other, strict=True))
 
 
 def _marked(call: _Called) -> int:

@@ -3,9 +3,9 @@ Costly work in the user's code that no other rule explains, with evidence that i
 backward several times, gradients that no optimizer uses, activations that are recomputed although memory is ample, a
 graph that never runs backward, a sequence that is computed from its beginning for each new position, a product or a
 distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, a convolution by `unfold`, a product
-with a tensor of mostly zeros, a tensor that is copied for each part added to it, one small operator for each of many
-tensors, a deep copy in each step, and results or operators' inputs that are the same in each step or repeatedly within
-one.
+with a tensor of mostly zeros, two products in the costlier order, a sort for its first elements, a tensor that is
+copied for each part added to it, one small operator for each of many tensors, a deep copy in each step, and results or
+operators' inputs that are the same in each step or repeatedly within one.
 
 # Why it costs time
 The program repeats work, does work that nothing uses, or runs many operators where one would do.
@@ -39,8 +39,10 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 - A weight is merged if the product of two matrices, whose common size is at most a quarter of the others, is added to a
   matrix that multiplies inputs next. A lookup is a product of a matrix with a one-hot table (`one_hot`, `scatter_` of a
   number, a comparison with the classes) of at least 32 classes. A product with all patches of images (`unfold`) is a
-  convolution. What replaces them (three times, if it also runs backward) is assumed to run at the best rate of the
-  trace's own products and elementwise operators.
+  convolution. Two matrix products one right after the other are in the wrong order if the other order takes less than
+  half the operations. A sort is too much if a slice of at most an eighth is used next; finding the largest elements is
+  assumed to take four passes. What replaces them (three times, if it also runs backward) is assumed to run at the best
+  rate of the trace's own products and elementwise operators.
 - A tensor is of mostly zeros if at most 3 % of its elements are not zero: before `stepscope run` records, it counts
   them once for each line in inputs of products that need no gradient. A sparse product is assumed to take ten times as
   long for each multiplication as the trace's dense ones.
@@ -214,6 +216,21 @@ _DETOURS: Final = {
         Remedy(
             "Call the convolution with the same weights: it copies no patches of the images.",
             "y = torch.nn.functional.conv2d(x, weight, bias, padding=1)   # instead of weight @ unfold(x, 3)",
+        ),
+    ),
+    "order": (
+        "two products in an order that takes more than twice the operations, which the other order",
+        Remedy(
+            "Multiply the two last factors first (or the two first, if the last were): the result is the same.",
+            "y = a @ (b @ c)                          # instead of (a @ b) @ c\n"
+            "y = torch.linalg.multi_dot([a, b, c])    # finds the best order for matrices without a batch",
+        ),
+    ),
+    "sorted": (
+        "a whole sort, of which only the beginning is used, and which topk",
+        Remedy(
+            "Ask for the largest (or smallest) elements only.",
+            "values, indices = scores.topk(k, dim=1)  # instead of scores.argsort(dim=1, descending=True)[:, :k]",
         ),
     ),
     "one-hot": (

@@ -51,7 +51,7 @@ import numpy as np
 from stepscope.analysis.host import TABLES
 from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, loops
 from stepscope.analysis.module_paths import BACKWARD_NAME
-from stepscope.analysis.work import base_name
+from stepscope.analysis.work import VIEWS, base_name
 from stepscope.diagnosis.finding import Interval, Location
 from stepscope.diagnosis.lines.costs import lines_at, lines_that_call
 from stepscope.diagnosis.lines.graphs import inside_calls
@@ -80,7 +80,9 @@ _COVERED: Final = 0.5
 _GROUPED: Final = frozenset({"mean", "sum", "max", "amax", "min", "amin", "logsumexp", "prod"})
 """Operators that reduce the rows which an index has chosen."""
 _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
-_CELLS: Final = frozenset({"rnn_tanh_cell", "rnn_relu_cell", "gru_cell", "lstm_cell"})
+_CELLS: Final = frozenset(
+    {"rnn_tanh_cell", "rnn_relu_cell", "gru_cell", "lstm_cell", "rnn_tanh", "rnn_relu", "gru", "lstm"}
+)
 _NOT_IN_CELLS: Final = frozenset({"mean", "sum", "pow", "softmax", "log_softmax", "layer_norm", "embedding"})
 """Operators that no recurrent layer of the framework has."""
 
@@ -300,7 +302,7 @@ def _left_in_cells_ns(view: View, forward: Rows, backward: Rows) -> int:
     It runs the cells one after the other; without a device also the backward pass's nodes of each.
     """
     names = view.trace.operators["name"].gather(forward)
-    cells = forward[np.array([base_name(name) in _CELLS for name in names], np.bool_)]
+    cells = forward[names.str.ends_with("_cell").to_numpy()]
     if not len(cells):
         return 0
     nodes = view.backward_of(cells)
@@ -311,7 +313,9 @@ def _left_in_cells_ns(view: View, forward: Rows, backward: Rows) -> int:
 def _is_recurrence(body: tuple[str, ...]) -> bool:
     names = {base_name(name) for name in body}
     if not names.isdisjoint(_CELLS):
-        return True
+        # Each cell reads the next part of a sequence; after anything else it may read what was computed of its result.
+        before = [base_name(body[place - 1]) for place, name in enumerate(body) if base_name(name) in _CELLS]
+        return all(name in VIEWS or name in _SLICING for name in before)
     products = not names.isdisjoint({"linear", "addmm", "mm", "matmul"})
     return products and not _RECURRENT.isdisjoint(names) and names.isdisjoint(_NOT_IN_CELLS)
 
@@ -342,13 +346,6 @@ def _of_growing(view: View, where: tuple[Location, ...]) -> Remedy | None:
 
 def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
     names = [base_name(name) for name in body]
-    if any("cross_entropy" in name or "nll_loss" in name for name in names):
-        return Remedy(
-            "Compute the loss over all positions at once instead of one by one.",
-            "# instead of: sum(cross_entropy(logits[:, i], targets[:, i]) for i in range(length)) / length\n"
-            "loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())",
-            apply=("batched-loss",),
-        )
     if _is_recurrence(body):
         return Remedy(
             "A loop over time steps: use the framework's recurrent layer, which runs it without Python.",
@@ -359,6 +356,13 @@ def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
         return Remedy(
             "A model is called for one piece after the other: put the pieces into one batch, and call it once.",
             "outputs = model(inputs)     # instead of torch.cat([model(piece.unsqueeze(0)) for piece in inputs])",
+        )
+    if any("cross_entropy" in name or "nll_loss" in name for name in names):
+        return Remedy(
+            "Compute the loss over all positions at once instead of one by one.",
+            "# instead of: sum(cross_entropy(logits[:, i], targets[:, i]) for i in range(length)) / length\n"
+            "loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())",
+            apply=("batched-loss",),
         )
     if seen.chooses_rows and seen.has_parameters:
         return Remedy(

@@ -677,3 +677,64 @@ def test_a_tensor_that_is_extended_part_by_part_is_copied_each_time() -> None:
 @pytest.mark.parametrize("trace", [extended(7), extended(20, again=False)])
 def test_a_few_concatenations_or_of_other_parts_are_left_alone(trace: Trace) -> None:
     assert not asked(rule, trace).findings
+
+
+def in_order(*products: str) -> Trace:
+    """In 1000 ns products of 300 ns each with these inputs, and one of 100 ns at twice the rate."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "model.py(7): attend")
+    for number, inputs in enumerate(products):
+        recording.operator(300 * number, 300, "aten::matmul", input_shapes=inputs)
+    recording.operator(850, 100, "aten::mm", input_shapes="[[512, 1024], [1024, 512]]")
+    return recording.trace()
+
+
+@pytest.mark.parametrize(
+    ("products", "operations"),
+    [
+        # 4 x (16 x 16 x (384 + 384)) instead of 4 x (384 x 384 x (16 + 16))
+        (("[[4, 384, 16], [4, 16, 384]]", "[[4, 384, 384], [4, 384, 16]]"), 2 * 4 * 16 * 16 * 768),
+        # A row times the product of two matrices.
+        (("[[384, 384], [384, 384]]", "[[1, 384], [384, 384]]"), 2 * 384 * 768),
+    ],
+)
+def test_products_in_the_costlier_order_take_the_operations_of_the_other(
+    products: tuple[str, ...], operations: int
+) -> None:
+    finding = the_finding(rule, in_order(*products))
+
+    figures = {each.name: each.value for each in finding.evidence.figures}
+    assert figures["operations of the products that take their place per step"] == operations
+
+
+@pytest.mark.parametrize(
+    "products",
+    [
+        ("[[384, 384], [384, 384]]", "[[384, 384], [384, 384]]"),
+        ("[[4, 384, 16], [4, 16, 384]]", "[[4, 384, 200], [4, 200, 16]]"),  # of something else
+    ],
+)
+def test_other_products_stay_in_their_order(products: tuple[str, ...]) -> None:
+    assert not asked(rule, in_order(*products)).findings
+
+
+def ranked(used: str) -> Trace:
+    """In 1000 ns a sort of 64 x 8000 numbers of 600 ns, a slice of it, and an operator on these inputs."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "model.py(7): recall")
+    recording.operator(0, 600, "aten::argsort", input_shapes="[[64, 8000], [], []]")
+    recording.operator(610, 10, "aten::slice", input_shapes="[[64, 8000], [], [], [], []]")
+    recording.operator(630, 10, "aten::unsqueeze", input_shapes="[[64], []]")
+    recording.operator(650, 10, "aten::eq", input_shapes=used)
+    return recording.trace()
+
+
+def test_of_a_sort_for_its_first_elements_they_are_enough() -> None:
+    assert "topk" in the_finding(rule, ranked("[[64, 10], [64, 1]]")).remedy.code
+
+
+@pytest.mark.parametrize("used", ["[[64, 4000], [64, 1]]", "[[64, 8000], [64, 1]]", "[[64], [64]]"])
+def test_a_sort_that_is_used_is_left_alone(used: str) -> None:
+    assert not asked(rule, ranked(used)).findings

@@ -287,6 +287,7 @@ def test_the_work_itself_remains() -> None:
         (heads(8), "torch.nn.Linear(width, 3 * width)"),
         (indexed(8, "aten::linear", "aten::tanh"), "torch.nn.RNN"),
         (looping(40, "aten::mul_", "aten::add_"), "torch._foreach_mul_"),
+        (indexed(8, "aten::gru_cell"), "torch.nn.RNN"),
     ],
 )
 def test_the_remedy_follows_from_what_the_loop_is_over(trace: Trace, code: str) -> None:
