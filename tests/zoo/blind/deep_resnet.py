@@ -16,7 +16,7 @@ class Bottleneck(nn.Module):
         super().__init__()
         self.norm1, self.reduce = nn.BatchNorm2d(width), nn.Conv2d(width, inner, 1, bias=False)
         self.norm2, self.conv = nn.BatchNorm2d(inner), nn.Conv2d(inner, inner, 3, padding=1, bias=False)
-        self.norm3, self.expand = nn.BatchNorm2d(inner), nn.Conv2d(inner, width, 1, bias=False)
+        self.norm3, self.expand = nn.BatchNorm2d(inner), nn.Conv2d(inner, width, 1)
 
     def forward(self, x):
         out = self.reduce(F.relu(self.norm1(x)))
@@ -64,7 +64,7 @@ def main():
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--blocks", type=int, default=28, help="in each of the two stages")
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--mended", action="store_true", help="update all parameters in one fused call")
@@ -76,9 +76,9 @@ def main():
     model = DeepResNet(args.classes, args.blocks)
     print(f"{sum(1 for _ in model.parameters())} parameter tensors")
     if args.mended:
-        optimizer = torch.optim.Adam(model.parameters(), lr=args.lr, fused=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.02, fused=True)
     else:
-        optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)  # planted
+        optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.02)  # planted
     for epoch in range(args.epochs):
         begin, losses = time.time(), []
         for images, labels in loader:
