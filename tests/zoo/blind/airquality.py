@@ -73,7 +73,7 @@ def main():
     parser.add_argument("--hidden", type=int, default=96)
     parser.add_argument("--length", type=int, default=168, help="hours of a window")
     parser.add_argument("--batch-size", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--mended", action="store_true", help="use nn.RNN and one projection for all hours")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def main():
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % 40 == 0:
+        if step % 50 == 0:
             print(f"step {step}: loss {loss.item():.4f}, held out {validate(model, held_out, args.length):.4f}")
 
 

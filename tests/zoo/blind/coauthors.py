@@ -82,7 +82,7 @@ def main():
     parser.add_argument("--people", type=int, default=4000)
     parser.add_argument("--papers", type=int, default=20_000)
     parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--epochs", type=int, default=160)
+    parser.add_argument("--epochs", type=int, default=240)
     parser.add_argument("--mended", action="store_true", help="multiply with a sparse matrix")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -98,7 +98,7 @@ def main():
         loss = F.cross_entropy(model(x)[train], fields[train])
         loss.backward()
         optimizer.step()
-        if epoch % 20 == 0:
+        if epoch % 40 == 0:
             model.eval()
             with torch.no_grad():
                 right = (model(x).argmax(dim=1) == fields)[~train].float().mean()

@@ -64,7 +64,7 @@ def main():
     parser.add_argument("--images", type=int, default=4096)
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--epochs", type=int, default=24)
+    parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--log-every", type=int, default=32)
     parser.add_argument("--mended", action="store_true", help="update the metrics when they are logged")
     args = parser.parse_args()

@@ -62,7 +62,7 @@ def requests(products, count, size, seed=1):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--products", type=int, default=30_000)
-    parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--requests", type=int, default=900)
     parser.add_argument("--cart", type=int, default=64, help="products of a request")
     parser.add_argument("--k", type=int, default=5)
     parser.add_argument("--mended", action="store_true", help="encode all products of a request as a batch")

@@ -79,7 +79,7 @@ def precision_at(model, queries, query_topics, documents, topics, k=10):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--queries", type=int, default=128, help="of a batch")
     parser.add_argument("--documents", type=int, default=192, help="of a batch")
     parser.add_argument("--fraction", type=float, default=0.25)

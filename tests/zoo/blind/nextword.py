@@ -60,7 +60,7 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=2000)
     parser.add_argument("--words", type=int, default=200_000)
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--mended", action="store_true", help="look the embeddings up")
     args = parser.parse_args()
@@ -75,7 +75,7 @@ def main():
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        if step % 100 == 0:
+        if step % 200 == 0:
             held_out = perplexity(model, x_held_out, y_held_out)
             print(f"step {step}: loss {loss.item():.4f}, perplexity {held_out:.1f}")
 

@@ -74,7 +74,7 @@ def main():
     parser.add_argument("--opinions", type=int, default=4000)
     parser.add_argument("--vocabulary", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--mended", action="store_true", help="pack the sequences, so that the padding is left out")
     args = parser.parse_args()
     torch.manual_seed(0)

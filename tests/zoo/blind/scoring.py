@@ -49,7 +49,7 @@ def score(model, batch):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=300_000)
-    parser.add_argument("--days", type=int, default=6)
+    parser.add_argument("--days", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=5000)
     parser.add_argument("--top", type=int, default=20, help="payments to show to an analyst")
     parser.add_argument("--mended", action="store_true", help="slice the tensor instead of collating rows")
