@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from stepscope.whatif import Change
 
 Severity: TypeAlias = Literal["high", "medium", "low", "note"]
 Confidence: TypeAlias = Literal["high", "medium", "low"]
+_KEPT: Final[dict[Confidence, float]] = {"high": 1.0, "medium": 1.0, "low": 0.5}
+"""Part of a promise that is kept on average, by confidence: docs/accuracy.md has the table."""
 SavingFrom: TypeAlias = Literal["replayed", "attributed"]
 """How a saving was obtained: by replaying the steps without the cause, or by adding up the time that it cost."""
 
@@ -115,11 +117,14 @@ class Finding:
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
-        """Sort key: findings that soon end the run, large savings, findings that end it later, small savings."""
+        """Sort key: findings that soon end the run, large savings, findings that end it later, small savings.
+
+        A saving counts with the part of it that promises of its confidence have kept on average.
+        """
         ends = self.ends_run_in_ns
         is_large = self.severity in ("high", "medium")
         group = (1 if is_large else 3) if ends is None else (0 if self.severity == "high" else 2)
-        return (group, ends or 0, -self.saving_ns_per_step, self.rule)
+        return (group, ends or 0, -round(_KEPT[self.confidence] * self.saving_ns_per_step), self.rule)
 
 
 @dataclass(frozen=True, slots=True)

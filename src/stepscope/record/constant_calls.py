@@ -1,8 +1,10 @@
 """Find the tensor operators that have the same inputs in two consecutive steps.
 
+Tensors of mostly zeros that products take as dense ones are found in the same look.
+
 During a look, torch reports each call of its functions on the thread that runs the steps. A call is constant if its
 numbers are the same as in the previous step, and its tensors come from constant calls, or are older and unchanged.
-Values are not read, so no device is waited for.
+Values are not read, but for the number of zeros of a product's inputs, which is read when the look ends.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 from stepscope import guard
 from stepscope.record.lines import hide_from_compiler, is_users
 from stepscope.record.program_objects import is_plain
-from stepscope.trace.program_facts import ConstantFacts
+from stepscope.trace.program_facts import ConstantFacts, SparseFacts
 
 STEPS: Final = 2
 _MOST_CALLS: Final = 256
@@ -33,6 +36,12 @@ _MOST_FACTS: Final = 200
 _RANDOM: Final = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "exponential", "poisson", "empty")
 """Parts of names of functions whose result differs each time, or is filled in unseen."""
 _NOT_IN_PLACE: Final = ("__invert__", "__index__", "__int__")
+_PRODUCTS: Final = frozenset({"linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "einsum"})
+_COUNTED: Final = range(2**14, 2**26 + 1)
+"""Elements of tensors whose zeros are counted."""
+_MOST_COUNTS: Final = 64
+_SPARSE: Final = 0.03
+"""Most elements of a tensor of mostly zeros that are not zero."""
 _UNSEEN: Final = frozenset({"grad", "set_", "resize_"})
 _PLAIN: Final = (bool, int, float, complex, str, type(None), type(Ellipsis))
 _CALLABLE: Final = (FunctionType, BuiltinFunctionType)
@@ -79,6 +88,8 @@ class ConstantLook:
         self._varies = False
         self._noted = 0
         self._found: tuple[ConstantFacts, ...] = ()
+        self._counts: dict[tuple[_Line, tuple[int, ...]], Any] = {}
+        self.sparse: tuple[SparseFacts, ...] = ()
         self._mode: Any = None
         self._until_s = float("inf")
         self._restore: list[Callable[[], None]] = []
@@ -145,6 +156,7 @@ class ConstantLook:
             self._steps.append(_Step())
         else:
             self._found = guard.attempted(self._constant_lines) or ()
+            self.sparse = guard.attempted(self._sparse_inputs) or ()
             self.stop()
 
     def stop(self) -> None:
@@ -207,6 +219,8 @@ class ConstantLook:
                 inputs = [
                     each for each in (*_tensors(positional), *_tensors(list(named.values()))) if each is not written
                 ]
+                if name in _PRODUCTS:
+                    self._count(line, inputs)
                 call = self._judged(line, _Call(name, _arguments(positional, named)), inputs)
                 if written is not None:
                     self._write(written, call)
@@ -272,6 +286,25 @@ class ConstantLook:
         elif known.is_constant:
             self._known[id(tensor)] = _Known(known.tensor, True, known.is_pure and call.is_pure)
         call.is_constant &= known is not None and known.is_constant
+
+    def _count(self, line: _Line, inputs: list[Any]) -> None:
+        """Count what is not zero in large inputs that need no gradient, once for each line and shape."""
+        import torch
+
+        for each in inputs:
+            key = line, tuple(each.shape)
+            is_data = each.is_floating_point() and each.layout is torch.strided and not each.requires_grad
+            if is_data and each.numel() in _COUNTED and key not in self._counts and len(self._counts) < _MOST_COUNTS:
+                self._counts[key] = torch.count_nonzero(each)
+
+    def _sparse_inputs(self) -> tuple[SparseFacts, ...]:
+        counts = {key: int(count) for key, count in self._counts.items()}
+        self._counts.clear()
+        return tuple(
+            SparseFacts(file=code.co_filename, line=line, shape=shape, nonzero=count)
+            for ((code, line), shape), count in counts.items()
+            if count <= _SPARSE * prod(shape)
+        )
 
     def facts(self) -> tuple[ConstantFacts, ...]:
         """The lines with constant calls; empty if the look did not see STEPS steps."""

@@ -28,7 +28,14 @@ from stepscope.record.gradients import GradientLook
 from stepscope.record.lines import hide_from_compiler, is_users
 from stepscope.record.program_objects import call_code, names_in_roots, stack_room, unseen
 from stepscope.record.step_objects import KeptGraphs, MadeInSteps
-from stepscope.trace.program_facts import BackwardFacts, ConstantFacts, KeptGraphFacts, ListFacts, ValueFacts
+from stepscope.trace.program_facts import (
+    BackwardFacts,
+    ConstantFacts,
+    KeptGraphFacts,
+    ListFacts,
+    SparseFacts,
+    ValueFacts,
+)  # fmt: skip
 
 STEPS: Final = 2
 """Complete steps that are compared."""
@@ -136,11 +143,12 @@ class _Seen:
 
 @dataclass(frozen=True)
 class LookFacts:
-    """What a look saw: equal values, backward passes that compute unused gradients, and lines with constant calls."""
+    """What a look saw: equal values, backward passes that compute unused gradients, and what lines call."""
 
     values: tuple[ValueFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()
+    sparse: tuple[SparseFacts, ...] = ()
     kept_graphs: tuple[KeptGraphFacts, ...] = ()
 
 
@@ -321,7 +329,7 @@ class ValueLook:
         backward = guard.attempted(lambda: self._gradients.facts(roots)) or ()
         self._modules.clear()
         self._roots.clear()
-        return LookFacts(values, backward, self._constants.facts(), self._graphs.facts())
+        return LookFacts(values, backward, self._constants.facts(), self._constants.sparse, self._graphs.facts())
 
     def _values(self, names: Mapping[int, str]) -> tuple[ValueFacts, ...]:
         found = []

@@ -359,6 +359,7 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
         facts,
         backward=seen.backward,
         constants=seen.constants,
+        sparse=seen.sparse,
         kept_graphs=seen.kept_graphs,
         loops=loops,
         bindings=kept,

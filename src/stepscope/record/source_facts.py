@@ -157,8 +157,18 @@ def function_begin(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def loops_of_source(text: str, file: str) -> list[LoopFacts]:
     """Return the loops of a source text. Raises SyntaxError if it is not Python."""
-    loops = [node for node in ast.walk(ast.parse(text)) if isinstance(node, Loop)]
+    nodes = list(ast.walk(ast.parse(text)))
+    comprehensions = [node for node in nodes if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp))]
     return [
+        LoopFacts(
+            file=file,
+            line=one.lineno,
+            first=one.elt.lineno,
+            last=one.elt.end_lineno or one.elt.lineno,
+            is_comprehension=True,
+        )
+        for one in comprehensions
+    ] + [
         LoopFacts(
             file=file,
             line=loop.lineno,
@@ -166,7 +176,7 @@ def loops_of_source(text: str, file: str) -> list[LoopFacts]:
             last=loop.body[-1].end_lineno or loop.body[-1].lineno,
             carried=tuple(sorted(_carried(loop)))[:10],
         )
-        for loop in loops
+        for loop in (node for node in nodes if isinstance(node, Loop))
     ]
 
 

@@ -207,6 +207,7 @@ class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
         line: of its head.
         first, last: lines of its body.
         carried: names whose value from the previous repetition is read, other than to collect values in them.
+        is_comprehension: whether it is a comprehension or a generator expression.
     """
 
     file: str = ""
@@ -214,6 +215,7 @@ class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
     first: int = 0
     last: int = 0
     carried: tuple[str, ...] = ()
+    is_comprehension: bool = False
 
 
 class BindingFacts(msgspec.Struct, kw_only=True, frozen=True):
@@ -438,6 +440,20 @@ class ConstantFacts(msgspec.Struct, kw_only=True, frozen=True):
     constant: tuple[int, ...] = ()
 
 
+class SparseFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """A tensor of mostly zeros that a line of the user's code multiplies as a dense one.
+
+    Attributes:
+        shape: of the tensor.
+        nonzero: number of its elements that are not zero.
+    """
+
+    file: str = ""
+    line: int = 0
+    shape: tuple[int, ...] = ()
+    nonzero: int = 0
+
+
 class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     """Settings and counts of the recorded program.
 
@@ -469,6 +485,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     steps: tuple[StepFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()
+    sparse: tuple[SparseFacts, ...] = ()
     kept_graphs: tuple[KeptGraphFacts, ...] = ()
     loops: tuple[LoopFacts, ...] = ()
     bindings: tuple[BindingFacts, ...] = ()

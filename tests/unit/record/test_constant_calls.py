@@ -243,3 +243,23 @@ def test_a_watch_that_cannot_leave_stays_without_effect() -> None:
     assert guard.has_failed()
     assert (look._noted, sys.getprofile(), float(result.sum())) == (0, None, float((buffer + 1).sum()))
     look.take_off()
+
+
+def test_inputs_of_products_that_are_mostly_zeros_are_counted_where_they_need_no_gradient() -> None:
+    table, weight = torch.zeros(64, 512), torch.zeros(512, 512, requires_grad=True)
+    table[torch.arange(64), torch.arange(64)] = 1
+
+    def step(number: int) -> None:
+        torch.nn.functional.linear(table, weight)
+        torch.ones(64, 512) @ weight
+        table * table
+
+    look = ConstantLook()
+    look.start()
+    for number in range(STEPS):
+        step(number)
+        look.border()
+
+    [facts] = look.sparse
+    assert (facts.file, facts.shape, facts.nonzero) == (__file__, (64, 512), 64)
+    assert facts.line == step.__code__.co_firstlineno + 1

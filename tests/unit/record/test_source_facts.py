@@ -55,8 +55,13 @@ def test_what_a_repetition_needs_of_the_one_before_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_repetitions_that_only_collect_are_independent(name: str) -> None:
-    [loop] = loops_of_source(INDEPENDENT[name], "train.py")
+    [loop] = [each for each in loops_of_source(INDEPENDENT[name], "train.py") if not each.is_comprehension]
     assert loop.carried == ()
+
+
+def test_a_comprehension_is_an_independent_loop() -> None:
+    [loop] = loops_of_source("total = sum(f(x)\n            for x in xs)", "train.py")
+    assert (loop.line, loop.first, loop.last, loop.carried, loop.is_comprehension) == (1, 1, 1, (), True)
 
 
 def test_files_that_are_no_python_are_left_out(tmp_path: Path) -> None:

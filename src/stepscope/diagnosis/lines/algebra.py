@@ -1,7 +1,8 @@
 """Work that fewer operators could do, by the shapes of operators' inputs.
 
 Broadcast products that are summed, one small operator for each of many tensors, a weight merged from thin factors, a
-one-hot table times a matrix, and a convolution by copied patches.
+one-hot table times a matrix, a convolution by copied patches, products in the costlier order, a sort for its first
+rows, products with tensors of mostly zeros, and a tensor that is copied for each part that is added to it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, Shape, base_name, elements, tensor_shapes_of
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows, at
+from stepscope.trace.program_facts import SparseFacts
 
 _SPREAD: Final = 4
 """A broadcast result must be this many times as large as its larger input."""
@@ -29,6 +31,7 @@ _POWERS: Final = frozenset({"pow", "square", "abs"})
 _FEWEST: Final = 8
 """Fewest tensors in a step that count as a loop over tensors."""
 _SHAPES: Final = 3
+_MOST: Final = 0.8
 _OWN: Final = 0.5
 """Runs of a line for each tensor from which the loop is its own."""
 _COMPREHENSIONS: Final = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
@@ -205,11 +208,16 @@ _THIN: Final = 4
 """Fewest times that the factors' common size fits into the smaller size of their product."""
 _FEWEST_CLASSES: Final = 32
 """Fewest classes of a one-hot table."""
+_SHORTER: Final = 8
+"""How many times as long as its slice a sorted tensor is."""
+_PARTS: Final = frozenset({"slice", "narrow"})
+_PASSES: Final = 4
+"""Elementwise operators that take as long as finding the largest elements."""
 _NEAR_CALLS: Final = 6
 """Number of operators after the first within which the product must come."""
 
 
-DetourKind: TypeAlias = Literal["merged", "one-hot", "unfold"]
+DetourKind: TypeAlias = Literal["merged", "one-hot", "unfold", "order", "sorted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +226,7 @@ class Detour:
 
     Attributes:
         kind: "merged" for a product of two thin matrices that is added to a weight, "one-hot" for a lookup, "unfold"
-            for a convolution.
+            for a convolution, "order" for two products in the costlier order, "sorted" for the largest of a sort.
         place: line of the user's code.
         rows: unneeded rows of `operators`, forward.
         operations: operations of the replacing products, forward.
@@ -251,7 +259,7 @@ def detours(view: View, called: Rows) -> Iterator[Detour]:
     place = at(view.attribution.place, view.slices_of_operators(called))
     found: defaultdict[tuple[DetourKind, int], list[_Found]] = defaultdict(list)
     searches: tuple[tuple[DetourKind, Callable[[list[_Called]], _Found | None]], ...] = (
-        ("merged", _merged), ("one-hot", _one_hot), ("unfold", _unfolded),
+        ("merged", _merged), ("one-hot", _one_hot), ("unfold", _unfolded), ("order", _ordered), ("sorted", _sorted),
     )  # fmt: skip
     for first in range(len(calls)):
         if place[first] < 0:
@@ -340,6 +348,45 @@ def _unfolded(calls: list[_Called]) -> _Found | None:
     return None
 
 
+def _ordered(calls: list[_Called]) -> _Found | None:
+    """Two products, one of the other's result, that take less than half the operations in the other order."""
+    if len(calls) < 2 or any(call.name not in ("mm", "bmm", "matmul") or len(call.inputs) != 2 for call in calls[:2]):
+        return None
+    (left, right), (before, after) = calls[0].inputs, calls[1].inputs
+    shapes = (left, right, before, after)
+    if any(len(shape) < 2 for shape in shapes) or left[-1] != right[-2]:
+        return None
+    batch, (height, inner), width = elements(left[:-2]), left[-2:], right[-1]
+    if before[-2:] == (height, width) and elements(before[:-2]) == batch and after[-2] == width:
+        further = after[-1]  # (a b) c
+        now, other = height * width * (inner + further), inner * further * (width + height)
+    elif after[-2:] == (height, width) and elements(after[:-2]) == batch and before[-1] == height:
+        further = before[-2]  # c (a b)
+        now, other = height * width * (inner + further), further * inner * (height + width)
+    else:
+        return None
+    return ([0, 1], 2 * batch * other, 0) if 2 * other < now else None
+
+
+def _sorted(calls: list[_Called]) -> _Found | None:
+    """A sort of which a slice is taken that is much shorter."""
+    first = calls[0]
+    if first.name not in ("sort", "argsort", "msort") or not first.inputs:
+        return None
+    whole = first.inputs[0]
+    sliced = next((place for place, call in enumerate(calls) if call.name in _PARTS and call.inputs[:1] == (whole,)), 0)
+    for call in calls[sliced + 1 :] if sliced else ():
+        alike = [shape for shape in call.inputs if len(shape) == len(whole) and _differences(shape, whole) <= 1]
+        if alike:
+            is_short = max(map(elements, alike)) * _SHORTER <= elements(whole)
+            return ([0], 0, _PASSES * elements(whole)) if is_short else None
+    return None
+
+
+def _differences(shape: Shape, other: Shape) -> int:
+    return sum(size != before for size, before in zip(shape, other, strict=True))
+
+
 def _marked(call: _Called) -> int:
     """Number of rows of the one-hot table that an operator makes; 0 if it makes none."""
     if call.name == "one_hot" and call.inputs:
@@ -349,3 +396,114 @@ def _marked(call: _Called) -> int:
     if call.name == "eq" and len(call.inputs) == 2 and call.inputs[0][-1] == 1 and len(call.inputs[1]) == 1:
         return elements(call.inputs[0]) if elements(call.inputs[0]) != call.inputs[1][0] else 0
     return 0
+
+
+_SPARSE_RATE: Final = 10
+"""How much longer a multiplication takes in a sparse product than in a dense one."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseProduct:
+    """Products with a tensor of mostly zeros.
+
+    Attributes:
+        facts: the tensor; where several lines use it, of the first.
+        rows: rows of `operators`, forward.
+        operations: of sparse products with the same result, forward, as dense ones would take as long.
+        elements: of the results.
+        weight: elements of the other inputs, whose gradients are dense.
+    """
+
+    facts: SparseFacts
+    rows: Rows
+    operations: int
+    elements: int
+    weight: int
+
+
+def sparse_products(view: View, called: Rows) -> Iterator[SparseProduct]:
+    """Find products with tensors that were mostly zeros when the recorder looked; those with one tensor together.
+
+    Args:
+        called: rows of `operators` that no library operator called, in order.
+    """
+    alike: defaultdict[tuple[Shape, int], list[SparseFacts]] = defaultdict(list)
+    for facts in view.program.sparse:
+        alike[facts.shape, facts.nonzero].append(facts)
+    if not alike:
+        return
+    numbers = {(each.file, each.line): number for number, each in enumerate(view.attribution.places)}
+    operators = view.trace.operators
+    names = np.array([base_name(name) in _PRODUCTS | {"bmm"} for name in operators["name"].gather(called)], np.bool_)
+    products = called[names]
+    place = at(view.attribution.place, view.slices_of_operators(products))
+    for (shape, nonzero), same in alike.items():
+        lines = [numbers[each.file, each.line] for each in same if (each.file, each.line) in numbers]
+        mine = np.flatnonzero(np.isin(place, lines))
+        sizes = [_width(shape, tensor_shapes_of(text)) for text in operators["input_shapes"].gather(products[mine])]
+        found = [(position, *size) for position, size in zip(mine.tolist(), sizes, strict=True) if size is not None]
+        if found:
+            chosen = np.array([position for position, *_ in found], np.int64)
+            yield SparseProduct(
+                same[0], products[chosen],
+                sum(2 * nonzero * width * _SPARSE_RATE for _, width, _, _ in found),
+                sum(results for _, _, results, _ in found),
+                sum(weight for _, _, _, weight in found),
+            )  # fmt: skip
+
+
+def _width(sparse: Shape, shapes: tuple[Shape, ...]) -> tuple[int, int, int] | None:
+    """By how many numbers a product multiplies an element of a tensor of this shape, and elements of result and other
+    input; None if it has no such input.
+    """
+    left = [shape for shape in shapes if len(shape) > 1]
+    mine = next((shape for shape in left if elements(shape) == elements(sparse)), None)
+    if mine is None or len(left) < 2:
+        return None
+    left.remove(mine)
+    other = max(left, key=elements)
+    shared = next((size for size in (mine[-1], mine[-2]) if size in other[-2:]), 0)
+    if not shared:
+        return None
+    width = other[-2] * other[-1] // shared
+    return width, elements(mine) // shared * width, elements(other)
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Concatenations of one line, each of the result of the one before with a new part.
+
+    Attributes:
+        place: line of the user's code.
+        rows: rows of `operators`, forward.
+        left: part of the elements that one concatenation of all parts moves, 0 to 1.
+    """
+
+    place: int
+    rows: Rows
+    left: float
+
+
+def appended(view: View, called: Rows) -> Iterator[Appended]:
+    """Find lines that extend a tensor by `cat`, again and again within a step.
+
+    Args:
+        called: rows of `operators` that no library operator called, in order.
+    """
+    operators = view.trace.operators
+    names = operators["name"].gather(called)
+    cats = called[(names.str.contains(r"::(cat|hstack|vstack|concat|concatenate)$")).to_numpy()]
+    place = at(view.attribution.place, view.slices_of_operators(cats))
+    step = np.searchsorted(view.steps["start_ns"].to_numpy(), operators["start_ns"].to_numpy()[cats], side="right")
+    runs: defaultdict[int, list[tuple[Rows, int, int]]] = defaultdict(list)
+    for number, mine in pl.DataFrame({"row": cats, "place": place, "step": step}).group_by("place", "step"):
+        rows = np.sort(mine["row"].to_numpy())
+        inputs = [[elements(shape) for shape in tensor_shapes_of(text)] for text in operators["input_shapes"][rows]]
+        results = [sum(sizes) for sizes in inputs]
+        grows = [before in sizes and before < sum(sizes) for before, sizes in zip(results, inputs[1:], strict=False)]
+        if int(str(number[0])) >= 0 and len(rows) >= _FEWEST and sum(grows) >= _MOST * (len(rows) - 1):
+            runs[int(str(number[0]))].append((rows, max(results), sum(results)))
+    for line, found in runs.items():
+        moved = sum(moved for _, _, moved in found)
+        left = sum(last for _, last, _ in found) / max(moved, 1)
+        yield Appended(line, np.concatenate([rows for rows, _, _ in found]), left)

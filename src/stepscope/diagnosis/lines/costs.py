@@ -146,7 +146,7 @@ class SourceLoops:
     def __init__(self, view: View) -> None:
         self._view = view
         self._loops: dict[str, list[LoopFacts]] = {}
-        for loop in view.program.loops:
+        for loop in (each for each in view.program.loops if not each.is_comprehension):
             self._loops.setdefault(loop.file, []).append(loop)
 
     def between(self, begin_ns: int, end_ns: int, repetitions: int) -> list[tuple[LoopFacts, int]]:
@@ -377,6 +377,20 @@ def lines_that_call(view: View, *functions: str) -> set[tuple[str, int]]:
         for line, names in enumerate(each.names, 1)
         if not set(functions).isdisjoint(names.split())
     }
+
+
+_BUILTIN: Final = frozenset(
+    {"append", "dict", "enumerate", "extend", "float", "get", "int", "items", "len", "list", "range", "str", "super",
+     "tuple", "zip", "add", "sub", "mul", "div", "eq", "ne", "lt", "le", "gt", "ge", "neg", "floor_divide", "remainder"}
+)  # fmt: skip
+"""Names in statements that say nothing about where the time goes."""
+
+
+def calls_at(view: View, place: Location) -> tuple[str, ...]:
+    """Names of the functions that the statement at a place calls, in order, as far as its source is known."""
+    found = (each.names[place.line - 1].split() for each in view.program.operations
+             if each.file == place.file and 0 < place.line <= len(each.names))  # fmt: skip
+    return tuple(dict.fromkeys(name for names in found for name in names if name not in _BUILTIN))
 
 
 def lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:

@@ -1,11 +1,12 @@
-"""Repetitions: a prefix recomputed for each new position, and loops that need their earlier results.
+"""Repetitions: a prefix recomputed for each new position, a model called on one sample after another, and loops that
+need their earlier results.
 
 Repetitions that need earlier results cannot be batched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,8 +15,9 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.loops import PARAMETRISED, Loop
+from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name, elements, shapes_of, tensor_shapes_of
-from stepscope.diagnosis.lines.costs import SourceLoops, carried_by
+from stepscope.diagnosis.lines.costs import SourceLoops, Visits, carried_by
 from stepscope.diagnosis.lines.graphs import outermost_calls
 from stepscope.diagnosis.view import View, rows_of
 from stepscope.trace.nesting import Rows, outermost
@@ -174,6 +176,104 @@ def _prefix(view: View, name: str, runs: list[pl.DataFrame]) -> Prefix:
     shortest = float(np.quantile(work, _SHORT)) if len(work) else 0.0
     left = np.maximum(needed[call], shortest / np.maximum(work, 1))
     return Prefix(name, calls, rows, np.minimum(left, 1.0))
+
+
+_FEWEST_SAMPLES: Final = 3
+"""Fewest calls in one run of a loop for single samples to be worth a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneByOneCalls:
+    """Calls of one module, each on one sample, in a loop of the user's source that needs no earlier result.
+
+    Attributes:
+        module: path of the outermost module.
+        loop: the loop in the source.
+        calls: columns as in `modules`; a repetition may make several.
+        repetitions: columns lane, start_ns, duration_ns: the visits of the loop's line, in order.
+        runs: how often the loop was entered.
+    """
+
+    module: str
+    loop: LoopFacts
+    calls: pl.DataFrame
+    repetitions: pl.DataFrame
+    runs: int
+
+
+def one_by_one_calls(view: View) -> Iterator[OneByOneCalls]:
+    """Find modules that a loop calls on one sample after another, although no repetition needs another one's result.
+
+    A call is on one sample if the first operator with parameters gets an input whose first dimension is 1, or one
+    without a batch dimension. Loops whose repetitions each run backward are left out: they may save memory.
+    """
+    loops = [each for each in view.program.loops if not each.carried]
+    calls = _on_one_sample(view) if loops and view.lane is not None else None
+    if calls is None or calls.height < _FEWEST_SAMPLES:
+        return
+    lines = view.begin_in_span(view.trace.lines.filter(pl.col("lane") == view.lane)).sort("start_ns")
+    visits = Visits(lines)
+    steps = view.steps["start_ns"].to_numpy()
+    found: dict[tuple[LoopFacts, str], dict[tuple[int, int], dict[int, list[int]]]] = {}
+    for number, (name, start) in enumerate(calls.select("name", "start_ns").iter_rows()):
+        inside = _loop_around(loops, view.program.loops, visits, visits.at(start))
+        if inside is not None:
+            loop, visit = inside
+            run = (int(visits.parents[visit]), int(np.searchsorted(steps, start, side="right")))
+            runs = found.setdefault((loop, name), {})
+            runs.setdefault(run, {}).setdefault(visit, []).append(number)
+    for (loop, name), runs in found.items():
+        whole = [run for run in runs.values() if len(run) >= _FEWEST_SAMPLES]
+        chosen = np.array([visit for run in whole for visit in run], np.int64)
+        if len(chosen) and not _runs_backward(view, visits, whole):
+            numbers = [number for run in whole for each in run.values() for number in each]
+            stretches = pl.DataFrame({"start_ns": visits.starts[chosen], "end": visits.ends[chosen]}).select(
+                pl.lit(view.lane, pl.Int32).alias("lane"), "start_ns", duration_ns=pl.col("end") - pl.col("start_ns")
+            )
+            yield OneByOneCalls(name, loop, calls[numbers], stretches, len(whole))
+
+
+def _loop_around(
+    loops: Sequence[LoopFacts], every: Sequence[LoopFacts], visits: Visits, visit: int
+) -> tuple[LoopFacts, int] | None:
+    """The innermost of these loops around a visit or those that called it, and the visit of its body."""
+    while visit >= 0:
+        file, line, _ = visits.place(visit)
+        around = [each for each in every if each.file == file and each.first <= line <= each.last]
+        innermost = min(around, key=lambda each: (each.last - each.first, not each.is_comprehension), default=None)
+        if innermost is not None and innermost in loops:
+            return innermost, visit
+        visit = int(visits.parents[visit])
+    return None
+
+
+def _on_one_sample(view: View) -> pl.DataFrame:
+    """Outermost calls of modules whose first operator with parameters gets one sample; columns as in `modules`."""
+    calls = outermost_calls(view)
+    layers = (pl.col("lane") == view.lane) & pl.col("input_shapes").is_not_null()
+    begin = calls["start_ns"].to_numpy()
+    end = begin + calls["duration_ns"].to_numpy()
+    is_one: dict[int, bool] = {}
+    for name, text, start in (
+        view.operators.filter(layers).select("name", "input_shapes", "start_ns").sort("start_ns").iter_rows()
+    ):
+        call, base = int(np.searchsorted(begin, start, side="right")) - 1, base_name(name)
+        if call in is_one or call < 0 or start >= end[call] or base not in PARAMETRISED:
+            continue
+        shapes = tensor_shapes_of(text)
+        place = 1 if base.startswith("embedding") else 0
+        if len(shapes) > place:
+            shape = shapes[place]
+            is_one[call] = len(shape) <= (0 if place else 1) or (len(shape) > 1 and shape[0] == 1)
+    return calls[[call for call, one in is_one.items() if one]]
+
+
+def _runs_backward(view: View, visits: Visits, runs: list[dict[int, list[int]]]) -> bool:
+    """Whether the first run's repetitions each run a backward pass."""
+    nodes = view.operators.filter(pl.col("name").str.contains(BACKWARD_NAME))["start_ns"].sort().to_numpy()
+    first, second, *_ = runs[0]
+    begin, end = np.searchsorted(nodes, [visits.starts[first], visits.starts[second]])
+    return bool(end > begin)
 
 
 class Dependencies:

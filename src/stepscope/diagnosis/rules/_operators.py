@@ -23,6 +23,7 @@ from stepscope.trace.window import Times
 from stepscope.whatif import Change
 from stepscope.whatif.changes import Lanes, scaled_host_time, scaled_operators, together
 
+_RECURRENT: Final = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 _PRODUCTS: Final = frozenset({"mm", "bmm", "addmm", "matmul", "linear", "baddbmm", "mv", "dot"})
 _ELEMENTWISE: Final = PLAIN | ARITHMETIC | REDUCTIONS
 _GOOD: Final = 0.9
@@ -56,7 +57,9 @@ class WorkLeft:
             if base in VIEWS or base in _SLICING:
                 continue
             tensors = shapes_of(shapes)
-            if base in _PRODUCTS and (work := operations(tensors)) and self._ns_per_operation:
+            if base in _RECURRENT and tensors and self._ns_per_operation:
+                left = _of_weights(tensors) * self._ns_per_operation
+            elif base in _PRODUCTS and (work := operations(tensors)) and self._ns_per_operation:
                 left = work * self._ns_per_operation
             elif base in PLAIN and tensors and self._ns_per_element:
                 left = _elements(tensors) * self._ns_per_element
@@ -118,6 +121,11 @@ class WorkLeft:
 
 def _elements(tensors: tuple[Shape, ...]) -> int:
     return sum(map(prod, tensors))
+
+
+def _of_weights(tensors: tuple[Shape, ...]) -> int:
+    """Multiplications and additions of a recurrent layer's inputs with its weights, which are its matrices."""
+    return 2 * prod(tensors[0][:-1]) * sum(prod(shape) for shape in tensors[1:] if len(shape) == 2)
 
 
 def operations(tensors: tuple[Shape, ...]) -> int:

@@ -2,9 +2,10 @@
 Costly work in the user's code that no other rule explains, with evidence that it can be avoided: a graph that runs
 backward several times, gradients that no optimizer uses, activations that are recomputed although memory is ample, a
 graph that never runs backward, a sequence that is computed from its beginning for each new position, a product or a
-distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, a convolution by `unfold`, one small
-operator for each of many tensors, a deep copy in each step, and results or operators' inputs that are the same in each
-step or repeatedly within one.
+distance by broadcasting, a merged low-rank weight, a lookup by a one-hot table, a convolution by `unfold`, a product
+with a tensor of mostly zeros, two products in the costlier order, a sort for its first elements, a tensor that is
+copied for each part added to it, one small operator for each of many tensors, a deep copy in each step, and results or
+operators' inputs that are the same in each step or repeatedly within one.
 
 # Why it costs time
 The program repeats work, does work that nothing uses, or runs many operators where one would do.
@@ -38,8 +39,15 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 - A weight is merged if the product of two matrices, whose common size is at most a quarter of the others, is added to a
   matrix that multiplies inputs next. A lookup is a product of a matrix with a one-hot table (`one_hot`, `scatter_` of a
   number, a comparison with the classes) of at least 32 classes. A product with all patches of images (`unfold`) is a
-  convolution. What replaces them (three times, if it also runs backward) is assumed to run at the best rate of the
-  trace's own products and elementwise operators.
+  convolution. Two matrix products one right after the other are in the wrong order if the other order takes less than
+  half the operations. A sort is too much if a slice of at most an eighth is used next; finding the largest elements is
+  assumed to take four passes. What replaces them (three times, if it also runs backward) is assumed to run at the best
+  rate of the trace's own products and elementwise operators.
+- A tensor is of mostly zeros if at most 3 % of its elements are not zero: before `stepscope run` records, it counts
+  them once for each line in inputs of products that need no gradient. A sparse product is assumed to take ten times as
+  long for each multiplication as the trace's dense ones.
+- A tensor is extended part by part if, at least 8 times in a step, a line's `cat` takes the result of the one before.
+  What one `cat` of all parts copies remains.
 - One tensor after the other means that a line itself, not the optimizer or another library that it calls, runs
   elementwise operators on at least 8 tensors of different shapes in a step. One operator for the same elements is
   assumed to run at the best rate of the trace's own elementwise operators.
@@ -70,6 +78,7 @@ PyTorch documentation, "Autograd mechanics" (locally disabling gradient computat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
@@ -77,7 +86,17 @@ from typing import Final
 import numpy as np
 
 from stepscope.diagnosis.finding import Location
-from stepscope.diagnosis.lines.algebra import Broadcast, OneByOne, broadcast_sums, detours, one_by_one
+from stepscope.diagnosis.lines.algebra import (
+    Appended,
+    Broadcast,
+    OneByOne,
+    SparseProduct,
+    appended,
+    broadcast_sums,
+    detours,
+    one_by_one,
+    sparse_products,
+)  # fmt: skip
 from stepscope.diagnosis.lines.costs import LineCosts, lines_at, lines_that_call
 from stepscope.diagnosis.lines.graphs import (
     inside_calls,
@@ -148,6 +167,10 @@ def _algebra(view: View) -> Iterator[Found]:
         if found is not None:
             yield found
     yield from _detours(view, work, called)
+    for product in sparse_products(view, called):
+        yield _sparse(view, work, product)
+    for each in appended(view, called):
+        yield _appended(view, each)
 
 
 def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
@@ -195,6 +218,21 @@ _DETOURS: Final = {
             "y = torch.nn.functional.conv2d(x, weight, bias, padding=1)   # instead of weight @ unfold(x, 3)",
         ),
     ),
+    "order": (
+        "two products in an order that takes more than twice the operations, which the other order",
+        Remedy(
+            "Multiply the two last factors first (or the two first, if the last were): the result is the same.",
+            "y = a @ (b @ c)                          # instead of (a @ b) @ c\n"
+            "y = torch.linalg.multi_dot([a, b, c])    # finds the best order for matrices without a batch",
+        ),
+    ),
+    "sorted": (
+        "a whole sort, of which only the beginning is used, and which topk",
+        Remedy(
+            "Ask for the largest (or smallest) elements only.",
+            "values, indices = scores.topk(k, dim=1)  # instead of scores.argsort(dim=1, descending=True)[:, :k]",
+        ),
+    ),
     "one-hot": (
         "a one-hot table times a matrix, which a lookup",
         Remedy(
@@ -231,6 +269,73 @@ def _detours(view: View, work: WorkLeft, called: Rows) -> Iterator[Found]:
             remedy=remedy,
             change=scaled_with_pauses(rows, [], left / max(cost, 1)),
         )
+
+
+def _sparse(view: View, work: WorkLeft, product: SparseProduct) -> Found:
+    backward = view.backward_of(product.rows)
+    rows = np.concatenate([product.rows, backward])
+    cost, facts = view.cost_ns(rows), product.facts
+    passes, gradients = (2, product.weight) if len(backward) else (1, 0)
+    left = passes * (work.product_ns(product.operations) + work.elementwise_ns(product.elements))
+    left = min(round(left + work.elementwise_ns(gradients)), cost)
+    whole = math.prod(facts.shape)
+    is_lookup = facts.nonzero * facts.shape[-1] == whole
+    return Found(
+        f"{view.percent(cost)} of the {view.period} goes to products with a tensor of {whole:,} elements, of "
+        f"which {1 - facts.nonzero / whole:.1%} are zeros",
+        cost - left,
+        basis="the operators, forward and backward, less the time of products with what is not zero, at a tenth of the "
+        "rate of the trace's dense products",
+        confidence="medium" if work.product_ns(1) else "low",
+        figures=[
+            view.share_figure("that this takes", cost),
+            Figure("share of the tensor's elements that are zeros", 1 - facts.nonzero / whole, "share"),
+            Figure("elements of the tensor", whole, "count"),
+            Figure("elements that are not zero", facts.nonzero, "count"),
+            view.ns_per_step("time of these operators", cost),
+            view.ns_per_step("time of the same products without the zeros", left),
+        ],
+        where=view.at_operators(product.rows),
+        remedy=Remedy(
+            "One number in each row is not zero: look up the rows by their index instead of multiplying.",
+            "rows = torch.nn.functional.embedding(indices, table)   # or nn.Embedding, nn.EmbeddingBag, table[indices]",
+        )
+        if is_lookup
+        else Remedy(
+            "Keep the indices of what is not zero, and leave the zeros out: a sparse matrix, an index_add over the "
+            "pairs, or an EmbeddingBag for counts of words.",
+            "adjacency = adjacency.to_sparse_csr()                  # once; adjacency @ x stays as it is\n"
+            "sums = torch.zeros_like(x).index_add_(0, target, x[source])        # or by pairs (source, target)\n"
+            "bag = torch.nn.functional.embedding_bag(words, table, offsets, mode='sum')",
+        ),
+        change=scaled_with_pauses(rows, [], left / max(cost, 1)),
+    )
+
+
+def _appended(view: View, found: Appended) -> Found:
+    backward = view.backward_of(found.rows)
+    rows = np.concatenate([found.rows, backward])
+    cost, place = view.cost_ns(rows), view.attribution.places[found.place]
+    return Found(
+        f"{view.percent(cost)} of the {view.period} goes to extending a tensor part by part, "
+        f"{len(found.rows) / view.step_count:,.0f} times {view.a_step}: each time all of it is copied",
+        cost * (1 - found.left),
+        basis="the operators, forward and backward, less the part of their elements that is copied once",
+        confidence="medium",
+        figures=[
+            view.share_figure("that this takes", cost),
+            view.count_per_step("concatenations", len(found.rows)),
+            Figure("part of the elements that one concatenation copies", found.left, "share"),
+        ],
+        where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+        remedy=Remedy(
+            "Collect the parts in a list and join them once after the loop, or write them into a tensor of the final "
+            "size.",
+            "parts.append(part)                       # in the loop, instead of result = torch.cat([result, part])\n"
+            "result = torch.cat(parts)                # once, after it; torch.stack for parts without that dimension",
+        ),
+        change=scaled_with_pauses(rows, [], found.left),
+    )
 
 
 def _copies(view: View) -> Iterator[Found]:

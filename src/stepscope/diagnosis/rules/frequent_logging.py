@@ -126,9 +126,9 @@ def check(view: View, limits: Limits) -> Answers:
 def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
     """Slices that read values on lines that read many in each step, and one slice for each such line.
 
-    If nothing in the function with such a line has a gradient, as in a metric, all its lines count.
+    If nothing in the function with such a line has a gradient, as in a metric, all its lines count that run no module.
     """
-    if view.lane is None:
+    if view.lane is None or not view.trains:  # what an inference program reads is its result
         return np.zeros(0, np.int64), {}
     place = pl.format("{}:{}", "source_file", "source_line")
     function = pl.format("{}:{}", "source_file", "source_function")
@@ -154,9 +154,16 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
     source = view.backward_source
     trained = operators["function"].gather(source[source >= 0]).drop_nulls().unique()
     metrics = items.filter(~pl.col("function").is_in(trained.implode())).select("function", "slice").unique("function")
-    whole = view.trace.lines.select(
-        place=pl.format("{}:{}", "file", "line"), function=pl.format("{}:{}", "file", "function")
-    ).unique()
+    whole = (
+        view.trace.lines.select(
+            place=pl.format("{}:{}", "file", "line"),
+            function=pl.format("{}:{}", "file", "function"),
+            runs=pl.Series(_runs_steps(view)[: view.trace.lines.height]),
+        )
+        .group_by("place", "function")
+        .agg(pl.col("runs").any())
+        .filter(~pl.col("runs"))
+    )
     for line, of in whole.join(metrics, on="function", how="inner").select("place", "slice").iter_rows():
         lines.setdefault(line, of)
     return items["slice"].to_numpy(), lines

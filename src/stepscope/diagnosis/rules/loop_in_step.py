@@ -24,6 +24,10 @@ Repetitions that need the previous one's result are not reported: the recorder r
 loop's body reads before it binds them anew. Where the source is unknown, a body that chooses from its result (`argmax`,
 `multinomial`) counts as such a loop. A recurrence that a recurrent layer could run is reported all the same.
 
+Longer bodies are found by their calls: a module that is called on one sample (a first dimension of 1, or no batch
+dimension) in each of at least three repetitions of a loop of the recorded source, none of which needs another one's
+result or runs backward by itself.
+
 # Known false positives
 Without recorded source, loops that are inherently sequential. Without input shapes the estimate of the remaining work
 is too low.
@@ -47,10 +51,11 @@ import numpy as np
 from stepscope.analysis.host import TABLES
 from stepscope.analysis.loops import SHORT_BODY, Loop, LoopSigns, SignsOfLoops, loops
 from stepscope.analysis.module_paths import BACKWARD_NAME
-from stepscope.analysis.work import base_name
+from stepscope.analysis.work import VIEWS, base_name
 from stepscope.diagnosis.finding import Interval, Location
-from stepscope.diagnosis.lines.costs import lines_that_call
-from stepscope.diagnosis.lines.repeats import CHOOSING, Dependencies
+from stepscope.diagnosis.lines.costs import lines_at, lines_that_call
+from stepscope.diagnosis.lines.graphs import inside_calls
+from stepscope.diagnosis.lines.repeats import CHOOSING, Dependencies, OneByOneCalls, one_by_one_calls
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
@@ -62,6 +67,7 @@ from stepscope.diagnosis.rules._operators import (
     scaled_with_pauses,
 )
 from stepscope.diagnosis.rules.buffer_broadcast import buffer_broadcasts
+from stepscope.whatif.changes import scaled_stretches, together
 
 _SLICING_NODE: Final = r"(Select|Slice|Narrow|Unbind|Split|SplitWithSizes|Index|IndexSelect|Chunk)Backward\d*$"
 _SLICING: Final = ("select", "slice", "narrow", "index", "unbind", "chunk", "split")
@@ -69,7 +75,14 @@ _DATA_PARALLEL: Final = r"torch(?:\.|::)distributed\b|c10d::|record_param_comms$
 """Names that torch's data parallelism gives its own work."""
 _REPEATING: Final = ("deepcopy", "step")
 """Library functions that loop over tensors by themselves, and of which other rules tell."""
+_COVERED: Final = 0.5
+"""Least part of a loop's operators in other loops that makes it one of them."""
+_GROUPED: Final = frozenset({"mean", "sum", "max", "amax", "min", "amin", "logsumexp", "prod"})
+"""Operators that reduce the rows which an index has chosen."""
 _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
+_CELLS: Final = frozenset(
+    {"rnn_tanh_cell", "rnn_relu_cell", "gru_cell", "lstm_cell", "rnn_tanh", "rnn_relu", "gru", "lstm"}
+)
 _NOT_IN_CELLS: Final = frozenset({"mean", "sum", "pow", "softmax", "log_softmax", "layer_norm", "embedding"})
 """Operators that no recurrent layer of the framework has."""
 
@@ -82,6 +95,9 @@ def check(view: View, limits: Limits) -> Answers:
         kinds[min(turns)].append((loop, seen))
     for same in _merged(view, list(kinds.values())):
         yield from _weighed(view, limits, same)
+    batched = rows_of_loops(view)
+    for each in one_by_one_calls(view):
+        yield from _one_by_one(view, limits, each, batched)
 
 
 def _merged(view: View, kinds: list[list[tuple[Loop, LoopSigns]]]) -> list[list[tuple[Loop, LoopSigns]]]:
@@ -176,7 +192,7 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
     cost = view.cost_ns(rows) + sum(length_ns(view, each) for each in between)
     if not limits.reached(cost):
         return
-    left = min(_left_ns(view, forward, backward), cost)
+    left = min(_left_ns(view, forward, backward) + _left_in_cells_ns(view, forward, backward), cost)
     saved = (cost - left) * max(repetitions - left_over, 0) // repetitions
     if not limits.reached(saved):
         return
@@ -219,6 +235,51 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
     )
 
 
+def _one_by_one(view: View, limits: Limits, found: OneByOneCalls, batched: Rows) -> Answers:
+    """A model called on one sample after another, unless such a loop was found by its operators."""
+    repeated = found.repetitions
+    lanes, starts = repeated["lane"].to_numpy(), repeated["start_ns"].to_numpy()
+    ends = starts + repeated["duration_ns"].to_numpy()
+    forward = view.outermost(inside_calls(view, repeated))
+    if np.isin(forward, batched).mean() > _COVERED:
+        return
+    backward = view.backward_of(forward)
+    between = engine_pauses(view, backward)
+    rows = np.concatenate([forward, backward])
+    cost = view.cost_ns(rows) + length_ns(view, between)
+    if view.device is None:
+        cost += int((ends - starts).sum()) - view.cost_ns(forward)
+    left = min(_left_ns(view, forward, backward), cost)
+    saved = (cost - left) * (repeated.height - found.runs) // repeated.height
+    if not limits.reached(saved):
+        return
+    yield Found(
+        f"{found.module} is called on one sample after another, {repeated.height / view.step_count:,.0f} times "
+        f"{view.a_step}, in a loop that needs no earlier result: call it on all of them at once",
+        saved,
+        basis="all repetitions but one, without the time that their operators' work takes at the trace's best rates",
+        confidence="medium",
+        weighed_ns=cost,
+        figures=[
+            view.count_per_step("repetitions", repeated.height),
+            view.count_per_step("calls of the module", found.calls.height),
+            Figure("share of the time that the same work takes at once", left / cost, "share"),
+        ],
+        remedy=Remedy(
+            "Put the samples into one batch, padded to one length where they differ (with a mask), and call it once. "
+            "The same holds for generate() and for pipelines: give them the list, with a batch size.",
+            "outputs = model(torch.stack(samples))      # instead of [model(sample[None]) for sample in samples]\n"
+            "batch = tokenizer(texts, padding=True, return_tensors='pt')      # texts of different lengths\n"
+            "outputs = model.generate(**batch)          # decoders that generate are padded on the left",
+        ),
+        where=lines_at(view, repeated),
+        change=together(
+            scaled_stretches(lanes, starts, ends, 1 - saved / cost),
+            scaled_with_pauses(backward, [between], 1 - saved / cost),
+        ),
+    )
+
+
 def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
     """Time of the loop's work in a single call."""
     work = WorkLeft(view)
@@ -235,8 +296,26 @@ def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
     return int(work.ns(forward) + work.ns(inner))
 
 
+def _left_in_cells_ns(view: View, forward: Rows, backward: Rows) -> int:
+    """Time that a recurrent layer still needs for the cells among these operators, beyond `_left_ns`.
+
+    It runs the cells one after the other; without a device also the backward pass's nodes of each.
+    """
+    names = view.trace.operators["name"].gather(forward)
+    cells = forward[names.str.ends_with("_cell").to_numpy()]
+    if not len(cells):
+        return 0
+    nodes = view.backward_of(cells)
+    whole = view.cost_ns(np.concatenate([cells, nodes])) + length_ns(view, engine_pauses(view, backward))
+    return max(whole - _left_ns(view, cells, nodes), 0)
+
+
 def _is_recurrence(body: tuple[str, ...]) -> bool:
     names = {base_name(name) for name in body}
+    if not names.isdisjoint(_CELLS):
+        # Each cell reads the next part of a sequence; after anything else it may read what was computed of its result.
+        before = [base_name(body[place - 1]) for place, name in enumerate(body) if base_name(name) in _CELLS]
+        return all(name in VIEWS or name in _SLICING for name in before)
     products = not names.isdisjoint({"linear", "addmm", "mm", "matmul"})
     return products and not _RECURRENT.isdisjoint(names) and names.isdisjoint(_NOT_IN_CELLS)
 
@@ -267,23 +346,23 @@ def _of_growing(view: View, where: tuple[Location, ...]) -> Remedy | None:
 
 def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
     names = [base_name(name) for name in body]
-    if any("cross_entropy" in name or "nll_loss" in name for name in names):
-        return Remedy(
-            "Compute the loss over all positions at once instead of one by one.",
-            "# instead of: sum(cross_entropy(logits[:, i], targets[:, i]) for i in range(length)) / length\n"
-            "loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())",
-            apply=("batched-loss",),
-        )
     if _is_recurrence(body):
         return Remedy(
             "A loop over time steps: use the framework's recurrent layer, which runs it without Python.",
             "self.rnn = torch.nn.RNN(inputs, hidden, batch_first=True)   # or LSTM, GRU\n"
             "outputs, last = self.rnn(sequence)                          # instead of a loop over sequence[:, t]",
         )
-    if len(body) > SHORT_BODY:
+    if len(body) > SHORT_BODY or (seen.has_parameters and (seen.shares_parameters or seen.own_modules is False)):
         return Remedy(
             "A model is called for one piece after the other: put the pieces into one batch, and call it once.",
             "outputs = model(inputs)     # instead of torch.cat([model(piece.unsqueeze(0)) for piece in inputs])",
+        )
+    if any("cross_entropy" in name or "nll_loss" in name for name in names):
+        return Remedy(
+            "Compute the loss over all positions at once instead of one by one.",
+            "# instead of: sum(cross_entropy(logits[:, i], targets[:, i]) for i in range(length)) / length\n"
+            "loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())",
+            apply=("batched-loss",),
         )
     if seen.chooses_rows and seen.has_parameters:
         return Remedy(
@@ -296,6 +375,22 @@ def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
             "Equal layers on one input, such as heads: hold their weights in one layer, and split its result.",
             "self.qkv = torch.nn.Linear(width, 3 * width)          # instead of one Linear for each head\n"
             "q, k, v = self.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)",
+        )
+    if "index" in names and not {"eq", "ne"}.isdisjoint(names):
+        return Remedy(
+            "The loop compares one row with all others, and takes those that are alike: compute all pairs at once, and "
+            "mask those that do not count.",
+            "same = labels[:, None] == labels\n"
+            "scores = torch.cdist(rows, rows)                        # or rows @ rows.T\n"
+            "farthest = scores.masked_fill(~same, -torch.inf).amax(1)   # instead of scores[i][same[i]].max() for each",
+        )
+    if "index" in names and not _GROUPED.isdisjoint(names):
+        return Remedy(
+            "The loop reduces one group of rows at a time, such as the neighbours of a node: gather the rows of all "
+            "groups at once, and reduce them by the number of their group.",
+            "# row: indices of all groups' rows, joined; group: the number of each one's group; both made once\n"
+            "sums = x.new_zeros(groups, x.shape[1]).index_add_(0, group, x[row])\n"
+            "means = sums / counts[:, None]         # or scatter_reduce(..., reduce='amax') for a maximum",
         )
     if any(name.startswith(_SLICING) for name in names):
         return Remedy(

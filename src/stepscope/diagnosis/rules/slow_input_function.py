@@ -59,6 +59,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from stepscope.diagnosis.lines.costs import calls_at
 from stepscope.diagnosis.lines.function_work import FunctionWork, Work, figures_of, least, left_of, remedy_of, said_of
 from stepscope.diagnosis.loading import (
     CARRIES_MOST,
@@ -97,7 +98,8 @@ def check(view: View, limits: Limits) -> Answers:
     if source is None and _would_more_do(view, loading) and not is_sampler:
         return
     saving = _saving_ns(view, loading, costly)
-    remedy, where = _remedy(costly), places_of(view, loading, costly)
+    where = places_of(view, loading, costly)
+    remedy = _remedy(costly, calls_at(view, where[0]) if where else ())
     if source is not None:
         remedy, where = remedy_of(source, is_collate=costly.stage == "collate"), (*source.where, *where)
     yield Found(
@@ -182,7 +184,21 @@ def _saving_ns(view: View, loading: Loading, costly: Costly) -> int:
     return loading.saved_ns(view, loading.workers, costly.avoidable * loading.load.batch_ns)
 
 
-def _remedy(costly: Costly) -> Remedy:
+_READING: Final = frozenset(
+    {
+        "open", "load", "loads", "read", "imread", "imdecode", "read_csv", "read_parquet", "read_image", "decode_image",
+        "decode_jpeg", "loadtxt", "genfromtxt", "fromfile", "loadmat", "decompress", "read_hdf", "read_json",
+    }
+)  # fmt: skip
+"""Functions of libraries that read files or decode what was read."""
+
+
+def _remedy(costly: Costly, called: tuple[str, ...]) -> Remedy:
+    """What to change.
+
+    Args:
+        called: names of what the costliest line calls.
+    """
     if costly.stage == "sampler":
         return Remedy(
             f"{costly.name} runs in the main process, however many workers there are: sort and shuffle once in an "
@@ -201,9 +217,24 @@ def _remedy(costly: Costly) -> Remedy:
             "    return torch.stack(inputs), torch.tensor(targets)",
         )
     function = costly.name.rpartition(".")[2]
-    return Remedy(
+    names = " and ".join(f"{name}()" for name in called[:3])
+    text = (
         f"Let {costly.name} work on arrays instead of in a Python loop, or keep its results: what is the same in every "
-        "epoch needs to be computed once.",
+        "epoch needs to be computed once."
+    )
+    if not _READING.isdisjoint(called):
+        text = (
+            f"The costliest line of {costly.name} calls {names}: read and decode each sample once, and keep what comes "
+            "of it in memory or in one memory-mapped file (numpy.memmap, Arrow)."
+        )
+    elif names:
+        text = (
+            f"The costliest line of {costly.name} calls {names} for each sample: do what is the same in every epoch "
+            "once, before training, and keep its result, at the size that the model sees; do what is random on whole "
+            "batches, with tensor operators."
+        )
+    return Remedy(
+        text,
         "def prepared(self, index):                 # once for each sample, kept in memory or in a file\n"
         "    if index not in self.cache:\n"
         f"        self.cache[index] = self.{function}(index)\n"

@@ -15,6 +15,7 @@ from stepscope.trace.program_facts import (
     LoopFacts,
     OperationFacts,
     ProgramFacts,
+    SparseFacts,
     StepFacts,
     ValueFacts,
 )
@@ -617,3 +618,123 @@ def test_the_loop_of_a_deep_copy_is_not_the_programs() -> None:
             recording.operator(1000 * step + 20 * number, 10, "aten::clone")
 
     assert [each.rule for each in diagnose(recording.trace()).findings] == ["costly-line"]
+
+
+def multiplied(*, nonzero: int = 4096, shape: tuple[int, int] = (1024, 1024), learns: bool = True) -> Trace:
+    """In 10,000 ns a product of such a tensor with (1024, 64), of 4000 ns and as long backward, and a dense one."""
+    facts = (SparseFacts(file="train.py", line=7, shape=shape, nonzero=nonzero),)
+    recording = Recording(Metadata(program=ProgramFacts(sparse=facts)))
+    recording.step(0, 10_000, 1)
+    recording.frame(0, 4100, "train.py(7): forward")
+    recording.operator(50, 4000, "aten::matmul", input_shapes="[[1024, 1024], [1024, 64]]", sequence_number=1)
+    recording.frame(4200, 100, "train.py(8): forward")
+    # 2 x 100 x 64 x 64 operations in 8 ns, the best rate.
+    recording.operator(4210, 8, "aten::mm", input_shapes="[[100, 64], [64, 64]]")
+    if learns:
+        recording.operator(5000, 4000, "MmBackward0", sequence_number=1, forward_thread=1)
+        recording.link(0, 2)
+    return recording.trace()
+
+
+def test_of_a_product_with_zeros_the_rest_remains_at_a_tenth_of_the_rate() -> None:
+    finding = the_finding(rule, multiplied(learns=False))
+
+    operations = 2 * 4096 * 64 * 10
+    left_ns = operations * 8 / (2 * 100 * 64 * 64)
+    assert finding.saving_ns_per_step == pytest.approx(4000 - left_ns, rel=0.01)
+    assert [each.value for each in finding.evidence.figures if each.unit == "count"][:2] == [1024 * 1024, 4096]
+    assert "sparse" in finding.remedy.text
+    assert finding.where[0].line == 7
+
+
+def test_rows_with_one_number_each_are_looked_up() -> None:
+    assert "embedding" in the_finding(rule, multiplied(nonzero=1024)).remedy.code
+
+
+def test_a_product_with_another_shape_than_the_zeros_had_is_left_alone() -> None:
+    assert not asked(rule, multiplied(shape=(1024, 512))).findings
+
+
+def extended(times: int, *, again: bool = True) -> Trace:
+    """In 1000 ns `times` concatenations of 20 ns each; each with one part more than the one before if `again`."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 900, "train.py(7): collect")
+    for number in range(times):
+        before = number if again else 3
+        recording.operator(10 + 40 * number, 20, "aten::cat", input_shapes=f"[[[{before}, 8], [1, 8]], []]")
+    return recording.trace()
+
+
+def test_a_tensor_that_is_extended_part_by_part_is_copied_each_time() -> None:
+    finding = the_finding(rule, extended(20))
+
+    # 1 + 2 + ... + 20 rows are copied, 20 would do.
+    assert finding.saving_ns_per_step == round(400 * (1 - 20 / 210))
+    assert "parts.append" in finding.remedy.code
+
+
+@pytest.mark.parametrize("trace", [extended(7), extended(20, again=False)])
+def test_a_few_concatenations_or_of_other_parts_are_left_alone(trace: Trace) -> None:
+    assert not asked(rule, trace).findings
+
+
+def in_order(*products: str) -> Trace:
+    """In 1000 ns products of 300 ns each with these inputs, and one of 100 ns at twice the rate."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "model.py(7): attend")
+    for number, inputs in enumerate(products):
+        recording.operator(300 * number, 300, "aten::matmul", input_shapes=inputs)
+    recording.operator(850, 100, "aten::mm", input_shapes="[[512, 1024], [1024, 512]]")
+    return recording.trace()
+
+
+@pytest.mark.parametrize(
+    ("products", "operations"),
+    [
+        # 4 x (16 x 16 x (384 + 384)) instead of 4 x (384 x 384 x (16 + 16))
+        (("[[4, 384, 16], [4, 16, 384]]", "[[4, 384, 384], [4, 384, 16]]"), 2 * 4 * 16 * 16 * 768),
+        # A row times the product of two matrices.
+        (("[[384, 384], [384, 384]]", "[[1, 384], [384, 384]]"), 2 * 384 * 768),
+    ],
+)
+def test_products_in_the_costlier_order_take_the_operations_of_the_other(
+    products: tuple[str, ...], operations: int
+) -> None:
+    finding = the_finding(rule, in_order(*products))
+
+    figures = {each.name: each.value for each in finding.evidence.figures}
+    assert figures["operations of the products that take their place per step"] == operations
+
+
+@pytest.mark.parametrize(
+    "products",
+    [
+        ("[[384, 384], [384, 384]]", "[[384, 384], [384, 384]]"),
+        ("[[4, 384, 16], [4, 16, 384]]", "[[4, 384, 200], [4, 200, 16]]"),  # of something else
+    ],
+)
+def test_other_products_stay_in_their_order(products: tuple[str, ...]) -> None:
+    assert not asked(rule, in_order(*products)).findings
+
+
+def ranked(used: str) -> Trace:
+    """In 1000 ns a sort of 64 x 8000 numbers of 600 ns, a slice of it, and an operator on these inputs."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 1000, "model.py(7): recall")
+    recording.operator(0, 600, "aten::argsort", input_shapes="[[64, 8000], [], []]")
+    recording.operator(610, 10, "aten::slice", input_shapes="[[64, 8000], [], [], [], []]")
+    recording.operator(630, 10, "aten::unsqueeze", input_shapes="[[64], []]")
+    recording.operator(650, 10, "aten::eq", input_shapes=used)
+    return recording.trace()
+
+
+def test_of_a_sort_for_its_first_elements_they_are_enough() -> None:
+    assert "topk" in the_finding(rule, ranked("[[64, 10], [64, 1]]")).remedy.code
+
+
+@pytest.mark.parametrize("used", ["[[64, 4000], [64, 1]]", "[[64, 8000], [64, 1]]", "[[64], [64]]"])
+def test_a_sort_that_is_used_is_left_alone(used: str) -> None:
+    assert not asked(rule, ranked(used)).findings

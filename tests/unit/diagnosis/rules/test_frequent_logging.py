@@ -180,8 +180,12 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, steps(every=4), steps=0.25).findings
 
 
-def reading(count: int, *, gradient: bool = False, lines: bool = True) -> Trace:
-    """Two steps of 1000 ns: a metric of 300 ns reads `count` values at its second line; it may be trained on."""
+def reading(count: int, *, gradient: bool = False, lines: bool = True, trains: bool = True, model: int = 0) -> Trace:
+    """Two steps of 1000 ns: a metric of 300 ns reads `count` values at its second line; it may be trained on.
+
+    Args:
+        model: time of a module that the metric's first line calls.
+    """
     recording = Recording()
     for number in range(2):
         begin = 1000 * number
@@ -189,6 +193,10 @@ def reading(count: int, *, gradient: bool = False, lines: bool = True) -> Trace:
         place = {"source_file": "train.py", "source_function": "score"}
         recording.operator(begin, 500, "aten::mm")
         recording.operator(begin + 620, 5, "aten::mul", source_line=29, sequence_number=number, **place)
+        if trains:
+            recording.annotation(begin + 960, 1, "Optimizer.step#SGD.step")
+        if model:
+            recording.module(begin + 605, model, "Net")
         if gradient:
             node = {"sequence_number": number, "forward_thread": 1}
             recording.operator(begin + 950, 20, "autograd::engine::evaluate_function: MulBackward0", **node)
@@ -273,6 +281,14 @@ def test_values_of_which_the_program_makes_tensors_are_no_metric(first: int) -> 
     found = asked(rule, replace(trace, metadata=Metadata(program=program))).findings
 
     assert bool(found) is (first <= 30)
+
+
+def test_what_an_inference_program_reads_is_its_result() -> None:
+    assert not asked(rule, reading(10, trains=False)).findings
+
+
+def test_a_line_that_calls_the_model_is_no_part_of_the_metric() -> None:
+    assert the_finding(rule, reading(10, model=50)).evidence.figures[0].value == 0.2
 
 
 def test_the_number_of_reads_decides() -> None:

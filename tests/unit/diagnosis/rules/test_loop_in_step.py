@@ -219,6 +219,8 @@ def test_the_backward_calls_count() -> None:
         (("aten::select", "aten::cross_entropy_loss"), "logits.flatten(0, 1)"),
         (("aten::select", "aten::add"), "torch.vmap(function)(tensor)"),
         (("aten::exp",), "torch.stack(pieces)"),
+        (("aten::index", "aten::mean"), "index_add_(0, group, x[row])"),
+        (("aten::eq", "aten::index", "aten::max"), "masked_fill(~same, -torch.inf)"),
     ],
 )
 def test_the_remedy_follows_from_the_body(body: tuple[str, ...], remedy: str) -> None:
@@ -285,6 +287,7 @@ def test_the_work_itself_remains() -> None:
         (heads(8), "torch.nn.Linear(width, 3 * width)"),
         (indexed(8, "aten::linear", "aten::tanh"), "torch.nn.RNN"),
         (looping(40, "aten::mul_", "aten::add_"), "torch._foreach_mul_"),
+        (indexed(8, "aten::gru_cell"), "torch.nn.RNN"),
     ],
 )
 def test_the_remedy_follows_from_what_the_loop_is_over(trace: Trace, code: str) -> None:
