@@ -272,7 +272,7 @@ def _found(view: View, limits: Limits, row: dict[str, Any], why: tuple[Reason, .
         row["lost_ns"],
         basis=f"time above what good kernels take ({row['target']:.0%} of the {peak}), where the device determines "
         f"the {view.period}'s length",
-        confidence="medium" if slower >= 2 and named else "low",
+        confidence="medium" if slower >= 2 else "low",
         figures=[
             Figure("time over the attainable time", slower, "count", limits["slower"]),
             Figure(f"share of the {peak}", share, "share"),

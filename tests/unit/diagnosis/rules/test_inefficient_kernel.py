@@ -204,7 +204,7 @@ def test_without_a_name_the_least_peaks_of_what_the_device_can_be_are_upper_boun
 
     [finding] = result.findings
     assert "reaches at most 3% of the device's arithmetic peak" in finding.title
-    assert finding.confidence == "low"
+    assert finding.confidence == "medium"  # upper bounds of shares make the saving a lower bound
     [question] = result.not_answered
     assert "MI300X or MI325X" in question.why
 
