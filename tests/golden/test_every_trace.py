@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import polars as pl
 import pytest
 
 from benchmarks.labelled.judging import judge, truths
 from benchmarks.real_traces import said_in, said_of
+from stepscope.analysis.operators import kernel_class
 from stepscope.diagnosis import Diagnosis, Finding, diagnosis
 from stepscope.diagnosis.diagnosis import rule_by_id
 from stepscope.diagnosis.rules import RULES
@@ -102,6 +104,17 @@ def test_what_is_said_is_true(told: Told) -> None:
 def test_what_kernels_reach_and_save_follows_from_shapes_and_times(told: Told) -> None:
     for finding in told.found:
         assert reached.differences(finding, told.view) == [], finding.title
+
+
+NAMELESS: Final = frozenset({"Kernel"})
+"""Names of costly kernels in real traces that tell nothing."""
+
+
+def test_costly_kernels_are_known_by_their_names(told: Told) -> None:
+    work = told.view.trace.device_work.filter(pl.col("kind") == "compute")
+    total = work["duration_ns"].sum()
+    for name, ns in work.group_by("name").agg(pl.col("duration_ns").sum()).iter_rows():
+        assert kernel_class(name).kind or ns < 0.01 * total or name in NAMELESS, name
 
 
 def test_the_answer_is_as_right_as_known(told: Told) -> None:

@@ -10,7 +10,7 @@ import polars as pl
 
 from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_time
 from stepscope.analysis.idle import Windows, device_window
-from stepscope.analysis.operators import described_work
+from stepscope.analysis.operators import described_work, kernel_class
 from stepscope.analysis.work import NUMBER_TYPES, call_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import IntervalSet
@@ -170,8 +170,8 @@ WAITING: tuple[str, ...] = ("synchronisation", "untraced", "unknown", *DEVICE_CA
 class DeviceUse:
     """Use of one device over its window, in whole nanoseconds.
 
-    Times are unions over the device's queues: matrix_ns + vector_only_ns + communication_only_ns + copy_only_ns +
-    other_ns + idle_ns == window_ns.
+    Times are unions over the device's queues: matrix_ns + vector_only_ns + unknown_only_ns + communication_only_ns +
+    copy_only_ns + other_ns + idle_ns == window_ns.
     """
 
     device: str
@@ -183,6 +183,7 @@ class DeviceUse:
     vector_ns: int  # time in which other computation ran
     both_engines_ns: int  # time in which both ran
     vector_only_ns: int  # vector_ns - both_engines_ns
+    unknown_only_ns: int  # computation of which neither name nor operator tells what it is, where no other ran
     communication_only_ns: int  # collectives not covered by computation
     copy_only_ns: int  # copies not covered by computation or collectives
     other_ns: int  # rest of the busy time: memory sets and work of unknown kind
@@ -257,7 +258,7 @@ def _device_use(name: str, work: pl.DataFrame, working: IntervalSet, window: Win
     busy = busy_intervals(work, window)
     compute = work.filter(pl.col("kind") == "compute")
     matrix = busy_intervals(compute.filter("is_matrix"), window)
-    vector = busy_intervals(compute.filter(~pl.col("is_matrix")), window)
+    vector = busy_intervals(compute.filter(~pl.col("is_matrix") & ~pl.col("is_unknown")), window)
     kinds = ("compute", "communication", *COPY_KINDS)
     until = [busy_intervals(work.filter(pl.col("kind").is_in(kinds[:count])), window).total_ns for count in (1, 2, 5)]
     both_engines = matrix.overlap_ns(vector)
@@ -273,6 +274,7 @@ def _device_use(name: str, work: pl.DataFrame, working: IntervalSet, window: Win
         vector_ns=vector.total_ns,
         both_engines_ns=both_engines,
         vector_only_ns=vector.total_ns - both_engines,
+        unknown_only_ns=until[0] - matrix.total_ns - vector.total_ns + both_engines,
         communication_only_ns=until[1] - until[0],
         copy_only_ns=until[2] - until[1],
         other_ns=busy.total_ns - until[2],
@@ -283,7 +285,7 @@ def _device_use(name: str, work: pl.DataFrame, working: IntervalSet, window: Win
 
 
 def _with_engine(trace: Trace) -> pl.DataFrame:
-    """Add is_matrix and precision to `device_work`: from the kernel's name, or else its operator's name and types."""
+    """Add is_matrix, is_unknown and precision to `device_work`: by kernels' names, else operators' names and types."""
     work = described_work(trace)
     types = work["input_types"].drop_nulls().unique().to_list()
     of_operator = pl.col("input_types").replace_strict(
@@ -291,7 +293,11 @@ def _with_engine(trace: Trace) -> pl.DataFrame:
     )
     engine = pl.col("queue").replace_strict(_BY_QUEUE, default=None, return_dtype=pl.String)
     by_name = pl.col("is_matrix") | pl.col("is_eligible").fill_null(False)
+    names = work["name"].unique().to_list()
+    nameless = [name for name in names if not kernel_class(name or "").kind]
+    is_unknown = pl.col("name").is_in(nameless) & ~pl.col("operator").str.starts_with("aten::").fill_null(False)
     return work.with_columns(
+        is_unknown=is_unknown & ~by_name & engine.is_null(),
         is_matrix=pl.when(engine.is_null()).then(by_name).otherwise(engine == "MME"),
         precision=pl.coalesce("precision", of_operator),
     )

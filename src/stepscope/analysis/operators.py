@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.resources import files
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -165,11 +166,8 @@ _TENSOR_CORES: Final = re.compile(
     r"tensorop_|OpClassTensorOp|(?i:tensor_?core|[hib]mma|wgmma|xmma(?!.*ffma)|(?<![a-z])mma|s1688|s16816|h1688|h16816|"
     r"i8816|i16832|[shd]884|mfma|xdl|gtcx|Cijk_.*_MI\d|flash_?(?:fwd|bwd|attn|attention)|fmha|nvjet|tcgen05)"
 )
-_MATRIX: Final = re.compile(
-    r"(?<!fb)gemm|(?<!cublas)gemv|matmul|(?<!causal_)conv(?!ert|_?depthwise)|xmma|cutlass|Cijk_|nvjet|winograd|"
-    r"cudnn.*(?:dgrad|wgrad(?!.*offsets)|fprop|relu|nn_v|nt_v|tn_v)|unified_attention|fmha|flash_?(?:fwd|bwd|attn|attention)",
-    re.IGNORECASE,
-)
+MATRIX_KINDS: Final = ("matrix", "convolution", "attention", "experts")
+"""Kinds of kernels that multiply matrices."""
 _PRECISIONS: Final = {
     "fp8": r"(?i:fp8(?!kv)|e4m3|e5m2|float8)|nvjet_(?:sm\d+_)?q",
     "bf16": r"(?i:bf16|bfloat16)|DF16b|_BBS_|_BSS_|nvjet_(?:sm\d+_)?t",
@@ -195,6 +193,41 @@ LAUNCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
+class KernelClass(NamedTuple):
+    """What a kernel's name tells of it; "" for what it does not.
+
+    Attributes:
+        kind: "matrix", "convolution", "attention", "experts", "normalisation", "elementwise" and the like.
+        library: such as "cuDNN", "hipBLASLt" or "FlashInfer".
+        algorithm: such as "Winograd", "split-K" or "paged attention".
+    """
+
+    kind: str
+    library: str
+    algorithm: str
+
+
+@lru_cache(maxsize=1)
+def _name_patterns() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    """Patterns of data/kernels.tsv by table, in order: the first that occurs in a name counts."""
+    text = files("stepscope").joinpath("data/kernels.tsv").read_text(encoding="utf-8")
+    patterns: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for table, name, pattern in (line.split("\t") for line in text.splitlines()[1:]):
+        patterns.setdefault(table, []).append((name, re.compile(pattern)))
+    return patterns
+
+
+@lru_cache(maxsize=65536)
+def kernel_class(name: str) -> KernelClass:
+    """Kind, library and algorithm of a kernel by its name."""
+    tables = _name_patterns()
+    return KernelClass(*(_first_match(tables[table], name) for table in ("kind", "library", "algorithm")))
+
+
+def _first_match(patterns: list[tuple[str, re.Pattern[str]]], name: str) -> str:
+    return next((word for word, pattern in patterns if pattern.search(name)), "")
+
+
 class Arithmetic(NamedTuple):
     """Arithmetic implied by a kernel's name; None where the name does not show it."""
 
@@ -206,7 +239,7 @@ class Arithmetic(NamedTuple):
 @lru_cache(maxsize=65536)
 def arithmetic(name: str) -> Arithmetic:
     """Parse number type, tensor core use and whether it is a matrix product from a kernel's name."""
-    is_matrix = _MATRIX.search(name) is not None
+    is_matrix = kernel_class(name).kind in MATRIX_KINDS
     precision = next((word for word, pattern in _PRECISIONS.items() if re.search(pattern, name)), None)
     uses = True if _TENSOR_CORES.search(name) else (False if is_matrix and precision in ("fp32", "fp64") else None)
     return Arithmetic(precision, uses if is_matrix or uses else None, is_matrix)

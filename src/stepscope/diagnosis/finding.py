@@ -157,7 +157,8 @@ class BusyWork:
         what: the operator, or without one the kernel.
         input_shapes: JSON.
         kernel: the costliest one.
-        kind: as in `stepscope.analysis.work.Work`.
+        kind: as in `stepscope.analysis.work.Work`, or by the kernel's name.
+        library: whose kernel it is, by its name.
         ns_per_step: the device's time for it.
         share: the same as a share of the step, 0 to 1.
         compute_share, bandwidth_share: what it reached of the peaks, 0 to 1.
@@ -171,6 +172,7 @@ class BusyWork:
     input_shapes: str | None
     kernel: str | None
     kind: str | None
+    library: str | None
     ns_per_step: int
     share: float
     compute_share: float | None = None

@@ -254,6 +254,8 @@ def _kind_rows(use: DeviceUse) -> list[tuple[str, str, str]]:
     together = f", {duration(use.both_engines_ns)} of it together with vector work" if use.both_engines_ns else ""
     rows.append(("matrix work", part(use.matrix_ns), f"matrix products, convolutions and attention{together}"))
     rows.append(("vector work", part(use.vector_only_ns), "all other computation, where no matrix work ran"))
+    if use.unknown_only_ns:
+        rows.append(("unknown work", part(use.unknown_only_ns), "kernels whose names do not tell what they compute"))
     if use.communication_only_ns:
         rows.append(("communication", part(use.communication_only_ns), "between devices, where no computation ran"))
     rows.append(("copies", part(use.copy_only_ns), "of memory (DMA), where nothing else ran"))

@@ -193,15 +193,22 @@ def busy_sentences(diagnosis: Diagnosis) -> list[str]:
 
 def _busy_sentence(work: BusyWork, period: str, *, is_bound: bool) -> str:
     shapes = " and ".join("x".join(map(str, each)) for each in shapes_of(work.input_shapes) if len(each) > 1)
-    text = f"{share(work.share)} of {period}: {work.what}" + (f" of {shapes[:_SHAPES]}" if shapes else "")
+    what = work.what if len(work.what) <= _SHAPES else f"{work.what[:_SHAPES]}…"
+    text = f"{share(work.share)} of {period}: {what}" + (f" of {shapes[:_SHAPES]}" if shapes else "")
     reached = {"arithmetic peak": work.compute_share, "memory bandwidth": work.bandwidth_share}
     parts = [f"{share(value)} of the {name}" for name, value in reached.items() if value is not None]
     if not parts:
-        return f"{text} reaches an unknown share of what the device can do."
+        return f"{text}, {_kind_of(work)}; no shapes show what it could reach."
     of = f" of {work.peaks}" if work.peaks else ""
     text += f" reaches {'at most ' if is_bound else ''}{' and '.join(parts)}{of}; {_LIMITS.get(work.limit or '', '')}"
     text += f": {work.why}" if work.why else ""
     return f"{text}. Better: {work.better}." if work.better else f"{text}."
+
+
+def _kind_of(work: BusyWork) -> str:
+    """What kernels compute by their names, such as "attention by FlashInfer"."""
+    kind = "unknown work: its kernels' names do not tell what they compute" if work.kind is None else work.kind
+    return f"{kind} by {work.library}" if work.library else kind
 
 
 _SHAPES: Final = 60

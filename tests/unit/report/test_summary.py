@@ -55,6 +55,7 @@ def test_the_parts_add_up() -> None:
         vector_ns=140,
         both_engines_ns=50,
         vector_only_ns=90,
+        unknown_only_ns=0,
         communication_only_ns=50,
         copy_only_ns=100,
         other_ns=10,
@@ -63,11 +64,25 @@ def test_the_parts_add_up() -> None:
         low_precision_ns=200,
     )
     parts = (
-        use.matrix_ns + use.vector_only_ns + use.communication_only_ns + use.copy_only_ns + use.other_ns + use.idle_ns
-    )
-    assert parts == use.window_ns
+        use.matrix_ns, use.vector_only_ns, use.unknown_only_ns, use.communication_only_ns, use.copy_only_ns,
+        use.other_ns, use.idle_ns,
+    )  # fmt: skip
+    assert sum(parts) == use.window_ns
     assert (use.device_ratio, use.device_host_ratio, use.host_overlap) == (0.55, 5.5, 0.0)
     assert use.low_precision_ratio == pytest.approx(2 / 3)
+
+
+def test_kernels_that_nothing_explains_are_no_vector_work() -> None:
+    recording = Recording()
+    recording.work(0, 100, "ampere_sgemm_128x64_nn", 1)
+    recording.work(100, 50, "sqrt_kernel_cuda", 2)
+    recording.work(150, 300, "_Z9mystery42Pf", 3)
+    recording.operator(0, 10, "aten::add")
+    recording.launched(1, 450, 50, "_Z9mystery43Pf", 4)
+
+    [use] = device_uses(recording.trace())
+
+    assert (use.matrix_ns, use.vector_only_ns, use.unknown_only_ns) == (100, 100, 300)
 
 
 def test_ratios_that_cannot_be_told() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,11 +10,12 @@ import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import DEVICE_CAUSES
+from stepscope.analysis.operators import kernel_class
 from stepscope.analysis.roofline import peaks_or_bounds, roofline_table
 from stepscope.analysis.slow_kernels import block_count
 from stepscope.diagnosis.finding import BusyWork, Location
 from stepscope.diagnosis.view import View
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, at
 from stepscope.trace.window import Window
 
 _SMALLEST_SHARE: Final = 0.02
@@ -52,24 +53,40 @@ _BUSY_SHARE: Final = 0.05
 
 
 def busy_work(view: View) -> tuple[BusyWork, ...]:
-    """What takes a noticeable part of the step on the device, by operator and shapes, the costliest first."""
+    """What takes a noticeable part of the step on the device, by operator and shapes, the costliest first.
+
+    Work without an operator, such as a graph's, is listed by kernel.
+    """
     if view.device is None or view.work.is_empty():
         return ()
-    table = roofline_table(view.trace, window=calling(view), bounds=True)
-    least_ns = _BUSY_SHARE * view.length_ns
-    table = table.filter((pl.col("device") == view.device) & (pl.col("device_ns") >= least_ns))
-    return tuple(
-        BusyWork(
-            row["operator"],
-            row["input_shapes"],
-            row["kernel"],
-            row["work_kind"],
-            row["device_ns"] // view.step_count,
-            view.share(row["device_ns"]),
-            **{name: row[name] for name in ("compute_share", "bandwidth_share", "limit", "peaks", "why", "better")},
-        )
-        for row in table.iter_rows(named=True)
+    table = roofline_table(view.trace, window=calling(view), bounds=True).filter(pl.col("device") == view.device)
+    kernels = view.work.filter(pl.Series(operators_of_work(view) < 0) & (pl.col("kind") == "compute"))
+    kernels = kernels.group_by(operator="name").agg(
+        device_ns=pl.col("duration_ns").sum(), kernel=pl.col("name").first()
     )
+    least_ns = _BUSY_SHARE * view.length_ns
+    rows = pl.concat([table, kernels], how="diagonal").filter(pl.col("device_ns") >= least_ns)
+    rows = rows.sort(["device_ns", "operator"], descending=[True, False])
+    return tuple(_busy(view, row) for row in rows.iter_rows(named=True))
+
+
+def _busy(view: View, row: dict[str, Any]) -> BusyWork:
+    known = kernel_class(row["kernel"] or "")
+    return BusyWork(
+        row["operator"],
+        row["input_shapes"],
+        row["kernel"],
+        row["work_kind"] or known.kind or None,
+        known.library or None,
+        row["device_ns"] // view.step_count,
+        view.share(row["device_ns"]),
+        **{name: row[name] for name in ("compute_share", "bandwidth_share", "limit", "peaks", "why", "better")},
+    )
+
+
+def operators_of_work(view: View) -> Rows:
+    """For each row of `view.work`, the operator that launched it, -1 for none."""
+    return at(view.launching, view.work["launch"].cast(pl.Int64).fill_null(-1).to_numpy())
 
 
 def calling(view: View) -> Window:

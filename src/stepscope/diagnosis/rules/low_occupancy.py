@@ -32,9 +32,8 @@ import polars as pl
 
 from stepscope.analysis.roofline import roofline_calls
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._device import alone_share, blocks, calling, decides, multiprocessors
+from stepscope.diagnosis.rules._device import alone_share, blocks, calling, decides, multiprocessors, operators_of_work
 from stepscope.diagnosis.rules._waits import Mask
-from stepscope.trace.nesting import at
 from stepscope.whatif.changes import scaled_work
 
 _MOST: Final = 3
@@ -72,8 +71,7 @@ def _is_explained(view: View) -> Mask:
     calls = roofline_calls(view.trace, window=calling(view), bounds=True)
     known = np.zeros(view.trace.operators.height + 1, np.bool_)
     known[calls.filter(pl.col("limit").is_not_null())["row"].to_numpy()] = True
-    operator = at(view.launching, view.work["launch"].cast(pl.Int64).fill_null(-1).to_numpy())
-    explained: Mask = known[operator]  # -1 is the last row, which no operator has
+    explained: Mask = known[operators_of_work(view)]  # -1 is the last row, which no operator has
     return explained
 
 
