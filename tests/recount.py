@@ -122,6 +122,8 @@ class Recount:
         found |= {(fact.file or "", fact.line or 0) for fact in program.pauses}
         found |= {(fact.file, fact.line) for fact in (program.evaluations,) if fact is not None}
         found |= {(fact.file, fact.first) for fact in program.works}
+        for fact in program.operations:
+            found |= {(fact.file, line) for line, names in enumerate(fact.names, 1) if names}
         return found | {(fact.file or "", fact.line or 0) for fact in program.input_stages}
 
     def _begun(self, row: Row) -> int:
@@ -230,7 +232,7 @@ _AT_MOST: Final[Mapping[tuple[str, str], Callable[[Recount], float]]] = {
     ("host-created-tensor", "such tensors"): lambda all: len(all.of_kind("copy_in")),
     ("device-ping-pong", "round trips"): lambda all: min(len(all.of_kind(kind)) for kind in _COPIES),
     ("cpu-fallback", "round trips"): lambda all: min(len(all.of_kind(kind)) for kind in _COPIES),
-    ("inefficient-kernel", "calls"): lambda all: len(all.operators),
+    ("inefficient-kernel", "calls"): lambda all: len({row["operator"] for row in all.calls(all.work)} - {None}),
     ("small-buckets", "reductions"): lambda all: len(all.of_kind("communication")) or len(all.operators),
     ("late-first-launch", "steps that begin with waiting"): lambda all: len(all.steps) * all.view.step_count,
 }

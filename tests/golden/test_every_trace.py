@@ -27,6 +27,7 @@ from stepscope.report.diagnosis import TraceReport, diagnosis_document, json_rep
 from stepscope.report.document import json_bytes
 from stepscope.report.text import text_of
 from stepscope.report.words import headline
+from tests import reached
 from tests.claims import false_headline, unsupported
 from tests.golden.opened import check_findings, check_the_law
 from tests.recount import Recount, differences
@@ -96,6 +97,11 @@ def test_what_is_said_is_true(told: Told) -> None:
         assert differences(finding, recount) == [], finding.title
     assert false_headline(told.diagnosis, told.record) == [], headline(told.diagnosis)
     assert text_of(diagnosis_document([told.report]), width=100, colour=False, top=5)
+
+
+def test_what_kernels_reach_and_save_follows_from_shapes_and_times(told: Told) -> None:
+    for finding in told.found:
+        assert reached.differences(finding, told.view) == [], finding.title
 
 
 def test_the_answer_is_as_right_as_known(told: Told) -> None:

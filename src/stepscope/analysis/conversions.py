@@ -1,4 +1,4 @@
-"""Copies that only change the number type or the order of dimensions."""
+"""Number types and layouts: copies that only change them, and which operators used tensor cores."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.module_paths import backward_source
+from stepscope.analysis.operators import described_work
 from stepscope.analysis.work import Shape, elements, first_shape, shapes_of, types_of
-from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows, at, row_numbers
+from stepscope.trace import Trace, Window
+from stepscope.trace.nesting import Rows, at, beginning_in, conformed, row_numbers
 
 FLOATS: Final = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
 """The profiler's names of floating-point types -> PyTorch's."""
@@ -246,3 +247,99 @@ def _order(name: str, values: str | None, dimensions: int) -> tuple[int, ...]:
     if len(places) != dimensions or not all(type(each) is int and -dimensions <= each < dimensions for each in places):
         return ()
     return tuple(each % dimensions for each in places)
+
+
+TENSOR_CORE_CALLS: Final[dict[str, type[pl.DataType]]] = {
+    "row": pl.Int64,  # row in operators; null if no operator launched the work
+    "operator": pl.String,
+    "input_shapes": pl.String,  # JSON
+    "input_types": pl.String,  # JSON
+    "device": pl.String,
+    "start_ns": pl.Int64,  # start of the first work
+    "device_ns": pl.Int64,  # all computation that it launched itself
+    "matrix_ns": pl.Int64,  # part in kernels whose names say matrix product, convolution or attention
+    "tensor_core_ns": pl.Int64,  # part of that in kernels whose names say tensor cores
+    "precision": pl.String,  # number type of the longest matrix kernel, from its name
+    "kernel": pl.String,  # longest matrix kernel, or else the longest kernel
+    "used": pl.Boolean,  # whether tensor cores were used; null where kernel names do not show it
+}
+
+TENSOR_CORE_TABLE: Final[dict[str, type[pl.DataType]]] = {
+    "operator": pl.String,
+    "input_shapes": pl.String,
+    "input_types": pl.String,
+    "precision": pl.String,
+    "used": pl.Boolean,
+    "calls": pl.Int64,
+    "device_ns": pl.Int64,
+    "matrix_ns": pl.Int64,
+    "tensor_core_ns": pl.Int64,
+    "share": pl.Float64,  # share of all eligible operators' device time, 0 to 1
+    "kernel": pl.String,  # the costliest one
+}
+
+
+def eligible_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
+    """Calls of operators that tensor cores can run, with the computation that each launched itself.
+
+    Work counts for the innermost operator around its launch. A matrix kernel without an operator, such as a graph's, is
+    a call of its own.
+
+    Args:
+        window: only calls whose first work starts in it.
+
+    Returns:
+        Columns as in CALL_SCHEMA, in order of time.
+    """
+    wanted = pl.col("is_eligible") | (pl.col("operator").is_null() & pl.col("is_matrix"))
+    work = described_work(trace).filter((pl.col("kind") == "compute") & wanted.fill_null(False))
+    calls = work.group_by(call=pl.coalesce("row", -1 - pl.col("work").cast(pl.Int64))).agg(
+        *(pl.col(name).first() for name in ("row", "operator", "input_shapes", "input_types", "device")),
+        start_ns=pl.col("start_ns").min(),
+        device_ns=pl.col("duration_ns").sum(),
+        matrix_ns=pl.col("duration_ns").filter("is_matrix").sum(),
+        tensor_core_ns=pl.col("duration_ns").filter(pl.col("tensor_cores").fill_null(False)).sum(),
+        precision=_of_longest("precision"),
+        kernel=_of_longest("name"),
+        used=_used(),
+    )
+    return conformed(beginning_in(calls, window).sort("start_ns", "call"), TENSOR_CORE_CALLS)
+
+
+def tensor_core_table(trace: Trace) -> pl.DataFrame:
+    """Operators that tensor cores can run, and whether they did, costliest first; as TENSOR_CORE_TABLE."""
+    keys = ["operator", "input_shapes", "input_types", "precision", "used"]
+    table = (
+        eligible_calls(trace)
+        .group_by(keys)
+        .agg(
+            calls=pl.len().cast(pl.Int64),
+            device_ns=pl.col("device_ns").sum(),
+            matrix_ns=pl.col("matrix_ns").sum(),
+            tensor_core_ns=pl.col("tensor_core_ns").sum(),
+            kernel=pl.col("kernel").sort_by("device_ns", "kernel", descending=[True, False]).first(),
+        )
+    )
+    total = pl.col("device_ns").sum()
+    table = table.with_columns(share=pl.when(total > 0).then(pl.col("device_ns") / total).otherwise(0.0))
+    descending = [True, *[False] * len(keys)]
+    return table.sort(["device_ns", *keys], descending=descending).select(list(TENSOR_CORE_TABLE))
+
+
+def _of_longest(column: str) -> pl.Expr:
+    """Value of a call's longest work, or of its longest matrix kernel if it has one."""
+    order = pl.col(column).sort_by("is_matrix", "duration_ns", "work", descending=[True, True, False])
+    return order.first() if column == "name" else order.filter(pl.col("is_matrix").sort(descending=True)).first()
+
+
+def _used() -> pl.Expr:
+    """True if a kernel used tensor cores, False if every matrix kernel is known not to, else null."""
+    known_not = (pl.col("tensor_cores").eq(False)).fill_null(False)
+    matrix = pl.col("is_matrix")
+    return (
+        pl.when(pl.col("tensor_cores").fill_null(False).any())
+        .then(pl.lit(True))
+        .when(matrix.any() & (known_not | ~matrix).all())
+        .then(pl.lit(False))
+        .otherwise(pl.lit(None, pl.Boolean))
+    )

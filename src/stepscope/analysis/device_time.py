@@ -10,7 +10,7 @@ import polars as pl
 
 from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_time
 from stepscope.analysis.idle import Windows, device_window
-from stepscope.analysis.roofline import described_work
+from stepscope.analysis.operators import described_work
 from stepscope.analysis.work import NUMBER_TYPES, call_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import IntervalSet

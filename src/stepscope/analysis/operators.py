@@ -305,6 +305,57 @@ def _queue_depth(launched: pl.DataFrame) -> tuple[float, int]:
     return (float((end - begin).sum()) / span if span else 0.0), int(depth.max())
 
 
+_ELIGIBLE: Final = re.compile(
+    r"^(?:"
+    r"aten::(?:_?(?:scaled|grouped|scaled_grouped|int)_mm|mm|bmm|addmm_?|_addmm_activation|baddbmm_?|addbmm_?|matmul|linear"
+    r"|_?(?:cudnn|miopen|mps|mkldnn)_(?:convolution|rnn)\w*|miopen_depthwise_convolution\w*|_?convolution\w*|conv(?:_transpose)?[123]d"
+    r"|_?slow_conv\w*|_?thnn_conv\w*|_convolution_double_backward"
+    r"|_?scaled_dot_product_\w*attention\w*|_?(?:flash|efficient|cudnn|fused|flex)_attention\w*)"
+    r"|flash_attn\w*::\w+|xformers\w*::\w*attention\w*"
+    r")$"
+)
+
+
+@lru_cache(maxsize=65536)
+def is_eligible(operator: str) -> bool:
+    """Whether tensor cores can run an operator of this type: matrix products, convolutions, attention."""
+    return _ELIGIBLE.match(operator) is not None
+
+
+_LAUNCHED_WITH: Final = ("grid", "registers", "shared_memory_bytes", "occupancy")
+
+
+def described_work(trace: Trace) -> pl.DataFrame:
+    """Device work with the operator that launched it and the arithmetic in the kernel's name.
+
+    Returns:
+        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns, grid, registers,
+        shared_memory_bytes, occupancy; row (in operators),
+        operator, input_shapes, input_types, is_eligible (as `is_eligible`), null without an operator; and the fields of
+            `Arithmetic`.
+    """
+    operators = trace.operators.select(operator="name", input_shapes="input_shapes", input_types="input_types")
+    launching = trace.launches.select(row="operator").with_row_index("launch")
+    work = (
+        trace.device_work.select(
+            "name", "device", "queue", "kind", "launch", "start_ns", "duration_ns", *_LAUNCHED_WITH
+        )
+        .with_row_index("work")
+        .join(launching, on="launch", how="left", maintain_order="left")
+        .join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
+        .with_columns(pl.col("row").cast(pl.Int64))
+    )
+    told = pl.DataFrame(
+        [(name, *arithmetic(name)) for name in work["name"].unique().to_list()],
+        schema={"name": pl.String, "precision": pl.String, "tensor_cores": pl.Boolean, "is_matrix": pl.Boolean},
+        orient="row",
+    )
+    eligible = [name for name in work["operator"].drop_nulls().unique().to_list() if is_eligible(name)]
+    return work.join(told, on="name", how="left", maintain_order="left").with_columns(
+        is_eligible=pl.col("operator").is_in(eligible)
+    )
+
+
 _KEYS: Final = ("name", "grid", "block")
 _ANONYMOUS: Final = re.compile(r"\(anonymous namespace\)|<unnamed>|\(anonymous\)|\{anonymous\}")
 _CAST: Final = re.compile(

@@ -7,14 +7,14 @@ the peak of their number type and its bytes over the memory's bandwidth. `share`
 from __future__ import annotations
 
 import re
-from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
-from stepscope.analysis.operators import arithmetic
+from stepscope.analysis.operators import described_work
+from stepscope.analysis.slow_kernels import reasons
 from stepscope.analysis.work_formulas import work_of_operators
-from stepscope.machine.devices import DevicePeaks, find_device
+from stepscope.machine.devices import DevicePeaks, device_table, find_device
 from stepscope.trace import Trace, Window
 from stepscope.trace.metadata import Device
 from stepscope.trace.nesting import beginning_in, conformed
@@ -39,6 +39,12 @@ CALL_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "bytes": pl.Int64,
     "limit": pl.String,  # "compute" or "memory"; null where the peak or the work is unknown
     "attainable_ns": pl.Float64,  # least time at the limit's peak
+    "compute_ns": pl.Float64,  # least time for the arithmetic; null as `limit`
+    "memory_ns": pl.Float64,  # least time for the bytes; null as `limit`
+    "grid": pl.String,  # of the longest kernel, as the launch says; and so are the next three
+    "registers": pl.Int32,
+    "shared_memory_bytes": pl.Int64,
+    "occupancy": pl.Float64,
 }
 
 TABLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -58,8 +64,14 @@ TABLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
     "input_types": pl.String,
     "kernel": pl.String,  # the costliest one
+    "compute_share": pl.Float64,  # share of the peak of `number_type`, 0 to 1
+    "bandwidth_share": pl.Float64,  # share of the memory's bandwidth, 0 to 1
+    "peaks": pl.String,  # device whose peaks these are; "A to B" where names of kernels leave several
+    "why": pl.String,  # what in shapes, kernel and launch keeps it from its limit
+    "better": pl.String,  # the shape or option that does better
 }
 
+OF_LAUNCH: Final = ("grid", "registers", "shared_memory_bytes", "occupancy")
 _FEWER_OPERATIONS: Final = r"(?i)winograd|_fft|fft_|fft2d"
 """Algorithms with fewer operations than counted, for which no share of a peak can be given."""
 
@@ -97,34 +109,119 @@ def _recorded_peaks(device: Device) -> DevicePeaks | None:
     )
 
 
-def roofline_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
+_VENDORS: Final = (
+    ("AMD", re.compile(r"Cijk_|_gtcx_|aiter|(?<![a-z])ck(?:_tile)?::|gfx9|__hip|(?i:miopen)|_ISA9")),
+    ("NVIDIA", re.compile(r"cutlass|(?<![a-z])sm\d\d|nvjet|cudnn|xmma|cublas|(?:volta|turing|ampere)_")),
+)
+_AMD_CAPABILITY: Final = {"908": "9.0", "90a": "9.0", "942": "9.4", "950": "9.5"}
+_SINCE: Final = {"volta": 70, "turing": 75, "ampere": 80, "hopper": 90}
+_BINARY_FOR: Final = re.compile(r"(?:_ISA|gfx)(9\w\w)|(?<![a-z])(?:sm_?(\d{2,3})|(volta|turing|ampere|hopper)_)")
+
+
+def peaks_or_bounds(trace: Trace, device: str) -> DevicePeaks | None:
+    """Peaks of this device; where the trace names none, the least of those that it can be.
+
+    Names of kernels show the maker and sometimes the architecture, and no device exceeds its peaks. Shares of the
+    least peaks are upper bounds of the true shares. None where nothing shows the maker, or the table lacks the device.
+    """
+    known = device_peaks(trace, device)
+    described = next((one for one in trace.metadata.devices if one.device == device), None)
+    if known is not None or (described is not None and described.name):
+        return known
+    left = _possible(trace, device, _work_of_calls(trace))
+    return _least(left) if left else None
+
+
+def _possible(trace: Trace, device: str, calls: pl.DataFrame) -> list[DevicePeaks]:
+    mine = pl.col("device").eq_missing(pl.lit(device, pl.String))
+    names = trace.device_work.filter(mine & (pl.col("kind") == "compute"))["name"].unique()
+    text = "\n".join(name or "" for name in names.to_list())
+    vendor = next((vendor for vendor, pattern in _VENDORS if pattern.search(text)), None)
+    if vendor is None:
+        return []
+    targets = _BINARY_FOR.findall(text)
+    exact = {_AMD_CAPABILITY.get(amd.lower()) for amd, *_ in targets if amd} if vendor == "AMD" else set()
+    since = [int(each) if each else _SINCE[name] for _, each, name in targets if each or name]
+    least = max(since, default=0) if vendor == "NVIDIA" else 0
+    rows = [row for row in device_table() if row.vendor == vendor and row.capability]
+    rows = [row for row in rows if not exact or row.capability in exact]
+    rows = [row for row in rows if int((row.capability or "0").replace(".", "")) >= least]
+    long = calls.filter(mine & (pl.col("device_ns") >= _LONG_NS))
+    return [row for row in rows if not _exceeds(long, row)]
+
+
+_LONG_NS: Final = 10_000
+
+
+def _exceeds(calls: pl.DataFrame, row: DevicePeaks) -> bool:
+    """Whether any call is too fast for this device."""
+    rate = pl.col("number_type").replace_strict(row.flops_s, default=None, return_dtype=pl.Float64)
+    moved = (pl.col("bytes").fill_null(0) - (row.cache_bytes or 0)).clip(0) / row.bandwidth_bytes_s
+    least_ns = pl.max_horizontal(pl.col("flops") / rate, moved) * 1e9
+    counted = calls.filter(~pl.col("fewer"))
+    return bool(counted.select((least_ns > MEASURED_WRONG * pl.col("device_ns")).any()).item())
+
+
+def _least(rows: list[DevicePeaks]) -> DevicePeaks:
+    """The least of each figure over these devices."""
+    if len(rows) == 1:
+        return rows[0]
+    kinds = set.intersection(*(set(row.flops_s) for row in rows))
+    bf16 = min(row.flops_s.get("bf16", 0.0) for row in rows)
+    names = [row.name for row in rows]
+    return DevicePeaks(
+        name=" or ".join(names) if len(names) == 2 else f"{names[0]} to {names[-1]}",
+        matches="",
+        capability=min(row.capability or "" for row in rows),
+        multiprocessors=min((row.multiprocessors for row in rows if row.multiprocessors), default=None),
+        clock_mhz=None,
+        memory_bytes=None,
+        bandwidth_bytes_s=min(row.bandwidth_bytes_s for row in rows),
+        cache_bytes=max(row.cache_bytes or 0 for row in rows),
+        flops_s={kind: min(row.flops_s[kind] for row in rows) for kind in kinds},
+        best_bf16_flops_s=min(row.best_share for row in rows) * bf16 or None,
+        vendor=rows[0].vendor,
+    )
+
+
+def roofline_calls(trace: Trace, *, window: Window | None = None, bounds: bool = False) -> pl.DataFrame:
     """Work and limit of every operator call that itself launched device work.
 
     Args:
         window: only calls that start in it.
+        bounds: where the trace names no device, take the peaks of `peaks_or_bounds`.
 
     Returns:
         Columns as in CALL_SCHEMA, in order of `row`, one row per device of the call.
     """
+    calls = beginning_in(_work_of_calls(trace), window)
+    found = dict.fromkeys(calls["device"].unique().to_list(), peaks_or_bounds if bounds else device_peaks)
+    peaks = {device: of(trace, device) for device, of in found.items()}
+    calls = calls.with_columns(_limits(calls, peaks))
+    return conformed(calls, CALL_SCHEMA)
+
+
+def _work_of_calls(trace: Trace) -> pl.DataFrame:
+    """What `_measured` gives, with the work of each call and its start."""
     calls = _measured(trace)
     operators = trace.operators.select(
         "start_ns", operator="name", input_shapes="input_shapes", input_types="input_types"
     ).with_columns(work_of_operators(trace))
     operators = operators.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
     calls = calls.join(operators, on="row", how="left", maintain_order="left")
-    calls = beginning_in(calls, window)
     is_fp32 = (pl.col("number_type") == "fp32") & (pl.col("flops") > 0)
-    calls = calls.with_columns(
+    return calls.with_columns(
         number_type=pl.when(is_fp32 & pl.col("is_tf32")).then(pl.lit("tf32")).otherwise("number_type")
     )
-    peaks = {device: device_peaks(trace, device) for device in calls["device"].unique().to_list()}
-    calls = calls.with_columns(_limits(calls, peaks))
-    return conformed(calls, CALL_SCHEMA)
 
 
-def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """Operators by shapes, costliest first, with achieved rates and limits; columns as in TABLE_SCHEMA."""
-    calls = roofline_calls(trace, window=window)
+def roofline_table(trace: Trace, *, window: Window | None = None, bounds: bool = False) -> pl.DataFrame:
+    """Operators by shapes, costliest first, with achieved rates and limits; columns as in TABLE_SCHEMA.
+
+    Args:
+        window, bounds: as for `roofline_calls`.
+    """
+    calls = roofline_calls(trace, window=window, bounds=bounds)
     keys = [
         "operator", "input_shapes", "input_types", "device", "work_kind", "number_type", "flops", "bytes", "limit"
     ]  # fmt: skip
@@ -132,7 +229,12 @@ def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFram
         calls=pl.len().cast(pl.Int64),
         device_ns=pl.col("device_ns").sum(),
         attainable_ns=pl.col("attainable_ns").sum(),
-        kernel=pl.col("kernel").sort_by("device_ns", "kernel", descending=[True, False]).first(),
+        compute_ns=pl.col("compute_ns").sum(),
+        memory_ns=pl.col("memory_ns").sum(),
+        **{
+            each: pl.col(each).sort_by("device_ns", "kernel", descending=[True, False]).first()
+            for each in ("row", "kernel", *OF_LAUNCH)
+        },
     )
     total, time = pl.col("device_ns").sum(), pl.when(pl.col("device_ns") > 0).then("device_ns")
     table = table.with_columns(
@@ -140,37 +242,42 @@ def roofline_table(trace: Trace, *, window: Window | None = None) -> pl.DataFram
         tflop_per_s=pl.when(pl.col("flops") > 0).then(pl.col("flops") * pl.col("calls") / time / 1e3),
         gb_per_s=pl.col("bytes") * pl.col("calls") / time,
         share=pl.when(pl.col("limit").is_not_null()).then(pl.col("attainable_ns") / time),
+        compute_share=pl.when(pl.col("limit").is_not_null() & (pl.col("flops") > 0)).then(pl.col("compute_ns") / time),
+        bandwidth_share=pl.when(pl.col("limit").is_not_null()).then(pl.col("memory_ns") / time),
     )
-    table = _from_cache(trace, table).sort(["device_ns", *keys], descending=[True, *[False] * len(keys)])
+    peaks = {device: _peaks_of(trace, device, bounds) for device in table["device"].unique().to_list()}
+    told = [_told(trace, row, peaks[row["device"]]) for row in table.iter_rows(named=True)]
+    words = pl.DataFrame(told, {"peaks": pl.String, "why": pl.String, "better": pl.String}, orient="row")
+    table = pl.concat([table, words], how="horizontal")
+    table = _from_cache(table, peaks).sort(["device_ns", *keys], descending=[True, *[False] * len(keys)])
     return conformed(table, TABLE_SCHEMA)
 
 
-def described_work(trace: Trace) -> pl.DataFrame:
-    """Device work with the operator that launched it and the arithmetic in the kernel's name.
+def _peaks_of(trace: Trace, device: str, bounds: bool) -> DevicePeaks | None:
+    return peaks_or_bounds(trace, device) if bounds else device_peaks(trace, device)
 
-    Returns:
-        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns; row (in operators),
-        operator, input_shapes, input_types, is_eligible (as `is_eligible`), null without an operator; and the fields of
-            `Arithmetic`.
-    """
-    operators = trace.operators.select(operator="name", input_shapes="input_shapes", input_types="input_types")
-    launching = trace.launches.select(row="operator").with_row_index("launch")
-    work = (
-        trace.device_work.select("name", "device", "queue", "kind", "launch", "start_ns", "duration_ns")
-        .with_row_index("work")
-        .join(launching, on="launch", how="left", maintain_order="left")
-        .join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
-        .with_columns(pl.col("row").cast(pl.Int64))
-    )
-    told = pl.DataFrame(
-        [(name, *arithmetic(name)) for name in work["name"].unique().to_list()],
-        schema={"name": pl.String, "precision": pl.String, "tensor_cores": pl.Boolean, "is_matrix": pl.Boolean},
-        orient="row",
-    )
-    eligible = [name for name in work["operator"].drop_nulls().unique().to_list() if is_eligible(name)]
-    return work.join(told, on="name", how="left", maintain_order="left").with_columns(
-        is_eligible=pl.col("operator").is_in(eligible)
-    )
+
+NEAR: Final = 0.8
+"""Share of what a device can do from which a kernel needs no explanation."""
+_BEST_BANDWIDTH: Final = 0.85
+"""Share of the memory's bandwidth that good kernels reach."""
+
+
+def _told(trace: Trace, row: dict[str, Any], peaks: DevicePeaks | None) -> tuple[str | None, str | None, str | None]:
+    """Whose peaks were taken, why the kernels stay below their limit, and what does better."""
+    name = None if peaks is None else peaks.name
+    if row["limit"] is None or peaks is None:
+        return name, None, None
+    found = reasons(trace, row, peaks)
+    if is_near(row["share"] or 0.0, row["limit"], peaks) and device_peaks(trace, row["device"]) is not None:
+        large = [each.why for each in found if each.code == "large_capacity"]
+        return name, "; ".join(["close to what the device can do", *large]), None
+    return name, "; ".join(each.why for each in found), found[0].better
+
+
+def is_near(share: float, limit: str, peaks: DevicePeaks) -> bool:
+    """Whether a share of the limiting peak is close to what the device can do."""
+    return share >= NEAR * (peaks.best_share if limit == "compute" else _BEST_BANDWIDTH)
 
 
 def _measured(trace: Trace) -> pl.DataFrame:
@@ -182,152 +289,43 @@ def _measured(trace: Trace) -> pl.DataFrame:
         kernel=pl.col("name").sort_by("duration_ns", "name", descending=[True, False]).first(),
         is_tf32=(pl.col("is_matrix") & (pl.col("precision") == "tf32").fill_null(False)).any(),
         fewer=pl.col("name").str.contains(_FEWER_OPERATIONS).any(),
+        **{each: pl.col(each).sort_by("duration_ns", "name", descending=[True, False]).first() for each in OF_LAUNCH},
     )
     return calls.sort("row", "device")
 
 
 def _limits(calls: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> pl.DataFrame:
-    rows: list[tuple[str | None, float | None]] = []
-    for flops, moved, kind, device, fewer in calls.select(
-        "flops", "bytes", "number_type", "device", "fewer"
-    ).iter_rows():
-        peak = peaks[device]
-        if peak is None or flops is None or fewer:
-            rows.append((None, None))
-        else:
-            rows.append(_limit(flops, moved, peak.flops_s.get(kind or ""), peak.bandwidth_bytes_s))
-    return pl.DataFrame(rows, {"limit": pl.String, "attainable_ns": pl.Float64}, orient="row")
+    rows = [
+        (None,) * 4
+        if (peak := peaks[device]) is None or flops is None or fewer
+        else _limit(flops, moved, peak.flops_s.get(kind or ""), peak.bandwidth_bytes_s)
+        for flops, moved, kind, device, fewer in calls.select(
+            "flops", "bytes", "number_type", "device", "fewer"
+        ).iter_rows()
+    ]
+    schema = {name: CALL_SCHEMA[name] for name in ("limit", "attainable_ns", "compute_ns", "memory_ns")}
+    return pl.DataFrame(rows, schema, orient="row")
 
 
-def _limit(flops: int, moved: int | None, peak: float | None, bandwidth: float) -> tuple[str | None, float | None]:
+def _limit(
+    flops: int, moved: int | None, peak: float | None, bandwidth: float
+) -> tuple[str | None, float | None, float | None, float | None]:
     if flops and peak is None:
-        return None, None
+        return None, None, None, None
     compute_ns = flops / peak * 1e9 if flops and peak else 0.0
     memory_ns = (moved or 0) / bandwidth * 1e9
     if compute_ns <= 0 and memory_ns <= 0:
-        return None, None
-    return ("compute", compute_ns) if compute_ns > memory_ns else ("memory", memory_ns)
+        return None, None, None, None
+    limit = "compute" if compute_ns > memory_ns else "memory"
+    return limit, max(compute_ns, memory_ns), compute_ns, memory_ns
 
 
-def _from_cache(trace: Trace, table: pl.DataFrame) -> pl.DataFrame:
+def _from_cache(table: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> pl.DataFrame:
     """Mark rows whose tensors came faster than memory allows as "cache", without a share."""
-    peaks = {device: device_peaks(trace, device) for device in table["device"].unique().to_list()}
     caches = [0 if peak is None else peak.cache_bytes or 0 for peak in map(peaks.get, table["device"])]
     moved, share = pl.col("bytes").fill_null(0).cast(pl.Float64), pl.col("share").fill_null(0.0)
     beyond = (moved - pl.Series(caches, dtype=pl.Float64)).clip(0) / moved.clip(1)  # the part outside of the cache
     from_cache = (pl.col("limit") == "memory").fill_null(False) & (share > 1) & (share * beyond <= MEASURED_WRONG)
     return table.with_columns(
         limit=pl.when(from_cache).then(pl.lit("cache")).otherwise("limit"), share=pl.when(~from_cache).then("share")
-    )
-
-
-_ELIGIBLE: Final = re.compile(
-    r"^(?:"
-    r"aten::(?:_?(?:scaled|grouped|scaled_grouped|int)_mm|mm|bmm|addmm_?|_addmm_activation|baddbmm_?|addbmm_?|matmul|linear"
-    r"|_?(?:cudnn|miopen|mps|mkldnn)_(?:convolution|rnn)\w*|miopen_depthwise_convolution\w*|_?convolution\w*|conv(?:_transpose)?[123]d"
-    r"|_?slow_conv\w*|_?thnn_conv\w*|_convolution_double_backward"
-    r"|_?scaled_dot_product_\w*attention\w*|_?(?:flash|efficient|cudnn|fused|flex)_attention\w*)"
-    r"|flash_attn\w*::\w+|xformers\w*::\w*attention\w*"
-    r")$"
-)
-
-TENSOR_CORE_CALLS: Final[dict[str, type[pl.DataType]]] = {
-    "row": pl.Int64,  # row in operators; null if no operator launched the work
-    "operator": pl.String,
-    "input_shapes": pl.String,  # JSON
-    "input_types": pl.String,  # JSON
-    "device": pl.String,
-    "start_ns": pl.Int64,  # start of the first work
-    "device_ns": pl.Int64,  # all computation that it launched itself
-    "matrix_ns": pl.Int64,  # part in kernels whose names say matrix product, convolution or attention
-    "tensor_core_ns": pl.Int64,  # part of that in kernels whose names say tensor cores
-    "precision": pl.String,  # number type of the longest matrix kernel, from its name
-    "kernel": pl.String,  # longest matrix kernel, or else the longest kernel
-    "used": pl.Boolean,  # whether tensor cores were used; null where kernel names do not show it
-}
-
-TENSOR_CORE_TABLE: Final[dict[str, type[pl.DataType]]] = {
-    "operator": pl.String,
-    "input_shapes": pl.String,
-    "input_types": pl.String,
-    "precision": pl.String,
-    "used": pl.Boolean,
-    "calls": pl.Int64,
-    "device_ns": pl.Int64,
-    "matrix_ns": pl.Int64,
-    "tensor_core_ns": pl.Int64,
-    "share": pl.Float64,  # share of all eligible operators' device time, 0 to 1
-    "kernel": pl.String,  # the costliest one
-}
-
-
-@lru_cache(maxsize=65536)
-def is_eligible(operator: str) -> bool:
-    """Whether tensor cores can run an operator of this type: matrix products, convolutions, attention."""
-    return _ELIGIBLE.match(operator) is not None
-
-
-def eligible_calls(trace: Trace, *, window: Window | None = None) -> pl.DataFrame:
-    """Calls of operators that tensor cores can run, with the computation that each launched itself.
-
-    Work counts for the innermost operator around its launch. A matrix kernel without an operator, such as a graph's, is
-    a call of its own.
-
-    Args:
-        window: only calls whose first work starts in it.
-
-    Returns:
-        Columns as in CALL_SCHEMA, in order of time.
-    """
-    wanted = pl.col("is_eligible") | (pl.col("operator").is_null() & pl.col("is_matrix"))
-    work = described_work(trace).filter((pl.col("kind") == "compute") & wanted.fill_null(False))
-    calls = work.group_by(call=pl.coalesce("row", -1 - pl.col("work").cast(pl.Int64))).agg(
-        *(pl.col(name).first() for name in ("row", "operator", "input_shapes", "input_types", "device")),
-        start_ns=pl.col("start_ns").min(),
-        device_ns=pl.col("duration_ns").sum(),
-        matrix_ns=pl.col("duration_ns").filter("is_matrix").sum(),
-        tensor_core_ns=pl.col("duration_ns").filter(pl.col("tensor_cores").fill_null(False)).sum(),
-        precision=_of_longest("precision"),
-        kernel=_of_longest("name"),
-        used=_used(),
-    )
-    return conformed(beginning_in(calls, window).sort("start_ns", "call"), TENSOR_CORE_CALLS)
-
-
-def tensor_core_table(trace: Trace) -> pl.DataFrame:
-    """Operators that tensor cores can run, and whether they did, costliest first; as TENSOR_CORE_TABLE."""
-    keys = ["operator", "input_shapes", "input_types", "precision", "used"]
-    table = (
-        eligible_calls(trace)
-        .group_by(keys)
-        .agg(
-            calls=pl.len().cast(pl.Int64),
-            device_ns=pl.col("device_ns").sum(),
-            matrix_ns=pl.col("matrix_ns").sum(),
-            tensor_core_ns=pl.col("tensor_core_ns").sum(),
-            kernel=pl.col("kernel").sort_by("device_ns", "kernel", descending=[True, False]).first(),
-        )
-    )
-    total = pl.col("device_ns").sum()
-    table = table.with_columns(share=pl.when(total > 0).then(pl.col("device_ns") / total).otherwise(0.0))
-    descending = [True, *[False] * len(keys)]
-    return table.sort(["device_ns", *keys], descending=descending).select(list(TENSOR_CORE_TABLE))
-
-
-def _of_longest(column: str) -> pl.Expr:
-    """Value of a call's longest work, or of its longest matrix kernel if it has one."""
-    order = pl.col(column).sort_by("is_matrix", "duration_ns", "work", descending=[True, True, False])
-    return order.first() if column == "name" else order.filter(pl.col("is_matrix").sort(descending=True)).first()
-
-
-def _used() -> pl.Expr:
-    """True if a kernel used tensor cores, False if every matrix kernel is known not to, else null."""
-    known_not = (pl.col("tensor_cores").eq(False)).fill_null(False)
-    matrix = pl.col("is_matrix")
-    return (
-        pl.when(pl.col("tensor_cores").fill_null(False).any())
-        .then(pl.lit(True))
-        .when(matrix.any() & (known_not | ~matrix).all())
-        .then(pl.lit(False))
-        .otherwise(pl.lit(None, pl.Boolean))
     )

@@ -43,10 +43,18 @@ def first_shape(text: str | None) -> Shape:
     return next(iter(shapes_of(text)), ())
 
 
+_SCALAR_NAMES: Final[Mapping[str, str]] = {
+    "Double": "double", "Float": "float", "Half": "c10::Half", "BFloat16": "c10::BFloat16", "Long": "long",
+    "Int": "int", "Short": "short", "Char": "signed char", "Byte": "unsigned char", "Bool": "bool",
+    **{f"Float8_{kind}": f"c10::Float8_{kind}" for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")},
+}  # fmt: skip
+"""PyTorch's own names of number types, which some profilers write instead of C++ types."""
+
+
 @lru_cache(maxsize=65536)
 def types_of(text: str | None) -> tuple[str, ...]:
     """Type of each input, such as "float" or "c10::Half", "" for one without a type; empty if the text is invalid."""
-    return tuple(each if isinstance(each, str) else "" for each in _parsed(text))
+    return tuple(_SCALAR_NAMES.get(each, each) if isinstance(each, str) else "" for each in _parsed(text))
 
 
 @lru_cache(maxsize=65536)
@@ -78,11 +86,12 @@ NUMBER_TYPES: Final[Mapping[str, str]] = {
 """Name of the number type in a table of peaks."""
 
 LARGEST: Final = 2**62
+_AS_LIST: Final = str.maketrans("()", "[]")
 
 
 class Work(NamedTuple):
     # "matrix", "convolution", "attention", "normalisation", "softmax", "elementwise", "reduction", "embedding" or
-    # "copy"
+    # "copy", or "experts" (a mixture of experts)
     kind: str
     flops: int | None  # floating-point operations; None where shapes do not give them
     bytes: int | None  # least memory traffic; None where shapes or types do not give it
@@ -114,11 +123,12 @@ class Call:
 
     def integers(self, index: int) -> Shape | None:
         try:
-            found = json.loads(self.values[index]) if index < len(self.values) else None
+            text = self.values[index].translate(_AS_LIST) if index < len(self.values) else "null"
+            found = json.loads(text)
         except ValueError:
             return None
         is_list = isinstance(found, list) and all(type(one) is int and abs(one) < LARGEST for one in found)
-        return tuple(found) if is_list else None  # type: ignore[arg-type]
+        return tuple(found) if is_list else None
 
     def flag(self, index: int) -> bool | None:
         text = self.values[index] if index < len(self.values) else ""
@@ -147,7 +157,8 @@ def call_of(shapes: str | None, types: str | None, values: str | None) -> Call |
         return None
     if not all(isinstance(word, str) for word in (*names, *texts)):
         return None
-    return Call(tuple(_inputs_shape(one) for one in dimensions), tuple(names), tuple(texts))
+    canonical = tuple(_SCALAR_NAMES.get(name, name) for name in names)
+    return Call(tuple(_inputs_shape(one) for one in dimensions), canonical, tuple(texts))
 
 
 def _inputs_shape(value: Any) -> Shape | None:

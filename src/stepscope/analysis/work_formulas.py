@@ -8,6 +8,7 @@ show is None, never a guess.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -87,14 +88,16 @@ class Layout(NamedTuple):
     gradient: int | None = None  # gradient of the output, in the backward pass
     wanted: int | None = None  # position of the flags for wanted gradients: input, weight, bias
     bias: int | None = None
+    output_padding: int | None = None  # of transposed convolutions
+    groups: int | None = None
 
 
 CONVOLUTIONS: Final[Mapping[str, Layout]] = {
     **{f"conv{n}d": Layout(0, 1, 3, 4, 5, bias=2) for n in (1, 2, 3)},
     **{f"conv_transpose{n}d": Layout(0, 1, transposed=True, bias=2) for n in (1, 2, 3)},
-    "convolution": Layout(0, 1, 3, 4, 5, 6, bias=2),
-    "convolution_overrideable": Layout(0, 1, 3, 4, 5, 6, bias=2),
-    "_convolution": Layout(0, 1, 3, 4, 5, 6, bias=2),
+    "convolution": Layout(0, 1, 3, 4, 5, 6, bias=2, output_padding=7, groups=8),
+    "convolution_overrideable": Layout(0, 1, 3, 4, 5, 6, bias=2, output_padding=7, groups=8),
+    "_convolution": Layout(0, 1, 3, 4, 5, 6, bias=2, output_padding=7, groups=8),
     "cudnn_convolution": Layout(0, 1, 3, 2, 4),
     "cudnn_convolution_relu": Layout(0, 1, 3, 4, 5, bias=2),
     "cudnn_convolution_transpose": Layout(0, 1, transposed=True),
@@ -129,7 +132,8 @@ def convolution(layout: Layout, call: Call, output: Shape | None) -> Work | None
         return Work("convolution", None, None, NUMBER_TYPES.get(element))
     if transposed:
         # Each input element meets the whole weight of its channel, whatever the output's size.
-        return Work("convolution", 2 * given[0] * prod(given[2:]) * prod(weight), None, NUMBER_TYPES.get(element))
+        flops = 2 * given[0] * prod(given[2:]) * prod(weight)
+        return Work("convolution", flops, _transposed_bytes(layout, call, given, weight), NUMBER_TYPES.get(element))
     spatial = spatial_size(layout, call, given, weight) or output
     if spatial is None:
         return Work("convolution", None, None, NUMBER_TYPES.get(element))
@@ -172,6 +176,22 @@ def spatial_size(layout: Layout, call: Call, given: Shape, weight: Shape) -> Sha
         return None
     places = zip(sizes, kernel, strides, paddings, dilations, strict=True)
     return tuple(max((size + 2 * pad - gap * (k - 1) - 1) // step + 1, 0) for size, k, step, pad, gap in places)
+
+
+def _transposed_bytes(layout: Layout, call: Call, given: Shape, weight: Shape) -> int | None:
+    """Input, weight and output of a transposed convolution; None where its steps were not recorded."""
+    places = (layout.stride, layout.padding, layout.dilation, layout.output_padding)
+    settings = [None if place is None else call.integers(place) for place in places]
+    spread = [None if one is None else _spread(one, len(given) - 2) for one in settings]
+    groups = call.values[layout.groups] if layout.groups is not None and layout.groups < len(call.values) else ""
+    if None in spread or not groups.isdigit():
+        return None
+    sides = zip(given[2:], weight[2:], *(one for one in spread if one is not None), strict=True)
+    sizes: list[int] = [
+        (size - 1) * step - 2 * pad + gap * (k - 1) + more + 1 for size, k, step, pad, gap, more in sides
+    ]
+    written: int = given[0] * weight[1] * int(groups) * prod(max(size, 0) for size in sizes)
+    return call.bytes(layout.input) + call.bytes(layout.weight) + written * ELEMENT_BYTES[call.type(layout.weight)]
 
 
 def _spread(values: Shape, count: int) -> Shape | None:
@@ -222,6 +242,42 @@ def _below_diagonal(rows: int, columns: int) -> int:
     return full * (full + 1) // 2 + max(rows - columns, 0) * columns
 
 
+# Mixtures of experts
+
+_EXPERTS: Final = re.compile(r"(?i)fused_?(?:moe|experts)|moe_?(?:forward|gemm)|(?:^|[:_])fmoe")
+
+
+class ExpertSizes(NamedTuple):
+    """Sizes of a fused mixture of experts."""
+
+    tokens: int
+    width: int
+    experts: int
+    chosen: int  # experts that each token goes to
+    weights: int  # numbers in one expert's two matrices
+
+
+def expert_sizes(name: str, call: Call) -> ExpertSizes | None:
+    """Sizes of a fused mixture of experts, from its first four tensors; None for other operators."""
+    if not _EXPERTS.search(name):
+        return None
+    tokens, first, second, chosen = (call.shape(index) for index in range(4))
+    if not (tokens and first and second and chosen):
+        return None
+    if (len(tokens), len(first), len(second), len(chosen)) != (2, 3, 3, 2) or first[0] != second[0]:
+        return None
+    if (first[2], second[1], chosen[0]) != (tokens[1], tokens[1], tokens[0]) or not 0 < chosen[1] <= first[0]:
+        return None
+    return ExpertSizes(tokens[0], tokens[1], first[0], chosen[1], prod(first[1:]) + prod(second[1:]))
+
+
+def _experts(sizes: ExpertSizes, call: Call) -> Work:
+    """Work where all tokens choose the same experts, which reads the least weights."""
+    element, flops = call.type(1), 2 * sizes.tokens * sizes.chosen * sizes.weights
+    moved = 2 * call.bytes(0) + call.bytes(3) + sizes.chosen * sizes.weights * ELEMENT_BYTES[element]
+    return Work("experts", flops, moved, NUMBER_TYPES.get(element))
+
+
 def work_of(name: str, call: Call, output: Shape | None = None) -> Work | None:
     """Work of an operator call; None for unknown operators.
 
@@ -232,9 +288,12 @@ def work_of(name: str, call: Call, output: Shape | None = None) -> Work | None:
     short = name.removeprefix("aten::").removesuffix("_") if name.startswith("aten::") else ""
     if short in CONVOLUTIONS:
         found: Work | None = convolution(CONVOLUTIONS[short], call, output)
-    else:
+    elif short:
         formula = _FORMULAS.get(short)
         found = formula(call) if formula is not None else None
+    else:
+        sizes = expert_sizes(name, call)
+        found = None if sizes is None else _experts(sizes, call)
     if found is None or any(number is not None and number >= LARGEST for number in (found.flops, found.bytes)):
         return None
     return found

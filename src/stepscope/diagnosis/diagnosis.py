@@ -24,11 +24,12 @@ from stepscope.analysis.device_time import (
 from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import clipped, device_window, idle_summary
 from stepscope.analysis.operators import kernel_table, operator_table
-from stepscope.diagnosis.finding import Finding, Location, NotAnswered
+from stepscope.diagnosis.finding import BusyWork, Finding, Location, NotAnswered
 from stepscope.diagnosis.lines.costs import LineCosts, LineShare
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
+from stepscope.diagnosis.rules._device import busy_work
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
@@ -235,6 +236,7 @@ class Diagnosis:
         lines: costly lines that no finding explains, costliest first.
         unrecorded_ns: median of the run's unrecorded steps, if they are shorter than the recorded ones, else 0.
             Savings are shares of such a step.
+        busy: work that takes a noticeable part of the step on the device, costliest first.
     """
 
     metadata: Metadata
@@ -271,6 +273,7 @@ class Diagnosis:
     is_warm_up: bool = False
     lines: tuple[LineShare, ...] = ()
     unrecorded_ns: int = 0
+    busy: tuple[BusyWork, ...] = ()
 
     @property
     def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:
@@ -444,6 +447,7 @@ def _diagnosis(
         host_use=host_use(main_thread),
         engine_uses=engine_uses(trace),
         unrecorded_ns=_unrecorded_ns(view),
+        busy=busy_work(view),
     )
 
 

@@ -147,3 +147,35 @@ class NotAnswered:
 class RuleResult:
     findings: tuple[Finding, ...] = ()
     not_answered: tuple[NotAnswered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BusyWork:
+    """A costly kind of work on a device, and how close it comes to what the device can do; None where unknown.
+
+    Attributes:
+        what: the operator, or without one the kernel.
+        input_shapes: JSON.
+        kernel: the costliest one.
+        kind: as in `stepscope.analysis.work.Work`.
+        ns_per_step: the device's time for it.
+        share: the same as a share of the step, 0 to 1.
+        compute_share, bandwidth_share: what it reached of the peaks, 0 to 1.
+        limit: "compute", "memory" or "cache".
+        peaks: the device that has these peaks; "A to B" where the trace names none, and shares are at most these.
+        why: what keeps it from its limit.
+        better: the shape or option that does better.
+    """
+
+    what: str
+    input_shapes: str | None
+    kernel: str | None
+    kind: str | None
+    ns_per_step: int
+    share: float
+    compute_share: float | None = None
+    bandwidth_share: float | None = None
+    limit: str | None = None
+    peaks: str | None = None
+    why: str | None = None
+    better: str | None = None

@@ -59,7 +59,8 @@ def _no_lines(trace: Trace) -> bool:
 
 
 def _no_operators(trace: Trace) -> bool:
-    return not bool(trace.operators["name"].str.starts_with("aten::").any())
+    custom = pl.col("name").str.contains(r"^[a-z_]\w*::[a-z_]\w*$") & pl.col("input_shapes").is_not_null()
+    return trace.operators.filter(pl.col("name").str.starts_with("aten::") | custom).is_empty()
 
 
 def _no_messages(trace: Trace) -> bool:

@@ -31,6 +31,7 @@ from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
 from stepscope.whatif.changes import together, without_cause
+from stepscope.whatif.host_waits import operator_waits
 
 Framework: TypeAlias = Literal["jax", "torch_xla", "hpu"]
 """Frameworks other than PyTorch on a GPU or CPU; "hpu" is PyTorch on Intel Gaudi."""
@@ -244,6 +245,11 @@ class View(StepView):
         """Operators of all threads that begin in the span, with their `row` in the trace's table."""
         rows = self.trace.operators.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
         return self.begin_in_span(rows)
+
+    @cached_property
+    def waited_for(self) -> Rows:
+        """Rows of `device_work` whose end the operators that launched them waited for."""
+        return operator_waits(self.trace).work
 
     @cached_property
     def parents(self) -> Rows:

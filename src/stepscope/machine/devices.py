@@ -409,12 +409,14 @@ _ALIKE: Final = 0.5
 
 
 def find_device(device: Described) -> DevicePeaks | None:
-    """Find the row for a device in a trace: by its name, else by capability, units and memory together.
+    """Find the row for a device in a trace: by name (a driver's or the table's), else by capability, units and memory.
 
     Returns None if nothing matches, or if several rows with different figures match.
     """
     if device.name:
         for row in device_table():
+            if plain(device.name) in map(plain, _names(row)):
+                return row
             if row.matches and re.search(row.matches, device.name.strip(), re.IGNORECASE):
                 return row
     alike = [row for row in device_table() if _is_alike(row, device)]

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+import msgspec
+
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.files import text_of
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
@@ -20,6 +22,7 @@ from stepscope.record.run_folder import recording_of
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.metadata import UnrecordedSteps
 from stepscope.trace.model import StoreWriter, Trace, is_store, open_store
+from stepscope.trace.program_facts import EvaluationFacts
 from stepscope.trace.window import StepRange, Window
 
 __all__ = ["READERS", "open_trace", "trace_files"]
@@ -333,7 +336,20 @@ def unrecorded_steps(stretches: object) -> UnrecordedSteps | None:
 
 
 def with_unrecorded_steps(trace: Trace, path: str | Path) -> Trace:
-    """Add the times of the run's unrecorded steps to a trace in the folder of a run."""
-    content = recording_of(Path(path)) if trace.metadata.program is not None else {}
+    """Add the times of the run's unrecorded steps to a trace in the folder of a run, and the evaluations in them."""
+    program = trace.metadata.program
+    content = recording_of(Path(path)) if program is not None else {}
     unrecorded = unrecorded_steps(content.get("step_times"))
-    return replace(trace, metadata=replace(trace.metadata, unrecorded=unrecorded)) if unrecorded is not None else trace
+    if program is None or unrecorded is None:
+        return trace
+    if later := evaluations_of(content.get("evaluations")):
+        program = msgspec.structs.replace(program, evaluations=later)
+    return replace(trace, metadata=replace(trace.metadata, unrecorded=unrecorded, program=program))
+
+
+def evaluations_of(content: object) -> EvaluationFacts | None:
+    """The evaluations until the end of the run's timed steps; None if there were none, or the file is not ours."""
+    try:
+        return msgspec.convert(content, EvaluationFacts) if content else None
+    except msgspec.ValidationError:
+        return None

@@ -235,7 +235,7 @@ def operator_rows(launches: pl.DataFrame, operators: pl.DataFrame) -> pl.Series:
 
 
 def launch_rows(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame) -> pl.Series:
-    """Return the row of the launch of each piece of device work, by correlation number or, without any, by flow."""
+    """Return the row of each piece of device work's launch, by correlation number; else by flow, or external id."""
     if work["correlation"].null_count() < work.height:
         calls = (
             launches.lazy()
@@ -252,8 +252,13 @@ def launch_rows(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame)
             .join(calls, on="correlation", how="left", maintain_order="left")
             .collect()["launch"]
         )
-    if not flows.width:
-        return pl.Series([None] * work.height, dtype=pl.UInt32)
+    by_flow = _launch_by_flow(work, launches, flows) if flows.width else None
+    if by_flow is not None and by_flow.null_count() < work.height:
+        return by_flow
+    return _launch_by_external_id(work, launches)
+
+
+def _launch_by_flow(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame) -> pl.Series:
     keys = ["lane", "start_ns"]
     calls = launches.lazy().with_row_index("launch").select("launch", *keys)
     sources = flows.lazy().join(calls, on=keys).select("flow", "launch").unique("flow", keep="first")
@@ -261,6 +266,23 @@ def launch_rows(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame)
         flows.lazy().select("flow", *keys).join(sources, on="flow").select(*keys, "launch").unique(keys, keep="first")
     )
     return work.lazy().select(keys).join(targets, on=keys, how="left", maintain_order="left").collect()["launch"]
+
+
+def _launch_by_external_id(work: pl.DataFrame, launches: pl.DataFrame) -> pl.Series:
+    """The launches with the same external id, in order, where as many works as launches have it."""
+    if not {"external_id"} <= {*work.columns} & {*launches.columns}:
+        return pl.Series([None] * work.height, dtype=pl.UInt32)
+    known, place = pl.col("external_id").is_not_null(), pl.int_range(pl.len()).over("external_id")
+    count = pl.len().over("external_id")
+    calls = (
+        launches.lazy()
+        .with_row_index("launch")
+        .filter(known & pl.col("kind").is_in(_LAUNCHING))
+        .select("launch", "external_id", place=place, count=count)
+    )
+    keyed = work.lazy().select("external_id", place=place, count=count)
+    keys = ["external_id", "place", "count"]
+    return keyed.join(calls, on=keys, how="left", maintain_order="left").collect()["launch"]
 
 
 _BY_NAME = " by name"

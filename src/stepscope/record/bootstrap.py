@@ -15,6 +15,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from stepscope import guard
 from stepscope.record.bench_steps import BenchSteps
 from stepscope.record.captures import CaptureHandle, CaptureRequest, CaptureResult
@@ -169,7 +171,7 @@ class FirstRecording:
     def _watch_evaluations(self) -> None:
         if self.phase is Phase.WARMING_UP and self._counted == 1 and self._looks:
             self._evaluations.start()
-        elif self.phase in (Phase.WARMING_UP, Phase.CAPTURING):
+        elif self.phase in (Phase.WARMING_UP, Phase.CAPTURING, Phase.TIMING):
             self._evaluations.border(recorded=self._controller.is_busy)
         else:
             self._evaluations.stop()
@@ -234,6 +236,7 @@ class FirstRecording:
         """Write what was recorded into the run folder."""
         rank, world_size = rank_and_world_size()
         result = self._result or CaptureResult(problem=self._why_nothing())
+        evaluations = guard.attempted(self._evaluations.facts)
         self._folder.write_recording(
             rank,
             {
@@ -250,6 +253,7 @@ class FirstRecording:
                 "own_profiler_name": self._controller.others.name,
                 "said": self._helpers.said,
                 "step_times": self._times.to_json(),
+                "evaluations": {} if evaluations is None else msgspec.to_builtins(evaluations),
                 "facts": process_facts(redact=self._options.redact),
                 **({} if self._energy is None else {"energy": self._energy.record.to_json()}),
             },

@@ -120,7 +120,9 @@ def _operations(node: ast.AST) -> list[str]:
     if isinstance(node, (ast.BinOp, ast.UnaryOp)):
         return [_OPERATORS.get(type(node.op), "")]
     if isinstance(node, ast.Call):
-        return [node.func.attr.rstrip("_") if isinstance(node.func, ast.Attribute) else dotted_name(node.func)]
+        name = node.func.attr.rstrip("_") if isinstance(node.func, ast.Attribute) else dotted_name(node.func)
+        on = [each.arg for each in node.keywords if isinstance(each.value, ast.Constant) and each.value.value is True]
+        return [name, *(f"{option}=True" for option in on)]
     return []
 
 

@@ -23,7 +23,9 @@ _CONVERTERS: Final = frozenset({"tensor", "as_tensor", "array", "asarray", "Tens
 """Functions that make a tensor or an array from what need not be one."""
 _OF_OBJECTS: Final = (ast.In, ast.NotIn, ast.Is, ast.IsNot)
 _COLUMNS: Final = (ast.Attribute, ast.Subscript)
-_ALONE: Final = frozenset({"converted", "masked", "shuffled", "weighted"})
+_JOINING: Final = frozenset({"cat", "concat", "concatenate", "append", "hstack", "vstack", "column_stack", "row_stack"})
+"""Functions that copy their arguments into one new tensor, array or table."""
+_ALONE: Final = frozenset({"converted", "masked", "shuffled", "weighted", "appended"})
 """Kinds of work that the call itself does, and not what computes its arguments."""
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _LISTS: Final = frozenset({"list", "sorted", "tuple", "split", "splitlines", "tolist", "readlines"})
@@ -63,6 +65,7 @@ def work_of_source(text: str, file: str) -> tuple[list[FunctionFacts], list[Work
             *inside.lookups(lists),
             *inside.masks(),
             *inside.draws(),
+            *inside.appends(),
             *inside.conversions(),
             *inside.loops(),
         ):
@@ -248,6 +251,16 @@ class _Inside:
                 elif _is_false(given.get("replace")) and not _is_false(given.get("shuffle")):
                     yield "shuffled", node, ""
 
+    def appends(self) -> Iterator[_Work]:
+        """Statements of a loop that bind a name to what it stood for, copied together with a new part."""
+        loops = [each for each in ast.walk(self.function) if isinstance(each, _LOOPS)]
+        inside = {id(node): node for loop in loops for part in loop.body for node in ast.walk(part)}
+        for node in inside.values():
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _last_name(node.value) in _JOINING:
+                joined = {dotted_name(each) for argument in node.value.args[:2] for each in _items(argument)}
+                for name in sorted(bound_names(node) & joined):
+                    yield "appended", node, name
+
     def conversions(self) -> Iterator[_Work]:
         """Calls that convert a variable, or a part of one, to a tensor or an array."""
         for node in ast.walk(self.function):
@@ -263,6 +276,10 @@ class _Inside:
         for node in ast.walk(self.function):
             if isinstance(node, (*_COMPREHENSIONS, *_LOOPS)) and not _yields(node):
                 yield "loop", node, ""
+
+
+def _items(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
 
 
 def _compared_column(node: ast.AST) -> str:

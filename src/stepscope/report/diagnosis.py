@@ -48,6 +48,7 @@ from stepscope.report.words import (
     afterwards_sentence,
     basis_sentence,
     busiest_device,
+    busy_sentences,
     causes_of,
     device_table,
     diff_text,
@@ -266,6 +267,8 @@ def _rank(report: TraceReport, key: str, name: str) -> Iterator[Block]:
     yield Section("Findings", findings, id=f"{key}-findings", link="Findings", is_quiet=True)
     yield from _picture(report, key)
     yield from _times(diagnosis, key)
+    busy = _items(busy_sentences(diagnosis))
+    yield from section_if("What the device worked on, and what it reached", *busy, id=f"{key}-busy", link="Busy")
     yield from _glances(diagnosis, key)
     yield from _steps(report, key)
     yield from _drawings(report, key)
@@ -553,7 +556,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         **fields(diagnosis, "idle", "host", "operators", "operator_count", "kernels", "kernel_count"),
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
-        **fields(diagnosis, "together", "afterwards", "lines", "not_answered"),
+        **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
         **({"applied": diagnosis.applied} if diagnosis.applied else {}),
         **({} if report.energy is None else {"energy": trace_json(report.energy)}),
     )

@@ -8,12 +8,13 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.analysis.host import CAUSES
+from stepscope.analysis.work import shapes_of
 from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
 from stepscope.compare.statistics import POWER, SampleComparison
 from stepscope.compare.trace_record import SideSummary
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, Unreadable
-from stepscope.diagnosis.finding import Finding, Remedy
+from stepscope.diagnosis.finding import BusyWork, Finding, Remedy
 from stepscope.diagnosis.lines.costs import LineShare
 from stepscope.report.document import Cause, Place
 from stepscope.report.energy import ALL_WORDS, energy
@@ -179,6 +180,31 @@ def _line_sentence(line: LineShare, period: str) -> str:
     if line.faster_share >= _WORTH_SAYING:
         details.append(f"twice as fast it would save {share(line.faster_share)}")
     return "; ".join([text, *details]) + "."
+
+
+_LIMITS: Final = {"compute": "arithmetic limits it", "memory": "memory limits it", "cache": "read from the cache"}
+
+
+def busy_sentences(diagnosis: Diagnosis) -> list[str]:
+    """What each costly kind of work on the device reached, and why not more, one sentence a kind."""
+    named = {device.name for device in diagnosis.metadata.devices if device.name}
+    return [_busy_sentence(work, whole(diagnosis), is_bound=not named) for work in diagnosis.busy]
+
+
+def _busy_sentence(work: BusyWork, period: str, *, is_bound: bool) -> str:
+    shapes = " and ".join("x".join(map(str, each)) for each in shapes_of(work.input_shapes) if len(each) > 1)
+    text = f"{share(work.share)} of {period}: {work.what}" + (f" of {shapes[:_SHAPES]}" if shapes else "")
+    reached = {"arithmetic peak": work.compute_share, "memory bandwidth": work.bandwidth_share}
+    parts = [f"{share(value)} of the {name}" for name, value in reached.items() if value is not None]
+    if not parts:
+        return f"{text} reaches an unknown share of what the device can do."
+    of = f" of {work.peaks}" if work.peaks else ""
+    text += f" reaches {'at most ' if is_bound else ''}{' and '.join(parts)}{of}; {_LIMITS.get(work.limit or '', '')}"
+    text += f": {work.why}" if work.why else ""
+    return f"{text}. Better: {work.better}." if work.better else f"{text}."
+
+
+_SHAPES: Final = 60
 
 
 def place_words(place: Place) -> str:

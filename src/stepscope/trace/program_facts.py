@@ -240,7 +240,8 @@ class OperationFacts(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         names: for each line from the first on, those in its statement, separated by spaces: the methods that it calls,
-            and torch's names of the arithmetic operators and comparisons.
+            each followed by the options that it switches on ("fused=True"), and torch's names of the arithmetic
+            operators and comparisons.
     """
 
     file: str = ""
@@ -275,7 +276,7 @@ class WorkFacts(msgspec.Struct, kw_only=True, frozen=True):
             "maybe_lookup" (searches what may be a list), "row" (takes a row from a table, or uses it), "growing" (reads
             a slice that grows with a loop's variable), "converted" (to a tensor or an array), "masked" (a comparison
             of a whole column, and indexing by it), "shuffled" or "weighted" (a draw by `choice` without replacement or
-            by probabilities) or "loop".
+            by probabilities), "appended" (joined with a new part in a loop) or "loop".
         name: what is bound, searched or read; "" if it has no name.
         first, last: lines.
         calls: as in `FunctionFacts`.

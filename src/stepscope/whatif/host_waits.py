@@ -25,6 +25,8 @@ FULL_QUEUE: Final = 256
 LONG_LAUNCH: Final = 20
 """Least duration, in medians of its name, for a launch call to count as waiting for queue space."""
 LONG_LAUNCH_NS: Final = 100_000
+_MOST: Final = 0.6
+_NEARLY_ALL: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,43 @@ def device_waits(trace: Trace) -> Waits:
         own = work.filter((pl.col("process") == process) | pl.col("process").is_null())
         if own.height:
             found.append(_waits_of(mine, work, own))
-    waits = concatenated(nothing(Waits), *found)
-    return selected(waits, np.lexsort((waits.start, waits.lane)))
+    waits = concatenated(nothing(Waits), *found, operator_waits(trace))
+    waits = selected(waits, np.lexsort((waits.start, waits.lane)))
+    return selected(waits, np.flatnonzero(_disjoint(waits.lane, waits.start, waits.end)))
+
+
+def operator_waits(trace: Trace) -> Waits:
+    """Waits inside operators, which some programs make without a recorded call: sorted by lane and start.
+
+    Such an operator goes on long after its last launch, with nothing recorded in it, until that launch's work has
+    ended, which is most of the operator's time. None counts unless nearly all of the device's time is so waited for.
+    """
+    ends = pl.col("start_ns") + pl.col("duration_ns")
+    operators = trace.operators.select("lane", begin="start_ns", end=ends).with_row_index("operator")
+    inner = trace.operators.group_by(operator="parent").agg(inner=pl.col("start_ns").max())
+    work = trace.device_work.select("launch", "duration_ns", done=ends).with_row_index("work")
+    work = work.filter(pl.col("launch").is_not_null())
+    total_ns = int(work["duration_ns"].sum())
+    work = work.sort("done", "work").unique("launch", keep="last")
+    calls = trace.launches.select("operator", "kind", launched=ends).with_row_index("launch")
+    calls = calls.filter(pl.col("operator").is_not_null()).sort("launched", "launch")
+    calls = calls.unique("operator", keep="last").join(work, on="launch", how="inner")
+    found = calls.join(operators, on="operator", how="inner").join(inner, on="operator", how="left")
+    tail = pl.col("end") - pl.col("launched")
+    found = found.filter(
+        pl.col("kind") == "launch",
+        tail >= LONG_LAUNCH_NS,
+        pl.col("done") <= pl.col("end"),
+        pl.col("done") - pl.col("launched") >= _MOST * tail,
+        tail >= _MOST * (pl.col("end") - pl.col("begin")),
+        pl.col("inner").fill_null(0) <= pl.col("launched"),
+    ).sort("lane", "launched")
+    if int(found["duration_ns"].sum()) < _NEARLY_ALL * total_ns:
+        found = found.clear()
+    launch, lane, start, end, done, row = (
+        found[name].to_numpy() for name in ("launch", "lane", "launched", "end", "done", "work")
+    )
+    return Waits(launch.astype(np.int64), lane, start, end, end - done, row.astype(np.int64))
 
 
 def _waits_of(calls: pl.DataFrame, work: pl.DataFrame, launched: pl.DataFrame) -> Waits:

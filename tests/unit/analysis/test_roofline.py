@@ -12,6 +12,7 @@ from stepscope.analysis.roofline import (
     MEASURED_WRONG,
     TABLE_SCHEMA,
     device_peaks,
+    peaks_or_bounds,
     roofline_calls,
     roofline_table,
 )
@@ -66,7 +67,49 @@ def test_a_large_product_is_bound_by_arithmetic() -> None:
         "limit": "compute",
         "share": pytest.approx(229.064922 / 312),
         "kernel": "kernel",
+        "compute_share": pytest.approx(229.064922 / 312),
+        "bandwidth_share": pytest.approx(167.772160 / 2039),
+        "peaks": "A100-SXM4-80GB",
+        "why": "close to what the device can do",
+        "better": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device_ns", "least", "name"),
+    [
+        ("Cijk_Ailk_MT128x128x32_ISA942", 1_000_000, 1307.4, "MI300X or MI325X"),
+        ("igemm_fwd_gtcx_nhwc", 100_000_000, 92.3, "MI100 to MI355X"),
+        ("igemm_fwd_gtcx_nhwc", 400_000, 1307.4, "MI300X to MI355X"),  # the others could not
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_TNT", 10_000_000, 5.5, None),
+        ("kernel", 1_000_000, None, None),
+    ],
+)
+def test_the_least_peaks_of_a_device_without_a_name(
+    kernel: str, device_ns: int, least: float | None, name: str | None
+) -> None:
+    trace = one_call("aten::mm", LARGE, HALF, device_ns, kernel, None)
+
+    bounds = peaks_or_bounds(trace, "0")
+
+    assert device_peaks(trace, "0") is None
+    assert (None if bounds is None else bounds.name) == name or "P4" in str(bounds)
+    if bounds is not None and name is not None:
+        assert bounds.flops_s["bf16"] == pytest.approx(least * 1e12 if least else 0)
+        [row] = roofline_table(trace, bounds=True).rows(named=True)
+        assert row["compute_share"] == pytest.approx(137.438953472e9 / device_ns / (least or 1) / 1e3)
+    [without] = roofline_table(trace).rows(named=True)
+    assert (without["limit"], without["peaks"]) == (None, None)
+
+
+def test_a_named_device_outside_of_the_table_is_not_guessed() -> None:
+    trace = one_call("aten::mm", LARGE, HALF, 10**6, "Cijk_ISA942", Device("0", "Simulated Device 80GB"))
+
+    assert peaks_or_bounds(trace, "0") is None
+
+
+def test_names_of_the_table_are_known_like_those_of_drivers() -> None:
+    assert device_peaks(one_call("aten::mm", LARGE, HALF, 10**6, device=Device("0", "MI300X")), "0") is not None
 
 
 def test_element_wise_work_is_bound_by_memory() -> None:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analysis.roofline import (
-    TENSOR_CORE_CALLS as CALL_SCHEMA,
-)
-from stepscope.analysis.roofline import (
-    TENSOR_CORE_TABLE as TABLE_SCHEMA,
-)
-from stepscope.analysis.roofline import (
-    eligible_calls,
-    is_eligible,
-    tensor_core_table,
-)
+from stepscope.analysis.conversions import TENSOR_CORE_CALLS as CALL_SCHEMA
+from stepscope.analysis.conversions import TENSOR_CORE_TABLE as TABLE_SCHEMA
+from stepscope.analysis.conversions import eligible_calls, tensor_core_table
+from stepscope.analysis.operators import is_eligible
 from stepscope.trace import Trace, Window
 from tests.unit.recording import Recording
 

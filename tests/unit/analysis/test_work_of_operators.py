@@ -127,7 +127,25 @@ def test_convolutions() -> None:
     assert needs("aten::convolution", CONVOLUTION, LISTS, strides("[0]", "[1]", "[1]", "False")) == (None, None)
     turned = strides("[2]", "[1]", "[1]", "True", *rest)
     transposed = needs("aten::convolution", "[[2, 6, 9, 9], [6, 2, 3, 3]]", '["float", "float"]', turned)
-    assert transposed == (2 * 2 * 81 * 108, None)
+    assert transposed == (2 * 2 * 81 * 108, 4 * (2 * 6 * 81 + 108 + 2 * 4 * 17 * 17))
+    unknown = needs(
+        "aten::convolution", "[[2, 6, 9, 9], [6, 2, 3, 3]]", '["float", "float"]', turned.replace('"2"', '""')
+    )
+    assert unknown == (2 * 2 * 81 * 108, None)  # without groups the channels of the output are unknown
+
+
+def test_names_of_number_types_and_tuples_as_some_profilers_write_them() -> None:
+    shapes, types = "[[1, 3, 8, 8], [4, 3, 1, 1]]", '["BFloat16", "BFloat16"]'
+    values = strides("(1, 1)", "(0, 0)", "(1, 1)", "False", "(0, 0)", "1")
+    assert needs("aten::convolution", shapes, types, values) == (2 * 64 * 12, 2 * (192 + 12 + 256))
+
+
+def test_experts_read_at_least_those_that_one_token_chooses() -> None:
+    shapes, types = "[[16, 8], [64, 12, 8], [64, 8, 6], [16, 2]]", '["BFloat16", "BFloat16", "BFloat16", "Float"]'
+    weights = 12 * 8 + 8 * 6
+    expected = (2 * 16 * 2 * weights, 2 * (2 * 16 * 8 + 2 * weights) + 4 * 32)
+    assert needs("vllm::rocm_aiter_fused_moe", shapes, types) == expected
+    assert worked("vllm::rotary", shapes, types) is None
 
 
 def test_a_convolution_without_values_learns_its_size_from_its_backward_pass() -> None:

@@ -23,7 +23,7 @@ from stepscope.readers import unrecorded_steps, with_unrecorded_steps
 from stepscope.report.words import headline
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import UnrecordedSteps
-from stepscope.trace.program_facts import ProgramFacts, StepFacts
+from stepscope.trace.program_facts import EvaluationFacts, ProgramFacts, StepFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_operators
 from tests.unit.recording import Recording
@@ -248,6 +248,11 @@ def test_the_times_come_from_the_folder_of_the_run(tmp_path: Path, monkeypatch: 
     counted = [{"first_step": 9, "recorded": False, "ns": [4, 5, 9], "processor_ns": [3, 3, 4], "faults": [7, 0, 8]}]
     counted.append({"first_step": 5, "recorded": True, "ns": [10, 11, 15]})
     assert unrecorded_steps(counted) == UnrecordedSteps(3, 5, 11, 3, 7)
+    later = {"seen": 60, "steps": 3, "every": 16.0}
+    run.write_recording(0, recording([4, 5, 9], [10, 11, 15], trace=trace.name) | {"evaluations": later})
+    assert with_unrecorded_steps(program, trace).metadata.program.evaluations == EvaluationFacts(**later)
+    run.write_recording(0, recording([4, 5, 9], [10, 11, 15], trace=trace.name) | {"evaluations": {"seen": "many"}})
+    assert with_unrecorded_steps(program, trace).metadata.program.evaluations is None
     for other in (trace.with_name("trace-2.json.gz"), tmp_path / "rank0" / trace.name):
         assert with_unrecorded_steps(program, other) is program
     assert with_unrecorded_steps(replace(program, metadata=Metadata()), trace).metadata.unrecorded is None

@@ -60,6 +60,24 @@ def test_without_correlation_numbers_flows_tell_the_launch(tmp_path: Path) -> No
     assert rows(opened(tmp_path, events), "device_work", "launch") == [(1,), (0,), (None,)]
 
 
+def test_without_correlation_numbers_and_flows_external_ids_tell_the_launch(tmp_path: Path) -> None:
+    def named(name: str, start: float, external: int, **place: int) -> dict[str, Any]:
+        category = "kernel" if place else "cuda_runtime"
+        args = {"External id": external, **({"device": 0, "stream": 7} if place else {})}
+        return complete(name, category, start, 2, args=args, **place)
+
+    events = [
+        named("cudaLaunchKernel", 1, 100),
+        named("cudaLaunchKernel", 4, 101),
+        named("cudaLaunchKernel", 6, 101),
+        named("cudaLaunchKernel", 8, 102),
+        *(named("gemm", start, external, pid=0, tid=7) for start, external in ((10, 101), (20, 101), (30, 100))),
+        named("split", 40, 102, pid=0, tid=7),
+        named("sum", 50, 102, pid=0, tid=7),  # two works of one launch: which is whose is unknown
+    ]
+    assert rows(opened(tmp_path, events), "device_work", "launch") == [(1,), (2,), (0,), (None,), (None,)]
+
+
 def test_work_before_its_launch_is_counted(tmp_path: Path) -> None:
     trace = opened(tmp_path, [launch(5, 1), kernel(3, 1, 1)])
     assert rows(trace, "device_work", "start_ns", "launch") == [(0, 0)]

@@ -114,6 +114,7 @@ def test_statements_that_read_a_growing_list_for_more_than_to_add_to_it(tmp_path
         ("y = 0.5 * x * (1 + torch.tanh(x))", ["add", "mul", "mul", "tanh"]),
         ("y += -x", ["add", "neg"]),
         ("y[mask] = a < b < c", ["lt", "lt"]),
+        ("o = optim.AdamW(p, fused=True, foreach=False)", ["AdamW", "fused=True"]),
         ("policy = Categorical(logits=model(x))", ["Categorical", "model"]),
         ("policy = torch.distributions.Categorical(logits=model(x)).sample()", ["Categorical", "model", "sample"]),
     ],

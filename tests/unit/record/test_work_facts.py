@@ -63,6 +63,11 @@ KINDS = {
     "a draw without replacement": ("return np.random.choice(index, 9, replace=False)", [("shuffled", "", 0)]),
     "a draw without order": ("return rng.choice(index, 9, replace=False, shuffle=False)", []),
     "a draw by probabilities": ("return np.random.choice(9, p=self.chances)", [("weighted", "self.chances", 0)]),
+    "an array joined with a part in a loop": (
+        "for x in index:\n    out = np.concatenate([out, x])\nreturn np.append(out, 0)",
+        [("loop", "", 0), ("appended", "out", 1)],
+    ),
+    "parts that are joined once": ("out = torch.cat([self.rows, index])\nreturn out", []),
     "a draw with replacement": ("return random.choice(index)", []),
     "a window": ("return [sum(index[t:t + 3]) for t in range(9)]", [("loop", "", 0)]),
     "a stream": ("for x in f(index):\n    yield x", []),

@@ -39,6 +39,7 @@ EMPTY_REPORT = {
     },
     "accounting": [],
     "lines": [],
+    "busy": [],
     "once": [],
     "idle": [],
     "host": [],
@@ -95,6 +96,7 @@ FULL_REPORT = {
     },
     "accounting": [],
     "lines": [],
+    "busy": [],
     "once": [
         {
             "what": "first launch",

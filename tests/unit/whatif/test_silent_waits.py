@@ -9,7 +9,7 @@ import pytest
 from stepscope.analysis.host import host_activity
 from stepscope.trace import Metadata, Trace, Window
 from stepscope.whatif import Experiment
-from stepscope.whatif.host_waits import silent_wait_ns
+from stepscope.whatif.host_waits import operator_waits, silent_wait_ns
 from tests.unit.recording import Recording
 
 MS = 1_000_000
@@ -47,3 +47,28 @@ def test_a_profile_of_devices_alone_has_none() -> None:
     trace = recording.trace()
 
     assert silent_wait_ns(trace, host_activity(trace), 0, "0", Window(0, 100)) == 0
+
+
+def waiting_operator(tail_us: int = 900, work_us: int = 800, inner: bool = False) -> Trace:
+    recording = Recording(unit_ns=1_000)
+    recording.operator(0, tail_us + 20, "aten::convolution")
+    if inner:
+        recording.operator(500, 10, "aten::empty")
+    recording.launched(10, 50, work_us, "conv", 1)
+    return recording.trace()
+
+
+def test_an_operator_that_outlasts_its_only_work_waited_for_it() -> None:
+    waits = operator_waits(waiting_operator())
+
+    assert (waits.start.tolist(), waits.end.tolist(), waits.work.tolist()) == ([12_000], [920_000], [0])
+    assert waits.own_ns.tolist() == [70_000]
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [waiting_operator(90, 60), waiting_operator(900, 200), waiting_operator(700), waiting_operator(inner=True)],
+    ids=["short", "mostly its own time", "the work ends later", "it goes on with something else"],
+)
+def test_other_operators_only_launch(trace: Trace) -> None:
+    assert len(operator_waits(trace).start) == 0

@@ -16,6 +16,7 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
     Command,
     CommandParser,
+    add_device_option,
     add_evidence_options,
     add_reading_options,
     add_user_code_options,
@@ -95,6 +96,7 @@ def prepare_parser(parser: CommandParser) -> None:
         "--fail-on", metavar="SHARE", type=parsed_share, help="exit 1 where a finding saves this much: 10%%"
     )
     add_evidence_options(parser)
+    add_device_option(parser)
     add_user_code_options(parser)
     add_reading_options(parser, or_device=True)
 

@@ -334,11 +334,12 @@ def derived_tables() -> dict[str, tuple[Callable[[Trace], pl.DataFrame], Mapping
     `operator_costs` and `operator_places` have the rows of `operators`, `work_places` those of `device_work`.
     """
     from stepscope.analysis.attribution import ATTRIBUTION_SCHEMA, operator_places, work_places
+    from stepscope.analysis.conversions import TENSOR_CORE_TABLE, tensor_core_table
     from stepscope.analysis.device_time import DEVICE_TIME_SCHEMA, QUEUE_TIME_SCHEMA, device_time, queue_time
     from stepscope.analysis.host import HOST_SCHEMA, host_time
     from stepscope.analysis.idle import IDLE_SCHEMA, idle_time
     from stepscope.analysis.operators import COST_SCHEMA, LAUNCH_SCHEMA, launch_table, operator_costs
-    from stepscope.analysis.roofline import TABLE_SCHEMA, TENSOR_CORE_TABLE, roofline_table, tensor_core_table
+    from stepscope.analysis.roofline import TABLE_SCHEMA, roofline_table
     from stepscope.analysis.steps import STEP_SCHEMA, step_table
 
     return {

@@ -12,6 +12,7 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
     Command,
     CommandParser,
+    add_device_option,
     add_output_option,
     add_raw_option,
     add_reading_options,
@@ -311,6 +312,7 @@ KERNELS: Final = _table_command(
 
 
 def _add_roofline_options(parser: CommandParser) -> None:
+    add_device_option(parser)
     parser.add_argument(
         "--tensor-cores",
         action="store_true",
@@ -319,10 +321,11 @@ def _add_roofline_options(parser: CommandParser) -> None:
 
 
 def _roofline(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str]:
-    from stepscope.analysis.roofline import roofline_table, tensor_core_table
+    from stepscope.analysis.conversions import tensor_core_table
+    from stepscope.analysis.roofline import roofline_table
 
     if not arguments.tensor_cores:
-        return roofline_table(trace), "operators with work on a device"
+        return roofline_table(trace, bounds=True), "operators with work on a device"
     columns = ["operator", "input_shapes", "precision", "used", "calls", "device_ns", "share", "kernel"]
     table = tensor_core_table(trace)
     rest = [name for name in table.columns if name not in columns]
@@ -336,6 +339,7 @@ ROOFLINE: Final = _table_command(
     """\
   stepscope roofline trace.json
   stepscope roofline trace.json --sort share --ascending     the least efficient first
+  stepscope roofline trace.json --device MI300X              peaks for a trace that names no device
   stepscope roofline trace.json --tensor-cores               which operators could use tensor cores, and which did
 """,
     _add_roofline_options,

@@ -287,6 +287,16 @@ def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = Fa
     group.add_argument("-v", "--verbose", action="store_true", help="show more: what the cache does, every rank")
 
 
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """Add --device, whose peaks count for devices that the trace does not name."""
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        dest="device_name",
+        help="the device, where the trace names none (stepscope devices lists them)",
+    )
+
+
 class _Limit(argparse.Action):
     """Stores a limit in an environment variable, where readers see it even in the child processes of a search."""
 

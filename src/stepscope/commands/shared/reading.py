@@ -199,7 +199,32 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
         )
     if steps is not None:
         _say_which_steps(trace, steps)
-    return _with_printable_path(trace)
+    return with_device(_with_printable_path(trace), getattr(arguments, "device_name", None))
+
+
+def with_device(trace: Trace, name: str | None) -> Trace:
+    """The trace whose unnamed devices are of this kind; the trace itself without a name.
+
+    Raises:
+        UsageError: the name is unknown, or the trace names another device.
+    """
+    if name is None:
+        return trace
+    from stepscope.machine.devices import find_device, named_device
+    from stepscope.trace.metadata import Device
+
+    row = named_device(name)
+    described = {each.device: each for each in trace.metadata.devices}
+    known = [each.name for each in described.values() if each.name and find_device(each) != row]
+    if known:
+        raise UsageError(f"--device {name}: the trace says that its device is {known[0]}")
+    meant = Device("", row.name, row.memory_bytes, row.capability, row.multiprocessors)
+    devices = tuple(
+        each if each is not None and each.name else replace(meant, device=device)
+        for device in sorted({*described, *trace.working_devices})
+        for each in (described.get(device),)
+    )
+    return replace(trace, metadata=replace(trace.metadata, devices=devices))
 
 
 def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:

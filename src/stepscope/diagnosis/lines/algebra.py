@@ -71,6 +71,8 @@ def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
     place = at(view.attribution.place, view.slices_of_operators(called))
     found: defaultdict[tuple[str, int], list[tuple[list[int], int, int]]] = defaultdict(list)
     for first, (name, inputs) in enumerate(zip(names, shapes, strict=True)):
+        if name in ("mul", "sub"):
+            inputs = _before_expansion(names, shapes, first)
         result = _spread(inputs) if name in ("mul", "sub") else None
         if result is None or place[first] < 0:
             continue
@@ -84,6 +86,25 @@ def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
                   sum(work for _, work, _ in each), max(size for _, _, size in each))
         for (kind, number), each in found.items()
     ]  # fmt: skip
+
+
+def _before_expansion(names: list[str], shapes: list[tuple[Shape, ...]], first: int) -> tuple[Shape, ...]:
+    """Shapes of an operator's two inputs, or of what was expanded (or repeated) to them just before."""
+    inputs = shapes[first]
+    if len(inputs) != 2 or inputs[0] != inputs[1]:
+        return inputs
+    before = range(max(first - _NEAR_EXPANSIONS, 0), first)
+    sources = [shapes[place][0] for place in before if names[place] in _EXPANDING and shapes[place]]
+    fitting = [shape for shape in sources if len(shape) == len(inputs[0]) and _expands(shape, inputs[0])]
+    return (fitting[-2], fitting[-1]) if len(fitting) >= 2 else inputs
+
+
+def _expands(shape: Shape, to: Shape) -> bool:
+    return all(size in (1, other) for size, other in zip(shape, to, strict=True)) and shape != to
+
+
+_NEAR_EXPANSIONS: Final = 6
+_EXPANDING: Final = frozenset({"expand", "expand_as", "repeat"})
 
 
 def _spread(inputs: tuple[Shape, ...]) -> Shape | None:

@@ -390,7 +390,25 @@ def calls_at(view: View, place: Location) -> tuple[str, ...]:
     """Names of the functions that the statement at a place calls, in order, as far as its source is known."""
     found = (each.names[place.line - 1].split() for each in view.program.operations
              if each.file == place.file and 0 < place.line <= len(each.names))  # fmt: skip
-    return tuple(dict.fromkeys(name for names in found for name in names if name not in _BUILTIN))
+    return tuple(dict.fromkeys(name for names in found for name in names if name not in _BUILTIN and "=" not in name))
+
+
+def settings_at(view: View, *functions: str, without: str = "") -> tuple[Location, ...]:
+    """Where the user's code calls a function or class of these names, which is the line to change for its settings.
+
+    Known for files of which a line ran in the steps.
+
+    Args:
+        without: an option ("fused=True") of statements that are left out.
+    """
+    lines = sorted(lines_that_call(view, *functions) - (lines_that_call(view, without) if without else set()))
+    first = [(file, line) for file, line in lines if (file, line - 1) not in lines]  # of a statement over several lines
+    found = []
+    for file, line in first:
+        around = [each for each in view.program.functions if each.file == file and each.line <= line <= each.last]
+        innermost = min(around, key=lambda each: each.last - each.line, default=None)
+        found.append(Location(file, line, innermost.name if innermost else "<module>", 1.0, exact_line=True))
+    return tuple(found)
 
 
 def lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:

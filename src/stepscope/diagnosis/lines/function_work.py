@@ -22,15 +22,16 @@ from stepscope.whatif import Change
 from stepscope.whatif.changes import together
 
 Kind: TypeAlias = Literal[
-    "equal", "constant", "growing", "row", "lookup", "masked", "shuffled", "weighted", "converted", "loop", "again"
-]
+    "equal", "constant", "growing", "row", "lookup", "masked", "shuffled", "weighted", "appended", "converted",
+    "loop", "again",
+]  # fmt: skip
 """What a work does, the most telling first: "equal" has equal results by their hashes, "again" gives the same for the
 same sample, the others are of WorkFacts.
 """
 _KINDS: Final[tuple[Kind, ...]] = (
-    "equal", "constant", "growing", "row", "lookup", "masked", "shuffled", "weighted", "converted", "loop",
+    "equal", "constant", "growing", "row", "lookup", "masked", "shuffled", "weighted", "appended", "converted", "loop",
 )  # fmt: skip
-_MOSTLY_CHEAP: Final = frozenset({"masked", "shuffled", "weighted", "converted"})
+_MOSTLY_CHEAP: Final = frozenset({"masked", "shuffled", "weighted", "appended", "converted"})
 """Kinds of work whose source alone does not say that they cost anything."""
 NAMED: Final = 0.3
 """Smallest share of the functions' time at which a kind of work is named."""
@@ -413,6 +414,7 @@ _LEFT: Final[dict[Kind, float]] = {
     "lookup": 0.05,
     "shuffled": 0.1,
     "weighted": 0.1,
+    "appended": 0.1,
     "converted": 0.05,
     "loop": 0.1,
 }
@@ -445,6 +447,7 @@ _DOES: Final[dict[Kind, str]] = {
     "masked": "compares all of a column of {name} in each call",
     "shuffled": "draws without replacement by shuffling all entries",
     "weighted": "draws by the probabilities {name}, all of which it adds up again",
+    "appended": "extends {name} part by part in a loop, and copies all of it each time",
     "converted": "makes a tensor or an array from {name} in each call",
 }
 
@@ -462,6 +465,71 @@ def figures_of(work: Work) -> list[Figure]:
     return found
 
 
+_KEPT: Final = (
+    "the result",
+    "Compute {what} once, before the first sample, and keep it: in the constructor, or at module level.",
+    "self.{variable} = compute(...)            # once, in __init__\n"
+    "use(self.{variable})                      # in {function}, instead of computing it there",
+)
+_CHANGES: Final[dict[Kind, tuple[str, str, str]]] = {
+    "equal": _KEPT,
+    "constant": _KEPT,
+    "growing": (
+        "the positions",
+        "Carry a running result through the loop over {what}: one pass then does, not one for each position.",
+        "running = 0.0\n"
+        "for value in {variable}:              # or reversed({variable}), numpy.cumsum, torch.cumsum\n"
+        "    running = update(running, value)      # instead of reading the slice again",
+    ),
+    "row": (
+        "the table",
+        "Turn {what} into arrays or tensors once, and index those.",
+        "self.values = torch.tensor({variable}[columns].to_numpy())      # once, in __init__\n"
+        "return self.values[index]                                   # for each sample",
+    ),
+    "lookup": (
+        "the list",
+        "Make a dictionary from {what} once: it finds an entry at once.",
+        "position = {{entry: number for number, entry in enumerate({variable})}}      # once\n"
+        "number = position.get(value, 0)                              # instead of `in` and .index()",
+    ),
+    "masked": (
+        "the table",
+        "Sort or group {what} once, and take the part that is wanted by a slice or by its key.",
+        "order = numpy.argsort(keys, kind='stable'); sorted_keys = keys[order]        # once, in __init__\n"
+        "first, last = numpy.searchsorted(sorted_keys, [key, key + 1])                # for each sample\n"
+        "rows = values[order[first:last]]             # instead of values[keys == key]; pandas: groupby once",
+    ),
+    "shuffled": (
+        "",
+        "Draw with NumPy's Generator and shuffle=False, or draw indices and accept that a few are equal.",
+        "rng = numpy.random.default_rng()                                   # once\n"
+        "chosen = rng.choice(count, size, replace=False, shuffle=False)     # instead of numpy.random.choice\n"
+        "chosen = rng.integers(count, size=size)                            # or with a few equal ones",
+    ),
+    "weighted": (
+        "the probabilities",
+        "Add {what} up once, and draw for a whole batch at a time.",
+        "self.sums = numpy.cumsum(probabilities)                            # once, in __init__\n"
+        "chosen = numpy.searchsorted(self.sums, rng.random(size) * self.sums[-1])",
+    ),
+    "appended": (
+        "the result",
+        "Collect the parts of {what} in a list and join them once after the loop, or fill one that has its full size.",
+        "parts.append(part)                        # in the loop, instead of joining what there is with it\n"
+        "{variable} = torch.cat(parts)             # once, after it; or numpy.concatenate, pandas.concat",
+    ),
+    "converted": (
+        "the values",
+        "Convert all that {what} comes from once, before the first sample, and take parts of the tensor: a slice of it "
+        "copies nothing.",
+        "self.values = torch.tensor(values)                # once, in __init__\n"
+        "return self.values[begin:end]                     # for each sample, instead of torch.tensor(values[...])",
+    ),
+}
+"""For each kind of work what to call it without a name, and the change in words and as code."""
+
+
 def remedy_of(work: Work, *, is_collate: bool = False, in_step: bool = False, hides: str = "") -> Remedy:
     """What to change.
 
@@ -470,70 +538,17 @@ def remedy_of(work: Work, *, is_collate: bool = False, in_step: bool = False, hi
         in_step: whether it is part of the step and makes no samples.
         hides: a sentence about what else helps.
     """
-    name = work.name.rpartition(".")[2] or "table"
-    variable = name if name.isidentifier() else "result"
-    if work.kind in ("equal", "constant"):
-        what = f"{work.name or 'the result'}"
-        text = f"Compute {what} once, before the first sample, and keep it: in the constructor, or at module level."
-        code = (
-            f"self.{variable} = compute(...)            # once, in __init__\n"
-            f"use(self.{variable})                      # in {work.function}, instead of computing it there"
-        )
-    elif work.kind == "growing":
-        over = work.name or "the positions"
-        text = f"Carry a running result through the loop over {over}: one pass then does, not one for each position."
-        code = (
-            "running = 0.0\n"
-            f"for value in {variable}:              # or reversed({variable}), numpy.cumsum, torch.cumsum\n"
-            "    running = update(running, value)      # instead of reading the slice again"
-        )
-    elif work.kind == "row":
-        text = f"Turn {work.name or 'the table'} into arrays or tensors once, and index those."
-        code = (
-            f"self.values = torch.tensor({work.name or 'table'}[columns].to_numpy())      # once, in __init__\n"
-            "return self.values[index]                                   # for each sample"
-        )
-    elif work.kind == "lookup":
-        text = f"Make a dictionary from {work.name or 'the list'} once: it finds an entry at once."
-        code = (
-            f"position = {{entry: number for number, entry in enumerate({work.name or 'entries'})}}      # once\n"
-            "number = position.get(value, 0)                              # instead of `in` and .index()"
-        )
-    elif work.kind == "masked":
-        text = (
-            f"Sort or group {work.name or 'the table'} once, and take the part that is wanted by a slice or by its key."
-        )
-        code = (
-            "order = numpy.argsort(keys, kind='stable'); sorted_keys = keys[order]        # once, in __init__\n"
-            "first, last = numpy.searchsorted(sorted_keys, [key, key + 1])                # for each sample\n"
-            "rows = values[order[first:last]]             # instead of values[keys == key]; pandas: groupby once"
-        )
-    elif work.kind == "shuffled":
-        text = "Draw with NumPy's Generator and shuffle=False, or draw indices and accept that a few are equal."
-        code = (
-            "rng = numpy.random.default_rng()                                   # once\n"
-            "chosen = rng.choice(count, size, replace=False, shuffle=False)     # instead of numpy.random.choice\n"
-            "chosen = rng.integers(count, size=size)                            # or with a few equal ones"
-        )
-    elif work.kind == "weighted":
-        text = f"Add {work.name or 'the probabilities'} up once, and draw for a whole batch at a time."
-        code = (
-            "self.sums = numpy.cumsum(probabilities)                            # once, in __init__\n"
-            "chosen = numpy.searchsorted(self.sums, rng.random(size) * self.sums[-1])"
-        )
-    elif work.kind == "converted":
-        source = work.name or "the values"
-        text = (
-            f"Convert all that {source} comes from once, before the first sample, and take parts of the tensor: a "
-            "slice of it copies nothing."
-        )
-        code = (
-            "self.values = torch.tensor(values)                # once, in __init__\n"
-            "return self.values[begin:end]                     # for each sample, instead of torch.tensor(values[...])"
-        )
-    else:
+    if work.kind not in _CHANGES:
         text, code = _without_loop(work, is_collate, in_step)
-    return Remedy(text + hides, code)
+        return Remedy(text + hides, code)
+    without_name, text, code = _CHANGES[work.kind]
+    variable = work.name.rpartition(".")[2]
+    names = {
+        "what": work.name or without_name,
+        "variable": variable if variable.isidentifier() else without_name.rpartition(" ")[2],
+        "function": work.function,
+    }
+    return Remedy(text.format(**names) + hides, code.format(**names))
 
 
 def _without_loop(work: Work, is_collate: bool, in_step: bool) -> tuple[str, str]:

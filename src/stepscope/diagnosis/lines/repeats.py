@@ -6,8 +6,10 @@ Repetitions that need earlier results cannot be batched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -207,8 +209,8 @@ def one_by_one_calls(view: View) -> Iterator[OneByOneCalls]:
     A call is on one sample if the first operator with parameters gets an input whose first dimension is 1, or one
     without a batch dimension. Loops whose repetitions each run backward are left out: they may save memory.
     """
-    loops = [each for each in view.program.loops if not each.carried]
-    calls = _on_one_sample(view) if loops and view.lane is not None else None
+    independent = any(not each.carried for each in view.program.loops)
+    calls = _on_one_sample(view) if independent and view.lane is not None else None
     if calls is None or calls.height < _FEWEST_SAMPLES:
         return
     lines = view.begin_in_span(view.trace.lines.filter(pl.col("lane") == view.lane)).sort("start_ns")
@@ -216,9 +218,8 @@ def one_by_one_calls(view: View) -> Iterator[OneByOneCalls]:
     steps = view.steps["start_ns"].to_numpy()
     found: dict[tuple[LoopFacts, str], dict[tuple[int, int], dict[int, list[int]]]] = {}
     for number, (name, start) in enumerate(calls.select("name", "start_ns").iter_rows()):
-        inside = _loop_around(loops, view.program.loops, visits, visits.at(start))
-        if inside is not None:
-            loop, visit = inside
+        inside = ((loop, visit) for loop, visit in loops_around(view, visits, visits.at(start)) if not loop.carried)
+        for loop, visit in islice(inside, 1):
             run = (int(visits.parents[visit]), int(np.searchsorted(steps, start, side="right")))
             runs = found.setdefault((loop, name), {})
             runs.setdefault(run, {}).setdefault(visit, []).append(number)
@@ -233,18 +234,15 @@ def one_by_one_calls(view: View) -> Iterator[OneByOneCalls]:
             yield OneByOneCalls(name, loop, calls[numbers], stretches, len(whole))
 
 
-def _loop_around(
-    loops: Sequence[LoopFacts], every: Sequence[LoopFacts], visits: Visits, visit: int
-) -> tuple[LoopFacts, int] | None:
-    """The innermost of these loops around a visit or those that called it, and the visit of its body."""
+def loops_around(view: View, visits: Visits, visit: int) -> Iterator[tuple[LoopFacts, int]]:
+    """The innermost loop of the source around a visit, and around those that called it, each with the visit inside."""
     while visit >= 0:
         file, line, _ = visits.place(visit)
-        around = [each for each in every if each.file == file and each.first <= line <= each.last]
+        around = [each for each in view.program.loops if each.file == file and each.first <= line <= each.last]
         innermost = min(around, key=lambda each: (each.last - each.first, not each.is_comprehension), default=None)
-        if innermost is not None and innermost in loops:
-            return innermost, visit
+        if innermost is not None:
+            yield innermost, visit
         visit = int(visits.parents[visit])
-    return None
 
 
 def _on_one_sample(view: View) -> pl.DataFrame:
@@ -289,10 +287,25 @@ class Dependencies:
         if any(np.isin(loop.operators[:1], rows).any() for rows in self._prefixes):
             return ("the sequence",)
         sources = self._sources(loop)
+        if not sources and self._is_in_comprehension(loop):
+            return ()
         if not sources:
             chooses = any(base_name(name) in CHOOSING for name in loop.body)
             return ("the chosen position",) if chooses else None
         return carried_by(sources)
+
+    def _is_in_comprehension(self, loop: Loop) -> bool:
+        """Whether the innermost loop of the source around the operators is a comprehension."""
+        if not any(each.is_comprehension for each in self._view.program.loops):
+            return False
+        start = int(self._view.trace.operators["start_ns"][int(loop.operators[-1])])
+        around = next(loops_around(self._view, self._visits, self._visits.at(start)), None)
+        return around is not None and around[0].is_comprehension
+
+    @cached_property
+    def _visits(self) -> Visits:
+        lines = self._view.trace.lines
+        return Visits(self._view.begin_in_span(lines.filter(pl.col("lane") == self._view.lane)).sort("start_ns"))
 
     def runs(self, loop: Loop) -> int:
         """How often the program entered the loop, whose repetitions may span several turns of an outer loop."""

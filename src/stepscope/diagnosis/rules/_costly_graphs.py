@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.finding import Location
-from stepscope.diagnosis.lines.costs import lines_at
+from stepscope.diagnosis.lines.costs import lines_at, settings_at
 from stepscope.diagnosis.lines.graphs import (
     UnusedGraph,
     inside_calls,
@@ -158,6 +158,12 @@ def _unused_graph(view: View, graph: UnusedGraph, cost: float, allocated: int) -
     )
 
 
+_CHECKPOINTING: Final = (
+    "gradient_checkpointing_enable", "checkpoint", "checkpoint_sequential", "set_grad_checkpointing",
+    "enable_gradient_checkpointing", "apply_activation_checkpointing", "checkpoint_wrapper",
+)  # fmt: skip
+
+
 def _recomputed(view: View) -> Found | None:
     again = recomputation(view)
     if again is None or again.peak_bytes + again.bytes > MEMORY_SHARE * again.capacity_bytes:
@@ -181,7 +187,7 @@ def _recomputed(view: View) -> Found | None:
             Figure("memory there is", again.capacity_bytes, "bytes"),
             Figure("share of the memory in use if all of it is kept", share, "share", MEMORY_SHARE),
         ],
-        where=lines_at(view, again.calls) or view.at_operators(again.rows),
+        where=(*settings_at(view, *_CHECKPOINTING), *(lines_at(view, again.calls) or view.at_operators(again.rows))),
         remedy=Remedy(
             "Keep the activations: switch activation checkpointing off, or use it for fewer layers.",
             "x = block(x)                              # instead of checkpoint(block, x)\n"

@@ -10,10 +10,12 @@ import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import DEVICE_CAUSES
-from stepscope.analysis.roofline import device_peaks
-from stepscope.diagnosis.finding import Location
+from stepscope.analysis.roofline import peaks_or_bounds, roofline_table
+from stepscope.analysis.slow_kernels import block_count
+from stepscope.diagnosis.finding import BusyWork, Location
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows
+from stepscope.trace.window import Window
 
 _SMALLEST_SHARE: Final = 0.02
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
@@ -41,8 +43,42 @@ def decides(view: View) -> npt.NDArray[np.bool_]:
         return np.ones(len(ends), np.bool_)
     following = np.searchsorted(gaps["start_ns"].to_numpy(), ends, side="left")
     waits = np.append(gaps["waits"].to_numpy(), True)  # the last gap ends with the step
-    result: npt.NDArray[np.bool_] = waits[following]
+    result: npt.NDArray[np.bool_] = waits[following] | np.isin(view.work["row"].to_numpy(), view.waited_for)
     return result
+
+
+_BUSY_SHARE: Final = 0.05
+"""Share of the step from which work is reported with what it reached."""
+
+
+def busy_work(view: View) -> tuple[BusyWork, ...]:
+    """What takes a noticeable part of the step on the device, by operator and shapes, the costliest first."""
+    if view.device is None or view.work.is_empty():
+        return ()
+    table = roofline_table(view.trace, window=calling(view), bounds=True)
+    least_ns = _BUSY_SHARE * view.length_ns
+    table = table.filter((pl.col("device") == view.device) & (pl.col("device_ns") >= least_ns))
+    return tuple(
+        BusyWork(
+            row["operator"],
+            row["input_shapes"],
+            row["kernel"],
+            row["work_kind"],
+            row["device_ns"] // view.step_count,
+            view.share(row["device_ns"]),
+            **{name: row[name] for name in ("compute_share", "bandwidth_share", "limit", "peaks", "why", "better")},
+        )
+        for row in table.iter_rows(named=True)
+    )
+
+
+def calling(view: View) -> Window:
+    """The time in which the host called the steps' operators; a device's steps come later than their calls."""
+    if not view.is_on_device:
+        return view.span
+    rows = view.launching[view.work["launch"].drop_nulls().to_numpy()]
+    starts = view.trace.operators["start_ns"].to_numpy()[rows[rows >= 0]]
+    return Window(int(starts.min()), int(starts.max()) + 1) if len(starts) else view.span
 
 
 def alone_share(view: View) -> float:
@@ -53,31 +89,23 @@ def alone_share(view: View) -> float:
 
 
 def multiprocessors(view: View) -> int | None:
-    """The device's number of multiprocessors, from the trace or the table of devices; None if unknown."""
+    """The device's number of multiprocessors, from the trace or the table of devices; None if unknown.
+
+    Where the trace names no device, the least number of those that it can be."""
     described = view.trace.metadata.devices
     counts = {one.multiprocessors for one in described if one.device == view.device} or {
         one.multiprocessors for one in described
     }
     if len(counts) == 1 and (known := counts.pop()):
         return known
-    peaks = None if view.device is None else device_peaks(view.trace, view.device)
+    peaks = None if view.device is None else peaks_or_bounds(view.trace, view.device)
     return None if peaks is None else peaks.multiprocessors
 
 
 def blocks(grids: pl.Series) -> Rows:
     """The number of thread blocks of each grid "x,y,z", -1 if unknown; shape (n,)."""
-    known: dict[str | None, int] = {None: -1}
-    for grid in grids.unique().to_list():
-        if grid is not None:
-            known[grid] = _blocks(grid)
+    known = {grid: block_count(grid) for grid in grids.unique().to_list()}
     return np.array([known[grid] for grid in grids.to_list()], np.int64)
-
-
-def _blocks(grid: str) -> int:
-    sizes = grid.strip("[]").split(",")
-    if not sizes or not all(size.strip().isdigit() and len(size) < 12 for size in sizes):
-        return -1
-    return min(int(np.prod([float(size) for size in sizes])), 2**62)
 
 
 def size_in_words(bytes: float) -> str:

@@ -32,7 +32,7 @@ import numpy as np
 from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.recording_costs import faults_before
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._host import host_counts, host_work_ns, scaled_host_work
+from stepscope.diagnosis.rules._waits import host_counts, host_work_ns, scaled_host_work
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_work_of
 

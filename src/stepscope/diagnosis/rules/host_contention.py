@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import Final
 
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._host import HostCounts, host_counts, host_work_ns, scaled_host_work
+from stepscope.diagnosis.rules._waits import HostCounts, host_counts, host_work_ns, scaled_host_work
 
 
 def check(view: View, limits: Limits) -> Answers:

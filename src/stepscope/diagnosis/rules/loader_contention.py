@@ -35,7 +35,7 @@ import polars as pl
 from stepscope.analysis.input_pipeline import Load
 from stepscope.diagnosis.loading import Loading, iterator_starts, loading_of, marks_of, settings_figures
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._host import host_work_ns, scaled_host_work
+from stepscope.diagnosis.rules._waits import host_work_ns, scaled_host_work
 from stepscope.whatif.changes import scaled_cause, scaled_pieces, together
 
 _FEW: Final = 0.25

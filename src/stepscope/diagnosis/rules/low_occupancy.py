@@ -8,7 +8,7 @@ blocks leaves most of them idle, however efficient each block is.
 # How it is measured
 The kernels' grids are compared with the device's multiprocessors, for kernels that last longer than a launch costs and
 run while the device determines the step's length. Half of the gain from an even spread over all multiprocessors is
-counted as saved.
+counted as saved. Kernels of operators whose shapes show what they could reach are left to inefficient-kernel.
 
 # Known false positives
 Kernels limited by memory bandwidth gain less from more blocks. Kernels of other queues may fill the rest: time in which
@@ -30,8 +30,11 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.roofline import roofline_calls
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._device import alone_share, blocks, decides, multiprocessors
+from stepscope.diagnosis.rules._device import alone_share, blocks, calling, decides, multiprocessors
+from stepscope.diagnosis.rules._waits import Mask
+from stepscope.trace.nesting import at
 from stepscope.whatif.changes import scaled_work
 
 _MOST: Final = 3
@@ -45,7 +48,7 @@ def check(view: View, limits: Limits) -> Answers:
     duration = view.work["duration_ns"].to_numpy()
     grids = blocks(view.work["grid"])
     few = (grids >= 1) & (grids < limits["filled"] * count) & (duration >= shortest)
-    few &= (view.work["kind"] == "compute").to_numpy() & decides(view)
+    few &= (view.work["kind"] == "compute").to_numpy() & decides(view) & ~_is_explained(view)
     spread = np.maximum(duration * grids / count, shortest)
     shorter = np.where(few, np.maximum(duration - spread, 0), 0.0) * limits["gained"]
     work = view.work.with_columns(
@@ -62,6 +65,16 @@ def check(view: View, limits: Limits) -> Answers:
     )
     for name in names["name"]:
         yield _found(view, limits, work.filter(pl.col("name") == name), count)
+
+
+def _is_explained(view: View) -> Mask:
+    """Which rows of `view.work` belong to operators whose limit is known, which inefficient-kernel judges."""
+    calls = roofline_calls(view.trace, window=calling(view), bounds=True)
+    known = np.zeros(view.trace.operators.height + 1, np.bool_)
+    known[calls.filter(pl.col("limit").is_not_null())["row"].to_numpy()] = True
+    operator = at(view.launching, view.work["launch"].cast(pl.Int64).fill_null(-1).to_numpy())
+    explained: Mask = known[operator]  # -1 is the last row, which no operator has
+    return explained
 
 
 def _found(view: View, limits: Limits, work: pl.DataFrame, count: int) -> Found:

@@ -38,10 +38,10 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.conversions import Cast, casts, wide_operators
-from stepscope.analysis.operators import arithmetic
+from stepscope.analysis.conversions import Cast, casts, eligible_calls, wide_operators
+from stepscope.analysis.operators import arithmetic, is_eligible
 from stepscope.analysis.patterns import logits_losses
-from stepscope.analysis.roofline import device_peaks, eligible_calls, is_eligible
+from stepscope.analysis.roofline import device_peaks, peaks_or_bounds
 from stepscope.analysis.work import elements, listed_shapes
 from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
@@ -226,13 +226,14 @@ def _tensor_core_figures(view: View) -> tuple[Figure, ...]:
 _UNKNOWN_DEVICE: Final = NotAnswered(
     "Would lower precision speed up the FP32 matrix products?",
     "the trace does not say which device this is (deviceProperties is missing)",
-    "record with a current version of PyTorch, which writes the device's properties",
+    "--device NAME, or record with a current version of PyTorch, which writes the device's properties",
 )
 
 
 def _capability(view: View) -> tuple[int, ...] | None:
     known = (each.compute_capability for each in view.trace.metadata.devices if each.device == view.device)
-    capability = next((each for each in known if each), None)
+    least = None if view.device is None else peaks_or_bounds(view.trace, view.device)
+    capability = next((each for each in known if each), None if least is None else least.capability)
     return tuple(map(int, capability.split("."))) if capability else None
 
 

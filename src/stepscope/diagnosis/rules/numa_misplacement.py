@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._host import host_counts, host_work_ns
+from stepscope.diagnosis.rules._waits import host_counts, host_work_ns
 
 _LARGEST_LIST: Final = 4096
 _LARGEST: Final = 1 << 16

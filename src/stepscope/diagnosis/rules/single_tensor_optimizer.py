@@ -43,6 +43,7 @@ import polars as pl
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import traffic
+from stepscope.diagnosis.lines.costs import settings_at
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._copies import outermost_of
 from stepscope.diagnosis.rules._operators import engine_pauses, length_ns, outermost_in_order, scaled_with_pauses
@@ -106,7 +107,7 @@ def check(view: View, limits: Limits) -> Answers:
         ],
         intervals=view.longest(late, "optimizer"),
         remedy=_remedy(view),
-        where=view.locations(late),
+        where=(*settings_at(view, _name(view), without="fused=True"), *view.locations(late)),
         change=_fused(view, mine, kernels_left_ns / max(kernels_ns, 1)),
     )
 
@@ -166,7 +167,7 @@ def _on_cpu(view: View, limits: Limits) -> Answers:
             f"optimizer = torch.optim.{name}(model.parameters(), ..., fused=True)",
             apply=("fuse-optimizer",),
         ),
-        where=view.at_operators(rows),
+        where=(*settings_at(view, name, without="fused=True"), *view.at_operators(rows)),
         change=scaled_with_pauses(rows, [between], left / cost),
     )
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import Final
 
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._host import HOST_WORK, host_counts, host_work_ns, scaled_host_work
+from stepscope.diagnosis.rules._waits import HOST_WORK, host_counts, host_work_ns, scaled_host_work
 
 
 def check(view: View, limits: Limits) -> Answers:

@@ -111,14 +111,21 @@ def by_broadcasting(
     name: str = "aten::mul",
     inputs: str = "[[64, 1, 16], [1, 32, 16]]",
     dimensions: str | None = None,
+    expanded: tuple[str, ...] = (),
 ) -> Trace:
-    """In 1000 ns a product or difference of (64, 1, 16) and (1, 32, 16) of 400 ns, and its sum of 200 ns."""
+    """In 1000 ns a product or difference of (64, 1, 16) and (1, 32, 16) of 400 ns, and its sum of 200 ns.
+
+    Args:
+        expanded: shapes of tensors that are expanded before.
+    """
     recording = Recording()
     recording.step(0, 1000, 1)
     recording.frame(0, 1000, "model.py(7): scores")
     recording.operator(5, 20, "aten::mm", input_shapes="[[64, 16], [16, 32]]")
     for number in range(4):
         recording.operator(30 + 3 * number, 2, "aten::add", input_shapes="[[2], [2]]")
+    for number, shapes in enumerate(expanded):
+        recording.operator(44 + 2 * number, 1, "aten::expand", input_shapes=shapes)
     recording.operator(50, 400, name, input_shapes=inputs)
     values = None if dimensions is None else f'["", "{dimensions}", "False", ""]'
     recording.operator(480, 200, "aten::sum", input_shapes=last, input_values=values)
@@ -551,6 +558,12 @@ def test_a_lookup_moves_the_rows_that_it_takes() -> None:
 
 FIRES["outer products that are summed"] = lambda: by_broadcasting(**OUTER, dimensions="[1]")
 FIRES["outer products that are summed over several dimensions"] = lambda: by_broadcasting(**OUTER, dimensions="[0, -3]")
+FIRES["a difference of expanded tensors"] = lambda: by_broadcasting(
+    name="aten::sub", inputs="[[64, 32, 16], [64, 32, 16]]", expanded=("[[64, 1, 16], []]", "[[1, 32, 16], []]")
+)
+SILENT["a difference of tensors of one shape"] = lambda: by_broadcasting(
+    name="aten::sub", inputs="[[64, 32, 16], [64, 32, 16]]"
+)
 SILENT["outer products of which rows are summed"] = lambda: by_broadcasting(**OUTER, dimensions="[3]")
 
 

@@ -68,12 +68,28 @@ def written_out_attention() -> Trace:
     return recording.trace()
 
 
+EXPERTS = "[[{tokens}, 4096], [64, 2048, 4096], [64, 4096, 1024], [{tokens}, {chosen}]]"
+EXPERT_TYPES = '["c10::BFloat16", "c10::BFloat16", "c10::BFloat16", "float"]'
+
 FIRES: Cases = {
     "matrix product": one_operator,
+    "tall and skinny": lambda: one_operator(shapes="[[2000000, 32], [32, 32]]"),
+    "few rows": lambda: one_operator(shapes="[[8, 16384], [16384, 16384]]"),
+    "small products": lambda: one_operator("aten::bmm", "[[100000, 8, 64], [100000, 64, 8]]"),
+    "experts with few tokens": lambda: one_operator(
+        "vllm::fused_experts", EXPERTS.format(tokens=16, chosen=2), EXPERT_TYPES
+    ),
+    "one expert a token": lambda: one_operator(
+        "vllm::fused_experts", EXPERTS.format(tokens=4096, chosen=1), EXPERT_TYPES
+    ),
+    "large capacity": lambda: one_operator(
+        "vllm::fused_experts", EXPERTS.format(tokens=16384, chosen=4), EXPERT_TYPES, 60 * MS
+    ),
     "softmax": lambda: one_operator(
         "aten::_softmax", "[[16, 4096, 4096], [], []]", '["float", "Scalar", "Scalar"]', 6 * MS
     ),
     "no grid": lambda: one_operator(grid=None),
+    "few blocks": lambda: one_operator(grid="[16, 1, 1]"),
     "attention's scores": lambda: one_operator("aten::bmm", "[[16, 4096, 64], [16, 64, 4096]]"),
 }
 SILENT: Cases = {
@@ -84,7 +100,6 @@ SILENT: Cases = {
     "unknown device": lambda: one_operator(device=Device("0", "Simulated Device 80GB")),
     "no shapes": lambda: one_operator(shapes=None),
     "unknown operator": lambda: one_operator("mine::mm"),
-    "few blocks": lambda: one_operator(grid="[16, 1, 1]"),
     "the host is late": lambda: one_operator(late=True),
     "unfused-attention tells": written_out_attention,
     "too fast to be true": lambda: one_operator(device_ns=350_000),
@@ -99,7 +114,7 @@ def test_the_time_above_what_good_kernels_take_is_saved() -> None:
     assert finding.confidence == "medium"
     assert finding.title == (
         "the matrix product mm of 4096x4096 and 4096x4096 reaches 11% of the device's arithmetic peak and takes 40% "
-        "of the step"
+        "of the step; nothing in its sizes explains it: the kernel itself is slow"
     )
     assert finding.saving_basis == (
         "time above what good kernels take (70% of the arithmetic peak), where the device determines the step's length"
@@ -109,6 +124,7 @@ def test_the_time_above_what_good_kernels_take_is_saved() -> None:
         ("share of the arithmetic peak", pytest.approx(0.1101274), "share", None),
         ("share of the step that an operator of one shape loses", pytest.approx(0.3366523), "share", 0.03),
         ("share of the arithmetic peak that good kernels reach", pytest.approx(0.6953846), "share", None),
+        ("share of the memory bandwidth", pytest.approx(0.01234224), "share", None),
         ("TFLOP/s reached", pytest.approx(34.3597384), "", None),
         ("time on the device per step", 4 * MS, "ns", None),
         ("calls per step", 1.0, "count", None),
@@ -175,5 +191,33 @@ def test_products_that_a_device_repeats_long_after_their_calls_are_judged() -> N
     trace = recording.trace()
 
     assert View(trace).is_on_device
-    [nameless] = asked(rule, trace).not_answered
-    assert nameless.why == "the trace names no device, so no peak is known"
+    result = asked(rule, trace)
+    assert [each.question for each in result.not_answered] == ["Which device is this?"]
+    assert "at most 0.016% of the device's memory bandwidth" in result.findings[0].title
+
+
+def test_without_a_name_the_least_peaks_of_what_the_device_can_be_are_upper_bounds() -> None:
+    recording = Recording()
+    recording.operator(1_000, 1_000, "aten::mm", input_shapes=LARGE, input_types=HALF)
+    recording.launched(1_100, 2_000, 4 * MS, "Cijk_Ailk_MT128x128x32_ISA942", 1)
+    result = asked(rule, recording.trace())
+
+    [finding] = result.findings
+    assert "reaches at most 3% of the device's arithmetic peak" in finding.title
+    assert finding.confidence == "medium"  # upper bounds of shares make the saving a lower bound
+    [question] = result.not_answered
+    assert "MI300X or MI325X" in question.why
+
+
+def test_few_blocks_are_spread_and_nothing_more() -> None:
+    finding = the_finding(rule, one_operator(grid="[54, 1, 1]"))
+
+    assert "few tiles: 54 blocks for 108 multiprocessors" in finding.title
+    assert finding.saving_ns_per_step == 2 * MS
+    assert "tunable" in finding.remedy.code
+
+
+def test_nothing_is_said_of_kernels_close_to_what_the_device_can_do() -> None:
+    near = one_operator(device_ns=633_476)  # 80 % of the best product measured
+
+    assert asked(rule, near, slower=0.5, arithmetic=1.0).findings == ()

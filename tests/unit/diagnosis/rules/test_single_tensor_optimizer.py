@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stepscope.diagnosis.rules.single_tensor_optimizer import RULE as rule
 from stepscope.trace import Trace
+from stepscope.trace.program_facts import FunctionFacts, OperationFacts, ProgramFacts
 from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
@@ -198,3 +201,17 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, by_hand(), launches=101).findings == ()
     assert asked(rule, by_hand(), share=0.99).findings == ()
     assert len(asked(rule, recorded(single_tensor_optimizer()), launches=50).findings) == 1
+
+
+def test_the_line_that_makes_the_optimizer_comes_first() -> None:
+    made = ("AdamW fused=True", "AdamW", "AdamW", "zip")  # the second over two lines
+    program = ProgramFacts(
+        operations=(OperationFacts(file="train.py", names=made),),
+        functions=(FunctionFacts(file="train.py", name="configure", line=1, last=9),),
+    )
+    trace = on_the_host()
+
+    finding = the_finding(rule, replace(trace, metadata=replace(trace.metadata, program=program)))
+
+    first = finding.where[0]
+    assert (first.file, first.line, first.function, first.exact_line) == ("train.py", 2, "configure", True)
