@@ -11,6 +11,7 @@ import polars as pl
 
 from stepscope.compare.matching import (
     CAUSE_LEVELS,
+    CHANGE_SCHEMA,
     COMMUNICATION_LEVELS,
     KERNEL_LEVELS,
     MEMORY_LEVELS,
@@ -21,6 +22,7 @@ from stepscope.compare.matching import (
     PARTLY,
     SAME,
     Level,
+    kernel_changes,
     matched,
     matched_lines,
     with_families,
@@ -178,6 +180,7 @@ class Comparison:
             totals add up to `total_ns`; the differences to that of the steps.
         operators: name, module, input_shapes; own time.
         kernels: name, kind, module and input_shapes of the operator that launched it.
+        kernel_changes: kernels that took the place of others; see `stepscope.compare.matching.CHANGE_SCHEMA`.
         lines: file, line, function; device time and idle time, or operator time and main-thread time.
         modules: module; the same, without nested modules.
         communication: kind, ranks and bytes of collectives.
@@ -203,6 +206,7 @@ class Comparison:
     is_unprofiled: bool = False
     notes: tuple[str, ...] = ()
     energies: tuple[EnergyComparison, ...] = ()
+    kernel_changes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=dict(CHANGE_SCHEMA)))
 
     @property
     def difference_ns(self) -> float:
@@ -363,8 +367,13 @@ def _step_times(ranks: Sequence[TraceRecord]) -> list[float]:
 def _compared(before: _Collected, after: _Collected, confidence: float) -> Comparison:
     ours, theirs = before.summary, after.summary
     basis = ours.basis if ours.basis == theirs.basis else "mixed"
-    tables, unknown = _matched_tables(*(each.tables(on_host=basis == "mixed") for each in (before, after)))
+    summed = [each.tables(on_host=basis == "mixed") for each in (before, after)]
     counts = (ours.step_count, theirs.step_count)
+    per_step = [
+        each["kernels"].with_columns(pl.col("ns", "calls") / max(count, 1))
+        for each, count in zip(summed, counts, strict=True)
+    ]
+    tables, unknown = _matched_tables(*summed)
     sums = {"lines": _LINE_SUMS, **{name: sums for name, _, sums, _ in _COMPARED}}
     memory = tables.pop("memory")
     shown = {name: _per_step(table, sums[name], counts, ours.step_ns) for name, table in tables.items()}
@@ -382,6 +391,7 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         is_unprofiled=is_unprofiled,
         energies=compared_energies(before.side.energies, after.side.energies, confidence),
         notes=tuple(remarks),
+        kernel_changes=kernel_changes(*without_unknown(per_step[0], per_step[1], _MODULE_AND_SHAPES)[:2]),
         **shown,
     )
 

@@ -8,13 +8,17 @@ side only are then matched if they differ only in a number or a hash. What is le
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple, TypeAlias
 
 import polars as pl
+
+from stepscope.analysis.operators import arithmetic, kernel_class
+from stepscope.analysis.work import base_name
 
 ONLY_BEFORE: Final = "only before"
 ONLY_AFTER: Final = "only after"
@@ -249,3 +253,179 @@ def with_families(before: pl.DataFrame, after: pl.DataFrame) -> tuple[pl.DataFra
     families = {name: numberless(name) for name in names[0] ^ names[1]}
     family = pl.col("name").replace(families).alias("family")
     return before.with_columns(family), after.with_columns(family)
+
+
+# Kernels that took the place of others
+
+CHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    # "fused", "unfused", "other algorithm", "other library", "other number type", "other kernel", "fewer kernels" or
+    # "more kernels"
+    "change": pl.String,
+    "operator": pl.String,  # whose kernels changed; operators that were fused, or are no longer, separated by ", "
+    "how": pl.String,  # such as "Winograd -> implicit GEMM"; empty for fusions
+    "before_kernel": pl.String,  # the costliest on that side
+    "after_kernel": pl.String,
+    "before_ns": pl.Float64,  # per step, and so are the next three
+    "after_ns": pl.Float64,
+    "before_calls": pl.Float64,
+    "after_calls": pl.Float64,
+    "difference_ns": pl.Float64,
+}
+_PARTS: Final = {
+    r"attention": ("bmm", "baddbmm", "matmul", "_softmax", "softmax", "_safe_softmax"),
+    r"(?:layer|rms)_norm": ("mean", "pow", "rsqrt", "var", "var_mean", "std", "sqrt"),
+    r"^_fused_(?:adam|sgd|adagrad)": ("addcmul", "addcdiv", "lerp", "_foreach_addcmul", "_foreach_addcdiv",
+                                      "_foreach_lerp", "_foreach_mul", "_foreach_add", "_foreach_sqrt",
+                                      "_foreach_div"),
+    r"^_foreach_": ("addcmul", "addcdiv", "lerp"),
+    r"cross_entropy": ("_log_softmax", "nll_loss_forward", "nll_loss"),
+    r"^_addmm_activation$": ("addmm", "gelu", "relu"),
+    r"convolution_(?:add_)?relu$": ("cudnn_convolution", "convolution", "relu", "clamp_min"),
+}  # fmt: skip
+"""Operators that do the work of several others: pattern of the base name -> base names of the others."""
+_COMPILED: Final = re.compile(r"(?:^|_)fused_(?P<body>\w+?)(?:_\d+)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """Kernels of one operator on one side: names by cost, and their time and calls per step."""
+
+    names: tuple[str, ...]
+    ns: float
+    calls: float
+
+    @classmethod
+    def of(cls, rows: pl.DataFrame) -> _Kernels:
+        named = rows.group_by("name").agg(pl.col("ns", "calls").sum()).sort(["ns", "name"], descending=[True, False])
+        return cls(tuple(named["name"]), float(named["ns"].sum()), float(named["calls"].sum()))
+
+
+def kernel_changes(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
+    """Kernels that took the place of others: fused, no longer fused, or others for the same operator.
+
+    Args:
+        before, after: columns name, kind, operator, module, input_shapes, ns and calls per step.
+
+    Returns:
+        Columns as in CHANGE_SCHEMA, the largest time first. A kernel is in at most one row.
+    """
+    launched = (pl.col("kind") == "compute") & pl.col("operator").is_not_null()
+    both = [table.filter(launched) for table in (before, after)]
+    sides, rows = both, list[dict[str, object]]()
+    for keys in (("operator", "module", "input_shapes"), ("operator", "input_shapes"), ("operator",)):
+        found, sides = _replaced(sides[0], sides[1], keys)
+        rows += found
+    told = {str(row["operator"]) for row in rows}
+    ours, theirs = _surplus(both[0], both[1], told), _surplus(both[1], both[0], told)
+    rows += _fused(ours, theirs, after, "fused")
+    rows += _fused(theirs, ours, before, "unfused")
+    table = pl.DataFrame(rows, dict(CHANGE_SCHEMA)).sort("before_ns", "after_ns", descending=True)
+    sums = pl.col("before_ns", "after_ns", "before_calls", "after_calls", "difference_ns").sum()
+    kernels = pl.col("before_kernel", "after_kernel").first()
+    table = (
+        table.group_by("change", "operator", "how", maintain_order=True).agg(kernels, sums).select(list(CHANGE_SCHEMA))
+    )
+    return table.sort([pl.max_horizontal("before_ns", "after_ns"), "operator"], descending=[True, False])
+
+
+def _replaced(
+    before: pl.DataFrame, after: pl.DataFrame, keys: Sequence[str]
+) -> tuple[list[dict[str, object]], list[pl.DataFrame]]:
+    """Operators that agree in these keys: rows for those with other kernels, and what is on one side only."""
+    on = list(keys)
+    both = before.select(on).unique().join(after.select(on).unique(), on=on, how="semi", nulls_equal=True)
+    ours, theirs = (dict(_by(table, both, on)) for table in (before, after))
+    found = [row for key in ours for row in _changed(str(key[0]), ours[key], theirs[key])]
+    return found, [table.join(both, on=on, how="anti", nulls_equal=True) for table in (before, after)]
+
+
+def _by(table: pl.DataFrame, wanted: pl.DataFrame, on: list[str]) -> Iterator[tuple[tuple[object, ...], pl.DataFrame]]:
+    yield from table.join(wanted, on=on, how="semi", nulls_equal=True).group_by(on, maintain_order=True)
+
+
+def _changed(operator: str, before: pl.DataFrame, after: pl.DataFrame) -> Iterator[dict[str, object]]:
+    families = [{numberless(name) for name in table["name"]} for table in (before, after)]
+    family = pl.col("name").map_elements(numberless, pl.String)
+    gone, new = (table.filter(~family.is_in(families[0] & families[1])) for table in (before, after))
+    if gone.is_empty() and new.is_empty():
+        return
+    old, young = _Kernels.of(gone), _Kernels.of(new)
+    if not old.names or not young.names:
+        change = "fewer kernels" if old.names else "more kernels"
+        yield _row(change, base_name(operator), "", _Kernels.of(before), _Kernels.of(after))
+        return
+    change, how = _difference(old.names[0], young.names[0])
+    yield _row(change, base_name(operator), how, old, young)
+
+
+def _difference(before: str, after: str) -> tuple[str, str]:
+    """What differs most between two kernels for the same work, and its values."""
+    ours, theirs = kernel_class(before), kernel_class(after)
+    types = arithmetic(before).precision, arithmetic(after).precision
+    for change, old, new in (
+        ("other algorithm", ours.algorithm, theirs.algorithm),
+        ("other number type", types[0], types[1]),
+        ("other library", ours.library, theirs.library),
+    ):
+        if old and new and old != new:
+            return change, f"{old} -> {new}"
+    return "other kernel", ""
+
+
+def _surplus(table: pl.DataFrame, other: pl.DataFrame, told: Collection[str]) -> dict[str, _Kernels]:
+    """What a side calls more often than the other, by the operator's base name, without these."""
+    ours, theirs = (
+        {base_name(str(name)): _Kernels.of(rows) for (name,), rows in side.group_by("operator", maintain_order=True)}
+        for side in (table, other)
+    )
+    nothing = _Kernels((), 0.0, 0.0)
+    return {
+        name: _Kernels(mine.names, max(mine.ns - both.ns, 0.0), mine.calls - both.calls)
+        for name, mine in ours.items()
+        for both in (theirs.get(name, nothing),)
+        if name not in told and mine.calls > both.calls
+    }
+
+
+def _fused(
+    parts: dict[str, _Kernels], wholes: dict[str, _Kernels], kernels: pl.DataFrame, change: str
+) -> Iterator[dict[str, object]]:
+    """Operators that one side calls more often, and operators or kernels of the other that do them together.
+
+    Args:
+        kernels: all kernels of the side with the wholes, also those that no operator launched.
+    """
+    compiled = kernels.filter(pl.col("name").str.contains(_COMPILED.pattern.replace("?P<body>", "")))
+    wholes = wholes | {str(name): _Kernels.of(rows) for (name,), rows in compiled.group_by("name")}
+    for name, whole in sorted(wholes.items(), key=lambda each: (-each[1].ns, each[0])):
+        mine = sorted(part for part in parts if _is_part(part, name))
+        calls = sum(parts[part].calls for part in mine)
+        if len(mine) > 1 and calls > whole.calls:
+            found = [parts.pop(part) for part in mine]
+            names = max(found, key=lambda each: each.ns).names
+            joined = _Kernels(names, sum(each.ns for each in found), calls)
+            pair = (joined, whole) if change == "fused" else (whole, joined)
+            yield _row(change, ", ".join(mine), "", *pair)
+
+
+def _is_part(part: str, whole: str) -> bool:
+    compiled = _COMPILED.search(whole)
+    if compiled:
+        return f"_{part.strip('_')}_" in f"_{compiled['body']}_"
+    base = base_name(whole)
+    return any(re.search(pattern, base) and part in parts and part != base for pattern, parts in _PARTS.items())
+
+
+def _row(change: str, operator: str, how: str, before: _Kernels, after: _Kernels) -> dict[str, object]:
+    return {
+        "change": change,
+        "operator": operator,
+        "how": how,
+        "before_kernel": before.names[0] if before.names else "",
+        "after_kernel": after.names[0] if after.names else "",
+        "before_ns": before.ns,
+        "after_ns": after.ns,
+        "before_calls": before.calls,
+        "after_calls": after.calls,
+        "difference_ns": after.ns - before.ns,
+    }

@@ -36,7 +36,14 @@ SCHEMAS: Final[Mapping[str, Mapping[str, type[pl.DataType]]]] = {
         "host_ns": pl.Int64,  # self time on the host
         **_SUMS,  # self time on the device, or on the host where the trace has no device
     },
-    "kernels": {"name": pl.String, "kind": pl.String, "module": pl.String, "input_shapes": pl.String, **_SUMS},
+    "kernels": {
+        "name": pl.String,
+        "kind": pl.String,
+        "operator": pl.String,  # that launched it
+        "module": pl.String,
+        "input_shapes": pl.String,
+        **_SUMS,
+    },
     "lines": {
         "file": pl.String,
         "line": pl.Int64,
@@ -272,14 +279,15 @@ def _operators(view: View) -> pl.DataFrame:
 
 
 def _kernels(view: View) -> pl.DataFrame:
-    """Device work by name, and by module and shapes of the operator that launched it."""
+    """Device work by name, and by name, module and shapes of the operator that launched it."""
     modules = view.attribution.device_work()["module"]
     operator = view.trace.launches.select(operator="operator").with_row_index("launch")
-    shapes = view.trace.operators.select("input_shapes").with_row_index("operator")
+    called = view.trace.operators.select("input_shapes", called="name").with_row_index("operator")
     rows = view.work.with_columns(module=modules.gather(view.work["row"]))
     rows = rows.join(operator, on="launch", how="left", maintain_order="left")
-    rows = rows.join(shapes, on="operator", how="left", maintain_order="left")
-    return rows.group_by("name", "kind", "module", "input_shapes").agg(ns=pl.col("duration_ns").sum(), calls=pl.len())
+    rows = rows.join(called, on="operator", how="left", maintain_order="left").with_columns(operator="called")
+    keys = ("name", "kind", "operator", "module", "input_shapes")
+    return rows.group_by(keys).agg(ns=pl.col("duration_ns").sum(), calls=pl.len())
 
 
 def _place_costs(view: View, window: Window) -> tuple[PlaceCosts, pl.DataFrame]:

@@ -44,7 +44,8 @@ from stepscope.report.words import (
 
 Pictures = tuple[StepPicture | None, StepPicture | None]
 """The typical step of each side."""
-TABLES: Final = ("causes", "lines", "operators", "kernels", "modules", "communication", "memory", "settings")
+TABLES: Final = ("causes", "lines", "operators", "kernels", "kernel_changes", "modules", "communication", "memory",
+                 "settings")  # fmt: skip
 """Tables of a comparison, named as its attributes and JSON keys."""
 _STARRED: Final = "* a function: the trace does not show which of its lines."
 _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -211,6 +212,7 @@ def difference_tables(comparison: Comparison) -> Iterator[tuple[str, Table]]:
         ("Lines of your code", _line_table(comparison), "lines"),
         ("Operators", _named(comparison.operators), "operators"),
         ("Kernels", _named(comparison.kernels), "kernels"),
+        ("Kernels in the place of others", _changes(comparison), "changes of kernels"),
         ("Modules", _modules(comparison), "modules"),
         ("Communication", _communication(comparison), "kinds of communication"),
     )
@@ -237,6 +239,18 @@ def _named(table: pl.DataFrame) -> pl.DataFrame:
     ).str.strip_chars()
     columns = [pl.col("name"), *map(pl.col, _TIMES), _calls(shown), _match(), where.alias("most of it in")]
     return _without_empty(shown.select(columns))
+
+
+def _changes(comparison: Comparison) -> pl.DataFrame:
+    table = comparison.kernel_changes
+    kernels = pl.concat_str(
+        pl.col("before_kernel").str.slice(0, _LONGEST_TEXT // 2), pl.lit(" -> "),
+        pl.col("after_kernel").str.slice(0, _LONGEST_TEXT // 2),
+    ).alias("costliest kernels")  # fmt: skip
+    shown = table.select(
+        pl.format("{}: {}", "change", "operator").alias("what"), *_TIMES, _calls(table), "how", kernels
+    )
+    return _without_empty(shown)
 
 
 def _line_table(comparison: Comparison) -> pl.DataFrame:

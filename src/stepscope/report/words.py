@@ -498,7 +498,26 @@ def _where(comparison: Comparison) -> list[str]:
     if largest < _NOTHING and abs(whole) < _NOTHING * max(comparison.before.step_ns, 1.0):
         return ["No cause of busy or idle time differs by 1 % of a step or more."]
     warning = ["The recorded steps differ the other way, which may also be chance."] if _opposite(comparison) else []
-    return [*warning, _causes(comparison, whole, causes), *_lines(comparison, whole), *_operators(comparison, whole)]
+    shown = (*_lines(comparison, whole), *_operators(comparison, whole), *_kernel_changes(comparison))
+    return [*warning, _causes(comparison, whole, causes), *shown]
+
+
+_MOST_CHANGES: Final = 3
+
+
+def _kernel_changes(comparison: Comparison) -> Iterator[str]:
+    """Which kernels took the place of others, where that changes the step noticeably."""
+    least = _NOTHING * max(comparison.before.step_ns, 1.0)
+    table = comparison.kernel_changes.filter(pl.col("difference_ns").abs() >= least)
+    for row in table.sort(pl.col("difference_ns").abs(), descending=True).head(_MOST_CHANGES).iter_rows(named=True):
+        times = f"{duration(row['after_ns'])} instead of {duration(row['before_ns'])} a step"
+        calls = f"{count(row['before_calls'])} kernels -> {count(row['after_calls'])}"
+        how = f": {row['how'].replace(' -> ', ' became ')}" if row["how"] else ""
+        if row["change"] in ("fused", "unfused"):
+            what = "were fused" if row["change"] == "fused" else "are no longer fused"
+            yield f"{row['operator']} {what} ({calls}, {times})."
+        else:
+            yield f"{row['operator']} runs on {row['change'].replace('other', 'another')}{how} ({calls}, {times})."
 
 
 def advice(comparison: Comparison) -> list[str]:
