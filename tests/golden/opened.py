@@ -39,8 +39,8 @@ def check_the_law(trace: Trace, diagnosis: Diagnosis) -> None:
 
 
 def check_findings(diagnosis: Diagnosis) -> None:
-    savings = [finding.saving_ns_per_step for finding in diagnosis.findings]
-    assert savings == sorted(savings, reverse=True)
+    ranks = [finding.rank for finding in diagnosis.findings]
+    assert ranks == sorted(ranks)
     for finding in diagnosis.findings:
         least = 0 if finding.severity == "note" else 1
         assert least <= finding.saving_ns_per_step <= diagnosis.step_ns, finding.title

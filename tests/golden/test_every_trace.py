@@ -112,7 +112,7 @@ NAMELESS: Final = frozenset({"Kernel"})
 
 def test_costly_kernels_are_known_by_their_names(told: Told) -> None:
     work = told.view.trace.device_work.filter(pl.col("kind") == "compute")
-    total = work["duration_ns"].sum()
+    total = int(work["duration_ns"].sum())
     for name, ns in work.group_by("name").agg(pl.col("duration_ns").sum()).iter_rows():
         assert kernel_class(name).kind or ns < 0.01 * total or name in NAMELESS, name
 
