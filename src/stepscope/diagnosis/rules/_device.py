@@ -11,7 +11,7 @@ import polars as pl
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import DEVICE_CAUSES
 from stepscope.analysis.operators import kernel_class
-from stepscope.analysis.roofline import peaks_or_bounds, roofline_table
+from stepscope.analysis.roofline import device_peaks, is_near, peaks_or_bounds, roofline_calls, roofline_table
 from stepscope.analysis.slow_kernels import block_count
 from stepscope.diagnosis.finding import BusyWork, Location
 from stepscope.diagnosis.view import View
@@ -87,6 +87,16 @@ def _busy(view: View, row: dict[str, Any]) -> BusyWork:
 def operators_of_work(view: View) -> Rows:
     """For each row of `view.work`, the operator that launched it, -1 for none."""
     return at(view.launching, view.work["launch"].cast(pl.Int64).fill_null(-1).to_numpy())
+
+
+def near_their_limit(view: View) -> frozenset[int]:
+    """Rows of operators whose kernels already come close to what the device can do."""
+    peaks = None if view.device is None else device_peaks(view.trace, view.device)
+    if peaks is None:
+        return frozenset()
+    calls = roofline_calls(view.trace, window=calling(view)).filter(pl.col("limit").is_not_null())
+    rows = calls.select("row", "limit", share=pl.col("attainable_ns") / pl.col("device_ns").clip(1)).iter_rows()
+    return frozenset(row for row, limit, share in rows if is_near(share, limit, peaks))
 
 
 def calling(view: View) -> Window:

@@ -12,7 +12,7 @@ as fast as now; without such products 25 % of its time is counted as saved.
 
 # Known false positives
 Very small products, which no kernel runs well. Newer libraries pad automatically. Products of attention that is written
-out are left to unfused-attention.
+out are left to unfused-attention; those that reach 80 % of what the device can do are left out.
 
 # What to do
 Round layer sizes and vocabulary up to multiples of 8, or better 64: `stepscope.remedies.pad_vocabulary` does so for
@@ -33,6 +33,7 @@ import polars as pl
 from stepscope.analysis.patterns import written_out_attention
 from stepscope.analysis.work import Shape, elements, shapes_of, types_of
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._device import near_their_limit
 from stepscope.whatif.changes import scaled_work_of
 
 _PRODUCTS: Final = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
@@ -57,7 +58,8 @@ def check(view: View, limits: Limits) -> Answers:
     of_attention = (
         view.inside(np.concatenate(attention)) if attention else np.zeros(view.trace.operators.height, np.bool_)
     )
-    products = [product for product in _products(view) if not of_attention[product.row]]
+    near = near_their_limit(view)
+    products = [product for product in _products(view) if not of_attention[product.row] and product.row not in near]
     awkward = [product for product in products if any(size % multiple for size in product.sizes)]
     if not awkward:
         return
