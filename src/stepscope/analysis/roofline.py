@@ -110,7 +110,10 @@ def _recorded_peaks(device: Device) -> DevicePeaks | None:
 
 
 _VENDORS: Final = (
-    ("AMD", re.compile(r"Cijk_|_gtcx_|aiter|(?<![a-z])ck(?:_tile)?::|gfx9|__hip|(?i:miopen)|_ISA9")),
+    (
+        "AMD",
+        re.compile(r"Cijk_|_gtcx_|aiter|(?<![a-z])ck(?:_tile)?::|gfx9|__hip|(?i:miopen)|_ISA9|^hip[A-Z]|\.kd$", re.M),
+    ),
     ("NVIDIA", re.compile(r"cutlass|(?<![a-z])sm\d\d|nvjet|cudnn|xmma|cublas|(?:volta|turing|ampere)_")),
 )
 _AMD_CAPABILITY: Final = {"908": "9.0", "90a": "9.0", "942": "9.4", "950": "9.5"}
@@ -135,7 +138,8 @@ def peaks_or_bounds(trace: Trace, device: str) -> DevicePeaks | None:
 def _possible(trace: Trace, device: str, calls: pl.DataFrame) -> list[DevicePeaks]:
     mine = pl.col("device").eq_missing(pl.lit(device, pl.String))
     names = trace.device_work.filter(mine & (pl.col("kind") == "compute"))["name"].unique()
-    text = "\n".join(name or "" for name in names.to_list())
+    calls_of = trace.launches["name"].unique().to_list()
+    text = "\n".join(name or "" for name in (*names.to_list(), *calls_of))
     vendor = next((vendor for vendor, pattern in _VENDORS if pattern.search(text)), None)
     if vendor is None:
         return []

@@ -232,10 +232,17 @@ def _convolution(kernel: _Kernel) -> list[Reason]:
         why = f"pointwise (1x1): in fact a product of {positions}x{inner} by {inner}x{weight[0]}"
         better = "channels-last, in which it is one matrix product without copies of the layout"
         found.append(Reason("pointwise", why, better))
+    elif len(sides) == 3:
+        why = f"three-dimensional weights of {_sides(sides)}, for which libraries have few fast algorithms"
+        better = "channels-last (torch.channels_last_3d), or a convolution over the image and one over its depth"
+        found.append(Reason("volumetric", why, better))
     elif len(set(sides)) > 1:
         why = f"asymmetric weights of {_sides(sides)}, for which libraries have few fast algorithms"
         better = "square weights such as 3x3, or channels-last, in which it is one product"
         found.append(Reason("asymmetric", why, better))
+    elif max(sides) >= 7 and not found:
+        why = f"large weights of {_sides(sides)}, for which there is no fast algorithm such as Winograd's"
+        found.append(Reason("large_weights", why, "several layers of 3x3 in its place, or channels-last"))
     return found + _fill(kernel, groups, positions, weight[0] // max(groups, 1), inner)
 
 
@@ -279,6 +286,8 @@ def attention_sizes(name: str, call: Call) -> tuple[int, int, int, int, int] | N
 
 
 _SHORT: Final = 1024
+_ROWS_OF_TILE: Final = 128
+"""Rows that usual kernels of attention and of experts give a block."""
 _LONG: Final = 8192
 
 
@@ -307,8 +316,9 @@ def _attention(kernel: _Kernel) -> list[Reason]:
     elif width > 128:
         why = f"wide heads: {width:,} numbers a head leave few registers"
         found.append(Reason("wide_heads", why, "heads of 64 or 128", {"size of a head": width}))
-    if kernel.processors and 0 < kernel.blocks < kernel.processors:
-        found += _few_blocks(kernel.blocks, kernel.processors)
+    blocks = kernel.blocks if kernel.blocks > 0 else pairs * -(-queries // _ROWS_OF_TILE)
+    if kernel.processors and blocks < kernel.processors:
+        found += _few_blocks(blocks, kernel.processors)
     return found
 
 
@@ -316,9 +326,6 @@ def _few_blocks(blocks: int, processors: int) -> list[Reason]:
     numbers = {"thread blocks": blocks, "multiprocessors": processors}
     why = f"few blocks: {blocks:,} for {processors:,} multiprocessors"
     return [Reason("few_tiles", why, "a larger batch, or a kernel that splits its sums", numbers)]
-
-
-_ROWS_OF_TILE: Final = 128
 
 
 def _experts(kernel: _Kernel) -> list[Reason]:

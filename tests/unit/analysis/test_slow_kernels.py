@@ -92,6 +92,7 @@ def test_convolutions() -> None:
     assert convolution("[8, 64, 56, 56]", "[64, 16, 3, 3]", groups=4)[0] == "grouped"
     assert convolution("[8, 64, 56, 56]", "[64, 64, 1, 1]", pad="0") == ["pointwise"]
     assert convolution("[8, 64, 56, 56]", "[64, 64, 1, 7]") == ["asymmetric"]
+    assert convolution("[8, 64, 56, 56]", "[64, 64, 11, 11]", pad="5") == ["large_weights"]
     assert convolution("[8, 64, 56, 56]", "[64, 64, 3, 3]", gap="2") == ["dilated"]
     assert convolution("[8, 64, 56, 56]", "[64, 64, 4, 4]", turned=True, step="2") == ["transposed"]
     assert convolution("[8, 64, 56, 56]", "[64, 64, 3, 3]") == ["kernel"]
@@ -104,6 +105,8 @@ def test_convolutions() -> None:
         ("[1, 32, 32768, 128]", "[1, 32, 32768, 128]", ["long_sequences"]),
         ("[16, 32, 128, 128]", "[16, 32, 128, 128]", ["short_sequences"]),
         ("[16, 32, 1, 128]", "[16, 32, 4096, 128]", ["few_queries"]),
+        ("[1, 8, 1, 128]", "[1, 8, 4096, 128]", ["few_queries", "few_tiles"]),
+        ("[1, 4, 2048, 128]", "[1, 4, 2048, 128]", ["few_tiles"]),
         ("[16, 32, 2048, 40]", "[16, 32, 2048, 40]", ["small_heads"]),
         ("[16, 32, 2048, 256]", "[16, 32, 2048, 256]", ["wide_heads"]),
         ("[16, 32, 2048, 128]", "[16, 32, 2048, 128]", ["kernel"]),
