@@ -1,6 +1,6 @@
 """What stepscope says of programs whose faults its rules were not written with.
 
-    python benchmarks/blind_accuracy.py [--only NAME ...] [--half 1..5] [--traces FOLDER] [--json FILE]
+    python benchmarks/blind_accuracy.py [--only NAME ...] [--half 1..6] [--traces FOLDER] [--json FILE]
     python benchmarks/blind_accuracy.py --score FILE [--rehearsed FILE]
 
 Records both variants of each program of tests/zoo/blind with `stepscope run` and its default options, diagnoses them,
@@ -233,7 +233,7 @@ def collected(names: Sequence[str], folder: Path) -> dict[str, dict[str, Finding
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", metavar="NAME", action="append", choices=NAMES, help="may be repeated")
-    parser.add_argument("--half", type=int, choices=range(1, 6), help="only the programs of this half")
+    parser.add_argument("--half", type=int, choices=range(1, 7), help="only the programs of this half")
     parser.add_argument("--traces", metavar="FOLDER", type=Path, help="keep the recordings there")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all that was said")
     parser.add_argument("--score", metavar="FILE", type=Path, help="score what was said in an earlier run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +11,7 @@ import polars as pl
 
 from stepscope.analysis.input_pipeline import HANDED_OVER_NS, Batches, Load, batches
 from stepscope.diagnosis.finding import Figure, Location, Remedy
-from stepscope.diagnosis.lines.function_work import FunctionWork
+from stepscope.diagnosis.lines.function_work import FunctionWork, Work
 from stepscope.diagnosis.view import View
 from stepscope.trace import Window
 from stepscope.trace.naming import LOADER_START, cause_of_name, is_stepscope_file
@@ -32,7 +33,7 @@ KEPT_ITERATOR: Final = Remedy(
 _AS_FAST: Final = 1.05
 """Workers keep up if a step takes at most this many times its computation."""
 _LEAST_LEFT: Final = 0.01
-_HANDED_OUT_NS: Final = 50_000
+HANDED_OUT_NS: Final = 50_000
 """Least time that a recorded function needs to hand out a sample that is in memory."""
 _COLLATED_NS: Final = 10_000
 """Least time that it needs to put such a sample into a batch: stacking a tensor takes 1 to 2 us, a few fields more."""
@@ -244,6 +245,28 @@ def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> C
     return best
 
 
+def repeated_work(view: View, loading: Loading) -> Work | None:
+    """The dataset's functions that compute each sample again in each epoch although its source never changes."""
+    if loading.workers or loading.is_begun_anew:
+        return None
+    stages = [each for each in view.program.input_stages if each.stage in ("item", "transform")]
+    begins = {(each.file or "", each.line or 0) for each in stages}
+    called = {name.rpartition(".")[2] for each in view.program.functions if (each.file, each.line) in begins
+              for name in each.calls}  # fmt: skip
+    if any(map(_TRANSFORM.fullmatch, called)) and not any(each.stage == "transform" for each in stages):
+        return None  # what it does is unknown
+    return FunctionWork(view, loading.pieces).repeated(begins)
+
+
+_TRANSFORM: Final = re.compile(r"\w*transforms?")
+
+
+def sample_ns(view: View) -> int:
+    """Time in which the dataset makes one sample, as recorded; 0 if unknown."""
+    items = view.input_functions.filter(pl.col("stage") == "item")
+    return int(items["total_ns"].sum()) // max(int(items["calls"].sum()), 1)
+
+
 def cheaper_share(view: View, loading: Loading) -> float:
     """Share of the time to make a batch that functions take beyond handing out samples from memory, 0 to 1.
 
@@ -261,7 +284,7 @@ def _with_avoidable(table: pl.DataFrame, taken: str, loading: Loading) -> pl.Dat
     """The functions with `avoidable_ns`: what this column of times has beyond handing out samples from memory."""
     size = (loading.loader.batch_size if loading.loader is not None else None) or 1
     is_collate = pl.col("stage") == "collate"
-    needed = pl.col("calls") * pl.when(is_collate).then(size * _COLLATED_NS).otherwise(_HANDED_OUT_NS)
+    needed = pl.col("calls") * pl.when(is_collate).then(size * _COLLATED_NS).otherwise(HANDED_OUT_NS)
     sampler = pl.col("stage") == "sampler"
     return table.with_columns(avoidable_ns=(pl.col(taken) - pl.when(sampler).then(0).otherwise(needed)).clip(0))
 

@@ -88,17 +88,21 @@ def _of_tensor(tensor: Any) -> int | None:
         return None
     if tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
-    taken = tensor.detach()[_slices(tensor.shape, tensor.numel() * tensor.element_size())].cpu().contiguous()
-    return _digest(taken.reshape(-1).view(torch.uint8).numpy().tobytes(), repr((tensor.shape, tensor.dtype)).encode())
+    size = tensor.numel() * tensor.element_size()
+    taken = tensor.detach()[_slices(tensor.shape, size)].cpu().contiguous()
+    total = tensor.detach().sum().item() if size > _WHOLE_BYTES else 0  # what changes between the samples shows in it
+    kind = repr((tensor.shape, tensor.dtype, total)).encode()
+    return _digest(taken.reshape(-1).view(torch.uint8).numpy().tobytes(), kind)
 
 
 def _of_array(array: Any) -> int:
     taken = array[_slices(array.shape, array.nbytes)]
-    return _digest(taken.tobytes(), repr((array.shape, array.dtype.str)).encode())
+    total = array.sum() if array.nbytes > _WHOLE_BYTES else 0
+    return _digest(taken.tobytes(), repr((array.shape, array.dtype.str, total)).encode())
 
 
 def _slices(shape: Iterable[int], size: int) -> tuple[slice, ...]:
-    """Evenly spaced elements of a large tensor; all of a small one."""
+    """Evenly spaced elements of a large tensor, of which the sum is hashed too; all of a small one."""
     sizes = list(shape)
     if size <= _WHOLE_BYTES:
         return tuple(slice(None) for _ in sizes)

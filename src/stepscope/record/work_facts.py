@@ -12,7 +12,7 @@ from stepscope.record.source_facts import FUNCTIONS, bound_names, dotted_name, f
 from stepscope.trace.program_facts import FunctionFacts, WorkFacts
 
 _CHANGING: Final = re.compile(
-    r"rand\w*|.*random.*|.*augment.*|\w*transforms?|jitter|shuffle|sample|choices?|uniform|normal|gauss|integers|noise|permutation|bernoulli|multinomial"
+    r"rand\w*|.*random.*|.*augment.*|jitter|shuffle|sample|choices?|uniform|normal|gauss|integers|noise|permutation|bernoulli|multinomial"
     r"|next|now|time|time_ns|perf_counter|monotonic|read|readline|recv|pop|popleft|popitem|get_nowait|sleep|seed|urandom"
     r"|grab|retrieve|fetch\w*|draw|poll|wait|acquire"
 )

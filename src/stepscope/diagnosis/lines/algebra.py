@@ -2,7 +2,7 @@
 
 Broadcast products that are summed, one small operator for each of many tensors, a weight merged from thin factors, a
 one-hot table times a matrix, a convolution by copied patches, products in the costlier order, a sort for its first
-rows, products with tensors of mostly zeros, and a tensor that is copied for each part that is added to it.
+rows, messages along edges, products with tensors of mostly zeros, and a tensor copied for each part added to it.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ _NEAR_CALLS: Final = 6
 """Number of operators after the first within which the product must come."""
 
 
-DetourKind: TypeAlias = Literal["merged", "one-hot", "unfold", "order", "sorted"]
+DetourKind: TypeAlias = Literal["merged", "one-hot", "unfold", "order", "sorted", "messages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,8 @@ class Detour:
 
     Attributes:
         kind: "merged" for a product of two thin matrices that is added to a weight, "one-hot" for a lookup, "unfold"
-            for a convolution, "order" for two products in the costlier order, "sorted" for the largest of a sort.
+            for a convolution, "order" for two products in the costlier order, "sorted" for the largest of a sort,
+            "messages" for rows that are gathered for each edge, and added up.
         place: line of the user's code.
         rows: unneeded rows of `operators`, forward.
         operations: operations of the replacing products, forward.
@@ -281,6 +282,7 @@ def detours(view: View, called: Rows) -> Iterator[Detour]:
     found: defaultdict[tuple[DetourKind, int], list[_Found]] = defaultdict(list)
     searches: tuple[tuple[DetourKind, Callable[[list[_Called]], _Found | None]], ...] = (
         ("merged", _merged), ("one-hot", _one_hot), ("unfold", _unfolded), ("order", _ordered), ("sorted", _sorted),
+        ("messages", _messages),
     )  # fmt: skip
     for first in range(len(calls)):
         if place[first] < 0:
@@ -402,6 +404,22 @@ def _sorted(calls: list[_Called]) -> _Found | None:
             is_short = max(map(elements, alike)) * _SHORTER <= elements(whole)
             return ([0], 0, _PASSES * elements(whole)) if is_short else None
     return None
+
+
+def _messages(calls: list[_Called]) -> _Found | None:
+    """Rows of a table gathered for each of many edges, perhaps weighted, and added up by their target."""
+    first = calls[0]
+    if first.name not in ("index", "index_select") or not first.inputs or len(first.inputs[0]) != 2:
+        return None
+    width = first.inputs[0][1]
+    added = next((place for place, call in enumerate(calls) if call.name in ("index_add", "scatter_add")), 0)
+    if not added or len(calls[added].inputs) < 2:
+        return None
+    rows = calls[added].inputs[-1]
+    if len(rows) != 2 or rows[1] != width or rows[0] <= calls[added].inputs[0][0]:
+        return None
+    weighted = [place for place, call in enumerate(calls[:added]) if call.name == "mul" and rows in call.inputs[:2]]
+    return [0, *weighted, added], 0, elements(rows)
 
 
 def _differences(shape: Shape, other: Shape) -> int:

@@ -207,8 +207,11 @@ class FunctionWork:
             span for each in functions
             for span in (each, *self._called(WorkFacts(file=each.file, function=each.line, calls=each.calls)))
         ]  # fmt: skip
-        if not spans or any(span.changes_by_itself for span in spans):
+        around = self._running  # such as main, which asks for the batches
+        ran = [each for each in map(self.function_at, self.lines) if each and (each.file, each.line) not in around]
+        if not spans or any(span.changes_by_itself for span in (*spans, *ran)):
             return None
+        spans += ran  # also what they call by names that the source does not tell
         lines = {line for line in self.lines if any(_is_in(line, span.file, span) for span in spans)}
         work = self._work("again", lines, None, self._total)
         return work if work is not None and work.share >= MOST else None
@@ -240,8 +243,11 @@ class FunctionWork:
             return function is not None and not inside and not self._differs(work)
         if work.kind == "maybe_lookup":
             return self._length(work) > 0
+        if work.kind != "loop":
+            return True
         around = any(work.first <= line <= work.last for line in borders)
-        return work.kind != "loop" or (not around and self._is_repeated(work))
+        around |= any(_is_in(border, each.file, each) for border in self._borders for each in self._called(work))
+        return not around and self._is_repeated(work)
 
     def _ran(self, work: WorkFacts) -> bool:
         """Whether the steps come to the work's function, not to another, such as a constructor, with the same calls."""

@@ -41,7 +41,8 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   number, a comparison with the classes) of at least 32 classes. A product with all patches of images (`unfold`) is a
   convolution. Two matrix products one right after the other are in the wrong order if the other order takes less than
   half the operations. A sort is too much if a slice of at most an eighth is used next; finding the largest elements is
-  assumed to take four passes. What replaces them (three times, if it also runs backward) is assumed to run at the best
+  assumed to take four passes. Rows that are gathered for each edge of a graph, and added up by its target, need one
+  pass in a sparse product. What replaces them (three times, if it also runs backward) is assumed to run at the best
   rate of the trace's own products and elementwise operators.
 - A tensor is of mostly zeros if at most 3 % of its elements are not zero: before `stepscope run` records, it counts
   them once for each line in inputs of products that need no gradient. A sparse product is assumed to take ten times as
@@ -54,7 +55,7 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 - A deep copy counts where a line that each step runs calls `deepcopy`, with the lines of the library below it.
 - A result is the same if hashes say so. Before `stepscope run` records, it examines two steps: results and variables of
   the user's functions, and results of modules that they call, are hashed when the function ends; for tensors above 1
-  MiB, evenly spaced elements are hashed. Only the first 64 calls of a function in a step are examined. This takes at
+  MiB, evenly spaced elements and the sum of all are hashed. Only the first 64 calls of a function in a step are examined. This takes at
   most a second of hashing, keeps only the hashes, and is left out of the step times. If nothing at all changes from
   step to step, the program repeats one step for a measurement, and nothing is reported.
 - An operator has the same inputs in each step if two further steps before the recording call it at the same place with
@@ -224,6 +225,16 @@ _DETOURS: Final = {
             "Multiply the two last factors first (or the two first, if the last were): the result is the same.",
             "y = a @ (b @ c)                          # instead of (a @ b) @ c\n"
             "y = torch.linalg.multi_dot([a, b, c])    # finds the best order for matrices without a batch",
+        ),
+    ),
+    "messages": (
+        "rows gathered for each edge and added up by target, which a sparse product",
+        Remedy(
+            "Make a sparse matrix of the edges once, with their weights as its values, and multiply by it: no message "
+            "is written out.",
+            "edges = torch.stack([targets, sources])\n"
+            "adjacency = torch.sparse_coo_tensor(edges, weights, (nodes, nodes)).coalesce().to_sparse_csr()\n"
+            "sums = adjacency @ x       # instead of zeros.index_add(0, targets, weights[:, None] * x[sources])",
         ),
     ),
     "sorted": (

@@ -47,7 +47,7 @@ from dataclasses import replace
 from typing import Final
 
 from stepscope.analysis.input_pipeline import RECEIVED_NS
-from stepscope.diagnosis.lines.function_work import MOST, FunctionWork, Work
+from stepscope.diagnosis.lines.function_work import MOST, Work
 from stepscope.diagnosis.loading import (
     KEPT_ITERATOR,
     Costly,
@@ -57,6 +57,7 @@ from stepscope.diagnosis.loading import (
     loading_of,
     places_of,
     processors_in_words,
+    repeated_work,
     settings_figures,
 )
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
@@ -77,6 +78,9 @@ def check(view: View, limits: Limits) -> Answers:
     cost = loading.wait_ns
     if not limits.reached(cost):
         return
+    if _are_handed_out_singly(view, loading):
+        yield _of_single_samples(view, loading)
+        return
     saving, basis, remedy = _of_workers_that_keep_up(loading) if loading.keeps_up else _advice(view, loading)
     if (loading.keeps_up or loading.is_begun_anew) and not limits.reached(saving):
         return
@@ -85,7 +89,7 @@ def check(view: View, limits: Limits) -> Answers:
     costly = costly_function(view, loading) if is_making_slow else None
     library = None if costly is not None or not is_making_slow else costly_function(view, loading, of_users=False)
     figures = _figures(view, loading)
-    kept = _repeated(view, loading) if is_making_slow else None
+    kept = repeated_work(view, loading) if is_making_slow else None
     if kept is not None:
         figures.append(Figure(f"share of it in {kept.function}", kept.share, "share", MOST))
         remedy = replace(
@@ -114,19 +118,47 @@ def check(view: View, limits: Limits) -> Answers:
     )
 
 
+_MUCH: Final = 0.25
+"""Share of the steps from which handing out single samples is worth a loop without a loader."""
+_INDEXED: Final = 0.1
+"""Share of the time that taking whole batches needs."""
+
+
+def _are_handed_out_singly(view: View, loading: Loading) -> bool:
+    """Whether all that happens for a batch is to take its samples from tensors, and to put them together."""
+    stages = [each for each in view.program.input_stages if each.stage in ("item", "transform", "collate")]
+    items = [each.name for each in stages if each.stage == "item"]
+    is_plain = bool(items) and all(name.startswith("TensorDataset.") for name in items)
+    libraries = all("torch/utils/data/" in (each.file or "") for each in stages)
+    return is_plain and libraries and not loading.workers and view.share(loading.wait_ns) >= _MUCH
+
+
+def _of_single_samples(view: View, loading: Loading) -> Found:
+    return Found(
+        f"for {view.percent(loading.wait_ns)} of the {view.period} samples that are in memory are handed out one by "
+        "one, and put together again",
+        int(loading.wait_ns * (1 - _INDEXED)),
+        basis=f"time inside the data loader, but for {_INDEXED:.0%} of it",
+        confidence="medium",
+        weighed_ns=loading.wait_ns,
+        figures=[view.ns_per_step("time lost", loading.wait_ns), *_figures(view, loading)],
+        intervals=view.longest(loading.pieces, "waiting for data"),
+        remedy=Remedy(
+            "Take whole batches from the tensors, by slices or by shuffled indices, without a DataLoader.",
+            "for batch in inputs.split(batch_size):                        # in order\n"
+            "for chosen in torch.randperm(len(inputs)).split(batch_size):  # shuffled\n"
+            "    batch, target = inputs[chosen], targets[chosen]",
+        ),
+        where=places_of(view, loading, None),
+        change=scaled_cause("input", _INDEXED),
+    )
+
+
 def _figures(view: View, loading: Loading) -> list[Figure]:
     figures = [view.count_per_step("batches loaded", loading.calls), *settings_figures(loading)]
     if loading.load is not None:
         figures.append(Figure("worker processes that make batches fast enough", loading.load.workers_needed(), "count"))
     return figures
-
-
-def _repeated(view: View, loading: Loading) -> Work | None:
-    """The dataset's functions that compute each sample again in each epoch although its source never changes."""
-    if loading.workers or loading.is_begun_anew:
-        return None
-    stages = [each for each in view.program.input_stages if each.stage in ("item", "transform")]
-    return FunctionWork(view, loading.pieces).repeated({(each.file or "", each.line or 0) for each in stages})
 
 
 def _kept_text(kept: Work) -> str:

@@ -77,6 +77,8 @@ _REPEATING: Final = ("deepcopy", "step")
 """Library functions that loop over tensors by themselves, and of which other rules tell."""
 _COVERED: Final = 0.5
 """Least part of a loop's operators in other loops that makes it one of them."""
+_OF_CELLS: Final = ("linear", "addmm", "mm", "matmul", "tanh", "sigmoid", "relu")
+_GATES_OF_LSTM: Final = 3
 _GROUPED: Final = frozenset({"mean", "sum", "max", "amax", "min", "amin", "logsumexp", "prod"})
 """Operators that reduce the rows which an index has chosen."""
 _RECURRENT: Final = frozenset({"tanh", "sigmoid"})
@@ -192,7 +194,7 @@ def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> 
     cost = view.cost_ns(rows) + sum(length_ns(view, each) for each in between)
     if not limits.reached(cost):
         return
-    left = min(_left_ns(view, forward, backward) + _left_in_cells_ns(view, forward, backward), cost)
+    left = min(_left_ns(view, forward, backward) + _left_in_cells_ns(view, runs[0].body, forward, backward), cost)
     saved = (cost - left) * max(repetitions - left_over, 0) // repetitions
     if not limits.reached(saved):
         return
@@ -296,13 +298,18 @@ def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
     return int(work.ns(forward) + work.ns(inner))
 
 
-def _left_in_cells_ns(view: View, forward: Rows, backward: Rows) -> int:
+def _left_in_cells_ns(view: View, body: tuple[str, ...], forward: Rows, backward: Rows) -> int:
     """Time that a recurrent layer still needs for the cells among these operators, beyond `_left_ns`.
 
-    It runs the cells one after the other; without a device also the backward pass's nodes of each.
+    It runs the cells one after the other; without a device also the backward pass's nodes of each. Only of an LSTM
+    there is one operator for the whole sequence on a CPU.
     """
     names = view.trace.operators["name"].gather(forward)
-    cells = forward[names.str.ends_with("_cell").to_numpy()]
+    is_lstm = [base_name(name) for name in body].count("sigmoid") >= _GATES_OF_LSTM
+    if _is_recurrence(body) and not is_lstm and view.device is None:
+        cells = forward[names.str.contains(rf"::(?:{'|'.join(_OF_CELLS)})_?$|_cell$").to_numpy()]
+    else:
+        cells = forward[names.str.ends_with("_cell").to_numpy()]
     if not len(cells):
         return 0
     nodes = view.backward_of(cells)
@@ -376,7 +383,7 @@ def _remedy(body: tuple[str, ...], seen: LoopSigns) -> Remedy:
             "self.qkv = torch.nn.Linear(width, 3 * width)          # instead of one Linear for each head\n"
             "q, k, v = self.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)",
         )
-    if "index" in names and not {"eq", "ne"}.isdisjoint(names):
+    if "index" in names and not {"eq", "ne", "bitwise_not", "logical_not"}.isdisjoint(names):
         return Remedy(
             "The loop compares one row with all others, and takes those that are alike: compute all pairs at once, and "
             "mask those that do not count.",

@@ -63,12 +63,15 @@ from stepscope.diagnosis.lines.costs import calls_at
 from stepscope.diagnosis.lines.function_work import FunctionWork, Work, figures_of, least, left_of, remedy_of, said_of
 from stepscope.diagnosis.loading import (
     CARRIES_MOST,
+    HANDED_OUT_NS,
     NEARLY_ALL,
     Costly,
     Loading,
     costly_function,
     loading_of,
     places_of,
+    repeated_work,
+    sample_ns,
     settings_figures,
 )
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
@@ -98,6 +101,10 @@ def check(view: View, limits: Limits) -> Answers:
     if source is None and _would_more_do(view, loading) and not is_sampler:
         return
     saving = _saving_ns(view, loading, costly)
+    kept = repeated_work(view, loading) if saving < limits["share"] * view.length_ns else None
+    if kept is not None and not is_sampler and sample_ns(view) >= HANDED_OUT_NS:
+        yield _of_kept(view, loading, kept)
+        return
     where = places_of(view, loading, costly)
     remedy = _remedy(costly, calls_at(view, where[0]) if where else ())
     if source is not None:
@@ -122,6 +129,37 @@ def check(view: View, limits: Limits) -> Answers:
         where=where,
         change=scaled_cause("input", 1.0 - saving / loading.wait_ns),
     )
+
+
+def _of_kept(view: View, loading: Loading, kept: Work) -> Found:
+    """Samples that cost little each, and nothing where they are prepared once and taken a batch at a time."""
+    return Found(
+        f"{kept.function} makes each sample anew, although it comes out the same in each epoch: {kept.share:.0%} of "
+        f"the time to make a batch, for which the {view.period} waits {view.percent(loading.wait_ns)} of its time",
+        int(loading.wait_ns * kept.share * (1 - _INDEXED)),
+        basis=f"the waits for data, by the share of them in these functions, but for {_INDEXED:.0%} of it",
+        confidence="medium",
+        weighed_ns=loading.wait_ns,
+        figures=[
+            Figure("share of the time to make a batch", kept.share, "share", least(kept)),
+            Figure("time of one sample", sample_ns(view), "ns", HANDED_OUT_NS),
+            *settings_figures(loading),
+        ],
+        intervals=view.longest(loading.pieces, "waiting for data"),
+        remedy=Remedy(
+            "Its source draws no random numbers: prepare all samples once, as whole tensors, and take a batch of them "
+            "by its indices; then nothing runs for each sample.",
+            "inputs = prepare(dataset.images)                              # once, all of them, before training\n"
+            "for chosen in torch.randperm(len(inputs)).split(batch_size):  # instead of a DataLoader\n"
+            "    batch, target = inputs[chosen], labels[chosen]",
+        ),
+        where=kept.where,
+        change=scaled_cause("input", 1.0 - kept.share * (1 - _INDEXED)),
+    )
+
+
+_INDEXED: Final = 0.1
+"""Share of the time to make a batch that taking it by its indices needs."""
 
 
 def _of_work(view: View, loading: Loading, work: Work, works: FunctionWork) -> Found:
