@@ -11,6 +11,7 @@ import polars as pl
 
 from stepscope.analysis.input_pipeline import HANDED_OVER_NS, Batches, Load, batches
 from stepscope.diagnosis.finding import Figure, Location, Remedy
+from stepscope.diagnosis.lines.costs import calls_at
 from stepscope.diagnosis.lines.function_work import FunctionWork, Work
 from stepscope.diagnosis.view import View
 from stepscope.trace import Window
@@ -35,6 +36,8 @@ _AS_FAST: Final = 1.05
 _LEAST_LEFT: Final = 0.01
 HANDED_OUT_NS: Final = 50_000
 """Least time that a recorded function needs to hand out a sample that is in memory."""
+INDEXED: Final = 0.1
+"""Share of the time to make a batch of single samples that taking it from whole tensors needs."""
 _COLLATED_NS: Final = 10_000
 """Least time that it needs to put such a sample into a batch: stacking a tensor takes 1 to 2 us, a few fields more."""
 
@@ -256,6 +259,25 @@ def repeated_work(view: View, loading: Loading) -> Work | None:
     if any(map(_TRANSFORM.fullmatch, called)) and not any(each.stage == "transform" for each in stages):
         return None  # what it does is unknown
     return FunctionWork(view, loading.pieces).repeated(begins)
+
+
+READING: Final = frozenset(
+    {
+        "open", "load", "loads", "read", "imread", "imdecode", "read_csv", "read_parquet", "read_image", "decode_image",
+        "decode_jpeg", "loadtxt", "genfromtxt", "fromfile", "loadmat", "decompress", "convert", "read_hdf", "read_json",
+    }
+)  # fmt: skip
+"""Functions of libraries that read files or decode what was read."""
+
+
+def reading_lines(view: View, loading: Loading) -> tuple[float, tuple[Location, ...]]:
+    """Lines that read or decode files while batches are made: their share of that time, and the costliest of them."""
+    works = FunctionWork(view, loading.pieces)
+    total = max(sum(works.lines.values()), 1.0)
+    places = [works.location(line, ns / total) for line, ns in works.lines.items()]
+    mine = [place for place in places if not READING.isdisjoint(calls_at(view, place))]
+    mine.sort(key=lambda place: (-place.share, place.file, place.line))
+    return sum(place.share for place in mine), tuple(mine[:3])
 
 
 _TRANSFORM: Final = re.compile(r"\w*transforms?")

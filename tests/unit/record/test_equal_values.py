@@ -186,6 +186,13 @@ def test_what_is_small_or_foreign_has_no_fingerprint() -> None:
     assert fingerprint([object()] * 9) is None
 
 
+def one_changed(tensor: Any) -> Any:
+    """A copy in which an element differs that none of the samples is."""
+    copy = tensor.clone()
+    copy[1, 1] += 1
+    return copy
+
+
 def test_equal_values_have_equal_fingerprints_and_others_do_not() -> None:
     large = torch.arange(3_000_000).reshape(3000, 1000)
     for one, same, other in (
@@ -194,6 +201,8 @@ def test_equal_values_have_equal_fingerprints_and_others_do_not() -> None:
         (list(range(9)), list(range(9)), list(range(1, 10))),
         (torch.ones(4, 4).t(), torch.ones(4, 4), torch.ones(2, 8)),
         (large, large.clone(), large + 1),
+        (large, large.clone(), one_changed(large)),
+        (large.numpy(), large.clone().numpy(), one_changed(large).numpy()),
         ((torch.ones(9), torch.zeros(9)), (torch.ones(9), torch.zeros(9)), (torch.zeros(9), torch.ones(9))),
         (torch.ones(9).bfloat16(), torch.ones(9).bfloat16(), torch.ones(9).half()),
     ):

@@ -165,7 +165,7 @@ class FunctionWork:
         order = sorted(self.lines, key=lambda line: (-self.lines[line], line))[:_SHOWN]
         total = max(self._total, 1.0)
         shares = ((line, self.lines[line] / total) for line in order)
-        return tuple(self._location(line, share) for line, share in shares if share >= SMALLEST_PLACE)
+        return tuple(self.location(line, share) for line, share in shares if share >= SMALLEST_PLACE)
 
     def loops_at(self, where: Iterable[Location]) -> list[tuple[Location, str]]:
         """The places that are inside loops of functions, with the functions' names."""
@@ -191,7 +191,7 @@ class FunctionWork:
         for kind in (kind for kind in _KINDS[2:] if kind not in _MOSTLY_CHEAP):
             for work in self._works():
                 if _kind_of(work) == kind and self._counts(work) and (inner := begins.get((work.file, work.function))):
-                    place = self._location((work.file, work.first), share)
+                    place = self.location((work.file, work.first), share)
                     return Work(kind, share, work.name, inner.name, inner.line, (place,), self._length(work))
         return None
 
@@ -360,9 +360,9 @@ class FunctionWork:
             return None
         order = sorted(costs, key=lambda line: (-costs[line], line))
         function = self.function_at(order[0] if cause is None else (cause.file, cause.first))
-        where = [self._location(line, costs[line] / total) for line in order[:_SHOWN]]
+        where = [self.location(line, costs[line] / total) for line in order[:_SHOWN]]
         if cause is not None and function != self.function_at(order[0]):  # the statement calls the slow code
-            where = [self._location((cause.file, cause.first), sum(costs.values()) / total), *where[: _SHOWN - 1]]
+            where = [self.location((cause.file, cause.first), sum(costs.values()) / total), *where[: _SHOWN - 1]]
         return Work(
             kind,
             min(sum(costs.values()) / total, 1.0),
@@ -383,7 +383,7 @@ class FunctionWork:
         sampled = {function for line in found if (function := self.function_at(line)) and line[1] == function.line}
         return {line: runs for line, runs in found.items() if self.function_at(line) not in sampled}
 
-    def _location(self, line: _Line, share: float) -> Location:
+    def location(self, line: _Line, share: float) -> Location:
         function = self.function_at(line)
         name = function.name.rpartition(".")[2] if function is not None else ""
         return Location(line[0], line[1], name, min(share, 1.0), exact_line=True)

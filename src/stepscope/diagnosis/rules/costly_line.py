@@ -55,9 +55,9 @@ Each kind of evidence has its own figures and its own estimate of what remains.
 - A deep copy counts where a line that each step runs calls `deepcopy`, with the lines of the library below it.
 - A result is the same if hashes say so. Before `stepscope run` records, it examines two steps: results and variables of
   the user's functions, and results of modules that they call, are hashed when the function ends; for tensors above 1
-  MiB, evenly spaced elements and the sum of all are hashed. Only the first 64 calls of a function in a step are examined. This takes at
-  most a second of hashing, keeps only the hashes, and is left out of the step times. If nothing at all changes from
-  step to step, the program repeats one step for a measurement, and nothing is reported.
+  MiB, evenly spaced elements and the sum of all are hashed. Only the first 64 calls of a function in a step are
+  examined. This takes at most a second of hashing, keeps only the hashes, and is left out of the step times. If nothing
+  at all changes from step to step, the program repeats one step for a measurement, and nothing is reported.
 - An operator has the same inputs in each step if two further steps before the recording call it at the same place with
   the same numbers and shapes; its tensors come from other such calls, or are older and have not changed since; and no
   random number and no later change is involved. Lines of only such calls are counted whole; on other lines, the

@@ -49,6 +49,7 @@ from typing import Final
 from stepscope.analysis.input_pipeline import RECEIVED_NS
 from stepscope.diagnosis.lines.function_work import MOST, Work
 from stepscope.diagnosis.loading import (
+    INDEXED,
     KEPT_ITERATOR,
     Costly,
     Loading,
@@ -57,6 +58,7 @@ from stepscope.diagnosis.loading import (
     loading_of,
     places_of,
     processors_in_words,
+    reading_lines,
     repeated_work,
     settings_figures,
 )
@@ -97,6 +99,14 @@ def check(view: View, limits: Limits) -> Answers:
             text=f"{_kept_text(kept)} {remedy.text[:1].lower()}{remedy.text[1:]}",
             code=f"{_KEPT_CODE}{remedy.code}",
         )
+    read, reading = reading_lines(view, loading) if is_making_slow and kept is None else (0.0, ())
+    if read >= MOST:
+        figures.append(Figure("share of it in lines that read or decode files", read, "share", MOST))
+        remedy = replace(
+            remedy,
+            text=f"{_read_text(read)} {remedy.text[:1].lower()}{remedy.text[1:]}",
+            code=f"{_KEPT_CODE}{remedy.code}",
+        )
     if library is not None:  # the library may have a faster function
         figures += [Figure(f"share of it in {_called(library)}", library.share, "share")]
         text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
@@ -113,15 +123,13 @@ def check(view: View, limits: Limits) -> Answers:
         ],
         intervals=view.longest(loading.pieces, "waiting for data"),
         remedy=remedy,
-        where=places_of(view, loading, costly),
+        where=(reading if read >= MOST else ()) or places_of(view, loading, costly),
         change=scaled_cause("input", 1.0 - saving / cost),
     )
 
 
 _MUCH: Final = 0.25
 """Share of the steps from which handing out single samples is worth a loop without a loader."""
-_INDEXED: Final = 0.1
-"""Share of the time that taking whole batches needs."""
 
 
 def _are_handed_out_singly(view: View, loading: Loading) -> bool:
@@ -137,11 +145,15 @@ def _of_single_samples(view: View, loading: Loading) -> Found:
     return Found(
         f"for {view.percent(loading.wait_ns)} of the {view.period} samples that are in memory are handed out one by "
         "one, and put together again",
-        int(loading.wait_ns * (1 - _INDEXED)),
-        basis=f"time inside the data loader, but for {_INDEXED:.0%} of it",
+        int(loading.wait_ns * (1 - INDEXED)),
+        basis=f"time inside the data loader, but for {INDEXED:.0%} of it",
         confidence="medium",
         weighed_ns=loading.wait_ns,
-        figures=[view.ns_per_step("time lost", loading.wait_ns), *_figures(view, loading)],
+        figures=[
+            view.ns_per_step("time lost", loading.wait_ns),
+            Figure("share of it that taking whole batches needs", INDEXED, "share"),
+            *_figures(view, loading),
+        ],
         intervals=view.longest(loading.pieces, "waiting for data"),
         remedy=Remedy(
             "Take whole batches from the tensors, by slices or by shuffled indices, without a DataLoader.",
@@ -150,7 +162,7 @@ def _of_single_samples(view: View, loading: Loading) -> Found:
             "    batch, target = inputs[chosen], targets[chosen]",
         ),
         where=places_of(view, loading, None),
-        change=scaled_cause("input", _INDEXED),
+        change=scaled_cause("input", INDEXED),
     )
 
 
@@ -166,6 +178,13 @@ def _kept_text(kept: Work) -> str:
         f"{kept.share:.0%} of it goes to {kept.function}, most to the line named first. Its source draws no random "
         "numbers, so that a sample comes out the same in each epoch: keep it in memory or in a file the first time. "
         "Workers come second:"
+    )
+
+
+def _read_text(share: float) -> str:
+    return (
+        f"{share:.0%} of it reads and decodes files, which gives the same in each epoch: keep the decoded samples in "
+        "memory, or in one memory-mapped file, at the size that training uses. Workers come second:"
     )
 
 

@@ -64,7 +64,9 @@ from stepscope.diagnosis.lines.function_work import FunctionWork, Work, figures_
 from stepscope.diagnosis.loading import (
     CARRIES_MOST,
     HANDED_OUT_NS,
+    INDEXED,
     NEARLY_ALL,
+    READING,
     Costly,
     Loading,
     costly_function,
@@ -136,13 +138,14 @@ def _of_kept(view: View, loading: Loading, kept: Work) -> Found:
     return Found(
         f"{kept.function} makes each sample anew, although it comes out the same in each epoch: {kept.share:.0%} of "
         f"the time to make a batch, for which the {view.period} waits {view.percent(loading.wait_ns)} of its time",
-        int(loading.wait_ns * kept.share * (1 - _INDEXED)),
-        basis=f"the waits for data, by the share of them in these functions, but for {_INDEXED:.0%} of it",
+        int(loading.wait_ns * kept.share * (1 - INDEXED)),
+        basis=f"the waits for data, by the share of them in these functions, but for {INDEXED:.0%} of it",
         confidence="medium",
         weighed_ns=loading.wait_ns,
         figures=[
             Figure("share of the time to make a batch", kept.share, "share", least(kept)),
             Figure("time of one sample", sample_ns(view), "ns", HANDED_OUT_NS),
+            Figure("share of it that taking whole batches needs", INDEXED, "share"),
             *settings_figures(loading),
         ],
         intervals=view.longest(loading.pieces, "waiting for data"),
@@ -154,12 +157,8 @@ def _of_kept(view: View, loading: Loading, kept: Work) -> Found:
             "    batch, target = inputs[chosen], labels[chosen]",
         ),
         where=kept.where,
-        change=scaled_cause("input", 1.0 - kept.share * (1 - _INDEXED)),
+        change=scaled_cause("input", 1.0 - kept.share * (1 - INDEXED)),
     )
-
-
-_INDEXED: Final = 0.1
-"""Share of the time to make a batch that taking it by its indices needs."""
 
 
 def _of_work(view: View, loading: Loading, work: Work, works: FunctionWork) -> Found:
@@ -222,15 +221,6 @@ def _saving_ns(view: View, loading: Loading, costly: Costly) -> int:
     return loading.saved_ns(view, loading.workers, costly.avoidable * loading.load.batch_ns)
 
 
-_READING: Final = frozenset(
-    {
-        "open", "load", "loads", "read", "imread", "imdecode", "read_csv", "read_parquet", "read_image", "decode_image",
-        "decode_jpeg", "loadtxt", "genfromtxt", "fromfile", "loadmat", "decompress", "read_hdf", "read_json",
-    }
-)  # fmt: skip
-"""Functions of libraries that read files or decode what was read."""
-
-
 def _remedy(costly: Costly, called: tuple[str, ...]) -> Remedy:
     """What to change.
 
@@ -260,7 +250,7 @@ def _remedy(costly: Costly, called: tuple[str, ...]) -> Remedy:
         f"Let {costly.name} work on arrays instead of in a Python loop, or keep its results: what is the same in every "
         "epoch needs to be computed once."
     )
-    if not _READING.isdisjoint(called):
+    if not READING.isdisjoint(called):
         text = (
             f"The costliest line of {costly.name} calls {names}: read and decode each sample once, and keep what comes "
             "of it in memory or in one memory-mapped file (numpy.memmap, Arrow)."

@@ -9,7 +9,7 @@ from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Loc
 from stepscope.diagnosis.rules.input_bound import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import UnrecordedSteps
-from stepscope.trace.program_facts import FunctionFacts, ProgramFacts, StepFacts
+from stepscope.trace.program_facts import FunctionFacts, InputStageFacts, OperationFacts, ProgramFacts, StepFacts
 from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
@@ -327,3 +327,45 @@ def test_samples_that_come_out_the_same_can_be_kept(draws: bool) -> None:
     assert ("dataset[index]" in found.remedy.code) is not draws
     assert "num_workers=" in found.remedy.code
     assert places_of(found)[0] == ("data.py", 12, "__getitem__")
+
+
+@pytest.mark.parametrize(("called", "says"), [("open", True), ("crop", False)])
+def test_reading_files_for_each_sample_is_said_before_workers(called: str, says: bool) -> None:
+    item = FunctionFacts(file="data.py", name="Images.__getitem__", line=10, last=19, changes_by_itself=True)
+    read = OperationFacts(file="data.py", names=("",) * 11 + (called,))
+    program = msgspec.structs.replace(facts(processors=8, item_ms=80), functions=(item,), operations=(read,))
+    recording = Recording(metadata=Metadata(program=program))
+    for number in range(4):
+        begin = number * 150 * MS
+        recording.step(begin, 150 * MS, number)
+        recording.annotation(begin, 80 * MS, LOADING)
+        recording.line(begin, 60 * MS, "data.py(12): __getitem__")
+        recording.line(begin + 60 * MS, 20 * MS, "data.py(13): __getitem__")
+        recording.line(begin + 80 * MS, 70 * MS, "train.py(7): main")
+        recording.operator(begin + 80 * MS, 70 * MS, "aten::mm")
+
+    found = the_finding(rule, recording.trace())
+
+    assert ("reads and decodes files" in found.remedy.text) is says
+    shares = [
+        each.value for each in found.evidence.figures if each.name == "share of it in lines that read or decode files"
+    ]
+    assert shares == ([0.75] if says else [])
+
+
+@pytest.mark.parametrize(("wait", "is_told"), [(60, True), (10, False)])
+def test_samples_in_memory_that_are_handed_out_one_by_one(wait: int, is_told: bool) -> None:
+    library = "site-packages/torch/utils/data/"
+    stages = (
+        InputStageFacts(
+            stage="item", name="TensorDataset.__getitem__", file=f"{library}dataset.py", line=2, calls=4000
+        ),
+        InputStageFacts(stage="collate", name="default_collate", file=f"{library}_utils/collate.py", line=3, calls=4),
+    )
+    program = msgspec.structs.replace(facts(processors=8), input_stages=stages)
+
+    found = asked(rule, loading(wait, program, compute_ms=60).trace()).findings
+
+    told = [each for each in found if "handed out one by one" in each.title]
+    assert bool(told) is is_told
+    assert all(each.saving_ns_per_step == 54 * MS and "split(batch_size)" in each.remedy.code for each in told)

@@ -334,3 +334,50 @@ OTHERS: Cases = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_else_workers_are_the_remedy(name: str) -> None:
     assert asked(rule, OTHERS[name]()).findings == ()
+
+
+@pytest.mark.parametrize(("draws", "transform"), [(False, True), (True, True), (False, False)])
+def test_small_samples_that_never_change_are_made_once(draws: bool, transform: bool) -> None:
+    """1000 samples of 60 us a batch, which no worker can make while a step computes on all processors."""
+    facts_ = facts(processors=1, item_ms=60, transform_ms=40 if transform else 0, busy_ms=80)
+    stages = tuple(
+        msgspec.structs.replace(each, calls=each.calls * 125) if each.stage != "collate" else each
+        for each in facts_.input_stages
+    )
+    functions = (
+        FunctionFacts(file="data.py", name="Images.__getitem__", line=10, last=19, calls=("Images.transform",)),
+        FunctionFacts(file="data.py", name="Blur.__call__", line=20, last=29, changes_by_itself=draws),
+    )
+    program = msgspec.structs.replace(facts_, input_stages=stages, functions=functions)
+    recording = Recording(metadata=Metadata(program=program))
+    for number in range(4):
+        begin = number * 80 * MS
+        recording.step(begin, 80 * MS, number)
+        recording.annotation(begin, 60 * MS, ALONE)
+        recording.line(begin, 20 * MS, "data.py(12): __getitem__")
+        recording.line(begin + 20 * MS, 40 * MS, "data.py(22): __call__")
+        recording.line(begin + 60 * MS, 20 * MS, "train.py(7): main")
+        recording.operator(begin + 60 * MS, 20 * MS, "aten::mm")
+
+    told = [each for each in asked(rule, recording.trace()).findings if "each sample anew" in each.title]
+
+    assert bool(told) is (transform and not draws)
+    assert all(each.saving_ns_per_step == 54 * MS and "split(batch_size)" in each.remedy.code for each in told)
+
+
+def test_a_loop_whose_function_asks_for_the_batches_is_no_work_of_a_batch() -> None:
+    """A comprehension of line 5 asks a generator for batches, where the loader's time passes."""
+    program = read_in_source(
+        WorkFacts(file="train.py", function=1, kind="loop", first=5, last=5, calls=("batches_of",)),
+        functions=(FunctionFacts(file="train.py", name="batches_of", line=30, last=35),),
+    )
+    recording = Recording(metadata=Metadata(program=program))
+    for number in range(4):
+        begin = number * 200 * MS
+        recording.step(begin, 200 * MS, number)
+        recording.annotation(begin, 180 * MS, ALONE)
+        recording.line(begin, 180 * MS, "train.py(32): batches_of")
+        recording.line(begin + 180 * MS, 20 * MS, "train.py(5): main")
+        recording.operator(begin + 180 * MS, 20 * MS, "aten::mm")
+
+    assert not any("Python loop" in each.title for each in asked(rule, recording.trace()).findings)
