@@ -25,7 +25,7 @@ from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import clipped, device_window, idle_summary
 from stepscope.analysis.operators import kernel_table, operator_table
 from stepscope.diagnosis.finding import BusyWork, Finding, Location, NotAnswered
-from stepscope.diagnosis.lines.costs import LineCosts, LineShare
+from stepscope.diagnosis.lines.costs import LineShare, line_costs
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
@@ -383,7 +383,7 @@ def _unexplained(view: View, shown: Sequence[Finding]) -> tuple[LineShare, ...]:
         for place in finding.where:
             saving = finding.saving_ns_per_step * view.step_count
             explained[place.file, place.line] += round(saving * place.share)
-    return tuple(LineCosts(view).unexplained(explained))
+    return tuple(line_costs(view).unexplained(explained))
 
 
 def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAnswered]]:

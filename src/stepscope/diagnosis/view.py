@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import Final, Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, wraps
+from typing import Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
 }
 """Patterns of names that only this framework records; the first match counts."""
 _OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
+_Result = TypeVar("_Result")
 MOSTLY_ONCE = 0.5
 """One-off share of a one-step recording that leaves nothing to promise."""
 MOST_PLACES = 20
@@ -68,6 +69,7 @@ class View(StepView):
     ) -> None:
         super().__init__(trace, user_code=user_code, device=device)
         self.settings = dict(settings or {})
+        self.computed: dict[Callable[[View], object], object] = {}
 
     @cached_property
     def program(self) -> ProgramFacts:
@@ -467,3 +469,15 @@ def _location(place: Place, total: int) -> Location:
         place.call_path,
         place.inside,
     )
+
+
+def once(compute: Callable[[View], _Result]) -> Callable[[View], _Result]:
+    """Keep a function's result with the view, for all rules that ask for it."""
+
+    @wraps(compute)
+    def kept(view: View) -> _Result:
+        if compute not in view.computed:
+            view.computed[compute] = compute(view)
+        return cast(_Result, view.computed[compute])
+
+    return kept

@@ -19,7 +19,7 @@ from stepscope.analysis.host import TABLES
 from stepscope.analysis.idle import clipped
 from stepscope.analysis.module_paths import PHASES
 from stepscope.diagnosis.finding import Location
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.view import View, once
 from stepscope.trace.nesting import Rows, at
 from stepscope.trace.program_facts import LoopFacts
 from stepscope.trace.window import Times
@@ -377,6 +377,12 @@ def lines_that_call(view: View, *functions: str) -> set[tuple[str, int]]:
         for line, names in enumerate(each.names, 1)
         if not set(functions).isdisjoint(names.split())
     }
+
+
+@once
+def line_costs(view: View) -> LineCosts:
+    """The cost of each line, computed once for all rules."""
+    return LineCosts(view)
 
 
 _BUILTIN: Final = frozenset(

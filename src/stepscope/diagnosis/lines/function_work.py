@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.analysis.attribution import SourcePlace
 from stepscope.diagnosis.finding import Figure, Location, Remedy
-from stepscope.diagnosis.lines.costs import LineCosts
+from stepscope.diagnosis.lines.costs import line_costs
 from stepscope.diagnosis.lines.values import equal_lines
 from stepscope.diagnosis.view import SMALLEST_PLACE, View
 from stepscope.trace.nesting import at
@@ -87,7 +87,7 @@ class FunctionWork:
         self._view = view
         self._pieces = pieces
         self._samples = samples
-        self._costs = LineCosts(view)
+        self._costs = line_costs(view)
         self._whole: dict[_Line, FunctionFacts] = {}
         self._functions: dict[str, list[FunctionFacts]] = {}
         for each in view.program.functions:

@@ -21,7 +21,7 @@ from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name, elements, shapes_of, tensor_shapes_of
 from stepscope.diagnosis.lines.costs import SourceLoops, Visits, carried_by
 from stepscope.diagnosis.lines.graphs import outermost_calls
-from stepscope.diagnosis.view import View, rows_of
+from stepscope.diagnosis.view import View, once, rows_of
 from stepscope.trace.nesting import Rows, outermost
 from stepscope.trace.program_facts import LoopFacts
 
@@ -56,7 +56,8 @@ class Prefix:
     left: npt.NDArray[np.float64]
 
 
-def recomputed_prefixes(view: View) -> Iterator[Prefix]:
+@once
+def recomputed_prefixes(view: View) -> list[Prefix]:
     """Find modules that are called on a growing sequence, each time on all of it.
 
     The inputs of operators with parameters count: with a cache they would be only as large as the new positions. The
@@ -64,6 +65,10 @@ def recomputed_prefixes(view: View) -> Iterator[Prefix]:
     fixed (a window, or room for later positions) if one position of each sequence is chosen after each call, and the
     loop needs the previous call's result.
     """
+    return list(_recomputed_prefixes(view))
+
+
+def _recomputed_prefixes(view: View) -> Iterator[Prefix]:
     calls = outermost_calls(view)
     if calls.height < _FEWEST_STEPS or view.lane is None:
         return
@@ -272,6 +277,12 @@ def _runs_backward(view: View, visits: Visits, runs: list[dict[int, list[int]]])
     first, second, *_ = runs[0]
     begin, end = np.searchsorted(nodes, [visits.starts[first], visits.starts[second]])
     return bool(end > begin)
+
+
+@once
+def dependencies(view: View) -> Dependencies:
+    """Which loops carry results, computed once for all rules."""
+    return Dependencies(view)
 
 
 class Dependencies:

@@ -98,7 +98,7 @@ from stepscope.diagnosis.lines.algebra import (
     one_by_one,
     sparse_products,
 )  # fmt: skip
-from stepscope.diagnosis.lines.costs import LineCosts, lines_at, lines_that_call
+from stepscope.diagnosis.lines.costs import LineCosts, line_costs, lines_at, lines_that_call
 from stepscope.diagnosis.lines.graphs import (
     inside_calls,
 )
@@ -163,7 +163,7 @@ def _algebra(view: View) -> Iterator[Found]:
     work = WorkLeft(view)
     for sums in broadcast_sums(view, called):
         yield _broadcast(view, work, sums)
-    for line in one_by_one(view, called, LineCosts(view).runs):
+    for line in one_by_one(view, called, line_costs(view).runs):
         found = _one_by_one(view, work, line)
         if found is not None:
             yield found
@@ -354,7 +354,7 @@ def _copies(view: View) -> Iterator[Found]:
     copying = lines_that_call(view, "deepcopy")
     if not copying or not view.complete_steps.height:
         return
-    costs = LineCosts(view)
+    costs = line_costs(view)
     lines = [line for line in costs.lines if (line.place.file, line.place.line) in copying and line.in_most_steps]
     numbers = np.array([line.number for line in lines], np.int64)
     cost = sum(line.ns for line in lines)
@@ -465,7 +465,7 @@ def _equal_calls(view: View) -> Iterator[Found]:
 def _equal_lines(view: View) -> Iterator[Found]:
     if not view.program.values and not view.program.constants:
         return
-    costs = LineCosts(view)
+    costs = line_costs(view)
     known = np.zeros(0, np.int64)
     for constant in constant_lines(view, costs):
         known = np.concatenate([known, constant.places])

@@ -36,7 +36,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.work import elements, tensor_shapes_of
-from stepscope.diagnosis.lines.costs import MOST_SHOWN, SHOWN, LineCosts
+from stepscope.diagnosis.lines.costs import MOST_SHOWN, SHOWN, LineCosts, line_costs
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.view import rows_of
 from stepscope.trace.nesting import Rows, at
@@ -161,7 +161,7 @@ _REMEDY: Final = Remedy(
 
 
 def check(view: View, limits: Limits) -> Answers:
-    costs = LineCosts(view)
+    costs = line_costs(view)
     for found in _all(view, costs):
         if limits.reached(found.cost_ns):
             yield found

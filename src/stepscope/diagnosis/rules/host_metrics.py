@@ -30,7 +30,7 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.diagnosis.lines.costs import LineCosts
+from stepscope.diagnosis.lines.costs import line_costs
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._waits import every_steps
 
@@ -41,7 +41,7 @@ _SELDOM: Final = 0.01
 def check(view: View, limits: Limits) -> Answers:
     if not view.program.metrics or not view.trains:
         return
-    costs = LineCosts(view)
+    costs = line_costs(view)
     loading = costs.placed(view.pieces_of("input"))["place"].unique().to_list()
     lines = [
         line

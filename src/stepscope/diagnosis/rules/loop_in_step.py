@@ -55,7 +55,7 @@ from stepscope.analysis.work import VIEWS, base_name
 from stepscope.diagnosis.finding import Interval, Location
 from stepscope.diagnosis.lines.costs import lines_at, lines_that_call
 from stepscope.diagnosis.lines.graphs import inside_calls
-from stepscope.diagnosis.lines.repeats import CHOOSING, Dependencies, OneByOneCalls, one_by_one_calls
+from stepscope.diagnosis.lines.repeats import CHOOSING, Dependencies, OneByOneCalls, dependencies, one_by_one_calls
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._operators import (
     WorkLeft,
@@ -67,6 +67,7 @@ from stepscope.diagnosis.rules._operators import (
     scaled_with_pauses,
 )
 from stepscope.diagnosis.rules.buffer_broadcast import buffer_broadcasts
+from stepscope.diagnosis.view import once
 from stepscope.whatif.changes import scaled_stretches, together
 
 _SLICING_NODE: Final = r"(Select|Slice|Narrow|Unbind|Split|SplitWithSizes|Index|IndexSelect|Chunk)Backward\d*$"
@@ -91,7 +92,7 @@ _NOT_IN_CELLS: Final = frozenset({"mean", "sum", "pow", "softmax", "log_softmax"
 
 def check(view: View, limits: Limits) -> Answers:
     kinds: defaultdict[tuple[str, ...], list[tuple[Loop, LoopSigns]]] = defaultdict(list)
-    for loop, seen in _loops(view, limits)[0]:
+    for loop, seen in _loops(view)[0]:
         # Group equal bodies, whichever operator a run happens to begin with.
         turns = (loop.body[turn:] + loop.body[:turn] for turn in range(len(loop.body)))
         kinds[min(turns)].append((loop, seen))
@@ -118,17 +119,19 @@ def _merged(view: View, kinds: list[list[tuple[Loop, LoopSigns]]]) -> list[list[
 
 def rows_of_loops(view: View) -> Rows:
     """Rows of `operators` in loops of any cost; parameter updates are left out."""
-    mine, elsewhere = _loops(view, RULE.limits(view))
+    mine, elsewhere = _loops(view)
     parts = [loop.operators for loop, _ in mine] + [loop.operators for loop in elsewhere if not is_update(loop)]
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
-def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], list[Loop]]:
+@once
+def _loops(view: View) -> tuple[list[tuple[Loop, LoopSigns]], list[Loop]]:
+    limits = RULE.limits(view)
     many = max(int(limits["repetitions"]), 2)
     few = max(min(int(limits["clear_repetitions"]), many), 2)
     parameters = view.program.model.parameters if view.program.model else None
     evidence = SignsOfLoops(view.trace, view.activity, view.step_count, parameters)
-    dependencies = Dependencies(view)
+    carries = dependencies(view)
     found = loops(view.trace, view.activity, view.span, few, view.steps["start_ns"].to_numpy())
     elsewhere = reported_elsewhere(found)
     broadcasts = rows_of(buffer_broadcasts(view))
@@ -143,7 +146,7 @@ def _loops(view: View, limits: Limits) -> tuple[list[tuple[Loop, LoopSigns]], li
         seen = evidence.of(loop)
         is_certain = len(loop.body) <= SHORT_BODY or seen.is_collected or seen.shares_parameters
         if is_certain and seen.is_loop and (loop.repetitions >= many or seen.is_clear):
-            (mine if _can_be_batched(loop, dependencies) else dependent).append((loop, seen))
+            (mine if _can_be_batched(loop, carries) else dependent).append((loop, seen))
     long = [loop for loop, _ in [*mine, *dependent] if len(loop.body) > SHORT_BODY]
     inside = [any(other is not loop and loop.operators[0] in other.operators for other in long) for loop, _ in mine]
     return [each for each, is_inside in zip(mine, inside, strict=True) if not is_inside], elsewhere
@@ -174,9 +177,9 @@ def _frames_around(view: View, slice_: int) -> list[int]:
     return found
 
 
-def _can_be_batched(loop: Loop, dependencies: Dependencies) -> bool:
+def _can_be_batched(loop: Loop, carries: Dependencies) -> bool:
     """Whether no repetition needs another one's result; a plain recurrence has layers of its own."""
-    carried = dependencies.carried(loop) or ()
+    carried = carries.carried(loop) or ()
     chooses = any(base_name(name) in CHOOSING for name in loop.body)
     in_objects = any("." in name.removeprefix("self.") for name in carried)
     return not carried or (_is_recurrence(loop.body) and not chooses and not in_objects)
@@ -184,8 +187,8 @@ def _can_be_batched(loop: Loop, dependencies: Dependencies) -> bool:
 
 def _weighed(view: View, limits: Limits, same: list[tuple[Loop, LoopSigns]]) -> Answers:
     runs = [loop for loop, _ in same]
-    dependencies = Dependencies(view)
-    left_over = sum(dependencies.runs(loop) for loop in runs)
+    carries = dependencies(view)
+    left_over = sum(carries.runs(loop) for loop in runs)
     forward = np.concatenate([loop.operators for loop in runs])
     backward = view.backward_of(forward)
     rows = np.concatenate([forward, backward])
