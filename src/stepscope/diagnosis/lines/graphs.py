@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.loops import PARAMETRISED
@@ -351,3 +352,14 @@ def _forward_calls(view: View, nodes: Rows) -> pl.DataFrame:
     inside = modules.with_columns(node=pl.Series(node, dtype=pl.Int64)).filter(pl.Series(within))
     first = inside.unique("node", keep="first", maintain_order=True)
     return modules.filter(pl.Series(~within) & pl.col("name").is_in(first["name"].implode()))
+
+
+def lines_that_run_modules(view: View) -> npt.NDArray[np.bool_]:
+    """For each row of `lines`, whether modules are called or differentiated there."""
+    nodes = view.trace.operators.filter(pl.col("name").str.contains(BACKWARD_NAME)).select("lane", "start_ns")
+    starts = pl.concat([view.trace.modules.select("lane", "start_ns"), nodes])
+    result = np.zeros(max(view.trace.lines.height, 1), np.bool_)
+    for lane, timeline in view.activity.line_timelines.items():
+        rows = timeline.at(starts.filter(pl.col("lane") == lane)["start_ns"].to_numpy())
+        result[rows[rows >= 0]] = True
+    return result

@@ -38,11 +38,10 @@ from collections import Counter
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
-from stepscope.analysis.module_paths import BACKWARD_NAME
+from stepscope.diagnosis.lines.graphs import lines_that_run_modules
 from stepscope.diagnosis.recording_costs import unrecorded_ns
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._waits import every_steps, outermost_logging, reads_of_reducer
@@ -158,7 +157,7 @@ def _reads(view: View, limits: Limits) -> tuple[Rows, dict[str, int]]:
         view.trace.lines.select(
             place=pl.format("{}:{}", "file", "line"),
             function=pl.format("{}:{}", "file", "function"),
-            runs=pl.Series(_runs_steps(view)[: view.trace.lines.height]),
+            runs=pl.Series(lines_that_run_modules(view)[: view.trace.lines.height]),
         )
         .group_by("place", "function")
         .agg(pl.col("runs").any())
@@ -204,7 +203,7 @@ def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading
     logging = calls[around[calls] == calls]
     at = timeline.slices[np.searchsorted(timeline.times, view.activity.start[logging], side="right") - 1]
     call_at = {places[line]: call for line, call in zip(at.tolist(), logging.tolist(), strict=True) if line >= 0}
-    prepares = others["cause"].is_in(_PREPARING).to_numpy()[part] & ~_runs_steps(view)[np.maximum(lines, 0)]
+    prepares = others["cause"].is_in(_PREPARING).to_numpy()[part] & ~lines_that_run_modules(view)[np.maximum(lines, 0)]
     found = [
         reading_lines.get(places[line], call_at.get(places[line], -1) if preparing else -1) if line >= 0 else -1
         for line, preparing in zip(lines.tolist(), prepares.tolist(), strict=True)
@@ -213,17 +212,6 @@ def _pieces(view: View, pieces: pl.DataFrame, around: Rows, calls: Rows, reading
         start_ns=pl.Series(begins), duration_ns=pl.Series(ends - begins), call=pl.Series(found, dtype=pl.Int64)
     )
     return pl.concat([inside, cut.filter(pl.col("call") >= 0)])
-
-
-def _runs_steps(view: View) -> npt.NDArray[np.bool_]:
-    """For each row of `lines`, whether modules are called or differentiated there: its callee logs, not the line."""
-    nodes = view.trace.operators.filter(pl.col("name").str.contains(BACKWARD_NAME)).select("lane", "start_ns")
-    starts = pl.concat([view.trace.modules.select("lane", "start_ns"), nodes])
-    result = np.zeros(max(view.trace.lines.height, 1), np.bool_)
-    for lane, timeline in view.activity.line_timelines.items():
-        rows = timeline.at(starts.filter(pl.col("lane") == lane)["start_ns"].to_numpy())
-        result[rows[rows >= 0]] = True
-    return result
 
 
 def _kind(view: View, pieces: pl.DataFrame) -> tuple[str, str]:

@@ -10,7 +10,7 @@ Stretches in which the main thread ran Python and no operator, each at least as 
 a device only as far as the device was idle. Short stretches, which every operator call has, are ignored, and so are
 long stretches at lines where they are rare: there the operating system took the processor away, or the work happened
 once. Without a device, a line counts if such stretches take at least half of its time: otherwise they lie between the
-operators of what the line calls, which the line cannot change.
+operators of what the line calls, which the line cannot change. Lines that call a module are left out then.
 If one kind of work takes most of these stretches, the finding names its lines and saves what it takes, less 5 % (rows
 of a table, searches through lists, ever longer slices) or 10 % (loops); `slow-input-function` explains the kinds.
 
@@ -37,6 +37,7 @@ import polars as pl
 
 from stepscope.analysis.host import TABLES
 from stepscope.diagnosis.lines.function_work import FunctionWork, Work, figures_of, least, left_of, remedy_of, said_of
+from stepscope.diagnosis.lines.graphs import lines_that_run_modules
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.whatif.changes import scaled_host_time, together
 
@@ -88,8 +89,13 @@ def check(view: View, limits: Limits) -> Answers:
 
 
 def _of_python_lines(view: View, stretches: pl.DataFrame) -> pl.DataFrame:
-    """The stretches at lines that mostly consist of such stretches; all with an unknown line."""
+    """The stretches at lines that mostly consist of such stretches and call no module; all with an unknown line."""
     lines = view.begin_in_span(view.trace.lines).group_by(place="name").agg(whole=pl.col("duration_ns").sum())
+    # Between the operators of a model's call lies the Python of the framework.
+    calling = (
+        view.trace.lines["name"].filter(pl.Series(lines_that_run_modules(view)[: view.trace.lines.height])).unique()
+    )
+    stretches = stretches.filter(~pl.col("place").is_in(calling.implode()).fill_null(False))
     known = stretches.join(lines, on="place", how="left", maintain_order="left")
     mostly = pl.col("ns").sum().over("place") >= _MOSTLY * pl.col("whole")
     return known.filter(pl.col("whole").is_null() | mostly).drop("whole")

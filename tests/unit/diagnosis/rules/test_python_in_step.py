@@ -62,14 +62,20 @@ def preempted(often: int) -> Trace:
     return recording.trace()
 
 
-def around_operators(operators_us: int) -> Trace:
-    """Two steps of one line that calls 20 operators of this length, with 400 us of Python before each."""
+def around_operators(operators_us: int, *, module: bool = False) -> Trace:
+    """Two steps of one line that calls 20 operators of this length, with 400 us of Python before each.
+
+    Args:
+        module: whether they are a module's.
+    """
     recording = Recording()
     each = (400 + operators_us) * 1000
     for step in range(2):
         begin = 20 * each * step
         recording.step(begin, 20 * each, step)
         recording.line(begin, 20 * each, "train.py(8): train")
+        if module:
+            recording.module(begin, 20 * each, "Net")
         for call in range(20):
             recording.operator(begin + call * each + 400_000, operators_us * 1000, "aten::linear")
     return recording.trace()
@@ -108,6 +114,11 @@ def test_saving_figures_and_lines() -> None:
 
 def test_frames_name_the_function() -> None:
     assert places_of(the_finding(rule, formatting(lines=False))) == [("train.py", 19, "report")]
+
+
+def test_the_python_of_a_modules_call_is_not_the_programs() -> None:
+    assert asked(rule, around_operators(100)).findings
+    assert not asked(rule, around_operators(100, module=True)).findings
 
 
 def test_thresholds() -> None:
