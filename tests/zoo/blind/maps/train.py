@@ -59,7 +59,7 @@ def main():
     parser.add_argument("--towns", type=int, default=640)
     parser.add_argument("--size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--l1-weight", type=float, default=50.0)
     parser.add_argument("--mended", action="store_true", help="detach what the discriminator is trained with")
