@@ -135,7 +135,7 @@ def main():
     parser.add_argument("--height", type=int, default=96)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--mended", action="store_true", help="look the colours up in a table")
     args = parser.parse_args()
     torch.manual_seed(0)
