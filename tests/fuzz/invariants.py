@@ -182,7 +182,7 @@ def check_sums(report: dict[str, Any]) -> None:
         expect(device["exposed_copy_ns"] <= device["copy_ns"], "exposed copies are copies", device)
     expect(not causes, "idle time is of a device that is listed", dict(causes))
     for use in report["summary"]["devices"]:
-        parts = ("matrix", "vector_only", "communication_only", "copy_only", "other", "idle")
+        parts = ("matrix", "vector_only", "unknown_only", "communication_only", "copy_only", "other", "idle")
         expect(sum(use[f"{part}_ns"] for part in parts) == use["window_ns"], "uses add up to the window", use)
     for use in report["summary"].get("engines", ()):
         exposed = sum(engine["exposed_ns"] for engine in use["engines"])

@@ -15,7 +15,7 @@ def main() -> None:
     options = command.options(__doc__)
     model = mlp(64, 96, 60, 1)
     if options.fault:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=False)  # planted
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     for _ in range(options.steps):
