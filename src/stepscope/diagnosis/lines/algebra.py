@@ -2,7 +2,8 @@
 
 Broadcast products that are summed, one small operator for each of many tensors, a weight merged from thin factors, a
 one-hot table times a matrix, a convolution by copied patches, products in the costlier order, a sort for its first
-rows, messages along edges, products with tensors of mostly zeros, and a tensor copied for each part added to it.
+rows, messages along edges, a layer on repeated rows, products with tensors of mostly zeros, and a tensor copied for
+each part added to it.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ _NEAR_CALLS: Final = 6
 """Number of operators after the first within which the product must come."""
 
 
-DetourKind: TypeAlias = Literal["merged", "one-hot", "unfold", "order", "sorted", "messages"]
+DetourKind: TypeAlias = Literal["merged", "one-hot", "unfold", "order", "sorted", "messages", "tiled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,7 @@ class Detour:
     Attributes:
         kind: "merged" for a product of two thin matrices that is added to a weight, "one-hot" for a lookup, "unfold"
             for a convolution, "order" for two products in the costlier order, "sorted" for the largest of a sort,
-            "messages" for rows that are gathered for each edge, and added up.
+            "messages" for rows that are gathered for each edge, and added up, "tiled" for a layer on repeated rows.
         place: line of the user's code.
         rows: unneeded rows of `operators`, forward.
         operations: operations of the replacing products, forward.
@@ -282,7 +283,7 @@ def detours(view: View, called: Rows) -> Iterator[Detour]:
     found: defaultdict[tuple[DetourKind, int], list[_Found]] = defaultdict(list)
     searches: tuple[tuple[DetourKind, Callable[[list[_Called]], _Found | None]], ...] = (
         ("merged", _merged), ("one-hot", _one_hot), ("unfold", _unfolded), ("order", _ordered), ("sorted", _sorted),
-        ("messages", _messages),
+        ("messages", _messages), ("tiled", _tiled),
     )  # fmt: skip
     for first in range(len(calls)):
         if place[first] < 0:
@@ -404,6 +405,27 @@ def _sorted(calls: list[_Called]) -> _Found | None:
             is_short = max(map(elements, alike)) * _SHORTER <= elements(whole)
             return ([0], 0, _PASSES * elements(whole)) if is_short else None
     return None
+
+
+def _tiled(calls: list[_Called]) -> _Found | None:
+    """Rows that are repeated, joined with others along the last dimension, and given to one layer."""
+    if calls[0].name not in _EXPANDING:
+        return None
+    place = next((place for place, call in enumerate(calls) if call.name == "cat"), 0)
+    layer = next((at for at, call in enumerate(calls) if at > place > 0 and call.name in ("linear", "matmul")), 0)
+    parts, inputs = calls[place].inputs, calls[layer].inputs
+    if not layer or len(inputs) < 2 or len(parts) < 2 or len(inputs[1]) != 2:
+        return None
+    whole, rows = inputs[0], elements(inputs[0][:-1])
+    width = elements(inputs[1]) // max(whole[-1], 1)
+    if sum(part[-1] for part in parts) != whole[-1] or any(elements(part[:-1]) != rows for part in parts):
+        return None
+    repeated = [at for at, call in enumerate(calls[:place]) if call.name in _EXPANDING and call.inputs]
+    sources = {calls[at].inputs[0][-1]: elements(calls[at].inputs[0][:-1]) for at in repeated}
+    left = sum(min(sources.get(part[-1], rows), rows) * part[-1] * width for part in parts)
+    if 2 * left > rows * whole[-1] * width:
+        return None
+    return [*repeated, place, layer], 2 * left, 2 * rows * width
 
 
 def _messages(calls: list[_Called]) -> _Found | None:

@@ -42,8 +42,9 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   convolution. Two matrix products one right after the other are in the wrong order if the other order takes less than
   half the operations. A sort is too much if a slice of at most an eighth is used next; finding the largest elements is
   assumed to take four passes. Rows that are gathered for each edge of a graph, and added up by its target, need one
-  pass in a sparse product. What replaces them (three times, if it also runs backward) is assumed to run at the best
-  rate of the trace's own products and elementwise operators.
+  pass in a sparse product. Of a layer on rows that are repeated and joined with others, its parts on the rows
+  themselves remain, and their sum. What replaces them (three times, if it also runs backward) is assumed to run at the
+  best rate of the trace's own products and elementwise operators.
 - A tensor is of mostly zeros if at most 3 % of its elements are not zero: before `stepscope run` records, it counts
   them once for each line in inputs of products that need no gradient. A sparse product is assumed to take ten times as
   long for each multiplication as the trace's dense ones.
@@ -235,6 +236,15 @@ _DETOURS: Final = {
             "edges = torch.stack([targets, sources])\n"
             "adjacency = torch.sparse_coo_tensor(edges, weights, (nodes, nodes)).coalesce().to_sparse_csr()\n"
             "sums = adjacency @ x       # instead of zeros.index_add(0, targets, weights[:, None] * x[sources])",
+        ),
+    ),
+    "tiled": (
+        "a layer on rows that are repeated and joined with others, which the layer's parts on the rows themselves",
+        Remedy(
+            "Apply the layer's part for each of them before it is repeated, and add the results: they broadcast.",
+            "first, second = layer.weight.split([a.shape[-1], b.shape[-1]], dim=1)\n"
+            "y = (a @ first.T)[:, None] + (b @ second.T)[None] + layer.bias\n"
+            "# instead of layer(torch.cat([a[:, None].repeat(1, n, 1), b[None].repeat(m, 1, 1)], dim=-1))",
         ),
     ),
     "sorted": (

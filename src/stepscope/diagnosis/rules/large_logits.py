@@ -43,6 +43,7 @@ import numpy as np
 from stepscope.analysis.conversions import casts
 from stepscope.analysis.patterns import DenseTable, LogitsLoss, dense_tables, logits_losses
 from stepscope.analysis.work import elements, shapes_of
+from stepscope.diagnosis.lines.costs import settings_at
 from stepscope.diagnosis.recording_costs import PAGE_BYTES, faults_before
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_work_of
@@ -208,7 +209,10 @@ def _tables(view: View, limits: Limits) -> Answers:
             "table = torch.nn.Embedding(rows, width, sparse=True)\n"
             "optimizer = torch.optim.SparseAdam(table.parameters())    # or SGD, Adagrad; the rest keeps its own",
         ),
-        where=view.at_operators(np.concatenate([table.lookups for table in tables])),
+        where=(
+            *settings_at(view, "Embedding", without="sparse=True"),
+            *view.at_operators(np.concatenate([table.lookups for table in tables])),
+        ),
         change=scaled_work_of(np.concatenate(work), 1 - np.repeat(parts, [len(rows) for rows in work])),
     )
 

@@ -36,6 +36,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.host import TABLES
+from stepscope.diagnosis.lines.costs import calls_at
 from stepscope.diagnosis.lines.function_work import FunctionWork, Work, figures_of, least, left_of, remedy_of, said_of
 from stepscope.diagnosis.lines.graphs import lines_that_run_modules
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
@@ -85,7 +86,20 @@ def check(view: View, limits: Limits) -> Answers:
     )
     works = FunctionWork(view, mine)
     work = works.costliest()
-    yield found if work is None else _of_work(view, found, work, works)
+    if work is not None:
+        yield _of_work(view, found, work, works)
+        return
+    called = calls_at(view, found.where[0])[:3] if found.where else ()
+    yield replace(found, remedy=replace(_REMEDY, text=_called_text(called))) if called else found
+
+
+def _called_text(called: tuple[str, ...]) -> str:
+    names = " and ".join(f"{name}()" for name in called)
+    return (
+        f"The costliest line calls {names}: compute what does not depend on the batch once, before the loop; choose "
+        "what the step needs before anything is computed or copied for all of it; let a background thread do what need "
+        "not be done at once."
+    )
 
 
 def _of_python_lines(view: View, stretches: pl.DataFrame) -> pl.DataFrame:

@@ -780,3 +780,36 @@ def test_messages_along_edges_are_a_sparse_product() -> None:
 @pytest.mark.parametrize("trace", [along_edges(width=8), along_edges(added="aten::index_put")])
 def test_rows_that_are_not_added_up_are_no_messages(trace: Trace) -> None:
     assert not asked(rule, trace).findings
+
+
+def on_repeated_rows(*, source: str = "[[40, 1, 64], []]", layer: str = "[[40, 50, 72], [96, 72], [96]]") -> Trace:
+    """In 1000 ns 40 rows of 64 numbers repeated 50 times, joined with 8 numbers each and given to a layer of 96."""
+    recording = Recording()
+    recording.step(0, 1000, 1)
+    recording.frame(0, 900, "model.py(7): enter")
+    recording.operator(0, 100, "aten::repeat", input_shapes=source)
+    recording.operator(110, 100, "aten::cat", input_shapes="[[[40, 50, 64], [40, 50, 8]], []]")
+    recording.operator(220, 400, "aten::linear", input_shapes=layer)
+    recording.frame(900, 100, "model.py(8): enter")
+    recording.operator(900, 10, "aten::mm", input_shapes="[[512, 1024], [1024, 512]]")
+    recording.operator(950, 10, "aten::add", input_shapes="[[144000], [144000]]")
+    return recording.trace()
+
+
+def test_of_a_layer_on_repeated_rows_its_parts_on_the_rows_remain() -> None:
+    figures = {each.name: each.value for each in the_finding(rule, on_repeated_rows()).evidence.figures}
+
+    assert figures["time of these operators per step"] == 600
+    assert figures["operations of the products that take their place per step"] == 2 * 96 * (40 * 64 + 2000 * 8)
+    assert figures["elements that are moved instead per step"] == 2 * 2000 * 96
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        on_repeated_rows(source="[[40, 25, 64], []]"),  # repeated twice only
+        on_repeated_rows(layer="[[40, 50, 128], [96, 128], [96]]"),  # another input
+    ],
+)
+def test_a_layer_on_rows_of_their_own_is_left_alone(trace: Trace) -> None:
+    assert not asked(rule, trace).findings
