@@ -294,6 +294,7 @@ class ConstantLook:
         for each in inputs:
             key = line, tuple(each.shape)
             is_data = each.is_floating_point() and each.layout is torch.strided and not each.requires_grad
+            is_data = is_data and (each.device.type == "cpu" or _is_eager_cuda(each))
             if is_data and each.numel() in _COUNTED and key not in self._counts and len(self._counts) < _MOST_COUNTS:
                 self._counts[key] = torch.count_nonzero(each)
 
@@ -326,6 +327,13 @@ class ConstantLook:
                 facts = ConstantFacts(file=file, function=function, line=line, calls=names, constant=tuple(constant))
                 found.append(facts)
         return tuple(found)[:_MOST_FACTS]
+
+
+def _is_eager_cuda(tensor: Any) -> bool:
+    """Whether an operator on it runs now, and is neither collected nor captured."""
+    import torch
+
+    return bool(tensor.device.type == "cuda" and not torch.cuda.is_current_stream_capturing())
 
 
 def _compiles() -> bool:

@@ -252,6 +252,7 @@ def test_inputs_of_products_that_are_mostly_zeros_are_counted_where_they_need_no
     def step(number: int) -> None:
         torch.nn.functional.linear(table, weight)
         torch.ones(64, 512) @ weight
+        table.to("meta") @ weight.to("meta")  # has no values
         table * table
 
     look = ConstantLook()
