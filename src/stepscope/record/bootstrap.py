@@ -54,8 +54,6 @@ _LOOK_STEPS: Final = 20
 """A look ends after this time, or that of this many steps, even if none ends: the program may have left its loop."""
 CALL_PATIENCE_S: Final = 3.0
 MOST_FORWARD_CALLS: Final = 512
-CALL_SETTLES_S: Final = 1.0
-"""How long the function whose calls are the steps may turn out to be another one, around it."""
 """Time, or number of forward calls, after which each of them is a step unless a function around them was repeated."""
 LONG_WARMUP_S: Final = 60.0
 """If two steps take this long, the program is warm after them."""
@@ -351,8 +349,6 @@ class FirstRecording:
         if self._options.warmup is not None:
             return count >= self._options.warmup
         if self._source is StepSource.FORWARD and past_s < CALL_PATIENCE_S and count < MOST_FORWARD_CALLS:
-            return False
-        if self._source is StepSource.CALL and past_s < CALL_SETTLES_S:
             return False
         if rank_and_world_size()[1] > 1:  # every rank records the same steps
             return count >= MOST_WARMUP_STEPS

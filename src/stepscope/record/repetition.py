@@ -23,6 +23,9 @@ _LONGEST_S: Final = 2.0
 """Mean time between two calls of a function above which it holds many steps rather than one."""
 _FEWEST: Final = 2
 """Calls of a function after the first one that show that it is repeated."""
+_SETTLES_S: Final = 1.0
+_DEEP: Final = 3
+"""Functions between a script and the chosen one from which on, for _SETTLES_S, one of them may turn out to be it."""
 _RAREST: Final = 256
 """A function around the chosen one does not mark steps if it calls the chosen one more often than this."""
 
@@ -44,6 +47,7 @@ class Repetition:
         self._times: defaultdict[tuple[int, CodeType], list[float]] = defaultdict(list)
         self._counts: defaultdict[tuple[int, CodeType], int] = defaultdict(int)
         self._chosen: tuple[int, CodeType] | None = None
+        self._chosen_s = 0.0  # when the first one was
         self._has_started = False
 
     def begins(self, frames: list[FrameType]) -> bool:
@@ -73,11 +77,20 @@ class Repetition:
         if len(times) < _FEWEST or (times[-1] - times[0]) > _LONGEST_S * (_FEWEST - 1):
             return
         chosen = self._chosen
+        if chosen is None:
+            self._chosen_s = time.monotonic()
         if chosen is None or (depth < chosen[0] and self._counts[chosen] <= _RAREST * self._counts[key]):
             self._chosen = key
 
+    def _may_change(self, frames: list[FrameType]) -> bool:
+        """Whether a function around the chosen one has perhaps not been called often enough to be it."""
+        depth = self._chosen[0] if self._chosen is not None else 0
+        scripts = [at for at, frame in enumerate(frames[:depth]) if frame.f_code.co_name == "<module>"]
+        is_deep = bool(scripts) and depth - scripts[-1] > _DEEP
+        return is_deep and time.monotonic() - self._chosen_s < _SETTLES_S
+
     def _is_chosen_new(self, first: int, frames: list[FrameType]) -> bool:
-        if self._chosen is None:
+        if self._chosen is None or self._may_change(frames):
             return False
         depth, code = self._chosen
         return first <= depth < len(frames) and frames[depth].f_code is code

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
+from textwrap import dedent
 from types import FrameType
+
+import pytest
 
 from stepscope.record.lines import Tracing
 from stepscope.record.repetition import Repetition
@@ -14,14 +18,16 @@ class Program:
 
     def __init__(self) -> None:
         self.repetition = Repetition()
+        self.test = sys._getframe(1)
         self.begun: list[bool] = []
 
     def model(self) -> None:
         frames: list[FrameType] = []
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        while frame is not None and frame is not self.test:
             frames.append(frame)
             frame = frame.f_back
+        frames.append(self.test)
         self.begun.append(self.repetition.begins(frames[::-1]))
 
     def request(self, calls: int = 3) -> None:
@@ -71,3 +77,31 @@ def test_frames_are_told_apart_while_their_lines_are_recorded() -> None:
 
     assert program.begun[-12:] == [True, False, False] * 4
     assert len(watch.threads[0][1]) > 9
+
+
+def test_inside_other_functions_the_chosen_one_settles_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below a script, `answer` calls `encode`, which calls a function for each of 20 samples."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    program = Program()
+    names = {"program": program, "now": now}
+    exec(  # a module of its own, as a script is
+        dedent("""\
+            def predict():
+                now[0] += 0.001
+                program.model()
+            def encode():
+                for _ in range(20):
+                    predict()
+            def answer():
+                encode()
+            def main():
+                for _ in range(60):
+                    answer()
+            main()
+            """),
+        names,
+    )
+
+    begun = [at for at, is_begun in enumerate(program.begun) if is_begun]
+    assert begun == list(range(begun[0], len(program.begun), 20))  # `answer`, not what it calls
