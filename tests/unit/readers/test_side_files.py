@@ -351,8 +351,17 @@ def test_damage_ends_in_a_sentence_or_an_answer(reader: object, data: st.DataObj
     path = tmp_path_factory.mktemp("damage") / "file"  # type: ignore[attr-defined]
     path.write_bytes(whole[:place] + junk + whole[place + data.draw(st.integers(0, 20)) :])
 
-    with contextlib.suppress(UsageError):
+    with contextlib.suppress(UsageError, UnreadableTraceError):
         assert isinstance(reader(path), RunCounts)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_only_begins_like_a_packed_file_cannot_be_read(reader: object, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"(\xb5/\xfd" + REPORT.encode())
+
+    with pytest.raises(UnreadableTraceError, match="unpacked"):
+        reader(path)  # type: ignore[operator]
 
 
 def test_hostile_counts_are_bounded(tmp_path: Path) -> None:
