@@ -13,7 +13,7 @@ from stepscope.analysis.input_pipeline import HANDED_OVER_NS, Batches, Load, bat
 from stepscope.diagnosis.finding import Figure, Location, Remedy
 from stepscope.diagnosis.lines.costs import calls_at
 from stepscope.diagnosis.lines.function_work import FunctionWork, Work
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.view import View, once
 from stepscope.trace import Window
 from stepscope.trace.naming import LOADER_START, cause_of_name, is_stepscope_file
 from stepscope.trace.program_facts import LoaderFacts
@@ -126,6 +126,7 @@ class Costly:
     avoidable: float
 
 
+@once
 def loading_of(view: View) -> Loading:
     pieces = view.pieces_of("input")
     marks = marks_of(view)

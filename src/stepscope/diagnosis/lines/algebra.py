@@ -71,10 +71,9 @@ def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
     values = operators["input_values"].gather(called)
     place = at(view.attribution.place, view.slices_of_operators(called))
     found: defaultdict[tuple[str, int], list[tuple[list[int], int, int]]] = defaultdict(list)
-    for first, (name, inputs) in enumerate(zip(names, shapes, strict=True)):
-        if name in ("mul", "sub"):
-            inputs = _before_expansion(names, shapes, first)
-        result = _spread(inputs) if name in ("mul", "sub") else None
+    for first, name in enumerate(names):
+        inputs = _before_expansion(names, shapes, first) if name in ("mul", "sub") else ()
+        result = _spread(inputs)
         if result is None or place[first] < 0:
             continue
         chain = _summed(names, shapes, first, result)

@@ -21,7 +21,7 @@ from stepscope.analysis.module_paths import PHASES
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View, once
 from stepscope.trace.nesting import Rows, at
-from stepscope.trace.program_facts import LoopFacts
+from stepscope.trace.program_facts import FunctionFacts, LoopFacts
 from stepscope.trace.window import Times
 from stepscope.whatif import Change
 from stepscope.whatif.changes import fewer_works, joined, scaled_host_time, together
@@ -134,6 +134,12 @@ class Visits:
         for each in running[kept:]:
             self._last[each.visit] = row - 1
         del running[kept:]
+
+
+@once
+def main_visits(view: View) -> Visits:
+    """The main thread's visits to lines in the span."""
+    return Visits(view.begin_in_span(view.trace.lines.filter(pl.col("lane") == pl.lit(view.lane, pl.Int32))))
 
 
 _AS_OFTEN: Final = 0.2
@@ -298,7 +304,7 @@ class LineCosts:
         """How often a step runs each line, by number, from the main thread's recorded lines."""
         lines = self.view.trace.lines.with_columns(place=pl.Series(self.view.attribution.line_place, dtype=pl.Int64))
         mine = self.view.begin_in_span(lines.filter(pl.col("lane") == pl.lit(self.view.lane, pl.Int32)))
-        counts = mine[Visits(mine).rows].filter(pl.col("place") >= 0).group_by("place").len()
+        counts = mine[main_visits(self.view).rows].filter(pl.col("place") >= 0).group_by("place").len()
         return {place: count / self.view.step_count for place, count in counts.iter_rows()}
 
     def locations(self, numbers: Rows, top: int = 3) -> tuple[Location, ...]:
@@ -409,12 +415,17 @@ def settings_at(view: View, *functions: str, without: str = "") -> tuple[Locatio
     """
     lines = sorted(lines_that_call(view, *functions) - (lines_that_call(view, without) if without else set()))
     first = [(file, line) for file, line in lines if (file, line - 1) not in lines]  # of a statement over several lines
-    found = []
-    for file, line in first:
-        around = [each for each in view.program.functions if each.file == file and each.line <= line <= each.last]
-        innermost = min(around, key=lambda each: each.last - each.line, default=None)
-        found.append(Location(file, line, innermost.name if innermost else "<module>", 1.0, exact_line=True))
-    return tuple(found)
+    around = [function_at(view.program.functions, line) for line in first]
+    return tuple(
+        Location(*line, function.name if function is not None else "<module>", 1.0, exact_line=True)
+        for line, function in zip(first, around, strict=True)
+    )
+
+
+def function_at(functions: Iterable[FunctionFacts], line: tuple[str, int]) -> FunctionFacts | None:
+    """The innermost of these functions of the source around a file's line."""
+    around = [each for each in functions if each.file == line[0] and each.line <= line[1] <= each.last]
+    return max(around, key=lambda each: each.line, default=None)
 
 
 def lines_at(view: View, intervals: pl.DataFrame) -> tuple[Location, ...]:

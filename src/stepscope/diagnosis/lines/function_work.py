@@ -13,7 +13,7 @@ import polars as pl
 
 from stepscope.analysis.attribution import SourcePlace
 from stepscope.diagnosis.finding import Figure, Location, Remedy
-from stepscope.diagnosis.lines.costs import line_costs
+from stepscope.diagnosis.lines.costs import function_at, line_costs
 from stepscope.diagnosis.lines.values import equal_lines
 from stepscope.diagnosis.view import SMALLEST_PLACE, View
 from stepscope.trace.nesting import at
@@ -140,8 +140,7 @@ class FunctionWork:
 
     def function_at(self, line: _Line) -> FunctionFacts | None:
         """The innermost function of the source around a line."""
-        around = [each for each in self._functions.get(line[0], ()) if each.line <= line[1] <= each.last]
-        return max(around, key=lambda each: each.line, default=None)
+        return function_at(self._functions.get(line[0], ()), line)
 
     @cached_property
     def _borders(self) -> set[_Line]:

@@ -17,7 +17,7 @@ import polars as pl
 from stepscope.analysis.loops import PARAMETRISED
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name
-from stepscope.diagnosis.view import View, rows_of
+from stepscope.diagnosis.view import View, once, rows_of
 from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import BackwardFacts
 
@@ -354,6 +354,7 @@ def _forward_calls(view: View, nodes: Rows) -> pl.DataFrame:
     return modules.filter(pl.Series(~within) & pl.col("name").is_in(first["name"].implode()))
 
 
+@once
 def lines_that_run_modules(view: View) -> npt.NDArray[np.bool_]:
     """For each row of `lines`, whether modules are called or differentiated there."""
     nodes = view.trace.operators.filter(pl.col("name").str.contains(BACKWARD_NAME)).select("lane", "start_ns")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 from typing import Final
 
@@ -19,7 +18,7 @@ import polars as pl
 from stepscope.analysis.loops import PARAMETRISED, Loop
 from stepscope.analysis.module_paths import BACKWARD_NAME
 from stepscope.analysis.work import base_name, elements, shapes_of, tensor_shapes_of
-from stepscope.diagnosis.lines.costs import SourceLoops, Visits, carried_by
+from stepscope.diagnosis.lines.costs import SourceLoops, Visits, carried_by, main_visits
 from stepscope.diagnosis.lines.graphs import outermost_calls
 from stepscope.diagnosis.view import View, once, rows_of
 from stepscope.trace.nesting import Rows, outermost
@@ -218,8 +217,7 @@ def one_by_one_calls(view: View) -> Iterator[OneByOneCalls]:
     calls = _on_one_sample(view) if independent and view.lane is not None else None
     if calls is None or calls.height < _FEWEST_SAMPLES:
         return
-    lines = view.begin_in_span(view.trace.lines.filter(pl.col("lane") == view.lane)).sort("start_ns")
-    visits = Visits(lines)
+    visits = main_visits(view)
     steps = view.steps["start_ns"].to_numpy()
     found: dict[tuple[LoopFacts, str], dict[tuple[int, int], dict[int, list[int]]]] = {}
     for number, (name, start) in enumerate(calls.select("name", "start_ns").iter_rows()):
@@ -310,13 +308,9 @@ class Dependencies:
         if not any(each.is_comprehension for each in self._view.program.loops):
             return False
         start = int(self._view.trace.operators["start_ns"][int(loop.operators[-1])])
-        around = next(loops_around(self._view, self._visits, self._visits.at(start)), None)
+        visits = main_visits(self._view)
+        around = next(loops_around(self._view, visits, visits.at(start)), None)
         return around is not None and around[0].is_comprehension
-
-    @cached_property
-    def _visits(self) -> Visits:
-        lines = self._view.trace.lines
-        return Visits(self._view.begin_in_span(lines.filter(pl.col("lane") == self._view.lane)).sort("start_ns"))
 
     def runs(self, loop: Loop) -> int:
         """How often the program entered the loop, whose repetitions may span several turns of an outer loop."""

@@ -87,6 +87,7 @@ from typing import Final
 
 import numpy as np
 
+from stepscope.analysis.attribution import SourcePlace
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.algebra import (
     Appended,
@@ -199,10 +200,14 @@ def _broadcast(view: View, work: WorkLeft, sums: Broadcast) -> Found:
             view.ns_per_step("time of the same operations in matrix products", left),
             Figure("bytes of the result before the sum", sums.bytes, "bytes"),
         ],
-        where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+        where=_at(place),
         remedy=Remedy(f"Compute it by {better}.", code),
         change=scaled_with_pauses(rows, [], left / max(cost, 1)),
     )
+
+
+def _at(place: SourcePlace) -> tuple[Location, ...]:
+    return (Location(place.file, place.line, place.function, 1.0, place.exact_line),)
 
 
 _DETOURS: Final = {
@@ -286,7 +291,7 @@ def _detours(view: View, work: WorkLeft, called: Rows) -> Iterator[Found]:
                 view.count_per_step("operations of the products that take their place", detour.operations),
                 view.count_per_step("elements that are moved instead", detour.elements),
             ],
-            where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+            where=_at(place),
             remedy=remedy,
             change=scaled_with_pauses(rows, [], left / max(cost, 1)),
         )
@@ -348,7 +353,7 @@ def _appended(view: View, found: Appended) -> Found:
             view.count_per_step("concatenations", len(found.rows)),
             Figure("part of the elements that one concatenation copies", found.left, "share"),
         ],
-        where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+        where=_at(place),
         remedy=Remedy(
             "Collect the parts in a list and join them once after the loop, or write them into a tensor of the final "
             "size.",
@@ -424,7 +429,7 @@ def _one_by_one(view: View, work: WorkLeft, line: OneByOne) -> Found | None:
             view.count_per_step("backward operators", len(backward)),
             Figure("elements of these tensors", line.elements, "count"),
         ],
-        where=(Location(place.file, place.line, place.function, 1.0, place.exact_line),),
+        where=_at(place),
         remedy=remedy,
         change=scaled_with_pauses(rows, between, left / max(cost, 1)),
     )

@@ -94,19 +94,11 @@ def check(view: View, limits: Limits) -> Answers:
     kept = repeated_work(view, loading) if is_making_slow else None
     if kept is not None:
         figures.append(Figure(f"share of it in {kept.function}", kept.share, "share", MOST))
-        remedy = replace(
-            remedy,
-            text=f"{_kept_text(kept)} {remedy.text[:1].lower()}{remedy.text[1:]}",
-            code=f"{_KEPT_CODE}{remedy.code}",
-        )
+        remedy = _kept_first(_kept_text(kept), remedy)
     read, reading = reading_lines(view, loading) if is_making_slow and kept is None else (0.0, ())
     if read >= MOST:
         figures.append(Figure("share of it in lines that read or decode files", read, "share", MOST))
-        remedy = replace(
-            remedy,
-            text=f"{_read_text(read)} {remedy.text[:1].lower()}{remedy.text[1:]}",
-            code=f"{_KEPT_CODE}{remedy.code}",
-        )
+        remedy = _kept_first(_read_text(read), remedy)
     if library is not None:  # the library may have a faster function
         figures += [Figure(f"share of it in {_called(library)}", library.share, "share")]
         text = f"{remedy.text} {library.share:.0%} of the time to make a batch goes to {_called(library)}."
@@ -188,9 +180,10 @@ def _read_text(share: float) -> str:
     )
 
 
-_KEPT_CODE: Final = (
-    "samples = [dataset[index] for index in range(len(dataset))]      # once, before training; or in a file\n"
-)
+def _kept_first(text: str, remedy: Remedy) -> Remedy:
+    """The remedy after another one: to keep samples."""
+    code = "samples = [dataset[index] for index in range(len(dataset))]      # once, before training; or in a file\n"
+    return replace(remedy, text=f"{text} {remedy.text[:1].lower()}{remedy.text[1:]}", code=f"{code}{remedy.code}")
 
 
 def _called(library: Costly) -> str:
