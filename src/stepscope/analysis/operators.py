@@ -194,7 +194,7 @@ LAUNCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 
 class KernelClass(NamedTuple):
-    """What a kernel's name tells of it; "" for what it does not.
+    """What a kernel's name says about it; "" for what the name does not say.
 
     Attributes:
         kind: "matrix", "convolution", "attention", "experts", "normalisation", "elementwise" and the like.

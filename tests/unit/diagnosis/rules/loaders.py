@@ -76,3 +76,21 @@ def loading(
         recording.line(begin, (wait + compute_ms) * MS, "train.py(7): main")
         begin += (wait + compute_ms) * MS
     return recording
+
+
+def by_lines(
+    program: ProgramFacts, *lines: tuple[str, int], compute_ms: int, main: str = "train.py(7): main"
+) -> Recording:
+    """Four steps on a CPU: a batch, so many milliseconds at each line, then a computation at a line of main."""
+    recording = Recording(metadata=Metadata(program=program))
+    at, wait = 0, sum(ms for _, ms in lines) * MS
+    for number in range(4):
+        recording.step(at, wait + compute_ms * MS, number)
+        recording.annotation(at, wait, ALONE)
+        for name, ms in lines:
+            recording.line(at, ms * MS, name)
+            at += ms * MS
+        recording.line(at, compute_ms * MS, main)
+        recording.operator(at, compute_ms * MS, "aten::mm")
+        at += compute_ms * MS
+    return recording

@@ -28,7 +28,7 @@ from tests.unit.diagnosis.rules.cases import (
     training,
     true_idle_ns,
 )
-from tests.unit.diagnosis.rules.loaders import MS, facts, loading
+from tests.unit.diagnosis.rules.loaders import MS, by_lines, facts, loading
 from tests.unit.recording import Recording
 
 RECEIVED = 1_400_000
@@ -312,16 +312,8 @@ def test_an_iterator_for_each_batch_is_to_be_kept_and_gets_no_workers() -> None:
 def test_samples_that_come_out_the_same_can_be_kept(draws: bool) -> None:
     item = FunctionFacts(file="data.py", name="Images.__getitem__", line=10, last=19, changes_by_itself=draws)
     program = msgspec.structs.replace(facts(processors=8, item_ms=80, collate_ms=10), functions=(item,))
-    recording = Recording(metadata=Metadata(program=program))
-    for number in range(4):
-        begin = number * 150 * MS
-        recording.step(begin, 150 * MS, number)
-        recording.annotation(begin, 90 * MS, LOADING)
-        recording.line(begin, 90 * MS, "data.py(12): __getitem__")
-        recording.line(begin + 90 * MS, 60 * MS, "train.py(7): main")
-        recording.operator(begin + 90 * MS, 60 * MS, "aten::mm")
 
-    found = the_finding(rule, recording.trace())
+    found = the_finding(rule, by_lines(program, ("data.py(12): __getitem__", 90), compute_ms=60).trace())
 
     assert ("each epoch: keep it" in found.remedy.text) is not draws
     assert ("dataset[index]" in found.remedy.code) is not draws
@@ -334,17 +326,9 @@ def test_reading_files_for_each_sample_is_said_before_workers(called: str, says:
     item = FunctionFacts(file="data.py", name="Images.__getitem__", line=10, last=19, changes_by_itself=True)
     read = OperationFacts(file="data.py", names=("",) * 11 + (called,))
     program = msgspec.structs.replace(facts(processors=8, item_ms=80), functions=(item,), operations=(read,))
-    recording = Recording(metadata=Metadata(program=program))
-    for number in range(4):
-        begin = number * 150 * MS
-        recording.step(begin, 150 * MS, number)
-        recording.annotation(begin, 80 * MS, LOADING)
-        recording.line(begin, 60 * MS, "data.py(12): __getitem__")
-        recording.line(begin + 60 * MS, 20 * MS, "data.py(13): __getitem__")
-        recording.line(begin + 80 * MS, 70 * MS, "train.py(7): main")
-        recording.operator(begin + 80 * MS, 70 * MS, "aten::mm")
+    lines = ("data.py(12): __getitem__", 60), ("data.py(13): __getitem__", 20)
 
-    found = the_finding(rule, recording.trace())
+    found = the_finding(rule, by_lines(program, *lines, compute_ms=70).trace())
 
     assert ("reads and decodes files" in found.remedy.text) is says
     shares = [

@@ -18,6 +18,7 @@ from stepscope.trace.program_facts import (
     ValueFacts,
     WorkFacts,
 )
+from tests.unit.diagnosis.rules import loaders
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
 from tests.unit.diagnosis.rules.loaders import ALONE, MS, facts, loading
 from tests.unit.recording import Recording
@@ -349,15 +350,8 @@ def test_small_samples_that_never_change_are_made_once(draws: bool, transform: b
         FunctionFacts(file="data.py", name="Blur.__call__", line=20, last=29, changes_by_itself=draws),
     )
     program = msgspec.structs.replace(facts_, input_stages=stages, functions=functions)
-    recording = Recording(metadata=Metadata(program=program))
-    for number in range(4):
-        begin = number * 80 * MS
-        recording.step(begin, 80 * MS, number)
-        recording.annotation(begin, 60 * MS, ALONE)
-        recording.line(begin, 20 * MS, "data.py(12): __getitem__")
-        recording.line(begin + 20 * MS, 40 * MS, "data.py(22): __call__")
-        recording.line(begin + 60 * MS, 20 * MS, "train.py(7): main")
-        recording.operator(begin + 60 * MS, 20 * MS, "aten::mm")
+    lines = ("data.py(12): __getitem__", 20), ("data.py(22): __call__", 40)
+    recording = loaders.by_lines(program, *lines, compute_ms=20)
 
     told = [each for each in asked(rule, recording.trace()).findings if "each sample anew" in each.title]
 
@@ -371,13 +365,7 @@ def test_a_loop_whose_function_asks_for_the_batches_is_no_work_of_a_batch() -> N
         WorkFacts(file="train.py", function=1, kind="loop", first=5, last=5, calls=("batches_of",)),
         functions=(FunctionFacts(file="train.py", name="batches_of", line=30, last=35),),
     )
-    recording = Recording(metadata=Metadata(program=program))
-    for number in range(4):
-        begin = number * 200 * MS
-        recording.step(begin, 200 * MS, number)
-        recording.annotation(begin, 180 * MS, ALONE)
-        recording.line(begin, 180 * MS, "train.py(32): batches_of")
-        recording.line(begin + 180 * MS, 20 * MS, "train.py(5): main")
-        recording.operator(begin + 180 * MS, 20 * MS, "aten::mm")
+    lines = ("train.py(32): batches_of", 180)
+    recording = loaders.by_lines(program, lines, compute_ms=20, main="train.py(5): main")
 
     assert not any("Python loop" in each.title for each in asked(rule, recording.trace()).findings)
