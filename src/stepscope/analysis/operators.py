@@ -355,14 +355,14 @@ def is_eligible(operator: str) -> bool:
     return _ELIGIBLE.match(operator) is not None
 
 
-_LAUNCHED_WITH: Final = ("grid", "registers", "shared_memory_bytes", "occupancy")
+_LAUNCHED_WITH: Final = ("grid", "block", "registers", "shared_memory_bytes", "occupancy")
 
 
 def described_work(trace: Trace) -> pl.DataFrame:
     """Device work with the operator that launched it and the arithmetic in the kernel's name.
 
     Returns:
-        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns, grid, registers,
+        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns, grid, block, registers,
         shared_memory_bytes, occupancy; row (in operators),
         operator, input_shapes, input_types, is_eligible (as `is_eligible`), null without an operator; and the fields of
             `Arithmetic`.
