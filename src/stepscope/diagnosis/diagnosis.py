@@ -25,6 +25,7 @@ from stepscope.analysis.device_time import (
 from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import clipped, device_window, idle_summary
 from stepscope.analysis.operators import kernel_table, operator_table
+from stepscope.analysis.serving import ServingSummary
 from stepscope.diagnosis.finding import BusyWork, Finding, Location, NotAnswered
 from stepscope.diagnosis.lines.costs import LineShare, line_costs
 from stepscope.diagnosis.parts import PARTS
@@ -239,6 +240,7 @@ class Diagnosis:
             Savings are shares of such a step.
         busy: work that takes a noticeable part of the step on the device, costliest first.
         graphs: what is known of the kernels in CUDA or HIP graphs; None if none were launched.
+        serving: what was served; None if the program neither serves nor generates.
     """
 
     metadata: Metadata
@@ -277,6 +279,7 @@ class Diagnosis:
     unrecorded_ns: int = 0
     busy: tuple[BusyWork, ...] = ()
     graphs: GraphUse | None = None
+    serving: ServingSummary | None = None
 
     @property
     def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:
@@ -452,6 +455,7 @@ def _diagnosis(
         unrecorded_ns=_unrecorded_ns(view),
         busy=busy_work(view),
         graphs=graph_use(trace),
+        serving=view.serving,
     )
 
 

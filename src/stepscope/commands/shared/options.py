@@ -421,13 +421,17 @@ def exit_code_if_slower(limit: float | None, comparisons: Iterable[tuple[str, Sa
     return 1 if slower else 0
 
 
-def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
+def add_memory_limit_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
         type=_MEMORY,
         help="available memory, such as 24GiB (default: the device's)",
     )
+
+
+def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
+    add_memory_limit_option(parser)
     parser.add_argument(
         "--keep-free",
         metavar="SHARE",
