@@ -36,7 +36,7 @@ from stepscope.whatif.changes import scaled_pieces
 _NOT_WORKING: Final = ("once", "synchronisation", "untraced", "unknown")
 """Causes that do not show that the host works for the requests."""
 _MOST_FUNCTIONS: Final = 3
-_OVERLAP: Final = InServing(
+OVERLAP: Final = InServing(
     "Let the host schedule the next iteration and handle the tokens of the last one while the device works.",
     "overlap",
     "tokens.append(token)      # stays on the device; look at it and decode it to text some iterations later",
@@ -70,7 +70,7 @@ def check(view: View, limits: Limits) -> Answers:
             *(view.ns_per_step(f"in {function}() there", ns) for function, ns in functions),
         ],
         intervals=view.longest(mine, "between iterations"),
-        remedy=_OVERLAP.remedy(view),
+        remedy=OVERLAP.remedy(view),
         where=view.locations(mine),
         change=scaled_pieces(on_launching_thread(view, mine), 0.0),
         for_every_framework=True,

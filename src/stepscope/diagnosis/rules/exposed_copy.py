@@ -31,6 +31,7 @@ from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.analysis.idle import device_window
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._waits import INPUTS_AHEAD
 from stepscope.whatif.changes import overlapped, together, without_waits
 
 _KINDS: Final = ("copy_in", "copy_out")
@@ -168,4 +169,5 @@ RULE: Final = Rule(
             'batch = batch.to("hpu", non_blocking=True)',
         ),
     },
+    serving=INPUTS_AHEAD,
 )
