@@ -59,7 +59,7 @@ _READ_LATER: Final = InServing(
 )
 INPUTS_AHEAD: Final = InServing(
     "Copy what an iteration needs from pinned memory, without waiting.",
-    "overlap",
+    "inputs",
     "tokens = tokens.pin_memory().to(device, non_blocking=True)",
 )
 KINDS: Final[dict[str, Kind]] = {
