@@ -60,8 +60,11 @@ class Engine(msgspec.Struct, frozen=True):
     name: str
     files: str
     operators: str = ""
+    modules: str = ""
     ranges: tuple[str, ...] = ()
     iteration: str = ""
+    prefill: str = ""
+    decode: str = ""
     loop: str = ""
     reserves: bool = False
     options: Mapping[str, str] = {}
@@ -154,12 +157,15 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
 
 
 def engine_of(trace: Trace) -> str:
-    """The engine whose files or operators the trace holds; "" for none."""
-    paths, operators = trace.frames["file"].unique(), trace.operators["name"].unique()
+    """The engine whose files, operators or models the trace holds; "" for none."""
+    names = {
+        "files": trace.frames["file"].unique(),
+        "operators": trace.operators["name"].unique(),
+        "modules": trace.modules["name"].unique(),
+    }
     for engine in _known().engines:
-        if paths.str.contains(engine.files).any():
-            return engine.name
-        if engine.operators and operators.str.contains(engine.operators).any():
+        patterns = ((of, getattr(engine, what)) for what, of in names.items())
+        if any(pattern and of.str.contains(pattern).any() for of, pattern in patterns):
             return engine.name
     return ""
 
@@ -304,7 +310,20 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     rows = trace.frames.filter(place.str.contains(engine.iteration or engine.loop))
     if engine.loop:
         rows = _calls_inside(rows, trace.frames)
-    return _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    rows = _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    for phase, pattern in (("prefill", engine.prefill), ("decode", engine.decode)):
+        if pattern and rows.height:
+            has = _has_inside(rows, trace.frames.filter(place.str.contains(pattern)))
+            rows = rows.with_columns(phase=pl.when(has).then(pl.lit(phase)).otherwise("phase"))
+    return rows
+
+
+def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
+    """Which of the rows, in order of start, are among these frames or have one inside."""
+    begins = frames["start_ns"].sort().to_numpy()
+    starts = rows["start_ns"].to_numpy()
+    ends = starts + rows["duration_ns"].to_numpy()
+    return pl.Series(np.searchsorted(begins, ends) > np.searchsorted(begins, starts))
 
 
 def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
