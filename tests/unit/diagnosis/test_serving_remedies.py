@@ -14,6 +14,7 @@ from stepscope.diagnosis.rules import (
     exposed_copy,
     growing_work,
     launch_bound,
+    low_precision,
     memory_headroom,
     one_request,
     prefill_stall,
@@ -22,8 +23,8 @@ from stepscope.diagnosis.rules import (
 
 ENGINES = ("TensorRT-LLM", "TGI", "SGLang", "vLLM", "Diffusers", "Transformers")
 TRAINING = re.compile(r"zero_grad|optimizer|backward|\bloss|gradient|\btrain", re.IGNORECASE)
-MODULES = (_waits, between_iterations, decode_graphs, exposed_copy, growing_work, launch_bound, memory_headroom,
-           one_request, prefill_stall, repeated_casts)  # fmt: skip
+MODULES = (_waits, between_iterations, decode_graphs, exposed_copy, growing_work, launch_bound, low_precision,
+           memory_headroom, one_request, prefill_stall, repeated_casts)  # fmt: skip
 
 
 def remedies() -> set[InServing]:
