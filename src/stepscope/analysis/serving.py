@@ -247,8 +247,7 @@ def _marked(trace: Trace) -> pl.DataFrame:
     marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(anyone))
     if marks.is_empty():
         return marks
-    around = parents(*(marks[name].to_numpy() for name in ("lane", "start_ns", "duration_ns")))
-    marks = marks.filter(pl.Series(around < 0))
+    marks = outermost_of(marks)
     told = pl.DataFrame([_told(name, patterns) for name in marks["name"].unique()], schema=dict(_TOLD))
     return marks.join(told, on="name", how="left", maintain_order="left").with_columns(source=pl.lit("annotation"))
 
@@ -310,8 +309,8 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
 
 def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     """From each outermost call of a module inside a loop to the next one, the last to the loop's end."""
-    loops = _outermost(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
-    calls = _outermost(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
+    loops = outermost_of(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
+    calls = outermost_of(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
     calls = calls.join_asof(loops, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
     calls = calls.filter(pl.col("start_ns") < pl.col("end"))
     most = calls["module"].mode().sort().first()
@@ -320,7 +319,8 @@ def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     return calls.with_columns(duration_ns=until - pl.col("start_ns"))
 
 
-def _outermost(rows: pl.DataFrame) -> pl.DataFrame:
+def outermost_of(rows: pl.DataFrame) -> pl.DataFrame:
+    """The slices among these that lie in no other of them."""
     if rows.is_empty():
         return rows
     around = parents(*(rows[name].to_numpy() for name in ("lane", "start_ns", "duration_ns")))

@@ -44,7 +44,19 @@ from stepscope.analysis.patterns import logits_losses
 from stepscope.analysis.roofline import device_peaks, peaks_or_bounds
 from stepscope.analysis.work import elements, listed_shapes
 from stepscope.diagnosis.finding import NotAnswered
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import (
+    Answers,
+    Figure,
+    Found,
+    InServing,
+    Limits,
+    Remedy,
+    Rows,
+    Rule,
+    Threshold,
+    View,
+    rows_of,
+)
 from stepscope.trace import Trace
 from stepscope.whatif.changes import scaled_operators, scaled_work, scaled_work_of, together
 
@@ -271,4 +283,9 @@ RULE: Final = Rule(
             'with torch.autocast(device_type="hpu", dtype=torch.bfloat16):\n    loss = model(batch)',
         ),
     },
+    serving=InServing(
+        "Run the model in bfloat16, or in narrower numbers where the device has them.",
+        "precision",
+        "model = model.to(torch.bfloat16)",
+    ),
 )
