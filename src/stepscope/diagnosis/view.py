@@ -259,7 +259,7 @@ class View(StepView):
 
     @cached_property
     def memories(self) -> tuple[DeviceMemory, ...]:
-        return device_memories(self.trace, steps=self.steps, activity=self.activity)
+        return device_memories(self.trace, steps=self.steps, attribution=self.attribution)
 
     @cached_property
     def operator_costs(self) -> pl.DataFrame:
