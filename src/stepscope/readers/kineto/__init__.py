@@ -16,6 +16,7 @@ from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto.arguments import RECORDED
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
+from stepscope.readers.kineto.scanned import scan
 from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.model import StoreWriter
@@ -87,7 +88,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 def gather(name: str, stream: EventStream, columns: Columns, spill: Spill) -> None:
     """Convert all events to rows of `spill`; raise UnreadableTraceError if no event has a start and a duration."""
-    for events in stream.chunks():
+    for events in stream.scans(scan):
         spill.add(columns.batch(events))
     columns.pairs.finish()
     if not columns.complete_events:
