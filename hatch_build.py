@@ -71,7 +71,7 @@ def commands(source: Path, target: Path) -> list[list[str]]:
         options = ["/nologo", "/std:c++17", "/O2", "/EHsc", "/LD", f"/I{include}", str(source), f"/Fe:{target}"]
         return [["cl", *options, f"/Fo:{target.with_suffix('.obj')}", "/link", f"/LIBPATH:{library}"]]
     shared = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
-    options = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", f"-I{include}", str(source), "-o", str(target)]
+    options = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", f"-I{include}", str(source), "-o", str(target)]
     if chosen := os.environ.get("CXX"):
         return [[*shlex.split(chosen), *shared, *flags(), *options]]
     return [[name, *shared, *flags(), *options] for name in ("c++", "g++", "clang++")]

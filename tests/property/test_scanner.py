@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,6 +18,7 @@ from stepscope.trace.window import StepRange, Window
 from tests.fuzz import seeds
 from tests.fuzz.containers import changed, raw_bytes
 from tests.property.documents import EVERY_KIND, small_pieces
+from tests.property.spellings import respelled
 from tests.simulator import Machine, kineto_bytes
 from tests.simulator.strategies import programs
 
@@ -26,28 +26,6 @@ pytestmark = pytest.mark.skipif(not scanned.is_built(), reason="the scanner was 
 TRIES = int(os.environ.get("STEPSCOPE_TRIES", "250"))
 FIRST = int(os.environ.get("STEPSCOPE_FIRST", "0"))
 """Number of the first changed file, for other ones."""
-_NUMBER = re.compile(rb"(?<=[:\[, ])-?\d+(?:\.\d+)?(?=[,}\]\s])")
-_TEXT = re.compile(rb'"[^"\\]{1,60}"')
-_BITS = (31, 41, 53, 61, 63, 64)
-_NUMBERS = (
-    *b"0 -0 -0.0 01 1. .5 +1 1e3 1E-3 0.0005 12.34567 7.0005 1.50000 -3.25 1e999 -1e999 NaN Infinity null".split(),
-    *b'true [1] {} "7" "stream\\u00207" 2199023255552.001 2199023255553.5 1690000000000000.123'.split(),
-    *b"1690000000000000.1234 2305843009213693.9 -2199023255553.5".split(),
-    *(str(sign * (2**bits + more)).encode() for bits in _BITS for more in (-1, 0, 1) for sign in (1, -1)),
-)
-_TEXTS = (
-    *rb'"" "\u0041" "\ud83d\ude00" "\ud800" "\n\t\\" "\x" "ts" "ph" "args" "X" "i" "s" "B" "E"'.split(),
-    *rb'"kernel" "Kernel" "cpu_op" "[memory]" "\u005bmemory]" "ProfilerStep#3" null 7 "device" "External\u0020id"'.split(),
-    *(
-        b'"\xc3\xa9"',
-        b'"\xff"',
-        b'"\x01"',
-        b'"\xed\xa0\x80"',
-        b'"K\xe2\x84\xaa"',
-        b'"graph node id"',
-        b'"name":"a","name"',
-    ),
-)
 
 
 class CountedScan:
@@ -83,19 +61,6 @@ def check_both(path: Path, *, window: Window | None = None, steps: StepRange | N
         if len(plain) == 3:
             assert [name for name in SCHEMAS if not fast[2][name].equals(plain[2][name])] == []
     return scan.accepted
-
-
-def respelled(random: Random, text: bytes) -> bytes:
-    """The text with some numbers and strings written in a way, or with a value, that profilers do not use."""
-    for _ in range(random.choice((1, 1, 2, 5))):
-        pattern, words = random.choice(((_NUMBER, _NUMBERS), (_TEXT, _TEXTS)))
-        places = list(pattern.finditer(text))
-        if places:
-            place = random.choice(places)
-            text = text[: place.start()] + random.choice(words) + text[place.end() :]
-    if random.random() < 0.2:
-        text = text.replace(b",", random.choice((b" ,", b",\n", b"\t,\r\n ")))
-    return text
 
 
 def test_a_file_of_every_kind_of_event_is_scanned(tmp_path: Path) -> None:

@@ -57,29 +57,38 @@ _KINDS: Final = tuple(
 )
 _NO_INTEGER: Final = np.iinfo(np.int64).min
 _NO_CODE: Final = np.iinfo(np.uint32).max
+_MISSING: Final = {np.dtype(np.int64): _NO_INTEGER, np.dtype(np.uint32): _NO_CODE}
 _MOST_COMBINATIONS: Final = 2**18
 _CodeArray: TypeAlias = npt.NDArray[np.uint32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Coded(NamedTuple):
-    """A column of numbered values; `_NO_CODE` for null."""
+    """A column of numbered values; `_NO_CODE` for null.
+
+    Attributes:
+        in_order: whether every value is used, and they are in order of first use.
+    """
 
     codes: _CodeArray
     values: Sequence[Any]
+    in_order: bool = True
 
     def filtered(self, mask: _Mask) -> Coded:
-        return Coded(self.codes[mask], self.values)
+        return Coded(self.codes[mask], self.values, in_order=False)
 
     def tolist(self) -> list[Any]:
         values = [*self.values, None]
         return [values[code] for code in np.minimum(self.codes, len(self.values)).tolist()]
 
-    def translated(self, function: Callable[[list[Any]], Sequence[Any] | pl.Series], missing: Any, dtype: Any) -> Any:
+    def translated(self, function: Callable[[Sequence[Any]], Sequence[Any]], missing: Any, dtype: Any) -> Any:
         """Return an array with `function` of the values, which it is given once each, in order of first use."""
-        used = first_uses(self.codes, len(self.values))
         table = np.full(len(self.values) + 1, missing, dtype)
-        table[used] = function([self.values[code] for code in used.tolist()])
+        if self.in_order:
+            table[:-1] = function(self.values)
+        else:
+            used = first_uses(self.codes, len(self.values))
+            table[used] = function([self.values[code] for code in used.tolist()])
         return table[np.minimum(self.codes, len(self.values))]
 
 
@@ -162,9 +171,7 @@ class Rows:
 
     def coded(self, name: str) -> Coded:
         column = self._fields[name]
-        if not isinstance(column, Coded):
-            return Coded(np.full(len(self), _NO_CODE, np.uint32), ())
-        return column
+        return column if isinstance(column, Coded) else Coded(np.full(len(self), _NO_CODE, np.uint32), ())
 
     def integers(self, name: str) -> npt.NDArray[np.int64]:
         """Return a field's values, `_NO_INTEGER` for null; fractions are cut off."""
@@ -184,7 +191,7 @@ class Rows:
         return np.full(len(self), np.nan) if column is None else column  # type: ignore[return-value]
 
 
-def _whole_numbers(values: list[Any]) -> list[int]:
+def _whole_numbers(values: Sequence[Any]) -> list[int]:
     numbers = map(arguments.integer, values)
     return [_NO_INTEGER if number is None else number for number in numbers]
 
@@ -308,15 +315,18 @@ class RowTables:
         else:
             build = {"operators": self._operators, "launches": self._launches, "frames": self._frames}[rows.table]
             specific = build(rows)
-        shared: dict[str, npt.NDArray[Any]] = {
-            "start_ns": rows.start_ns,
-            "duration_ns": rows.duration_ns,
-            "name": self._text(rows.names),
-        }
-        frame = with_nulls({**shared, "lane": self._lanes(rows), **specific})
+        frame = with_nulls(
+            {
+                "start_ns": rows.start_ns,
+                "duration_ns": rows.duration_ns,
+                "name": self._text(rows.names),
+                "lane": self._lanes(rows),
+                **specific,
+            }
+        )
         if rows.table == "device_work":
             registers = fitting("registers", frame["registers"], pl.Int32, self._damage)
-            frame = frame.with_columns(registers.alias("registers"))
+            frame.replace_column(frame.get_column_index("registers"), registers)
         return frame
 
     def memory(self, rows: Rows) -> pl.DataFrame:
@@ -329,7 +339,7 @@ class RowTables:
             {
                 "start_ns": rows.start_ns,
                 "lane": self._lanes(rows),
-                "device": self._pool.codes(words).to_numpy()[place],
+                "device": np.array(self._pool.numbers(words), np.uint32)[place],
                 **{name: rows.integers(name) for name in numbers},
             }
         )
@@ -339,9 +349,9 @@ class RowTables:
             {
                 "start_ns": rows.start_ns,
                 "lane": self._lanes(rows),
-                "end": np.full(len(rows), self._pool.codes([end])[0], np.uint32),
+                "end": np.full(len(rows), self._pool.numbers([end])[0], np.uint32),
                 "category": self._text(rows.names),
-                "flow": self._pool.optional_codes(rows.duration_ns.tolist()).to_numpy(),
+                "flow": np.array(self._pool.numbers(rows.duration_ns.tolist()), np.uint32),
             }
         )
 
@@ -390,14 +400,13 @@ class RowTables:
     def _text(self, column: Coded, meaning: Callable[[Any], Any] | None = None) -> _CodeArray:
         """Return the pool's indices of a column's values, or of what they mean."""
 
-        def codes(values: list[Any]) -> pl.Series:
-            words = values if meaning is None else list(map(meaning, values))
-            return self._pool.optional_codes(words).fill_null(_NO_CODE)
+        def numbers(values: Sequence[Any]) -> list[int]:
+            return self._pool.numbers(values if meaning is None else map(meaning, values), _NO_CODE)
 
-        return column.translated(codes, _NO_CODE, np.uint32)  # type: ignore[no-any-return]
+        return column.translated(numbers, _NO_CODE, np.uint32)  # type: ignore[no-any-return]
 
     def _raw(self, column: Coded) -> _CodeArray:
-        return column.translated(self._pool.raw_codes, _NO_CODE, np.uint32)  # type: ignore[no-any-return]
+        return column.translated(self._pool.raw_numbers, _NO_CODE, np.uint32)  # type: ignore[no-any-return]
 
     def _lanes(self, rows: Rows) -> npt.NDArray[np.int32]:
         lane_of = self._lane_of
@@ -415,14 +424,19 @@ def _either(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.
 
 def with_nulls(columns: dict[str, npt.NDArray[Any]]) -> pl.DataFrame:
     """Build a frame in which `_NO_INTEGER`, `_NO_CODE` and NaN are null."""
-    frame = pl.DataFrame(columns)
-    nullable = []
-    for name, values in columns.items():
-        if values.dtype == np.float64:
-            if np.isnan(values).any():
-                nullable.append(pl.col(name).fill_nan(None))
-        elif values.dtype != np.int32:
-            missing = _NO_CODE if values.dtype == np.uint32 else _NO_INTEGER
-            if (values == missing).any():
-                nullable.append(pl.when(pl.col(name) != missing).then(pl.col(name)).alias(name))
-    return frame.with_columns(nullable) if nullable else frame
+    return pl.DataFrame([_with_nulls(name, values) for name, values in columns.items()])
+
+
+def _with_nulls(name: str, values: npt.NDArray[Any]) -> pl.Series:
+    column: pl.Series = pl.Series(name, values)
+    if values.dtype == np.int32:
+        return column
+    absent = (
+        np.isnan(values) if values.dtype == np.float64 else values == np.array(_MISSING[values.dtype], values.dtype)
+    )
+    count = int(np.count_nonzero(absent))
+    if count == len(values):  # much faster than to set each
+        column = pl.Series(name, [None], dtype=column.dtype).new_from_index(0, count)
+    elif count:
+        column = column.set(pl.Series(absent), None)
+    return column
