@@ -1,0 +1,34 @@
+"""An assistant whose requests all begin with the same long instructions.
+
+Planted: the instructions are computed again for each request, instead of a copy of their cache.
+Expected: costly-line
+"""
+
+import copy
+
+import torch
+from transformers import DynamicCache, GenerationConfig
+
+from tests.zoo import command, language
+
+INSTRUCTIONS = 192
+
+
+@torch.inference_mode()
+def main() -> None:
+    options = command.options(__doc__)
+    model = language.llama()
+    settings = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=language.PADDING)
+    requests = torch.tensor(language.prompts(16, 12, shared=INSTRUCTIONS))
+    read = DynamicCache(config=model.config)
+    model(requests[:1, :INSTRUCTIONS], past_key_values=read, logits_to_keep=1)
+    for _ in command.rounds(options):
+        for request in requests:
+            tokens = request[None]
+            mask = torch.ones_like(tokens)
+            cache = DynamicCache(config=model.config) if options.fault else copy.deepcopy(read)
+            model.generate(tokens, attention_mask=mask, past_key_values=cache, generation_config=settings)  # planted
+
+
+if __name__ == "__main__":
+    main()
