@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.serving import PUT_ASIDE, iteration_table
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.window import Times
@@ -40,6 +41,8 @@ DISTORTING: Final = 0.25
 """Share of the mean step that outliers must account for to be set apart."""
 ONE_OF_A_KIND: Final = 0.5
 """If another step is at least this share as long as the longest, the longest is no exception."""
+MANY_ITERATIONS: Final = 2
+"""With this many iterations of an engine in each marked step, the iterations are the steps."""
 _PROGRAM: Final = r"^[\w.<>-]+\(\d+\)$"
 """XLA's name for the execution of a compiled program on a device, with the program's number."""
 _LONGEST_SEQUENCE: Final = 200_000
@@ -58,8 +61,17 @@ class StepSummary:
 
 
 def step_table(trace: Trace) -> pl.DataFrame:
-    """Steps in order; columns as in STEP_SCHEMA. Empty if neither annotations nor repetition show steps."""
-    steps = _annotated(trace, "host")
+    """Steps in order; columns as in STEP_SCHEMA. Empty if neither annotations nor repetition show steps.
+
+    Iterations of an engine that serves are steps, unless the program marked steps of which each holds one. A marked
+    step in which graphs were captured or the engine warmed up is none; where nothing else happened, there are no steps.
+    """
+    iterations = iteration_table(trace)
+    aside = pl.col("phase").is_in(PUT_ASIDE).fill_null(False)
+    served = iterations.filter(~aside)
+    steps = _without_most_of(_annotated(trace, "host"), iterations.filter(aside))
+    if served.height >= MANY_ITERATIONS * steps.height and iterations.height:
+        return _with_complete(_of_iterations(served), trace.metadata.window, may_be_cut=False)
     for find in (
         partial(_annotated, kind="device"),
         _inferred_from_marks,
@@ -154,6 +166,24 @@ def _annotated(trace: Trace, kind: str) -> pl.DataFrame:
     return _steps(marks["step"].to_numpy(), start, start + marks["duration_ns"].to_numpy(), "annotation")
 
 
+def _of_iterations(iterations: pl.DataFrame) -> pl.DataFrame:
+    starts = iterations["start_ns"].to_numpy()
+    ends = starts + iterations["duration_ns"].to_numpy()
+    source = "inferred" if "inferred" in iterations["source"] else "annotation"
+    return _steps(np.arange(len(starts)), starts, ends, source)
+
+
+def _without_most_of(steps: pl.DataFrame, aside: pl.DataFrame) -> pl.DataFrame:
+    """The steps without those that mostly consist of these stretches."""
+    if steps.is_empty() or aside.is_empty():
+        return steps
+    starts, ends = steps["start_ns"].to_numpy(), (steps["start_ns"] + steps["duration_ns"]).to_numpy()
+    covered = np.zeros(len(starts), np.int64)
+    for begin, duration in aside.select("start_ns", "duration_ns").iter_rows():
+        covered += np.maximum(np.minimum(ends, begin + duration) - np.maximum(starts, begin), 0)
+    return steps.filter(pl.Series(2 * covered < ends - starts))
+
+
 def _most_frequent_kind(marks: pl.DataFrame) -> pl.DataFrame:
     """Marks of one kind: those named "train" if there are also some named "evaluate"."""
     name = pl.col("name")
@@ -243,11 +273,14 @@ def _phase(times: Times, period: int) -> int:
     return int(np.median(pauses[:whole].reshape(-1, period), axis=0).argmax())
 
 
-def _with_complete(steps: pl.DataFrame, read: Window | None) -> pl.DataFrame:
-    """Mark complete steps: a much shorter first or last step was cut off, and so is one that exceeds what was read."""
+def _with_complete(steps: pl.DataFrame, read: Window | None, *, may_be_cut: bool = True) -> pl.DataFrame:
+    """Mark complete steps: a step that exceeds what was read is not, nor a much shorter first or last, if `may_be_cut`.
+
+    Iterations of an engine may have any length.
+    """
     durations = steps["duration_ns"].to_numpy()
     complete = np.ones(len(durations), np.bool_)
-    if len(durations) >= 2:
+    if len(durations) >= 2 and may_be_cut:
         for edge in (0, len(durations) - 1):
             others = np.delete(durations, edge)
             complete[edge] = durations[edge] >= PARTIAL_SHARE * float(np.median(others))

@@ -24,6 +24,7 @@ from stepscope.analysis.device_time import (
 from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import clipped, device_window, idle_summary
 from stepscope.analysis.operators import kernel_table, operator_table
+from stepscope.analysis.serving import ServingSummary
 from stepscope.diagnosis.finding import BusyWork, Finding, Location, NotAnswered
 from stepscope.diagnosis.lines.costs import LineShare, line_costs
 from stepscope.diagnosis.parts import PARTS
@@ -237,6 +238,7 @@ class Diagnosis:
         unrecorded_ns: median of the run's unrecorded steps, if they are shorter than the recorded ones, else 0.
             Savings are shares of such a step.
         busy: work that takes a noticeable part of the step on the device, costliest first.
+        serving: what was served; None if the program neither serves nor generates.
     """
 
     metadata: Metadata
@@ -274,6 +276,7 @@ class Diagnosis:
     lines: tuple[LineShare, ...] = ()
     unrecorded_ns: int = 0
     busy: tuple[BusyWork, ...] = ()
+    serving: ServingSummary | None = None
 
     @property
     def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:
@@ -448,6 +451,7 @@ def _diagnosis(
         engine_uses=engine_uses(trace),
         unrecorded_ns=_unrecorded_ns(view),
         busy=busy_work(view),
+        serving=view.serving,
     )
 
 

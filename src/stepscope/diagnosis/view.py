@@ -18,6 +18,7 @@ from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.places import Place, line_places, merged, places
+from stepscope.analysis.serving import ServingSummary, iteration_costs, iteration_table, serving_summary
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
@@ -158,6 +159,16 @@ class View(StepView):
         """Whether a backward pass or an optimizer's step was recorded; other programs get no advice on training."""
         operators, annotations = self.trace.operators["name"], self.trace.annotations["name"]
         return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
+
+    @cached_property
+    def iterations(self) -> pl.DataFrame:
+        """Iterations of an engine that serves or of a loop that generates; see `serving.iteration_costs`."""
+        return iteration_costs(self.trace, iteration_table(self.trace))
+
+    @cached_property
+    def serving(self) -> ServingSummary | None:
+        """What was served; None if nothing shows that the program serves or generates."""
+        return serving_summary(self.trace, self.iterations)
 
     @property
     def period(self) -> str:

@@ -43,7 +43,7 @@ from stepscope.report.energy import measured_section, trace_json
 from stepscope.report.format import count, duration, file_name, printable, share, size, warning_sentence
 from stepscope.report.html import flame_view, picture_view
 from stepscope.report.memory import memory_view, telemetry_view
-from stepscope.report.places import glances
+from stepscope.report.places import glances, serving_glance
 from stepscope.report.words import (
     afterwards_sentence,
     basis_sentence,
@@ -266,6 +266,9 @@ def _rank(report: TraceReport, key: str, name: str) -> Iterator[Block]:
     findings = tuple(_findings(report, key))
     yield Section("Findings", findings, id=f"{key}-findings", link="Findings", is_quiet=True)
     yield from _picture(report, key)
+    if diagnosis.serving is not None:
+        served = serving_glance(diagnosis.serving)
+        yield Section(served.heading, (Figures(served.rows),), id=f"{key}-serving", link="Serving")
     yield from _times(diagnosis, key)
     busy = _items(busy_sentences(diagnosis))
     yield from section_if("What the device worked on, and what it reached", *busy, id=f"{key}-busy", link="Busy")
@@ -557,6 +560,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
         **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
+        **({} if diagnosis.serving is None else {"serving": diagnosis.serving}),
         **({"applied": diagnosis.applied} if diagnosis.applied else {}),
         **({} if report.energy is None else {"energy": trace_json(report.energy)}),
     )

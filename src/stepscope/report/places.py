@@ -10,6 +10,7 @@ import polars as pl
 
 from stepscope.analysis.device_time import ENGINES, DeviceUse, EngineUse, HostUse
 from stepscope.analysis.places import PHASE_COLUMNS, PlaceCosts
+from stepscope.analysis.serving import PhaseSummary, ServingSummary
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.document import Document, Section, Table, Text, fields, stamped, texts
 from stepscope.report.format import cell, count, duration, printable, share
@@ -32,6 +33,14 @@ _HOW_IN_XLA: Final = {
     "lines": "let JAX's Python tracer record frames; PyTorch/XLA records lines with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1.",
     "modules": "XLA records those of compiled code, by the names that JAX's libraries (or jax.named_scope) give them; "
     "PyTorch/XLA does so with XLA_IR_DEBUG=1 XLA_HLO_DEBUG=1.",
+}
+_PHASES: Final = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "mixed": "both at once",
+    "capture": "graph capture",
+    "warm_up": "warm-up",
+    "": "phase unknown",
 }
 _LIBRARIES: Final = "its Python frames are those of libraries. --user-code PATTERN says which of their files are yours."
 
@@ -218,6 +227,47 @@ def glances(diagnosis: Diagnosis, devices: Sequence[str] | None = None) -> tuple
     if diagnosis.host_use is None or not diagnosis.host_use.window_ns:
         return found
     return (*found, Glance("The host at a glance", _host_rows(diagnosis.host_use)))
+
+
+def serving_glance(serving: ServingSummary) -> Glance:
+    """Summarise what was served: each phase, times per token, the fullest batch, and what was put aside."""
+    rows = [(_PHASES[each.phase], _iterations(each), _phase_words(each)) for each in serving.phases]
+    if serving.time_per_output_token_ns is not None:
+        what = "from the start of a decoding iteration to the next (median)"
+        rows.append(("time per token", duration(serving.time_per_output_token_ns), what))
+    if serving.time_to_first_token_ns is not None:
+        what = "from the start of a prefill to the iteration after it (median); waiting in the queue comes before"
+        rows.append(("first token", duration(serving.time_to_first_token_ns), what))
+    for each in serving.put_aside:
+        sizes = (
+            f", for {', '.join(map(count, serving.captured_sizes))} at once"
+            if each.phase == "capture" and serving.captured_sizes
+            else ""
+        )
+        what = f"put aside: {duration(each.total_ns)} in which nothing was served{sizes}"
+        rows.append((_PHASES[each.phase], _iterations(each), what))
+    if not serving.phases:
+        rows.append(("served", "nothing", "record while requests are served"))
+    how = {"annotation": "by its own ranges", "inferred": "inferred from its calls"}[serving.source]
+    return Glance(f"What {serving.engine or 'the loop'} served, {how}", tuple(rows))
+
+
+def _iterations(phase: PhaseSummary) -> str:
+    return "1 iteration" if phase.count == 1 else f"{count(phase.count)} iterations"
+
+
+def _phase_words(phase: PhaseSummary) -> str:
+    """A phase's typical iteration: times, batch, and how it is launched."""
+    parts = [f"{duration(phase.host_ns)} on the host"]
+    if phase.device_ns is not None:
+        parts.append(f"{duration(phase.device_ns)} of work on the device")
+    batch = [(phase.requests, "request"), (phase.tokens, "token")]
+    parts += [f"{count(number)} {word}{'' if number == 1 else 's'}" for number, word in batch if number is not None]
+    if phase.device_ns is not None:
+        graphs = {0.0: "", 1.0: ", a graph among them"}.get(phase.graph_share)
+        graphs = f", with a graph in {share(phase.graph_share)} of the iterations" if graphs is None else graphs
+        parts.append(f"{count(phase.launches)} launch{'' if phase.launches == 1 else 'es'}{graphs}")
+    return ", ".join(parts) + ("" if phase.count == 1 else " (medians)")
 
 
 def _device_rows(use: DeviceUse, *, has_engines: bool) -> list[tuple[str, str, str]]:

@@ -340,10 +340,12 @@ def derived_tables() -> dict[str, tuple[Callable[[Trace], pl.DataFrame], Mapping
     from stepscope.analysis.idle import IDLE_SCHEMA, idle_time
     from stepscope.analysis.operators import COST_SCHEMA, LAUNCH_SCHEMA, launch_table, operator_costs
     from stepscope.analysis.roofline import TABLE_SCHEMA, roofline_table
+    from stepscope.analysis.serving import ITERATION_SCHEMA, iteration_table
     from stepscope.analysis.steps import STEP_SCHEMA, step_table
 
     return {
         "steps": (step_table, STEP_SCHEMA),
+        "iterations": (iteration_table, ITERATION_SCHEMA),
         "idle": (idle_time, IDLE_SCHEMA),
         "host_time": (host_time, HOST_SCHEMA),
         "device_time": (device_time, DEVICE_TIME_SCHEMA),

@@ -1,0 +1,375 @@
+"""Iterations of an engine that serves a model, or of a loop that generates: prefill, decode and what is put aside.
+
+An iteration is one pass of the model over a batch of requests. Engines mark them with ranges of their own; without
+ranges, the engine's function that runs one tells them, then the calls of the model inside a function that generates,
+then the lookups of token embeddings. `data/engines.toml` lists the names.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from stepscope.trace import Trace
+from stepscope.trace.nesting import conformed, parents
+
+ITERATION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "lane": pl.Int32,
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+    "phase": pl.String,  # one of PHASES; null if unknown
+    "requests": pl.Int64,  # in this iteration; null if unknown
+    "tokens": pl.Int64,  # processed, of all requests; null if unknown
+    "captured_size": pl.Int64,  # of a captured graph, in requests or tokens
+    "engine": pl.String,  # "" for a loop of no known engine
+    "source": pl.String,  # "annotation", or "inferred" from functions or operators
+}
+PHASES: Final = ("prefill", "decode", "mixed", "capture", "warm_up")
+PUT_ASIDE: Final = ("capture", "warm_up")
+"""Phases in which nothing is served."""
+_MODES: Final = {
+    "EXTEND": "prefill",
+    "SPLIT_PREFILL": "prefill",
+    "PREFILL": "prefill",
+    "DECODE": "decode",
+    "TARGET_VERIFY": "decode",
+    "DRAFT_EXTEND": "decode",
+    "MIXED": "mixed",
+    "IDLE": "idle",
+}
+_SHAPES: Final = r"^\[\[(?P<entries>\d+),\s*\d+\],\s*\[(?P<first>\d+)(?:,\s*(?P<second>\d+))?\]"
+"""Shapes of a lookup of embeddings: the table's, then that of the indices: (tokens,) or (requests, tokens each)."""
+_FEWEST: Final = 4
+"""Fewest lookups that make a loop: one of a prompt, then three of a single token for each request."""
+_TRAINS: Final = r"^autograd::engine|Backward\d*$|^Optimizer\."
+_CAPTURES: Final = r"^(?:cuda|hip|cu)StreamBeginCapture"
+
+
+class Engine(msgspec.Struct, frozen=True):
+    """One engine of data/engines.toml."""
+
+    name: str
+    files: str
+    operators: str = ""
+    ranges: tuple[str, ...] = ()
+    iteration: str = ""
+    loop: str = ""
+    options: Mapping[str, str] = {}
+
+
+class _Engines(msgspec.Struct, frozen=True):
+    warm_up: str
+    capture: str
+    engines: tuple[Engine, ...]
+
+
+@cache
+def _known() -> _Engines:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    text = files("stepscope").joinpath("data/engines.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), _Engines)
+
+
+def engine_options(engine: str) -> Mapping[str, str]:
+    """An engine's own options by purpose; empty for an unknown engine."""
+    return next((each.options for each in _known().engines if each.name == engine), {})
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSummary:
+    """The iterations of one phase; medians, None where the trace does not tell.
+
+    Attributes:
+        phase: one of PHASES; "" if unknown.
+        total_ns: of the host.
+        host_ns: from an iteration's start to its end on the host, which may end before the device does.
+        device_ns: for the work launched in an iteration, each moment once.
+        launches: calls that launch work, in an iteration.
+        graph_share: share of the iterations that launch a graph, 0 to 1.
+    """
+
+    phase: str
+    count: int
+    total_ns: int
+    host_ns: int
+    device_ns: int | None
+    requests: float | None
+    tokens: float | None
+    launches: float
+    graph_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSummary:
+    """What was served in a recording.
+
+    Attributes:
+        phases: without what was put aside, the longest in total first.
+        put_aside: captures and warm-up.
+        time_per_output_token_ns: median time from one decoding iteration's start to the next; None with fewer than two.
+        time_to_first_token_ns: median time from a prefill's start to the start of the iteration after it, which begins
+            with its token; None if none follows.
+        most_requests: in one iteration.
+        captured_sizes: of the graphs that were captured in the recording.
+    """
+
+    engine: str
+    source: str
+    phases: tuple[PhaseSummary, ...]
+    put_aside: tuple[PhaseSummary, ...]
+    time_per_output_token_ns: int | None
+    time_to_first_token_ns: int | None
+    most_requests: int | None
+    captured_sizes: tuple[int, ...]
+
+
+def iteration_table(trace: Trace) -> pl.DataFrame:
+    """Iterations of the thread with most of them, in order; columns as in ITERATION_SCHEMA.
+
+    Iterations of an idle engine, which have no requests, are left out.
+    """
+    rows = _marked(trace)
+    for find in (_of_functions, _of_lookups):
+        if rows.is_empty():
+            rows = find(trace)
+    if rows.is_empty():
+        return pl.DataFrame(schema=dict(ITERATION_SCHEMA))
+    rows = rows.filter(pl.col("lane") == rows["lane"].mode().min()).sort("start_ns")
+    rows = rows.with_columns(phase=_with_put_aside(trace, rows)).filter(pl.col("phase").ne_missing("idle"))
+    return conformed(rows.with_columns(engine=pl.lit(engine_of(trace) or rows["engine"].first())), ITERATION_SCHEMA)
+
+
+def engine_of(trace: Trace) -> str:
+    """The engine whose files or operators the trace holds; "" for none."""
+    paths, operators = trace.frames["file"].unique(), trace.operators["name"].unique()
+    for engine in _known().engines:
+        if paths.str.contains(engine.files).any():
+            return engine.name
+        if engine.operators and operators.str.contains(engine.operators).any():
+            return engine.name
+    return ""
+
+
+def iteration_costs(trace: Trace, iterations: pl.DataFrame) -> pl.DataFrame:
+    """The iterations with `launches` and `graph_launches` (calls in each) and `device_ns` (null without a device).
+
+    Args:
+        iterations: as from `iteration_table`.
+    """
+    numbered = iterations.with_row_index("iteration")
+    spans = numbered.select("iteration", "lane", begin="start_ns", until=_end()).sort("begin")
+    calls = trace.launches.with_row_index("launch").filter(
+        pl.col("kind").is_in(["launch", "graph_launch", "copy", "set"])
+    )
+    calls = calls.sort("start_ns").join_asof(
+        spans, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False
+    )
+    calls = calls.filter(pl.col("start_ns") < pl.col("until"))
+    counts = calls.group_by("iteration").agg(
+        launches=(pl.col("kind") != "copy").sum(), graph_launches=(pl.col("kind") == "graph_launch").sum()
+    )
+    work = trace.device_work.join(calls.select("launch", "iteration"), on="launch").sort("iteration", "start_ns")
+    earlier = _end().cum_max().shift(1).over("iteration").fill_null(0)
+    alone = (_end() - pl.max_horizontal("start_ns", earlier)).clip(0)
+    busy = work.with_columns(alone=alone).group_by("iteration").agg(device_ns=pl.col("alone").sum())
+    found = numbered.join(counts, on="iteration", how="left").join(busy, on="iteration", how="left").sort("iteration")
+    missing = pl.lit(None if trace.device_work.is_empty() else 0)
+    return found.drop("iteration").with_columns(
+        pl.col("launches", "graph_launches").fill_null(0), pl.col("device_ns").fill_null(missing).cast(pl.Int64)
+    )
+
+
+def serving_summary(trace: Trace, iterations: pl.DataFrame | None = None) -> ServingSummary | None:
+    """Summarise the iterations; None without any.
+
+    Args:
+        iterations: as from `iteration_costs`, if already known.
+    """
+    if iterations is None:
+        iterations = iteration_costs(trace, iteration_table(trace))
+    if iterations.is_empty():
+        return None
+    aside = pl.col("phase").is_in(PUT_ASIDE).fill_null(False)
+    served = iterations.filter(~aside)
+    later = served.with_columns(until_next=pl.col("start_ns").shift(-1) - pl.col("start_ns"))
+    decodes = later.filter((pl.col("phase") == "decode") & (pl.col("phase").shift(-1) == "decode"))
+    return ServingSummary(
+        iterations["engine"][0],
+        iterations["source"][0],
+        _phases(served),
+        _phases(iterations.filter(aside)),
+        _median_ns(decodes["until_next"]),
+        _median_ns(later.filter(pl.col("phase") == "prefill")["until_next"]),
+        int(served["requests"].max()) if served["requests"].count() else None,  # type: ignore[arg-type]
+        tuple(iterations["captured_size"].drop_nulls().unique().sort()),
+    )
+
+
+def _phases(rows: pl.DataFrame) -> tuple[PhaseSummary, ...]:
+    sums = rows.group_by(pl.col("phase").fill_null("")).agg(
+        count=pl.len(),
+        total_ns=pl.col("duration_ns").sum(),
+        host_ns=pl.col("duration_ns").median().cast(pl.Int64),
+        device_ns=pl.col("device_ns").median().cast(pl.Int64),
+        requests=pl.col("requests").median(),
+        tokens=pl.col("tokens").median(),
+        launches=pl.col("launches").median(),
+        graph_share=(pl.col("graph_launches") > 0).mean(),
+    )
+    return tuple(PhaseSummary(*row) for row in sums.sort("total_ns", "phase", descending=[True, False]).iter_rows())
+
+
+def _median_ns(durations: pl.Series) -> int | None:
+    known = durations.drop_nulls().to_numpy()
+    return int(np.median(known)) if known.size else None
+
+
+def _marked(trace: Trace) -> pl.DataFrame:
+    """Iterations that the engine marked; where one such range lies in another, the outer one."""
+    known = _known()
+    patterns = [(each.name, re.compile(pattern)) for each in known.engines for pattern in each.ranges]
+    patterns.append(("", re.compile(known.capture)))
+    anyone = "|".join(re.sub(r"\?P<\w+>", "", pattern.pattern) for _, pattern in patterns)
+    marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(anyone))
+    if marks.is_empty():
+        return marks
+    around = parents(*(marks[name].to_numpy() for name in ("lane", "start_ns", "duration_ns")))
+    marks = marks.filter(pl.Series(around < 0))
+    told = pl.DataFrame([_told(name, patterns) for name in marks["name"].unique()], schema=dict(_TOLD))
+    return marks.join(told, on="name", how="left", maintain_order="left").with_columns(source=pl.lit("annotation"))
+
+
+_TOLD: Final[dict[str, type[pl.DataType]]] = {
+    "name": pl.String,
+    **{name: ITERATION_SCHEMA[name] for name in ("engine", "phase", "requests", "tokens", "captured_size")},
+}
+
+
+def _told(name: str, patterns: list[tuple[str, re.Pattern[str]]]) -> dict[str, Any]:
+    """What a range's name says of its iteration."""
+    engine, found = next((engine, found) for engine, pattern in patterns if (found := pattern.search(name)))
+    groups = found.groupdict()
+    number = {key: int(value) for key, value in groups.items() if value is not None and key != "mode"}
+    if "size" in number:
+        return {"name": name, "engine": engine, "phase": "capture", "captured_size": number["size"]}
+    if groups.get("mode"):
+        phase = _MODES.get(groups["mode"].upper())
+        requests = number["requests"]
+        tokens = number.get("tokens", requests if groups["mode"].upper() == "DECODE" else None)
+        return {"name": name, "engine": engine, "phase": phase, "requests": requests, "tokens": tokens}
+    context, generation = number["context"], number["generation"]
+    phase = ("mixed" if generation else "prefill") if context else ("decode" if generation else "idle")
+    both = [
+        number.get("context_tokens") if context else 0,
+        number.get("generation_tokens", generation if not context else None) if generation else 0,
+    ]
+    tokens = None if None in both else sum(each for each in both if each is not None)
+    return {"name": name, "engine": engine, "phase": phase, "requests": context + generation, "tokens": tokens}
+
+
+def _with_put_aside(trace: Trace, rows: pl.DataFrame) -> pl.Series:
+    """The phases, with captures and warm-up, which other calls inside and functions around the iterations show."""
+    starts = rows["start_ns"].to_numpy()
+    ends = starts + rows["duration_ns"].to_numpy()
+    captures = trace.launches.filter(pl.col("name").str.contains(_CAPTURES))["start_ns"].sort().to_numpy()
+    captured = np.searchsorted(captures, ends) > np.searchsorted(captures, starts)
+    functions = trace.frames.filter(pl.col("function").str.contains(_known().warm_up))
+    warm = np.zeros(len(starts), np.bool_)
+    for begin, duration in functions.select("start_ns", "duration_ns").iter_rows():
+        warm |= (starts >= begin) & (starts < begin + duration)
+    named = pl.col("phase") == "capture"
+    phase = pl.when(named | pl.Series(captured)).then(pl.lit("capture")).when(pl.Series(warm)).then(pl.lit("warm_up"))
+    return rows.select(phase.otherwise("phase").alias("phase")).to_series()
+
+
+def _of_functions(trace: Trace) -> pl.DataFrame:
+    """Iterations by the engine's function that runs one, or the model's calls inside its function that generates."""
+    engine = next((each for each in _known().engines if each.name == engine_of(trace)), None)
+    if engine is None or not trace.frames.height:
+        return trace.frames.clear()
+    place = pl.concat_str(pl.col("file"), pl.lit(": "), pl.col("function"))
+    rows = trace.frames.filter(place.str.contains(engine.iteration or engine.loop))
+    if engine.loop:
+        rows = _calls_inside(rows, trace.frames)
+    return _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+
+
+def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
+    """From each outermost call of a module inside a loop to the next one, the last to the loop's end."""
+    loops = _outermost(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
+    calls = _outermost(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
+    calls = calls.join_asof(loops, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
+    calls = calls.filter(pl.col("start_ns") < pl.col("end"))
+    most = calls["module"].mode().sort().first()
+    calls = calls.filter(pl.col("module") == pl.lit(most, pl.String))
+    until = pl.coalesce(pl.col("start_ns").shift(-1).over("loop"), "end")
+    return calls.with_columns(duration_ns=until - pl.col("start_ns"))
+
+
+def _outermost(rows: pl.DataFrame) -> pl.DataFrame:
+    if rows.is_empty():
+        return rows
+    around = parents(*(rows[name].to_numpy() for name in ("lane", "start_ns", "duration_ns")))
+    return rows.filter(pl.Series(around < 0))
+
+
+def _end() -> pl.Expr:
+    return pl.col("start_ns") + pl.col("duration_ns")
+
+
+def _of_lookups(trace: Trace) -> pl.DataFrame:
+    """Iterations of a loop that generates: from one lookup of tokens to the next, mostly of one token a request."""
+    lookups = _lookups(trace)
+    if lookups.height < _FEWEST or trace.operators["name"].str.contains(_TRAINS).any():
+        return lookups.clear()
+    lookups = lookups.filter(pl.col("lane") == lookups["lane"].mode().min())
+    single = lookups["each"] == 1
+    if single.sum() * _FEWEST < lookups.height * (_FEWEST - 1) or not (lookups["each"] > 1).any():
+        return lookups.clear()
+    own = trace.operators.filter(pl.col("lane") == lookups["lane"][0])
+    last = int((own["start_ns"] + own["duration_ns"]).max())
+    until = pl.col("start_ns").shift(-1, fill_value=last)
+    return lookups.with_columns(
+        duration_ns=until - pl.col("start_ns"), engine=pl.lit(""), source=pl.lit("inferred"), captured_size=None
+    )
+
+
+def _lookups(trace: Trace) -> pl.DataFrame:
+    """Lookups of tokens in the largest table of embeddings, with phase, requests and tokens by their shapes."""
+    rows = trace.operators.filter(pl.col("name") == "aten::embedding", pl.col("input_shapes").is_not_null())
+    shapes = pl.col("input_shapes").str.extract_groups(_SHAPES)
+    rows = rows.with_columns(shapes).unnest("input_shapes")
+    rows = rows.cast(dict.fromkeys(("entries", "first", "second"), pl.Int64))
+    rows = rows.filter(pl.col("entries") == pl.col("entries").max()).sort("start_ns")
+    each = pl.col("second")
+    return rows.select(
+        "lane",
+        "start_ns",
+        each=each,
+        phase=pl.when(each == 1).then(pl.lit("decode")).when(each > 1).then(pl.lit("prefill")),
+        requests=pl.when(each.is_not_null()).then("first"),
+        tokens=pl.col("first") * each.fill_null(1),
+    )
+
+
+def _with_lookups(rows: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Iterations with the phase, requests and tokens of the first lookup of tokens in them."""
+    found = _lookups(trace).select("lane", "phase", "requests", "tokens", at="start_ns")
+    rows = rows.sort("start_ns").join_asof(
+        found, left_on="start_ns", right_on="at", by="lane", strategy="forward", check_sortedness=False
+    )
+    inside = pl.col("at") < _end()
+    told = {name: pl.when(inside).then(name) for name in ("phase", "requests", "tokens")}
+    return rows.with_columns(**told, captured_size=pl.lit(None, pl.Int64))

@@ -1,0 +1,213 @@
+import polars as pl
+import pytest
+
+from stepscope.analysis.serving import (
+    ITERATION_SCHEMA,
+    engine_of,
+    engine_options,
+    iteration_costs,
+    iteration_table,
+    serving_summary,
+)
+from stepscope.analysis.steps import step_table
+from tests.unit.recording import Recording
+
+
+def iterations(recording: Recording, *columns: str) -> list[tuple[object, ...]]:
+    return iteration_table(recording.trace()).select(columns).rows()
+
+
+def test_an_empty_trace_has_no_iterations() -> None:
+    table = iteration_table(Recording().trace())
+    assert table.is_empty()
+    assert table.schema == pl.Schema(ITERATION_SCHEMA)
+    assert serving_summary(Recording().trace()) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "requests", "tokens", "engine"),
+    [
+        ("execute_context_1(888_788544)_generation_0(0)", "prefill", 1, 888, "vLLM"),
+        ("execute_context_5(10)_generation_3(8)", "mixed", 8, 18, "vLLM"),
+        (
+            "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk32785sqsq32sqsk32785)",
+            "decode",
+            32,
+            32,
+            "vLLM",
+        ),
+        ("execute_new_2_cached_0", "prefill", 2, None, "vLLM"),
+        ("execute_new_0_cached_7", "decode", 7, 7, "vLLM"),
+        ("step[DECODE bs=32]", "decode", 32, 32, "SGLang"),
+        ("step[EXTEND bs=15 toks=15360]", "prefill", 15, 15360, "SGLang"),
+        ("step[MIXED bs=8 toks=100]", "mixed", 8, 100, "SGLang"),
+        ("step[TARGET_VERIFY bs=4]", "decode", 4, None, "SGLang"),
+        ("step[SOMETHING bs=4]", None, 4, None, "SGLang"),
+        ("[Executor] _forward_step 7: 2 ctx reqs, 300 ctx tokens, 0 gen reqs", "prefill", 2, 300, "TensorRT-LLM"),
+        ("[Executor] _forward_step 8: 1 ctx reqs, 31 gen reqs", "mixed", 32, None, "TensorRT-LLM"),
+        ("_forward_step: 0 ctx reqs, 64 gen reqs", "decode", 64, 64, "TensorRT-LLM"),
+    ],
+)
+def test_names_of_ranges_tell_phase_requests_and_tokens(
+    name: str, phase: str | None, requests: int, tokens: int | None, engine: str
+) -> None:
+    recording = Recording()
+    recording.annotation(0, 10, name)
+    found = iterations(recording, "phase", "requests", "tokens", "engine")
+    assert found == [(phase, requests, tokens, engine)]
+
+
+def test_idle_iterations_and_ranges_inside_others_are_left_out() -> None:
+    recording = Recording()
+    recording.annotation(0, 10, "step[IDLE bs=0]")
+    recording.annotation(20, 30, "execute_context_0(0)_generation_4(4)")
+    recording.annotation(25, 10, "step[DECODE bs=4]")
+    assert iterations(recording, "start_ns", "duration_ns") == [(20, 30)]
+
+
+def test_other_ranges_are_no_iterations() -> None:
+    recording = Recording()
+    for name in ("ProfilerStep#3", "capture_output", "execute_context", "step[1]", "forward_step"):
+        recording.annotation(0, 10, name)
+    assert not iterations(recording, "phase")
+
+
+def test_captures_and_warm_up_are_put_aside() -> None:
+    recording = Recording()
+    recording.frame(0, 100, "vllm/v1/worker/gpu_worker.py(500): compile_or_warm_up_model")
+    recording.annotation(5, 10, "execute_context_0(0)_generation_8(8)")
+    recording.annotation(20, 10, "capture_8_FULL")
+    recording.annotation(40, 10, "execute_context_0(0)_generation_4(4)")
+    recording.launch(42, 1, 1, name="cudaStreamBeginCapture", kind="other")
+    recording.annotation(200, 10, "execute_context_0(0)_generation_2(2)")
+    found = iterations(recording, "phase", "captured_size")
+    assert found == [("warm_up", None), ("capture", 8), ("capture", None), ("decode", None)]
+    summary = serving_summary(recording.trace())
+    assert summary is not None
+    assert [(each.phase, each.count) for each in summary.phases] == [("decode", 1)]
+    assert [(each.phase, each.count) for each in summary.put_aside] == [("capture", 2), ("warm_up", 1)]
+    assert summary.captured_sizes == (8,)
+
+
+def test_served_iterations_are_the_steps_and_captures_are_not() -> None:
+    recording = Recording()
+    recording.annotation(0, 50, "capture_8_FULL")
+    for start in (100, 120, 140):
+        recording.annotation(start, 10, "step[DECODE bs=8]")
+    steps = step_table(recording.trace())
+    assert steps["start_ns"].to_list() == [100, 120, 140]
+    assert steps["source"].unique().to_list() == ["annotation"]
+
+
+def test_a_short_iteration_at_an_end_is_complete() -> None:
+    recording = Recording()
+    recording.annotation(0, 500, "step[EXTEND bs=1 toks=900]")
+    recording.annotation(600, 10, "step[DECODE bs=1]")
+    assert step_table(recording.trace())["complete"].to_list() == [True, True]
+
+
+def test_marked_steps_that_hold_one_iteration_each_stay_the_steps() -> None:
+    recording = Recording()
+    for number in range(3):
+        recording.step(100 * number, 100, number)
+        recording.annotation(100 * number + 10, 50, "step[DECODE bs=8]")
+    assert step_table(recording.trace())["duration_ns"].to_list() == [100, 100, 100]
+
+
+def test_a_marked_step_that_holds_many_iterations_gives_way_to_them() -> None:
+    recording = Recording()
+    recording.step(0, 100, 0)
+    for start in (0, 30, 60):
+        recording.annotation(start, 20, "step[DECODE bs=8]")
+    assert step_table(recording.trace())["duration_ns"].to_list() == [20, 20, 20]
+
+
+def test_a_recording_of_captures_has_no_steps() -> None:
+    recording = Recording()
+    recording.step(0, 100, 134)
+    recording.annotation(2, 95, "capture_32_DECODE")
+    assert step_table(recording.trace()).is_empty()
+
+
+def test_times_per_token_are_medians_between_starts() -> None:
+    recording = Recording()
+    recording.annotation(0, 80, "step[EXTEND bs=4 toks=4000]")
+    for start in (100, 120, 140, 170):
+        recording.annotation(start, 10, "step[DECODE bs=4]")
+    summary = serving_summary(recording.trace())
+    assert summary is not None
+    assert summary.time_to_first_token_ns == 100
+    assert summary.time_per_output_token_ns == 20
+    assert summary.most_requests == 4
+
+
+def test_the_engine_follows_from_files_before_ranges() -> None:
+    recording = Recording()
+    recording.frame(0, 100, "/work/sglang/python/sglang/srt/managers/scheduler.py(10): run_batch")
+    recording.annotation(0, 100, "execute_32_context_0(sq0sk0)_generation_32(sq32sk99)")
+    assert iterations(recording, "engine") == [("SGLang",)]
+    assert engine_of(Recording().trace()) == ""
+    assert "cuda-graph" in engine_options("SGLang")["graphs"]
+    assert not engine_options("")
+
+
+def lookup(recording: Recording, start: int, shape: list[int]) -> None:
+    recording.operator(start, 2, "aten::embedding", input_shapes=f"[[50257, 768], {shape}, [], [], []]")
+
+
+def test_calls_of_the_model_in_generate_are_iterations_until_the_next() -> None:
+    recording = Recording()
+    recording.frame(0, 100, "transformers/generation/utils.py(2000): generate")
+    for start, length in ((10, 17), (40, 1), (60, 1), (80, 1)):
+        recording.frame(start, 10, "nn.Module: GPT2LMHeadModel_0", module="GPT2LMHeadModel_0")
+        recording.frame(start + 1, 5, "nn.Module: Embedding_0", module="Embedding_0")
+        lookup(recording, start + 2, [4, length])
+    found = iterations(recording, "start_ns", "duration_ns", "phase", "requests", "tokens", "engine")
+    assert found == [
+        (10, 30, "prefill", 4, 68, "Transformers"),
+        (40, 20, "decode", 4, 4, "Transformers"),
+        (60, 20, "decode", 4, 4, "Transformers"),
+        (80, 20, "decode", 4, 4, "Transformers"),
+    ]
+    assert step_table(recording.trace())["source"].unique().to_list() == ["inferred"]
+
+
+def test_lookups_of_one_token_after_a_prompt_are_a_loop_that_generates() -> None:
+    recording = Recording()
+    for start, length in ((0, 9), (20, 1), (40, 1), (60, 1)):
+        lookup(recording, start, [1, length])
+        recording.operator(start + 5, 10, "aten::mm")
+    found = iterations(recording, "start_ns", "duration_ns", "phase", "tokens", "engine")
+    assert found == [
+        (0, 20, "prefill", 9, ""),
+        (20, 20, "decode", 1, ""),
+        (40, 20, "decode", 1, ""),
+        (60, 15, "decode", 1, ""),
+    ]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_lookups_of_a_training_or_of_whole_sequences_are_no_loop(trained: bool) -> None:
+    recording = Recording()
+    for start in (0, 20, 40, 60):
+        lookup(recording, start, [8, 1 if trained and start else 9])
+    if trained:
+        recording.operator(80, 5, "autograd::engine::evaluate_function: MmBackward0")
+    assert not iterations(recording, "phase")
+
+
+def test_work_counts_for_the_iteration_that_launched_it() -> None:
+    recording = Recording()
+    for start in (0, 20):
+        recording.annotation(start, 10, "step[DECODE bs=8]")
+    recording.launched(2, 5, 10, "first", 1)
+    recording.launched(4, 12, 10, "overlaps", 2)
+    recording.launch(21, 2, 3, name="cudaGraphLaunch", kind="graph_launch")
+    for start in (30, 40):
+        recording.work(start, 7, "in a graph", 3)
+    recording.launched(60, 61, 10, "of no iteration", 4)
+    costs = iteration_costs(recording.trace(), iteration_table(recording.trace()))
+    assert costs.select("launches", "graph_launches", "device_ns").rows() == [(2, 0, 17), (1, 1, 14)]
+    summary = serving_summary(recording.trace())
+    assert summary is not None
+    assert (summary.phases[0].graph_share, summary.phases[0].host_ns) == (0.5, 10)
