@@ -13,8 +13,8 @@ from tests.zoo import command, language
 def main() -> None:
     options = command.options(__doc__)
     model = language.llama(width=128, layers=3, attn_implementation="eager" if options.fault else "sdpa")  # planted
-    documents = torch.tensor(language.prompts(2, 384))
-    for _ in command.rounds(options):
+    for number in command.rounds(options):
+        documents = torch.tensor(language.prompts(2, 384, number=number))
         hidden = model.model(documents, use_cache=False).last_hidden_state  # planted
         hidden.mean(1).tolist()
 

@@ -14,8 +14,8 @@ def main() -> None:
     model = language.llama()
     settings = GenerationConfig(max_new_tokens=24, do_sample=False, pad_token_id=language.PADDING)
     settings.use_cache = not options.fault  # planted
-    tokens, mask = language.padded(language.prompts(4))
-    for _ in command.rounds(options):
+    for number in command.rounds(options):
+        tokens, mask = language.padded(language.prompts(4, number=number))
         model.generate(tokens, attention_mask=mask, generation_config=settings)  # planted
 
 

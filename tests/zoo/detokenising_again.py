@@ -57,8 +57,8 @@ def main() -> None:
     model = language.llama(width=64, layers=1)
     tokenizer = language.tokenizer()
     make = WholeText if options.fault else NewText
-    for _ in command.rounds(options):
-        answer(model, language.prompts(1)[0], make(tokenizer))
+    for number in command.rounds(options):
+        answer(model, language.prompts(1, number=number)[0], make(tokenizer))
 
 
 if __name__ == "__main__":

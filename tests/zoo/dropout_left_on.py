@@ -18,8 +18,8 @@ def main() -> None:
     model = language.gpt2()
     if not options.fault:
         model.eval()
-    for _ in command.rounds(options):
-        tokens = torch.tensor(language.prompts(16, 64))
+    for number in command.rounds(options):
+        tokens = torch.tensor(language.prompts(16, 64, number=number))
         cache = DynamicCache(config=model.config)
         for _ in range(TOKENS):
             logits = model(tokens, past_key_values=cache, logits_to_keep=1).logits  # planted

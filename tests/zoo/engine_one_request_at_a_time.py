@@ -32,8 +32,8 @@ def main() -> None:
     engine = ContinuousBatchingConfig(num_blocks=64, page_size=32, max_batch_tokens=256)
     ask = one_at_a_time if options.fault else all_at_once
     with model.continuous_batching_context_manager(settings, continuous_batching_config=engine) as manager:
-        for _ in command.rounds(options):
-            ask(manager, language.prompts(8))
+        for number in command.rounds(options):
+            ask(manager, language.prompts(8, number=number))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ def main() -> None:
     settings = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=language.PADDING)
     engine = ContinuousBatchingConfig(num_blocks=64, page_size=64, max_batch_tokens=512, allow_block_sharing=False)
     with model.continuous_batching_context_manager(settings, continuous_batching_config=engine) as manager:
-        for _ in command.rounds(options):
-            manager.add_requests(language.prompts(2, 512), max_new_tokens=TOKENS)
+        for number in command.rounds(options):
+            manager.add_requests(language.prompts(2, 512, number=number), max_new_tokens=TOKENS)
             for _ in range(2):
                 manager.get_result()
 

@@ -56,8 +56,8 @@ def main() -> None:
         num_blocks=128, page_size=32, max_batch_tokens=512, max_requests_per_batch=32, scheduler_type="urgent_first"
     )
     with model.continuous_batching_context_manager(settings, continuous_batching_config=engine) as manager:
-        for _ in command.rounds(options):
-            manager.add_requests(language.prompts(REQUESTS, 12), max_new_tokens=TOKENS)
+        for number in command.rounds(options):
+            manager.add_requests(language.prompts(REQUESTS, 12, number=number), max_new_tokens=TOKENS)
             for _ in range(REQUESTS):
                 manager.get_result()
 

@@ -20,8 +20,8 @@ def main() -> None:
         num_blocks=64, page_size=32, max_batch_tokens=256, max_requests_per_batch=most
     )  # planted
     with model.continuous_batching_context_manager(settings, continuous_batching_config=engine) as manager:
-        for _ in command.rounds(options):
-            manager.add_requests(language.prompts(8), max_new_tokens=TOKENS)
+        for number in command.rounds(options):
+            manager.add_requests(language.prompts(8, number=number), max_new_tokens=TOKENS)
             for _ in range(8):
                 manager.get_result()
 

@@ -18,8 +18,8 @@ def main() -> None:
     options = command.options(__doc__)
     model = language.llama()
     off = contextlib.nullcontext if options.fault else torch.inference_mode
-    for _ in command.rounds(options):
-        tokens = torch.tensor(language.prompts(8, 64))
+    for number in command.rounds(options):
+        tokens = torch.tensor(language.prompts(8, 64, number=number))
         cache = DynamicCache(config=model.config)
         with off():
             for _ in range(TOKENS):

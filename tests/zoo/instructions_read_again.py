@@ -19,11 +19,11 @@ def main() -> None:
     options = command.options(__doc__)
     model = language.llama()
     settings = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=language.PADDING)
-    requests = torch.tensor(language.prompts(16, 12, shared=INSTRUCTIONS))
     read = DynamicCache(config=model.config)
-    model(requests[:1, :INSTRUCTIONS], past_key_values=read, logits_to_keep=1)
-    for _ in command.rounds(options):
-        for request in requests:
+    instructions = torch.tensor(language.prompts(1, 0, shared=INSTRUCTIONS))
+    model(instructions, past_key_values=read, logits_to_keep=1)
+    for number in command.rounds(options):
+        for request in torch.tensor(language.prompts(16, 12, number=number, shared=INSTRUCTIONS)):
             tokens = request[None]
             mask = torch.ones_like(tokens)
             cache = DynamicCache(config=model.config) if options.fault else copy.deepcopy(read)

@@ -62,16 +62,19 @@ def tokenizer(vocabulary: int = 2048) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", padding_side="left")
 
 
-def prompts(count: int, length: int = 24, *, longest: int = 0, shared: int = 0, vocabulary: int = 2048) -> list[Any]:
+def prompts(
+    count: int, length: int = 24, *, number: int = 0, longest: int = 0, shared: int = 0, vocabulary: int = 2048
+) -> list[Any]:
     """Lists of tokens, the same in each run.
 
     Args:
+        number: of the round, whose prompts are others than those of other rounds.
         count: how many.
         length: of each; with `longest`, one in four is that long instead.
         shared: tokens with which all of them begin.
     """
-    choose = random.Random(0)
-    beginning = [choose.randrange(1, vocabulary) for _ in range(shared)]
+    beginning = [each % (vocabulary - 1) + 1 for each in range(7, 7 + 11 * shared, 11)]
+    choose = random.Random(number)
     lengths = [longest if longest and number % 4 == 0 else length for number in range(count)]
     return [beginning + [choose.randrange(1, vocabulary) for _ in range(each)] for each in lengths]
 

@@ -27,8 +27,8 @@ def main() -> None:
     options = command.options(__doc__)
     model = language.llama(vocabulary=VOCABULARY)
     rate = all_then_last if options.fault else last_only
-    documents = torch.tensor(language.prompts(4, 96, vocabulary=VOCABULARY))
-    for _ in command.rounds(options):
+    for number in command.rounds(options):
+        documents = torch.tensor(language.prompts(4, 96, number=number, vocabulary=VOCABULARY))
         rate(model, documents)[:, 7].tolist()
 
 

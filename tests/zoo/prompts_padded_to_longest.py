@@ -15,10 +15,10 @@ BATCH = 8
 def main() -> None:
     options = command.options(__doc__)
     model = language.llama()
-    texts = language.prompts(4 * BATCH, 24, longest=192)
-    if not options.fault:
-        texts.sort(key=len)
-    for _ in command.rounds(options):
+    for number in command.rounds(options):
+        texts = language.prompts(4 * BATCH, 24, number=number, longest=192)
+        if not options.fault:
+            texts.sort(key=len)
         for begin in range(0, len(texts), BATCH):
             tokens, mask = language.padded(texts[begin : begin + BATCH])  # planted
             logits = model(tokens, attention_mask=mask, use_cache=False, logits_to_keep=1).logits  # planted

@@ -31,8 +31,8 @@ def main() -> None:
     model = language.llama()
     settings = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, pad_token_id=language.PADDING)
     summarise = one_by_one if options.fault else together
-    for _ in command.rounds(options):
-        summarise(model, language.prompts(8), settings)
+    for number in command.rounds(options):
+        summarise(model, language.prompts(8, number=number), settings)
 
 
 if __name__ == "__main__":

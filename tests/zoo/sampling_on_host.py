@@ -43,8 +43,8 @@ def main() -> None:
     random.seed(0)
     model = language.llama()
     choose = sample_in_python if options.fault else sample
-    for _ in command.rounds(options):
-        tokens = torch.tensor(language.prompts(4))
+    for number in command.rounds(options):
+        tokens = torch.tensor(language.prompts(4, number=number))
         cache = DynamicCache(config=model.config)
         answer = []
         for _ in range(TOKENS):

@@ -1,7 +1,7 @@
 """A text generator whose weights are kept as indices into a table of 16 values.
 
 Planted: each layer turns its whole weight to floating point in each call, though there is memory for it.
-Expected: repeated-casts
+Expected: costly-line
 """
 
 import torch
@@ -57,8 +57,8 @@ def main() -> None:
     model = quantised(language.llama())
     if not options.fault:
         model = dequantised_once(model)
-    for _ in command.rounds(options):
-        tokens = torch.tensor(language.prompts(2))
+    for number in command.rounds(options):
+        tokens = torch.tensor(language.prompts(2, number=number))
         cache = DynamicCache(config=model.config)
         for _ in range(TOKENS):
             logits = model(tokens, past_key_values=cache, logits_to_keep=1).logits

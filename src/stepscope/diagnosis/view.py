@@ -41,7 +41,10 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
     "jax": r"^PjitFunction|^jit\(|\bjit_\w|(?:^|/)jax/|backend_compile|^\$?(?:pjit|api|pxla|dispatch)\.py[:(]",
 }
 """Patterns of names that only this framework records; the first match counts."""
-_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
+_OF_TRAINING: Final = (
+    r"^autograd::engine|Backward\d*$|^aten::_fused_(?:adam|sgd|adagrad)"
+    r"|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
+)
 _Result = TypeVar("_Result")
 MOSTLY_ONCE = 0.5
 """One-off share of a one-step recording that leaves nothing to promise."""

@@ -52,9 +52,11 @@ LOOK_AFTER_STEPS: Final = 2
 _LOOK_S: Final = 5.0
 _LOOK_STEPS: Final = 20
 """A look ends after this time, or that of this many steps, even if none ends: the program may have left its loop."""
-CALL_PATIENCE_S: Final = 3.0
+CALL_PATIENCE_S: Final = (1.0, 3.0)
 MOST_FORWARD_CALLS: Final = 512
-"""Time, or number of forward calls, after which each of them is a step unless a function around them was repeated."""
+"""Time, or number of forward calls, after which each of them is a step unless a function around them was repeated: the
+longer time if one was called again, but not yet often enough.
+"""
 LONG_WARMUP_S: Final = 60.0
 """If two steps take this long, the program is warm after them."""
 _LONGEST_STEP_S: Final = 60.0
@@ -348,7 +350,7 @@ class FirstRecording:
             return False
         if self._options.warmup is not None:
             return count >= self._options.warmup
-        if self._source is StepSource.FORWARD and past_s < CALL_PATIENCE_S and count < MOST_FORWARD_CALLS:
+        if self._source is StepSource.FORWARD and past_s < CALL_PATIENCE_S[self._controller.expects_calls] and count < MOST_FORWARD_CALLS:
             return False
         if rank_and_world_size()[1] > 1:  # every rank records the same steps
             return count >= MOST_WARMUP_STEPS

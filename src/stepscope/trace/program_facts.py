@@ -200,6 +200,20 @@ class PaddingFacts(msgspec.Struct, kw_only=True, frozen=True):
     ignored_share: float | None = None
 
 
+class PromptFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the outermost module was called with, in calls of several tokens for each row.
+
+    Attributes:
+        calls: that were seen.
+        tokens: in them, without padding.
+        repeated_tokens: those at the beginning of a row, in blocks with which a row of an earlier call began, too.
+    """
+
+    calls: int = 0
+    tokens: int = 0
+    repeated_tokens: int = 0
+
+
 class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One loop in the user's source.
 
@@ -483,6 +497,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     start: dict[str, int] = {}
     pauses: tuple[PauseFacts, ...] = ()
     padding: tuple[PaddingFacts, ...] = ()
+    prompts: PromptFacts | None = None
     steps: tuple[StepFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()
