@@ -146,6 +146,19 @@ class Host(Timeline):
         """Launch a recorded graph of (kernel name, queue, duration_ns): one call, one correlation, many kernels."""
         return self._launch(CALL, "cudaGraphLaunch", kernels, call_ns, latency_ns)
 
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Capture a graph: what `captured_launch` calls inside becomes its kernels, and no device works."""
+        self._plain_call("cudaStreamBeginCapture", CALL_NS)
+        yield
+        self._plain_call("cudaStreamEndCapture", CALL_NS)
+
+    def captured_launch(self, kernel_name: str, *, is_named: bool = True) -> None:
+        """Launch a kernel while a graph is captured; `is_named` if the profiler writes which one."""
+        call = self.open(CALL, "cudaLaunchKernel", correlation=next(self.ledger.correlations))
+        call.kernel = kernel_name if is_named else None
+        self._end_call(CALL_NS)
+
     def memset(
         self,
         queue: Queue,

@@ -275,7 +275,8 @@ def slice_arguments(slice_: Slice) -> dict[str, Any]:
     if slice_.correlation is not None:
         operator = slice_.enclosing(OPERATOR)
         args = {"External id": operator.identifier} if operator else {}
-        return args | {"cbid": 211, "correlation": slice_.correlation}
+        kernel = {"kernel": slice_.kernel} if slice_.kernel is not None else {}
+        return args | {"cbid": 211, "correlation": slice_.correlation} | kernel
     args = {"External id": slice_.identifier, "Record function id": 0, "Ev Idx": slice_.identifier}
     if slice_.shapes is not None:
         args |= {"Input Dims": slice_.shapes, "Input type": slice_.types}

@@ -32,7 +32,8 @@ ALLOCATING_CALLS = frozenset({"cudaMalloc", "cudaFree"})
 class Slice:
     """One named stretch of a host thread's time. ``end_ns`` is None while it is open.
 
-    ``shapes`` and ``types`` are an operator's inputs', where the profiler was asked for them.
+    ``shapes`` and ``types`` are an operator's inputs', where the profiler was asked for them. ``kernel`` is what a
+    call launches, where the profiler writes it, as AMD's does.
     """
 
     identifier: int
@@ -47,6 +48,7 @@ class Slice:
     end_ns: int | None = None
     shapes: tuple[tuple[int, ...], ...] | None = None
     types: tuple[str, ...] = ()
+    kernel: str | None = None
 
     @property
     def closed_ns(self) -> int:

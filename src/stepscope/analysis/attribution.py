@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.captured import tied_kernels
 from stepscope.analysis.host import HostActivity, host_activity
 from stepscope.analysis.module_paths import (
     FORWARD,
@@ -116,9 +117,15 @@ class Attribution:
 
     @cached_property
     def work_slices(self) -> Rows:
-        """For each row of `device_work` the slice of the call that launched it, else of its operator, else -1."""
+        """For each row of `device_work` the slice of the call that launched it, else of its operator, else -1.
+
+        A graph's kernels have the call that captured them, where it is known.
+        """
         work, calls = self.trace.device_work, self.trace.launches
         launch = row_numbers(work["launch"])
+        for tied in tied_kernels(self.trace):
+            if tied.source is self.trace:
+                launch = np.where(tied.launch >= 0, tied.launch, launch)
         result = at(self.activity.slices_of("launches"), launch)
         operator = at(row_numbers(calls["operator"]), launch)
         known = self.trace.operators.with_row_index("row").select("row", "external_id")
@@ -168,7 +175,17 @@ def attribute(
     own_work_place = _stack_places(trace.device_work["call_stack"], activity, places)
     place, frame_slice, stack_slice = _places(activity, redirected, line, frame, stack)
     modules, own_module, module_parents, own_work_module = own_modules(trace, activity)
+    own_work_phase = phases_of_scopes(trace.device_work["scope"])
     phase = phases(trace, activity, sources, own_module)
+    for tied in tied_kernels(trace):
+        if tied.source is not trace:
+            there = attribute(tied.source, user_code=activity.user_code)
+            call = np.where(tied.launch >= 0, there.activity.slices_of("launches")[tied.launch], -1)
+            number = np.array([places[each] for each in there.places], np.int64)
+            own_work_place = np.where(own_work_place >= 0, own_work_place, at(number, at(there.place, call)))
+            modules, module_parents, number = _with_modules(modules, module_parents, there)
+            own_work_module = np.where(own_work_module >= 0, own_work_module, at(number, at(there.module, call)))
+            own_work_phase = np.where(call >= 0, at(there.phase.astype(np.int64), call), own_work_phase)
     place = _fill_from_lines(trace, activity, place, line_place)
     place = _fill_from_main_thread(trace, activity, place)
     frame_row = at(activity.row, frame_slice)
@@ -187,8 +204,20 @@ def attribute(
         line_place=line_place,
         own_work_place=own_work_place,
         own_work_module=own_work_module,
-        own_work_phase=phases_of_scopes(trace.device_work["scope"]),
+        own_work_phase=own_work_phase,
     )
+
+
+def _with_modules(modules: tuple[str, ...], parents: Rows, there: Attribution) -> tuple[tuple[str, ...], Rows, Rows]:
+    """Add another recording's modules: all modules, their parents, and the number of each of the other's."""
+    numbers = {path: number for number, path in enumerate(modules)}
+    around = parents.tolist()
+    for path, parent in zip(there.modules, there.module_parents.tolist(), strict=True):
+        if path not in numbers:
+            numbers[path] = len(numbers)
+            around.append(numbers[there.modules[parent]] if parent >= 0 else -1)
+    mapped = np.array([numbers[path] for path in there.modules], np.int64)
+    return tuple(numbers), np.array(around, np.int64), mapped
 
 
 def operator_places(trace: Trace) -> pl.DataFrame:

@@ -16,7 +16,17 @@ from stepscope.analysis.module_paths import BACKWARD_NAME, backward_source
 from stepscope.analysis.operators import innermost_operators
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
-from stepscope.trace.nesting import Rows, at, beginning_in, conformed, gathered, inherit, row_numbers
+from stepscope.trace.nesting import (
+    Rows,
+    at,
+    beginning_in,
+    conformed,
+    gathered,
+    inherit,
+    innermost_at,
+    parents,
+    row_numbers,
+)
 
 BLOCK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
@@ -25,6 +35,7 @@ BLOCK_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "bytes": pl.Int64,
     "lane": pl.Int32,
     "row": pl.UInt32,  # row of the allocation in `memory`; null: before the recording
+    "freed_row": pl.UInt32,  # row of the event that ended it; null: not freed while recording
     "operator": pl.Int64,  # row in operators of the innermost one around the allocation, -1 for none
 }
 
@@ -39,7 +50,8 @@ def memory_devices(trace: Trace) -> list[str]:
 def memory_levels(trace: Trace) -> pl.DataFrame:
     """Memory level of each device after every event, in order of time.
 
-    Without recorded totals, events are summed from the least start value that keeps every level non-negative.
+    Without recorded totals that agree, events are summed from the least start value that keeps every level
+    non-negative.
 
     Returns:
         Columns device, start_ns, allocated_bytes (from then on), reserved_bytes (held by the allocator; null where not
@@ -48,14 +60,24 @@ def memory_levels(trace: Trace) -> pl.DataFrame:
     memory = trace.memory.filter((pl.col("bytes") != 0) & pl.col("device").is_not_null())
     added = pl.col("bytes").cum_sum().over("device")
     counted = (added - pl.min_horizontal(added.min().over("device"), 0)).cast(pl.Int64)
-    known = pl.col("total_allocated").is_not_null().all().over("device")
-    reserved = pl.when(pl.col("total_reserved").max().over("device") > 0).then(pl.col("total_reserved"))
+    agree = ~pl.col("device").is_in(list(contradictory_totals(trace)))
+    known = pl.col("total_allocated").is_not_null().all().over("device") & agree
+    reserved = pl.when((pl.col("total_reserved").max().over("device") > 0) & agree).then(pl.col("total_reserved"))
     return memory.select(
         "device",
         "start_ns",
         allocated_bytes=pl.when(known).then(pl.col("total_allocated")).otherwise(counted),
         reserved_bytes=reserved,
     )
+
+
+def contradictory_totals(trace: Trace) -> dict[str, tuple[int, int]]:
+    """Devices of which more is recorded as allocated than as reserved, with these two at the worst moment, in bytes."""
+    more = pl.col("total_allocated") - pl.col("total_reserved")
+    has_reserve = pl.col("total_reserved").max().over("device") > 0
+    wrong = trace.memory.filter(has_reserve & (more > 0)).sort(more, descending=True).unique("device", keep="first")
+    rows = wrong.select("device", "total_allocated", "total_reserved").drop_nulls().iter_rows()
+    return {device: (allocated, reserved) for device, allocated, reserved in rows}
 
 
 def blocks(trace: Trace) -> pl.DataFrame:
@@ -82,11 +104,18 @@ def blocks(trace: Trace) -> pl.DataFrame:
     earlier = ~begins & ((previous < 0) | ~begins[np.maximum(previous, 0)])
     start = memory["start_ns"].to_numpy()
     ended = pl.Series(np.where(following >= 0, start[np.maximum(following, 0)], -1))
+    freed = pl.Series(np.where(following >= 0, memory["row"].to_numpy()[following], -1))
     table = memory.select("device", "start_ns", pl.col("bytes").abs(), "lane", "row").with_columns(
-        end_ns=pl.when(ended >= 0).then(ended), operator=pl.Series(innermost_operators(trace, memory))
+        end_ns=pl.when(ended >= 0).then(ended),
+        freed_row=pl.when(freed >= 0).then(freed),
+        operator=pl.Series(innermost_operators(trace, memory)),
     )
     before = table.filter(pl.Series(earlier)).with_columns(
-        start_ns=pl.lit(None, pl.Int64), end_ns=pl.col("start_ns"), row=pl.lit(None, pl.UInt32), operator=pl.lit(-1)
+        start_ns=pl.lit(None, pl.Int64),
+        end_ns=pl.col("start_ns"),
+        row=pl.lit(None, pl.UInt32),
+        freed_row=pl.col("row"),
+        operator=pl.lit(-1),
     )
     found = pl.concat([before, table.filter(pl.Series(begins))], how="diagonal_relaxed")
     return conformed(found, BLOCK_SCHEMA)
@@ -109,6 +138,8 @@ CATEGORIES: Final[dict[str, str]] = {
     "unknown": "of unknown purpose",
 }
 """Category -> its meaning, in the order of reports, from the bottom of a picture to its top."""
+FIXED: Final = ("parameter", "gradient", "optimizer_state", "before")
+"""Categories that do not grow with the batch."""
 
 _FACTORIES: Final = re.compile(
     r"^aten::(?:rand\w*|normal|zeros|ones|empty|full|arange|linspace|eye|tensor|from_numpy|lift_fresh|to|_to_copy)$"
@@ -305,6 +336,17 @@ def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: H
     table = pl.DataFrame(rows, schema={"stack": pl.String, **PLACE_SCHEMA}, orient="row")
     by_stack = pl.DataFrame({"stack": own}).join(table, on="stack", how="left", maintain_order="left")
     return pl.DataFrame([by_stack[name].fill_null(found[name]) for name in PLACE_SCHEMA])
+
+
+def block_regions(trace: Trace, blocks: pl.DataFrame) -> pl.DataFrame:
+    """Column region: the name of the innermost annotation of the host around each allocation, null for none."""
+    marks = trace.annotations.filter(pl.col("kind") == "host")
+    if marks.is_empty() or blocks.is_empty():
+        return pl.DataFrame({"region": pl.Series([None] * blocks.height, dtype=pl.String)})
+    lanes, starts, durations = (marks[name].to_numpy() for name in ("lane", "start_ns", "duration_ns"))
+    asked = blocks["lane"].to_numpy(), blocks["start_ns"].fill_null(-1).to_numpy()
+    found = innermost_at(*asked, lanes, starts, durations, parents(lanes, starts, durations))
+    return gathered(marks.select(region="name"), found)
 
 
 def user_place(call_stack: str) -> tuple[str | None, int | None, str | None]:

@@ -3,8 +3,9 @@
 A device is idle while none of its queues works. Each idle interval is traced to the work that follows it and the host
 call that launched that work. Time before that call, and inside it if it lasts long, is the host's: it is cut where the
 launching thread's innermost slice changes, and each piece takes that slice's cause. Time after the call is the
-device's; time after the last work is the main thread's. Over any window, busy time and the causes add up to the window
-exactly.
+device's; time after the last work is the main thread's. After the launch of a graph of which nothing was recorded,
+nobody knows whether the device was idle: that time is of unknown cause. Over any window, busy time and the causes add
+up to the window exactly.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final, TypeAlias
 
 import polars as pl
 
+from stepscope.analysis.captured import unrecorded_graphs
 from stepscope.analysis.host import (
     CAUSE_TYPE,
     HostActivity,
@@ -177,6 +179,9 @@ def _first_of_each_start(work: pl.DataFrame) -> pl.DataFrame:
 
 def _idle_of_device(trace: Trace, device: str, gaps: pl.DataFrame, activity: HostActivity) -> pl.DataFrame:
     pieces = pl.concat([*_device_pieces(gaps), _without_overhead(trace, _host_pieces(trace, gaps, activity))])
+    unseen = unrecorded_graphs(trace).get(device)
+    if unseen is not None:
+        pieces = recut(pieces, Timeline.covered(unseen), "unknown")
     pieces = pieces.sort("start", maintain_order=True)
     pieces = pieces.with_columns(slice_columns(activity, pieces)).drop("slice", "line")
     pieces = pieces.join(_with_triggers(trace, gaps), on="gap", how="left", maintain_order="left")

@@ -17,7 +17,9 @@ from stepscope.analysis.blocks import (
     allocator_table,
     block_categories,
     block_places,
+    block_regions,
     blocks,
+    contradictory_totals,
     memory_devices,
     memory_levels,
     out_of_memory,
@@ -36,6 +38,7 @@ GROUPINGS: Final[dict[str, tuple[str, ...]]] = {
     "line": ("file", "line", "function"),
     "module": ("module",),
     "operator": ("operator_name",),
+    "region": ("region",),
 }
 """Groupings of blocks, and the columns that each takes."""
 
@@ -48,12 +51,15 @@ class DeviceMemory:
     capacity_bytes: int | None  # total memory of the device or machine; None where unknown
     levels: pl.DataFrame  # as `stepscope.analysis.blocks.memory_levels`, of this device
     # as `stepscope.analysis.blocks.blocks`, of this device, with category, operator_name, operator_row (the
-    # allocating operator; -1 for none), file, line, function and module; null where unknown
+    # allocating operator; -1 for none), file, line, function, module and region (the innermost annotation
+    # around the allocation); null where unknown
     blocks: pl.DataFrame
     steps: pl.DataFrame  # the complete steps, as from `step_table`
     program: ProgramFacts  # recorded facts about the model
     # whether levels include all memory in use, also that from before the recording
     is_total: bool
+    # recorded as allocated and as reserved, in bytes, where the first is more: neither is used
+    contradiction: tuple[int, int] | None = None
 
     @cached_property
     def peak_row(self) -> int:
@@ -118,12 +124,14 @@ def device_memories(
     rows = allocating_operators(trace, found["operator"].to_numpy())
     names = gathered(trace.operators.select(operator_name="name"), rows)
     found = found.with_columns(block_categories(trace, found, first), operator_row=pl.Series(rows, dtype=pl.Int64))
-    found = pl.concat([found, names, block_places(trace, found, rows, activity)], how="horizontal")
+    places = block_places(trace, found, rows, activity)
+    found = pl.concat([found, names, places, block_regions(trace, found)], how="horizontal")
     program = trace.metadata.program or ProgramFacts()
     levels, capacities = memory_levels(trace), {each.device: each.memory_bytes for each in trace.metadata.devices}
     unknown = dict(trace.memory.group_by("device").agg(pl.col("total_allocated").null_count()).iter_rows())
     host = program.process.get("memory_bytes")
     capacities["cpu"] = host if isinstance(host, int) else None
+    contradictory = contradictory_totals(trace)
     return tuple(
         DeviceMemory(
             device=device,
@@ -132,7 +140,8 @@ def device_memories(
             blocks=found.filter(pl.col("device") == device),
             steps=steps.filter(pl.col("complete")),
             program=program,
-            is_total=device != "cpu" and not unknown.get(device, 0),
+            is_total=device != "cpu" and not unknown.get(device, 0) and device not in contradictory,
+            contradiction=contradictory.get(device),
         )
         for device in devices
     )
@@ -145,12 +154,12 @@ def alive_at(memory: DeviceMemory, row: int) -> pl.DataFrame:
         row: of `memory.levels`.
 
     Returns:
-        Columns bytes, category, file, line, function, module, exact_line, operator_name; they add up to the level, or
-        to more where the level is only a lower bound.
+        Columns bytes, category, file, line, function, module, exact_line, operator_name, region; they add up to the
+        level, or to more where the level is only a lower bound.
     """
     time = int(memory.levels["start_ns"][row])
     begun = pl.col("start_ns").is_null() | (pl.col("start_ns") <= time)
-    columns = ["bytes", "category", *PLACE_SCHEMA, "operator_name"]
+    columns = ["bytes", "category", *PLACE_SCHEMA, "operator_name", "region"]
     rows = memory.blocks.filter(begun & (pl.col("end_ns").is_null() | (pl.col("end_ns") > time))).select(columns)
     known = int(rows["bytes"].cast(pl.Int128).sum())  # damaged sizes can add up to more than 64 bits
     missing = min(int(memory.levels["allocated_bytes"][row]) - known, _MOST_BYTES)

@@ -91,9 +91,19 @@ def own_modules(trace: Trace, activity: HostActivity) -> tuple[tuple[str, ...], 
         _add_module_frames(trace, activity, own, paths, parents)
     of_operators = activity.spread("operators", _of_scopes(trace.operators["scope"], paths, parents))
     own = np.where(own >= 0, own, of_operators)
-    of_work = _of_scopes(trace.device_work["scope"], paths, parents)
+    named = _of_annotations(trace.device_work["module"], paths, parents)
+    of_work = np.where(named >= 0, named, _of_scopes(trace.device_work["scope"], paths, parents))
     around = np.array([parents.get(number, -1) for number in range(len(paths.words))], np.int64)
     return paths.words, own, around, of_work
+
+
+def _of_annotations(names: pl.Series, paths: Numbering[str], parents: dict[int, int]) -> Rows:
+    """Module that an annotation of a graph's node names, -1 for none."""
+
+    def number(path: str) -> int:
+        return _number_of_path(path[:LONGEST_MODULE].split(".")[:DEEPEST_MODULE], paths, parents)
+
+    return by_value(names, number)
 
 
 def _of_scopes(scopes: pl.Series, paths: Numbering[str], parents: dict[int, int]) -> Rows:

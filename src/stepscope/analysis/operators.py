@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.captured import graph_operators
 from stepscope.analysis.host import host_activity
 from stepscope.analysis.steps import span_of, step_table
 from stepscope.errors import UsageError
@@ -101,6 +102,7 @@ def operator_table(
         The grouping columns, then calls, calls_per_step (in complete steps; null without steps), host_total_ns,
         host_self_ns, host_self_share (of all operators' self time, 0 to 1), device_total_ns, device_self_ns,
         device_self_share, bytes_allocated. Totals include nested operators, so they do not add up to the whole.
+        The device's time includes kernels of graphs whose capture tells their operator; those calls are not counted.
 
     Raises:
         UsageError: a grouping is unknown.
@@ -109,9 +111,10 @@ def operator_table(
     rows = pl.concat([trace.operators, operator_costs(trace) if costs is None else costs], how="horizontal")
     if "stack" in group_by:
         rows = rows.with_columns(stack=_user_frames(trace, user_code))
+    rows = pl.concat([rows, *_in_graphs(trace, rows.schema)])
     steps = (step_table(trace) if steps is None else steps).filter(pl.col("complete"))
     table = rows.group_by(list(group_by)).agg(
-        calls=pl.len(),
+        calls=pl.col("start_ns").count(),
         calls_per_step=calls_in_steps(steps, pl.col("start_ns")),
         host_total_ns=pl.col("duration_ns").sum(),
         host_self_ns=pl.col("host_self_ns").sum(),
@@ -130,6 +133,23 @@ def operator_table(
     return table.select(columns).sort(
         [order, "host_self_ns", *group_by], descending=[True, True, *[False] * len(group_by)]
     )
+
+
+def _in_graphs(trace: Trace, schema: pl.Schema) -> list[pl.DataFrame]:
+    """Rows of operators without a call for the kernels that they put into graphs; columns as in `schema`."""
+    found = graph_operators(trace)
+    if found is None:
+        return []
+    times = trace.device_work.select(device_self_ns="duration_ns", device_total_ns="duration_ns")
+    rows = pl.concat(
+        [found.rename({"graph_operator": "name", "graph_shapes": "input_shapes"}), times], how="horizontal"
+    )
+    zero = pl.lit(0, pl.Int64)
+    rows = rows.filter(pl.col("name").is_not_null()).with_columns(
+        duration_ns=zero, host_self_ns=zero, bytes_allocated=zero
+    )
+    missing = [pl.lit(None).alias(name) for name in schema.names() if name not in rows.columns]
+    return [rows.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in schema.items())]
 
 
 def check_groupings(things: str, group_by: Sequence[str], known: Sequence[str]) -> None:
@@ -355,15 +375,16 @@ def is_eligible(operator: str) -> bool:
     return _ELIGIBLE.match(operator) is not None
 
 
-_LAUNCHED_WITH: Final = ("grid", "registers", "shared_memory_bytes", "occupancy")
+_LAUNCHED_WITH: Final = ("grid", "block", "registers", "shared_memory_bytes", "occupancy")
 
 
 def described_work(trace: Trace) -> pl.DataFrame:
     """Device work with the operator that launched it and the arithmetic in the kernel's name.
 
     Returns:
-        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns, grid, registers,
-        shared_memory_bytes, occupancy; row (in operators),
+        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns, grid, block,
+        registers, shared_memory_bytes, occupancy; row (in operators; null for a graph's kernels that its capture tells
+        of),
         operator, input_shapes, input_types, is_eligible (as `is_eligible`), null without an operator; and the fields of
             `Arithmetic`.
     """
@@ -378,6 +399,13 @@ def described_work(trace: Trace) -> pl.DataFrame:
         .join(operators.with_row_index("row"), on="row", how="left", maintain_order="left")
         .with_columns(pl.col("row").cast(pl.Int64))
     )
+    in_graphs = graph_operators(trace)
+    if in_graphs is not None:
+        new = zip(("operator", "input_shapes", "input_types"), in_graphs.columns, strict=True)
+        work = work.with_columns(
+            pl.when(in_graphs[in_graphs.columns[0]].is_null()).then("row").alias("row"),
+            *(pl.coalesce(in_graphs[column], name).alias(name) for name, column in new),
+        )
     told = pl.DataFrame(
         [(name, *arithmetic(name)) for name in work["name"].unique().to_list()],
         schema={"name": pl.String, "precision": pl.String, "tensor_cores": pl.Boolean, "is_matrix": pl.Boolean},

@@ -324,12 +324,11 @@ def once_table(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     Args:
         steps: as from `step_table`.
     """
-    captures = _captures(trace.launches)
-    found = pl.concat([captures, _calls(trace.launches, steps), _operators(trace, steps)])
+    found = pl.concat([captures(trace.launches), _calls(trace.launches, steps), _operators(trace, steps)])
     return found.sort("lane", "start_ns")
 
 
-def _captures(launches: pl.DataFrame) -> pl.DataFrame:
+def captures(launches: pl.DataFrame) -> pl.DataFrame:
     """From the start of a stream's capture to its end on the same thread."""
     begins = launches.filter(pl.col("name").str.contains(_BEGINS)).sort("start_ns")
     ends = launches.filter(pl.col("name").str.contains(_ENDS)).sort("start_ns")

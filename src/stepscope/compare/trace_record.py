@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.captured import graph_operators
 from stepscope.analysis.communication import collectives
 from stepscope.analysis.device_time import COPY_KINDS, busy_intervals
 from stepscope.analysis.host import host_time
@@ -286,6 +287,13 @@ def _kernels(view: View) -> pl.DataFrame:
     rows = view.work.with_columns(module=modules.gather(view.work["row"]))
     rows = rows.join(operator, on="launch", how="left", maintain_order="left")
     rows = rows.join(called, on="operator", how="left", maintain_order="left").with_columns(operator="called")
+    in_graphs = graph_operators(view.trace)
+    if in_graphs is not None:
+        mine = in_graphs[rows["row"]]
+        rows = rows.with_columns(
+            operator=pl.coalesce(mine["graph_operator"], "operator"),
+            input_shapes=pl.coalesce(mine["graph_shapes"], "input_shapes"),
+        )
     keys = ("name", "kind", "operator", "module", "input_shapes")
     return rows.group_by(keys).agg(ns=pl.col("duration_ns").sum(), calls=pl.len())
 

@@ -11,6 +11,7 @@ from html import escape
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.captured import GraphUse, graph_use
 from stepscope.analysis.device_time import (
     DeviceUse,
     EngineUse,
@@ -238,6 +239,7 @@ class Diagnosis:
         unrecorded_ns: median of the run's unrecorded steps, if they are shorter than the recorded ones, else 0.
             Savings are shares of such a step.
         busy: work that takes a noticeable part of the step on the device, costliest first.
+        graphs: what is known of the kernels in CUDA or HIP graphs; None if none were launched.
         serving: what was served; None if the program neither serves nor generates.
     """
 
@@ -276,6 +278,7 @@ class Diagnosis:
     lines: tuple[LineShare, ...] = ()
     unrecorded_ns: int = 0
     busy: tuple[BusyWork, ...] = ()
+    graphs: GraphUse | None = None
     serving: ServingSummary | None = None
 
     @property
@@ -451,6 +454,7 @@ def _diagnosis(
         engine_uses=engine_uses(trace),
         unrecorded_ns=_unrecorded_ns(view),
         busy=busy_work(view),
+        graphs=graph_use(trace),
         serving=view.serving,
     )
 

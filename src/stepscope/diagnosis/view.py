@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.captured import tied_kernels
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import HOST_SCHEMA, TABLES, host_time
 from stepscope.analysis.input_pipeline import input_table
@@ -384,9 +385,22 @@ class View(StepView):
         return self.locations_of(self.slices_of_operators(rows), np.maximum(ns, 1))
 
     def at_launches(self, work: pl.DataFrame, weight: str = "duration_ns") -> tuple[Location, ...]:
-        """Places in the user's code that launched this work; columns launch and `weight`."""
+        """Places in the user's code that launched this work, or captured it; columns launch, `weight`, perhaps row."""
+        if "row" in work.columns and tied_kernels(self.trace):
+            return self._at_captures(work, weight)
         launched = work.filter(pl.col("launch").is_not_null())
         return self.locations_of(self.slices_of_launches(launched["launch"]), launched[weight].to_numpy())
+
+    def _at_captures(self, work: pl.DataFrame, weight: str) -> tuple[Location, ...]:
+        attribution, rows = self.attribution, work["row"].to_numpy().astype(np.int64)
+        ns = work[weight].to_numpy()
+        elsewhere = attribution.own_work_place[rows]  # known from another recording, which has no slices here
+        found = places(attribution, np.where(elsewhere < 0, attribution.work_slices[rows], -1), ns, MOST_PLACES)
+        for place in np.unique(elsewhere[elsewhere >= 0]):
+            found.append(Place(*attribution.places[int(place)], int(ns[elsewhere == place].sum()), ()))
+        total = max(int(np.sum(ns)), 1)
+        ranked = [place for place in merged(found) if place.ns >= SMALLEST_PLACE * total]
+        return tuple(_location(place, total) for place in ranked[:3])
 
     def at_triggers(self, triggers: Sequence[Trigger]) -> tuple[Location, ...]:
         """The lines of the user's code that files beside the trace name most often."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.batch_size import batch_size_of
-from stepscope.analysis.blocks import memory_levels
+from stepscope.analysis.blocks import FIXED, contradictory_totals, memory_levels
 from stepscope.analysis.memory import DeviceMemory, alive_table, device_memories
 from stepscope.analysis.work import Shape, base_name, call_of
 from stepscope.analysis.work_formulas import CONVOLUTIONS, SIZES_FROM_PARENT
@@ -292,8 +292,6 @@ class BatchGrowth:
 
 
 KEPT_FREE: Final = 0.1  # share of a device's memory kept free, as in `stepscope batch-size`
-_STAY: Final = ("parameter", "gradient", "optimizer_state", "before")
-"""Memory categories that do not grow with the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +336,8 @@ def memory_need(
         peak, constant = memory.peak_bytes, _constant_bytes(memory)
     program = trace.metadata.program or ProgramFacts()
     before = 0
-    is_total = wanted != "cpu" and trace.memory.filter(device=wanted)["total_allocated"].null_count() == 0
+    recorded = trace.memory.filter(device=wanted)["total_allocated"].null_count() == 0
+    is_total = wanted != "cpu" and recorded and wanted not in contradictory_totals(trace)
     if not is_total and program.model is not None:
         model = program.model
         parts = (model.parameter_bytes, model.buffer_bytes, model.optimizer_state_bytes)
@@ -366,7 +365,7 @@ def _constant_bytes(memory: DeviceMemory) -> int:
     """Bytes alive at the peak that do not grow with the batch; 0 where blocks have no categories."""
     if not memory.blocks.height:
         return 0
-    stays = alive_table(memory, "category").filter(pl.col("category").is_in(_STAY))["bytes"]
+    stays = alive_table(memory, "category").filter(pl.col("category").is_in(FIXED))["bytes"]
     return min(int(stays.sum()), memory.peak_bytes)
 
 

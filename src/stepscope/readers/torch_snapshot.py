@@ -16,12 +16,14 @@ import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import polars as pl
 
 from stepscope.errors import NotATraceError, UsageError
 from stepscope.files import text_of
+from stepscope.readers.event_names import step_number
 from stepscope.readers.source import Budget, ByteSource, Reader, ReadResult, current
 from stepscope.trace.metadata import Device, Metadata, TraceWarning
 from stepscope.trace.model import PART_ROWS, StoreWriter
@@ -36,6 +38,7 @@ SEGMENT_ACTIONS: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": 
 OUT_OF_MEMORY: Final = "oom"
 
 _PASSED_OVER: Final = frozenset({"free_requested", "snapshot", "user_defined", "workspace_snapshot"})
+_NOT_COMPILED: Final = ("", "N/A")
 _LARGEST_ADDRESS: Final = (1 << 63) - 1
 _LATEST_US: Final = 1 << 53
 _MOST_FRAMES: Final = 64
@@ -53,6 +56,7 @@ class SnapshotEvent(NamedTuple):
     size: int
     stack: int
     free_bytes: int | None
+    compiled: str = ""  # the region of torch.compile that was running, such as "0/1"
 
 
 class Block(NamedTuple):
@@ -133,6 +137,7 @@ class DeviceEvents:
         reserved_bytes: in segments before the first event.
         all_bytes: sum over all events, blocks and segments, an upper bound of every total.
         damaged, unknown: numbers of skipped events.
+        ranges: begin and end in microseconds and name of what the program annotated, in order of the begins.
     """
 
     number: int
@@ -143,6 +148,7 @@ class DeviceEvents:
     all_bytes: int = 0
     damaged: int = 0
     unknown: int = 0
+    ranges: list[tuple[int, int, str]] = field(default_factory=list)
 
     @classmethod
     def read(
@@ -188,7 +194,37 @@ class DeviceEvents:
         time_us = _whole(entry.get("time_us"), _LATEST_US) or len(self.events) + 1
         free = _whole(entry.get("device_free"), LARGEST_SIZE)
         stack = stacks.number(entry.get("frames"))
-        self.events.append(SnapshotEvent(time_us, action, address & _LARGEST_ADDRESS, size, stack, free))
+        compiled = entry.get("compile_context")
+        region = compiled[:_LONGEST_ENTRY] if type(compiled) is str and compiled not in _NOT_COMPILED else ""
+        self.events.append(SnapshotEvent(time_us, action, address & _LARGEST_ADDRESS, size, stack, free, region))
+
+
+def ranges_by_device(entries: Any, latest_us: int, budget: Budget) -> dict[int, list[tuple[int, int, str]]]:
+    """What the program annotated, as in `DeviceEvents.ranges`; a range without an end lasts until `latest_us`."""
+    found: dict[int, list[tuple[int, int, str]]] = {}
+    begun: dict[tuple[int, str], list[int]] = {}
+    for entry in entries if type(entries) is list else []:
+        budget.spend("rows", 1)
+        if type(entry) is not dict:
+            continue
+        name, stage, device = entry.get("name"), entry.get("stage"), entry.get("device", 0)
+        time_us = _whole(entry.get("time_us"), _LATEST_US)
+        if type(name) is not str or type(device) is not int or time_us is None:
+            continue
+        name = name[:_LONGEST_NAME].encode("utf-8", "replace").decode()
+        if stage == "START":
+            begun.setdefault((device, name), []).append(time_us)
+        elif stage == "END" and begun.get((device, name)):
+            found.setdefault(device, []).append((begun[device, name].pop(), time_us, name))
+    for (device, name), times in begun.items():
+        found.setdefault(device, []).extend((time_us, max(latest_us, time_us), name) for time_us in times)
+    return {device: sorted(ranges) for device, ranges in found.items()}
+
+
+def _compiled_ranges(events: list[SnapshotEvent]) -> list[tuple[int, int, str]]:
+    """From the first to the last event of each run of a region of torch.compile."""
+    runs = (list(run) for region, run in groupby(events, key=lambda event: event.compiled) if region)
+    return [(run[0].time_us, run[-1].time_us, f"{COMPILED_REGION}{run[0].compiled}") for run in runs]
 
 
 def segments_by_device(segments: list[Any], budget: Budget) -> dict[int, list[dict[Any, Any]]]:
@@ -241,7 +277,10 @@ DEVICE_FREE_NAME: Final = "device free"
 FIRST_EVENT_NS: Final = 1_000
 """Time of the first event; blocks allocated before it are at 0."""
 _LARGEST_TOTAL: Final = 1 << 62
+COMPILED_REGION: Final = "torch.compile: "
+"""Begins the names of annotations for regions of torch.compile."""
 _THERE_BEFORE: Final = "there before"
+_RANGE_SCHEMA: Final = {"time_us": pl.Int64, "end_us": pl.Int64, "name": pl.String}
 _EVENT_SCHEMA: Final = {
     "time_us": pl.Int64,
     "action": pl.String,
@@ -249,6 +288,7 @@ _EVENT_SCHEMA: Final = {
     "size": pl.Int64,
     "stack": pl.Int64,
     "free_bytes": pl.Int64,
+    "compiled": pl.String,
 }
 
 
@@ -306,10 +346,21 @@ def _tables(lane: int, device: DeviceEvents, texts: pl.Series, origin_us: int) -
     name = pl.when(action == OUT_OF_MEMORY).then(pl.lit(OUT_OF_MEMORY_NAME)).otherwise(action)
     failures = calls.filter(action == OUT_OF_MEMORY)
     free = failures.drop_nulls("free_bytes")
+    ranges = rows_frame(sorted([*device.ranges, *_compiled_ranges(device.events)]), _RANGE_SCHEMA)
+    begin = (pl.col("time_us") - origin_us).clip(lower_bound=0) * 1000 + FIRST_EVENT_NS
+    annotations = ranges.select(
+        "name",
+        start_ns=begin,
+        duration_ns=(pl.col("end_us") - pl.max_horizontal("time_us", origin_us)).clip(lower_bound=0) * 1000,
+        lane=pl.lit(lane),
+        kind=pl.lit("host"),
+        step=pl.Series([step_number(name) for name in ranges["name"]], dtype=pl.Int64),
+    )
+    failed = failures.with_columns(name=name, kind=pl.lit("device"))
     return {
         "memory": rows.filter(pl.col("bytes").is_not_null()),
         "launches": calls.drop("call_stack").with_columns(name=name, kind=pl.lit("allocate"), bytes="size"),
-        "annotations": failures.with_columns(name=name, kind=pl.lit("device")),
+        "annotations": pl.concat([conform("annotations", failed), conform("annotations", annotations)]),
         "counters": free.with_columns(name=pl.lit(DEVICE_FREE_NAME), series=pl.lit(""), value="free_bytes"),
     }
 
@@ -493,13 +544,17 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     content = _value(b"".join(source.blocks()), source.name)
     if steps is not None:
         raise UsageError(f"{source.name} is a memory snapshot, which has no steps: choose a part of it with --window")
-    segments, traces = _checked(content, source.name)
+    segments, traces, annotated = _checked(content, source.name)
     stacks = Stacks()
     budget = current()
     parts = segments_by_device(segments, budget)
     devices = [
         DeviceEvents.read(number, parts.get(number, []), events, stacks, budget) for number, events in enumerate(traces)
     ]
+    latest_us = max((event.time_us for device in devices for event in device.events), default=0)
+    ranges = ranges_by_device(annotated, latest_us, budget)
+    for device in devices:
+        device.ranges = ranges.get(device.number, [])
     if sum(device.all_bytes for device in devices) > MOST_BYTES:
         raise NotATraceError(f"{source.name} is not a memory snapshot: it lists more memory than can exist")
     devices = [device for device in devices if device.events or device.blocks]
@@ -530,8 +585,8 @@ def _value(data: bytes, name: str) -> Plain:
     return value
 
 
-def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]]]:
-    """The segments, and the events of each device; `torch.cuda.memory_snapshot()` returns only the segments."""
+def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]], Any]:
+    """Segments, each device's events, and annotations; `torch.cuda.memory_snapshot()` returns only the segments."""
     if isinstance(content, list):
         content = {"segments": content, "device_traces": []}
     if not isinstance(content, dict) or not any(part in content for part in _PARTS):
@@ -549,7 +604,7 @@ def _checked(content: Plain, name: str) -> tuple[list[Any], list[list[Any]]]:
     count = max(
         [len(traces), *(number + 1 for number in numbers if isinstance(number, int) and 0 <= number < MOST_DEVICES)]
     )
-    return segments, traces + [[]] * (count - len(traces))
+    return segments, traces + [[]] * (count - len(traces)), content.get("external_annotations")
 
 
 def _warnings(source: ByteSource, devices: list[DeviceEvents], stacks: Stacks) -> tuple[TraceWarning, ...]:

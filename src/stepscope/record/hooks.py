@@ -292,7 +292,9 @@ class _ForwardCalls:
         while not self._removed and not _is_loader_worker():
             since_s = time.monotonic() - started
             time.sleep(next(pause for until, pause in _LOOK_S if since_s < until))
-            module = _module_being_called() or self._next_call(since_s)
+            module = _module_being_called()
+            if module is None:  # not `or`: a module may have a length, or raise when asked for it
+                module = self._next_call(since_s)
             if module is not None and not self._removed:
                 self._follow(module)
                 del module

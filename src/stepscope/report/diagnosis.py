@@ -53,6 +53,7 @@ from stepscope.report.words import (
     device_table,
     diff_text,
     exceptional_sentences,
+    graph_sentences,
     headline,
     hidden_sentence,
     idle_share,
@@ -272,6 +273,8 @@ def _rank(report: TraceReport, key: str, name: str) -> Iterator[Block]:
     yield from _times(diagnosis, key)
     busy = _items(busy_sentences(diagnosis))
     yield from section_if("What the device worked on, and what it reached", *busy, id=f"{key}-busy", link="Busy")
+    graphs = _items(graph_sentences(diagnosis))
+    yield from section_if("Kernels in graphs", *graphs, id=f"{key}-graphs", link="Graphs")
     yield from _glances(diagnosis, key)
     yield from _steps(report, key)
     yield from _drawings(report, key)
@@ -560,6 +563,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
         **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
+        **({} if diagnosis.graphs is None else {"graphs": diagnosis.graphs}),
         **({} if diagnosis.serving is None else {"serving": diagnosis.serving}),
         **({"applied": diagnosis.applied} if diagnosis.applied else {}),
         **({} if report.energy is None else {"energy": trace_json(report.energy)}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import polars as pl
 from markupsafe import Markup
 
 from stepscope.analysis.blocks import CATEGORIES
-from stepscope.analysis.memory import MemoryPicture, MemorySummary
+from stepscope.analysis.memory import DeviceMemory, MemoryPicture, MemorySummary
 from stepscope.analysis.telemetry import PlotLine, TelemetryPicture, TelemetryPlot
 from stepscope.report.document import Block, Document, Drawing, Facts, Group, Section, Table, Text, fields, stamped
 from stepscope.report.format import cell, clock, count, duration, share, size
@@ -44,6 +44,59 @@ def _device(summary: MemorySummary) -> Iterator[Block]:
         steps = " in the steps" if summary.memory.steps.height else ""
         title = f"Allocated{steps}, by operator"
         yield _section(title, summary.operators, "operator_name", "(no operator)", "operators")
+
+
+def fit_document(
+    memories: Sequence[DeviceMemory], tables: Sequence[pl.DataFrame], limits: Sequence[int | None]
+) -> Document:
+    """Report which changes make each device's allocations fit; tables as from `fit_table`."""
+    groups = [
+        Group(f"Device {memory.device}", tuple(_fits(memory, table, limit)), f"d{place}")
+        for place, (memory, table, limit) in enumerate(zip(memories, tables, limits, strict=True))
+    ]
+    return Document("memory", tuple(groups))
+
+
+def _fits(memory: DeviceMemory, table: pl.DataFrame, limit: int | None) -> Iterator[Block]:
+    recorded = f"{size(memory.peak_bytes)} allocated at the peak"
+    if memory.reserved_bytes is not None:
+        recorded += f", {size(memory.reserved_bytes)} reserved"
+    yield Facts(
+        (
+            ("recorded", recorded),
+            ("available", "unknown: --memory-limit says it" if limit is None else size(limit)),
+            ("replayed", "with one stream, and nothing in the allocator's cache at first"),
+        )
+    )
+    rows = table.select(
+        change=pl.Series([_change(row) for row in table.iter_rows(named=True)]),
+        fits="fits",
+        peak_bytes="peak_bytes",
+        reserved_bytes="reserved_bytes",
+        added_ns_per_step="added_ns_per_step",
+        fails=pl.Series([_failure(row) for row in table.iter_rows(named=True)], dtype=pl.String),
+    )
+    yield Section("Would it fit?", (Table(rows),))
+
+
+def _change(row: Mapping[str, Any]) -> str:
+    parts = []
+    if row["batch_factor"] != 1:
+        parts.append(f"batch times {count(row['batch_factor'])}")
+    modules = row["checkpointed"]
+    if modules:
+        others = f" and {count(len(modules) - 1)} more" if len(modules) > 1 else ""
+        parts.append(f"checkpoint {modules[0]}{others}")
+    if row["expandable"]:
+        parts.append("expandable segments")
+    return ", ".join(parts) or "as recorded"
+
+
+def _failure(row: Mapping[str, Any]) -> str | None:
+    if row["failed_bytes"] is None:
+        return None
+    place = f"{row['file']}:{row['line']}" if row["file"] else row["module"]
+    return f"{size(row['failed_bytes'])}" + (f" at {place}" if place else "")
 
 
 def _section(title: str, frame: pl.DataFrame, column: str, nothing: str, things: str) -> Section:
@@ -82,6 +135,12 @@ def facts(summary: MemorySummary) -> Iterator[tuple[str, str]]:
         free = "" if row["free_bytes"] is None else f", {size(row['free_bytes'])} were free"
         where = "" if row["file"] is None else f" at {row['file']}:{row['line']}"
         yield "failed", f"{size(row['asked_bytes'])} asked for{where}{free}, {cell('start_ns', row['start_ns'])}"
+    if memory.contradiction is not None:
+        allocated, reserved = map(size, memory.contradiction)
+        yield (
+            "refused",
+            f"the recorded totals: {allocated} allocated, but only {reserved} reserved, cannot both be true",
+        )
     if not memory.is_total:
         yield "counted", "what was allocated since the recording began; what was there before is unknown"
 
@@ -108,11 +167,30 @@ def memory_json(summaries: Sequence[MemorySummary]) -> dict[str, Any]:
     return stamped(devices=[_device_json(summary) for summary in summaries])
 
 
+def fit_json(
+    memories: Sequence[DeviceMemory], tables: Sequence[pl.DataFrame], limits: Sequence[int | None]
+) -> dict[str, Any]:
+    """One entry per device: what was recorded, the limit in bytes, and the rows of `fit_table`."""
+    return stamped(
+        devices=[
+            {
+                **fields(memory, "device", "capacity_bytes", "peak_bytes", "reserved_bytes"),
+                "limit_bytes": limit,
+                "changes": table,
+            }
+            for memory, table, limit in zip(memories, tables, limits, strict=True)
+        ]
+    )
+
+
 def _device_json(summary: MemorySummary) -> dict[str, Any]:
     memory, growth = summary.memory, summary.growth
     return {
         **fields(memory, "device", "capacity_bytes", "reserved_bytes"),
         "peak": {"start_ns": memory.peak_ns, "bytes": memory.peak_bytes, "step": summary.peak_step},
+        "contradiction": None
+        if memory.contradiction is None
+        else dict(zip(("allocated_bytes", "reserved_bytes"), memory.contradiction, strict=True)),
         "unused_reserved_bytes": memory.fragmentation_bytes,
         "unused_reserved_share": memory.fragmentation_share,
         "growth": None

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from stepscope.analysis.captured import BASES
 from stepscope.analysis.host import CAUSES
 from stepscope.analysis.work import shapes_of
 from stepscope.compare.comparison import Comparison, by_name
@@ -189,6 +190,27 @@ def busy_sentences(diagnosis: Diagnosis) -> list[str]:
     """What each costly kind of work on the device reached, and why not more, one sentence a kind."""
     named = {device.name for device in diagnosis.metadata.devices if device.name}
     return [_busy_sentence(work, whole(diagnosis), is_bound=not named) for work in diagnosis.busy]
+
+
+def graph_sentences(diagnosis: Diagnosis) -> list[str]:
+    """What is known of the kernels in graphs: how many, and how they were tied to operators, modules and lines."""
+    use = diagnosis.graphs
+    if use is None:
+        return []
+    each = "launch" if use.launches == 1 else "launches"
+    found = [f"{count(use.launches)} {each} of graphs ran {count(use.kernels)} kernels for {duration(use.kernel_ns)}."]
+    for tied in use.by:
+        what = "their module" if tied.basis == "annotation" else "their operator, module and line"
+        how = f"by {BASES[tied.basis][0]} (confidence {tied.confidence})"
+        found.append(f"{count(tied.kernels)} of them have {what} {how}.")
+    if use.tied < use.kernels:
+        found.append(f"{count(use.kernels - use.tied)} of them are known by their kernels' names only.")
+    if use.unrecorded:
+        found.append(
+            f"No kernel of {count(use.unrecorded)} launches was recorded: {duration(use.unrecorded_ns)} after them "
+            "count as unknown, since the device may have worked."
+        )
+    return found
 
 
 def _busy_sentence(work: BusyWork, period: str, *, is_bound: bool) -> str:

@@ -16,10 +16,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import polars as pl
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TableLoader = Callable[[str], pl.LazyFrame]
+_Kept = TypeVar("_Kept")
 
 
 class _Table:
@@ -73,6 +74,9 @@ class Trace:
     _loaded: dict[str, pl.DataFrame] = field(default_factory=dict, repr=False, compare=False)
     _owner: object = field(default=None, repr=False, compare=False)
     """An object that must live as long as the trace: a temporary directory, or a lock on a cache entry."""
+    capture: Trace | None = field(default=None, repr=False, compare=False)
+    """The recording of the capture of this trace's graphs, if it was given beside."""
+    _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def from_tables(
@@ -87,6 +91,16 @@ class Trace:
             raise ValueError(f"no such tables: {', '.join(unknown)}")
         frames = {name: conform(name, tables[name]) if name in tables else empty(name) for name in SCHEMAS}
         return cls(metadata or Metadata(), warnings, lambda name: frames[name].lazy(), dict(frames))
+
+    def with_capture(self, capture: Trace) -> Trace:
+        """The trace whose graphs' kernels are also looked up in this recording of their capture."""
+        return replace(self, capture=capture, _kept={})
+
+    def kept(self, name: str, compute: Callable[[], _Kept]) -> _Kept:
+        """Return what `compute` gives, computed once for this trace."""
+        if name not in self._kept:
+            self._kept[name] = compute()
+        return self._kept[name]  # type: ignore[no-any-return]
 
     def table(self, name: str) -> pl.DataFrame:
         if name not in self._loaded:

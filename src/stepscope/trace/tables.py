@@ -71,6 +71,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "external_id": pl.Int64,
         "bytes": pl.Int64,
         "operator": pl.UInt32,  # row in operators: the innermost operator around the call
+        "kernel": pl.String,  # name of the kernel that the call launches, also while a graph is captured
     },
     # Work of a device.
     "device_work": {
@@ -95,6 +96,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "message_type": pl.String,
         "call_stack": pl.String,  # as in operators; for compiled code, its source
         "scope": pl.String,  # as in operators
+        "module": pl.String,  # module or region that an annotation of the graph's node names
     },
     # Python frames.
     "frames": {

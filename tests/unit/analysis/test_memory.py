@@ -241,7 +241,9 @@ def test_what_operators_allocate_per_call_and_step() -> None:
 
 
 def test_an_unknown_grouping() -> None:
-    with pytest.raises(UsageError, match="memory can be grouped by category, line, module, operator, not by 'size'"):
+    with pytest.raises(
+        UsageError, match="memory can be grouped by category, line, module, operator, region, not by 'size'"
+    ):
         alive_table(memory_of(training()), "size")
 
 

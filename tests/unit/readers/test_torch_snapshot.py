@@ -9,6 +9,7 @@ import json
 import pickle
 import random
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.blocks import allocator_table, out_of_memory
-from stepscope.analysis.memory import alive_at, alive_table, device_memories
+from stepscope.analysis.memory import alive_at, alive_table, allocation_table, device_memories, memory_growth
 from stepscope.diagnosis import diagnose
 from stepscope.errors import NotATraceError, TooLargeError, UsageError
 from stepscope.readers import open_trace
@@ -25,6 +26,7 @@ from stepscope.readers.torch_snapshot import load
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import StepRange
 from tests.simulator.allocator import KIB, SimulatedAllocator, training
+from tests.unit.recording import Recording
 
 MIB = 1 << 20
 
@@ -385,3 +387,61 @@ def test_a_snapshot_can_come_through_a_pipe(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("sys.stdin", Input())
 
     assert open_trace("-").memory.height == 29
+
+
+def annotated() -> dict[str, Any]:
+    """Three steps, each with a nested range; a range that does not end; a compiled region; damaged entries."""
+    allocator = training(steps=3)
+    content = allocator.snapshot()
+    times = [event["time_us"] for event in allocator.history]
+    bounds = [times[0], times[len(times) // 3], times[2 * len(times) // 3], times[-1]]
+    entries: list[Any] = [None, {"name": 7}, {"name": "late", "stage": "END", "device": 0, "time_us": times[-1]}]
+    for number, (begin, end) in enumerate(pairwise(bounds)):
+        for name, stage, time_us in (
+            (f"ProfilerStep#{number}", "START", begin),
+            ("forward", "START", begin + 1),
+            ("forward", "END", begin + 3),
+            (f"ProfilerStep#{number}", "END", end),
+        ):
+            entries.append({"name": name, "stage": stage, "device": 0, "time_us": time_us})
+    entries.append({"name": "open", "stage": "START", "device": 0, "time_us": times[-4]})
+    for event in allocator.history[5:8]:
+        event["compile_context"] = "0/1"
+    return {**content, "external_annotations": entries}
+
+
+def test_what_the_program_annotated_gives_steps_and_regions(tmp_path: Path) -> None:
+    path = tmp_path / "file.pickle"
+    content = annotated()
+    path.write_bytes(pickle.dumps(content))
+
+    trace = open_trace(path)
+    trace.check()
+    host = trace.annotations.filter(pl.col("kind") == "host")
+    [memory] = device_memories(trace)
+    regions = allocation_table(memory, "region")
+
+    assert host.filter(pl.col("step").is_not_null()).select("name", "step").rows() == [
+        (f"ProfilerStep#{number}", number) for number in range(3)
+    ]
+    assert host.filter(pl.col("name") == "forward")["duration_ns"].to_list() == [2_000] * 3
+    assert host.filter(pl.col("name") == "open").height == 1
+    assert host.filter(pl.col("name") == "late").is_empty()
+    assert host.filter(pl.col("name") == "torch.compile: 0/1").height == 1
+    assert {"forward", "torch.compile: 0/1", "ProfilerStep#1"} <= set(regions["region"])
+    assert regions["allocated_bytes"].sum() == allocation_table(memory, "category")["allocated_bytes"].sum()
+    assert memory_growth(memory) is not None
+
+
+def test_totals_that_contradict_each_other_are_not_used() -> None:
+    recording = Recording()
+    recording.block(10, 20, 2 << 30, device="0")
+    recording.block(15, 30, 100 << 20, device="0")
+    trace = recording.trace()
+    tables = {"memory": trace.memory.with_columns(total_allocated=pl.lit(2 << 30), total_reserved=pl.lit(250 << 20))}
+
+    [memory] = device_memories(Trace.from_tables(tables, trace.metadata))
+
+    assert memory.contradiction == (2 << 30, 250 << 20)
+    assert (memory.is_total, memory.reserved_bytes, memory.fragmentation_bytes) == (False, None, None)
+    assert memory.peak_bytes == (2 << 30) + (100 << 20)

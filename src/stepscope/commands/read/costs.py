@@ -13,6 +13,7 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
     Command,
     CommandParser,
+    add_memory_limit_option,
     add_raw_option,
     add_reading_options,
     add_redact_option,
@@ -200,6 +201,7 @@ examples:
 
 
 _ROWS: Final = 8
+_factor = number("is not a factor: write 0.5 or 2", least=1e-6, most=1e6)
 
 
 def _prepare_memory_parser(parser: CommandParser) -> None:
@@ -212,10 +214,23 @@ def _prepare_memory_parser(parser: CommandParser) -> None:
     detail = parser.add_mutually_exclusive_group()
     detail.add_argument(
         "--by",
-        choices=("category", "line", "module", "operator"),
+        choices=("category", "line", "module", "operator", "region"),
         help="a table instead: what was allocated, and alive at the peak",
     )
     detail.add_argument("--over-time", action="store_true", help="a table instead: the level after every event")
+    detail.add_argument(
+        "--fit", action="store_true", help="replay PyTorch's allocator with less: would the program fit, and with what?"
+    )
+    changed = parser.add_argument_group("what --fit replays first, all at once")
+    changed.add_argument("--batch-factor", metavar="X", type=_factor, help="a batch X times as large, such as 0.5")
+    changed.add_argument(
+        "--checkpoint",
+        metavar="MODULE",
+        action="append",
+        help="activation checkpointing of these modules: a path of stepscope modules, or its end, such as 'layers.*'",
+    )
+    changed.add_argument("--expandable-segments", action="store_true", help="the allocator's expandable_segments:True")
+    add_memory_limit_option(changed)
     add_table_options(parser)
     add_reading_options(parser)
 
@@ -225,8 +240,15 @@ def _run_memory(arguments: argparse.Namespace) -> int:
 
     from stepscope.analysis.memory import allocation_table, device_memories
 
+    if not arguments.fit:
+        for option in ("batch_factor", "checkpoint", "expandable_segments", "memory_limit"):
+            if getattr(arguments, option):
+                raise UsageError(f"--{option.replace('_', '-')} needs --fit, which replays the allocator")
     trace = open_from(arguments, arguments.trace)
     memories = _chosen(device_memories(trace), arguments.device)
+    if arguments.fit:
+        _write_fit(trace, memories, arguments)
+        return 0
     if not memories and arguments.format in (None, "table") and arguments.output == "-":
         output.print_text(_why_nothing(trace))
     elif not memories and (arguments.by or arguments.over_time):
@@ -258,18 +280,49 @@ def _chosen(memories: tuple[DeviceMemory, ...], device: str | None) -> tuple[Dev
     return found
 
 
-def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: argparse.Namespace) -> None:
-    from stepscope.analysis.memory import memory_summary
-    from stepscope.report.memory import memory_document, memory_json
-
+def _refuse_table_options(arguments: argparse.Namespace) -> None:
     given = "--sort" if arguments.sort is not None else None
     if arguments.format in ("csv", "parquet"):
         given = given or f"--format {arguments.format}"
     if given:
         raise UsageError(f"{given} needs --by or --over-time, which print one table")
+
+
+def _write_screen(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: argparse.Namespace) -> None:
+    from stepscope.analysis.memory import memory_summary
+    from stepscope.report.memory import memory_document, memory_json
+
+    _refuse_table_options(arguments)
     summaries = [redacted(arguments, memory_summary(trace, memory)) for memory in memories]
     top = _ROWS if arguments.top is None else arguments.top
     output.write_document(arguments, lambda: memory_document(summaries), lambda: memory_json(summaries), top=top)
+
+
+def _write_fit(trace: Trace, memories: tuple[DeviceMemory, ...], arguments: argparse.Namespace) -> None:
+    from stepscope.analysis.allocator import Change, fit_table, modules_like, usual_changes
+    from stepscope.analysis.places import module_table, place_costs
+    from stepscope.report.memory import fit_document, fit_json
+
+    _refuse_table_options(arguments)
+    memories = tuple(memory for memory in memories if memory.device != "cpu" and memory.blocks.height)
+    if not memories:
+        raise UsageError(
+            "--fit replays the allocations of an accelerator, with their addresses, and this trace has none: record "
+            "with profile_memory=True, or take a snapshot (docs/memory.md)"
+        )
+    costs = place_costs(trace)
+    modules = module_table(trace, costs=costs).drop_nulls("module")
+    forward = {name: ns // max(costs.steps, 1) for name, ns in modules.select("module", "forward_ns").iter_rows()}
+    limits = [arguments.memory_limit or memory.capacity_bytes for memory in memories]
+    tables = []
+    for memory, limit in zip(memories, limits, strict=True):
+        checkpointed = modules_like(memory, arguments.checkpoint) if arguments.checkpoint else ()
+        asked = Change(arguments.batch_factor or 1.0, checkpointed, arguments.expandable_segments)
+        changes = [change for change in usual_changes(memory) if change != asked]
+        tables.append(redacted(arguments, fit_table(memory, [asked, *changes], limit, forward)))
+    output.write_document(
+        arguments, lambda: fit_document(memories, tables, limits), lambda: fit_json(memories, tables, limits)
+    )
 
 
 MEMORY: Final = Command(
@@ -285,6 +338,8 @@ examples:
   stepscope memory trace.json --by operator                  what operators allocate per call and step
   stepscope memory trace.json --by line --sort peak_bytes    which lines hold memory at the peak
   stepscope memory snapshot.pickle --by category
+  stepscope memory trace.json --fit --memory-limit 16GiB     would it fit there, and with which change?
+  stepscope memory trace.json --fit --batch-factor 2 --checkpoint 'layers.*'
   stepscope memory trace.json --over-time --format csv       allocated and reserved, event by event
   stepscope memory trace.json --format json | jq .devices    everything, for programs
 """,

@@ -262,7 +262,7 @@ def add_trace(parser: argparse.ArgumentParser, help: str = TRACE) -> None:
 
 
 def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = False) -> None:
-    """Add --window, --steps, --no-cache, --limit and --verbose.
+    """Add --window, --steps, --capture-trace, --no-cache, --limit and --verbose.
 
     Args:
         or_device: say that --window takes "device", too.
@@ -276,6 +276,11 @@ def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = Fa
         "--window", metavar="START:END", help=f"only this stretch of the trace, such as 2s:4s or 150ms:{device}"
     )
     part.add_argument("--steps", metavar="FIRST:LAST", help="only these steps, by their numbers, such as 3:5")
+    group.add_argument(
+        "--capture-trace",
+        metavar="FILE",
+        help="recording of the capture of the trace's graphs, whose operators, modules and lines their kernels get",
+    )
     group.add_argument("--no-cache", action="store_true", help="read the file anew and do not cache it")
     group.add_argument(
         "--limit",
@@ -416,13 +421,17 @@ def exit_code_if_slower(limit: float | None, comparisons: Iterable[tuple[str, Sa
     return 1 if slower else 0
 
 
-def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
+def add_memory_limit_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
         type=_MEMORY,
         help="available memory, such as 24GiB (default: the device's)",
     )
+
+
+def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
+    add_memory_limit_option(parser)
     parser.add_argument(
         "--keep-free",
         metavar="SHARE",

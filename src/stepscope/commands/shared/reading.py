@@ -199,7 +199,30 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
         )
     if steps is not None:
         _say_which_steps(trace, steps)
+    if getattr(arguments, "capture_trace", None) is not None:
+        trace = _with_capture(arguments, trace)
     return with_device(_with_printable_path(trace), getattr(arguments, "device_name", None))
+
+
+def _with_capture(arguments: argparse.Namespace, trace: Trace) -> Trace:
+    """The trace with the recording of its graphs' capture.
+
+    Raises:
+        UsageError: it is not the capture of these graphs; the message says what was looked for.
+        TraceError: the file cannot be read.
+    """
+    from stepscope.analysis.captured import why_not_tied
+    from stepscope.readers import open_trace
+    from stepscope.trace.cache import TraceCache
+
+    path = arguments.capture_trace
+    cache = None if arguments.no_cache else TraceCache()
+    together = trace.with_capture(_with_printable_path(open_trace(_one_trace(path), cache=cache)))
+    _note_secrets(arguments, together.capture or trace)
+    why_not = why_not_tied(together)
+    if why_not is not None:
+        raise UsageError(f"--capture-trace {path} does not fit {trace.metadata.path}: {why_not}")
+    return together
 
 
 def with_device(trace: Trace, name: str | None) -> Trace:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.captured import GRAPH_OPERATORS, graph_operators
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import DEVICE_CAUSES
 from stepscope.analysis.operators import kernel_class
@@ -55,14 +56,19 @@ _BUSY_SHARE: Final = 0.05
 def busy_work(view: View) -> tuple[BusyWork, ...]:
     """What takes a noticeable part of the step on the device, by operator and shapes, the costliest first.
 
-    Work without an operator, such as a graph's, is listed by kernel.
+    Work without a known operator is listed by kernel, and so is that of graphs unless their capture is known.
     """
     if view.device is None or view.work.is_empty():
         return ()
     table = roofline_table(view.trace, window=calling(view), bounds=True).filter(pl.col("device") == view.device)
     kernels = view.work.filter(pl.Series(operators_of_work(view) < 0) & (pl.col("kind") == "compute"))
-    kernels = kernels.group_by(operator="name").agg(
-        device_ns=pl.col("duration_ns").sum(), kernel=pl.col("name").first()
+    in_graphs = graph_operators(view.trace)
+    if in_graphs is not None:
+        kernels = pl.concat([kernels, in_graphs[kernels["row"]]], how="horizontal")
+    named = [pl.lit(None, pl.String).alias(name) for name in GRAPH_OPERATORS if name not in kernels.columns]
+    kernels = kernels.with_columns(named)
+    kernels = kernels.group_by(operator=pl.coalesce("graph_operator", "name"), input_shapes="graph_shapes").agg(
+        device_ns=pl.col("duration_ns").sum(), kernel=pl.col("name").sort_by("duration_ns").last()
     )
     least_ns = _BUSY_SHARE * view.length_ns
     rows = pl.concat([table, kernels], how="diagonal").filter(pl.col("device_ns") >= least_ns)

@@ -28,12 +28,12 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.analysis.blocks import FIXED
 from stepscope.analysis.memory import DeviceMemory, alive_table
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._device import memory_locations, size_in_words
 
 _HOST_BOUND: Final = ("dispatch", "python", "launch_latency", "optimizer", "graph_tracing", "step_marker")
-_FIXED: Final = ("before", "parameter", "optimizer_state", "gradient")
 _LARGEST_FACTOR: Final = 64
 LARGER_BATCH: Final = Remedy(
     "Raise the batch size step by step until operations are long or memory is full; in training, adapt the learning "
@@ -76,8 +76,8 @@ def check(view: View, limits: Limits) -> Answers:
 def _factor(memory: DeviceMemory, capacity: int, kept_free: float) -> int:
     """By which factor the part of the peak that grows with the batch could grow."""
     alive = dict(alive_table(memory, "category").select("category", "bytes").iter_rows())
-    fixed = sum(alive.get(name, 0) for name in _FIXED) + (memory.fragmentation_bytes or 0)
-    growing = memory.peak_bytes - sum(alive.get(name, 0) for name in _FIXED)
+    fixed = sum(alive.get(name, 0) for name in FIXED) + (memory.fragmentation_bytes or 0)
+    growing = memory.peak_bytes - sum(alive.get(name, 0) for name in FIXED)
     room = int(capacity * (1 - kept_free)) - fixed
     return min(room // growing, _LARGEST_FACTOR) if growing > 0 else 0
 

@@ -25,6 +25,7 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.analysis.captured import graph_use
 from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import HOST, LAUNCHES, PARTS, PROFILE, how_to_record, missing
 from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold, View
@@ -87,12 +88,37 @@ def _missing_events(view: View, limits: Limits) -> Iterator[NotAnswered]:
             "recording began, or launches were not recorded",
             how_to_record(LAUNCHES, view.trace.metadata.format, view.framework),
         )
+    yield from _graphs(view, limits)
     unknown = int(view.pieces_of("unknown", "untraced")["duration_ns"].sum())
     if view.share(unknown) > limits["unknown"]:
         yield NotAnswered(
             f"Why is the device idle for {view.percent(unknown)} of the {view.period} without a visible reason?",
             "the host threads recorded nothing then, or the device waited for something outside the trace",
             how_to_record(HOST, view.trace.metadata.format, view.framework),
+        )
+
+
+def _graphs(view: View, limits: Limits) -> Iterator[NotAnswered]:
+    """What the recording does not say about graphs: the code of their kernels, or that they ran at all."""
+    use = graph_use(view.trace)
+    if use is None:
+        return
+    if use.unrecorded_ns:
+        yield NotAnswered(
+            "Was the device busy after the launches of graphs?",
+            f"the profiler recorded no kernel of {use.unrecorded:,} of {use.launches:,} launches of graphs: "
+            f"{use.unrecorded_ns / 1e6:,.3g} ms after them count as unknown, since the device may have worked",
+            "record the kernels inside graphs: with a newer driver, CUPTI or rocprofiler, or fewer steps",
+        )
+    untied_ns = use.kernel_ns - use.tied_ns
+    total_ns = int(view.trace.device_work["duration_ns"].sum())
+    if untied_ns > limits["unlaunched"] * total_ns:
+        yield NotAnswered(
+            "Which operators, modules and lines do the kernels in graphs belong to?",
+            f"{untied_ns / total_ns:.0%} of the device's work was launched by graphs, and nothing in the trace tells "
+            "where it was captured",
+            "record the capture of the graphs too, with stacks and shapes, and give its trace: "
+            "stepscope diagnose TRACE --capture-trace CAPTURE",
         )
 
 

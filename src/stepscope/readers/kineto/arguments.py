@@ -34,6 +34,7 @@ class Launch(msgspec.Struct, gc=False):
     external_id: OptionalInt = msgspec.field(default=None, name="External id")
     old_external_id: OptionalInt = msgspec.field(default=None, name="external id")
     bytes: OptionalIdentifier = None
+    kernel: str | None = None
 
 
 class DeviceWork(msgspec.Struct, gc=False):
@@ -56,6 +57,22 @@ class DeviceWork(msgspec.Struct, gc=False):
     group_size: OptionalInt = msgspec.field(default=None, name="Group size")
     message_elements: OptionalInt = msgspec.field(default=None, name="In msg nelems")
     message_type: str | None = msgspec.field(default=None, name="dtype")
+    graph_node: OptionalInt = msgspec.field(default=None, name="graph node id")
+    module_fqn: Any = None
+    annotation: Any = None
+    marked: Any = msgspec.field(default=None, name="str")
+    marked_name: Any = msgspec.field(default=None, name="name")
+
+    @property
+    def module(self) -> str | None:
+        """What `torch.cuda.graph`'s annotation of the graph's node says, which its exporter merges into the arguments.
+
+        `mark_kernels` writes text under "str"; compilers write a module's qualified name under "module_fqn".
+        """
+        if not self.graph_node:
+            return None
+        found = (self.module_fqn, self.annotation, self.marked_name, self.marked)
+        return next((each for each in found if isinstance(each, str) and each), None)
 
 
 class Annotation(msgspec.Struct, gc=False):

@@ -299,7 +299,7 @@ class Columns:
 
     def _launches(self, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, arguments.Launch, self.damage)
-        return self._argument_columns("launches", args, "correlation") | {
+        return self._argument_columns("launches", args, "correlation", "kernel") | {
             "external_id": arguments.external_ids(args),
             "bytes": arguments.integers([arguments.integer(a.bytes) for a in args]),
         }
@@ -324,7 +324,7 @@ class Columns:
             "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
             **self._argument_columns("device_work", args, "correlation", "grid", "block", "blocks_per_multiprocessor"),
             **self._argument_columns(
-                "device_work", args, "collective", "group", "group_size", "message_elements", "message_type"
+                "device_work", args, "collective", "group", "group_size", "message_elements", "message_type", "module"
             ),
         }
 
