@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections import UserDict
-from collections.abc import Callable, Iterator
-from itertools import islice
+import time
+from collections import UserDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from types import FrameType
 from typing import Any, Final
 
 from stepscope import guard
 from stepscope.record.program_objects import attributes, unseen
-from stepscope.trace.program_facts import PaddingFacts, PromptFacts
+from stepscope.trace.program_facts import ModelCallFacts, PaddingFacts, PromptFacts
 
 IGNORED: Final = -100
 """The default `ignore_index` of torch's losses."""
@@ -25,9 +28,9 @@ _SHORTEST: Final = 8
 """Tensors with fewer columns are not treated as sequences."""
 _FEWEST_POSITIONS: Final = 64
 _DEEPEST: Final = 4
-_COUNTED: Final = 0.4
-"""Share of numbers that follow the one before, above which they are positions: rows may be padded."""
 _MOST_CALLS: Final = 4096
+_MOST_KEPT: Final = 512
+_MOST_FILES: Final = 64
 _BLOCK: Final = 16
 """Tokens in a block of a prompt; prompts begin alike in whole blocks."""
 _TIMES: Final = 16
@@ -203,28 +206,99 @@ class ModelCalls:
     def __init__(self) -> None:
         self.sequences = _Sequences()
         self._prompts = _Prompts()
+        self._latest: deque[tuple[int, int, int, int]] = deque(maxlen=_MOST_KEPT)
+        self._files: dict[str, None] = {}
         self._left = _MOST_CALLS
 
-    def called(self, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Look at one call; what cannot be inspected is skipped, such as tensors on a device."""
+    def called(self, around: Sequence[FrameType], positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Look at one call; what cannot be inspected is skipped, such as tensors on a device.
+
+        Args:
+            around: frames around the call.
+        """
         if self._left <= 0 or "torch" not in sys.modules:
             return
         self._left -= 1
         with guard.attempt(), unseen:
-            given = [each.numpy() for each in (*positional, *named.values()) if _is_of_tokens(each)]
-            tokens = next((each for each in given if not _is_mask(each) and not _are_positions(each)), None)
-            if tokens is None or tokens.shape[1] < _SHORTEST:
-                return
-            same = [each for each in given if each.shape[0] == tokens.shape[0]]
-            mask = next((each[:, -tokens.shape[1] :] for each in same if _is_mask(each)), None)
-            positions = next((each for each in same if each.shape == tokens.shape and _are_positions(each)), None)
-            if tokens.shape[0] > 1:
-                self.sequences.add(tokens)
-            self._prompts.add(tokens, mask if mask is not None and mask.shape == tokens.shape else None, positions)
+            if len(self._files) < _MOST_FILES:
+                self._files.update(dict.fromkeys(frame.f_code.co_filename for frame in around))
+            call = _call_of(positional, named)
+            if call is not None:
+                self._add(call)
+
+    def _add(self, call: _Call) -> None:
+        pieces = list(call.pieces())
+        begun = sum(len(piece) > 1 and begin == 0 for piece, begin in pieces)
+        tokens = sum(len(piece) for piece, _ in pieces)
+        self._latest.append((time.time_ns(), len(pieces), begun, tokens))
+        if not call.is_packed and call.tokens.shape[0] > 1 and call.tokens.shape[1] >= _SHORTEST:
+            self.sequences.add(call.tokens)
+        self._prompts.add(pieces)
 
     def prompts(self) -> PromptFacts | None:
         """What was seen of prompts; None without any."""
         return self._prompts.facts()
+
+    def calls(self) -> ModelCallFacts | None:
+        """The latest calls; None if nothing could be inspected."""
+        if not self._latest:
+            return None
+        return ModelCallFacts(files=tuple(self._files), calls=tuple(self._latest))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The tokens of one call of the model, as NumPy arrays.
+
+    Attributes:
+        tokens: (rows, positions); of a packed call one row that holds several requests.
+        mask: of the same shape; None if nothing is padding.
+        positions: of the same shape; None if unknown.
+        bounds: where requests begin and end in a packed row; None if only the positions tell.
+    """
+
+    tokens: Any
+    mask: Any
+    positions: Any
+    bounds: Any
+    is_packed: bool
+
+    def pieces(self) -> Iterator[tuple[Any, int]]:
+        """The tokens of each request, and the position of the first, 0 where a prompt begins."""
+        import numpy as np
+
+        if self.is_packed:
+            positions = self.positions[0]
+            cuts = self.bounds if self.bounds is not None else np.flatnonzero(np.diff(positions) != 1) + 1
+            cuts = sorted({0, *cuts.tolist(), len(positions)})
+            for begin, end in pairwise(cuts):
+                yield self.tokens[0, begin:end], int(positions[begin])
+            return
+        for number, row in enumerate(self.tokens):
+            real = self.mask[number] != 0 if self.mask is not None else slice(None)
+            known = self.positions[number][real] if self.positions is not None else ()
+            yield row[real], int(known[0]) if len(known) else 0
+
+
+def _call_of(positional: tuple[Any, ...], named: dict[str, Any]) -> _Call | None:
+    """The call with these arguments; None if its tokens are unknown."""
+    given = {**{str(number): value for number, value in enumerate(positional)}, **named}
+    arrays = {name: value.numpy() for name, value in given.items() if _is_of_tokens(value)}
+    positions = next((each for name, each in arrays.items() if "position" in name), None)
+    others = [each for name, each in arrays.items() if "position" not in name]
+    tokens = next(
+        (each for each in others if not _is_mask(each) and (positions is None or each.shape == positions.shape)), None
+    )
+    if tokens is None or (tokens.ndim == 1 and positions is None):
+        return None
+    masks = [each for each in others if _is_mask(each) and each.ndim == tokens.ndim == 2 and len(each) == len(tokens)]
+    mask = next((each[:, -tokens.shape[1] :] for each in masks if each.shape[1] >= tokens.shape[1]), None)
+    length = tokens.shape[-1]
+    bounds = next((each for each in others if _are_bounds(each, length)), None)
+    is_packed = positions is not None and (tokens.ndim == 1 or (len(tokens) == 1 and bounds is not None))
+    if tokens.ndim == 1:
+        tokens, positions = tokens[None], positions[None]
+    return _Call(tokens, mask, positions, bounds, is_packed)
 
 
 class _Prompts:
@@ -235,18 +309,17 @@ class _Prompts:
         self._known: set[int] = set()
         self._unfinished: dict[int, _Row] = {}  # rows of the last calls, by their length
 
-    def add(self, tokens: Any, mask: Any, positions: Any) -> None:
-        self._calls += 1
+    def add(self, pieces: list[tuple[Any, int]]) -> None:
+        """Add the requests of one call: their tokens, and the position of the first of them."""
+        several = [(piece, begin) for piece, begin in pieces if len(piece) > 1]
+        self._calls += bool(several)
         fresh: set[int] = set()
-        for number, row in enumerate(tokens):
-            here = positions[number] if positions is not None else None
-            real = mask[number] != 0 if mask is not None else slice(None)
-            for piece, begin in _pieces(row[real], None if here is None else here[real]):
-                self._tokens += len(piece)
-                known = self._unfinished.pop(begin, None) if begin else _Row()
-                if known is not None:
-                    self._repeated += known.extend(piece, self._known, fresh)
-                    self._unfinished[begin + len(piece)] = known
+        for piece, begin in several:
+            self._tokens += len(piece)
+            row = self._unfinished.pop(begin, None) if begin else _Row()
+            if row is not None:
+                self._repeated += row.extend(piece, self._known, fresh)
+                self._unfinished[begin + len(piece)] = row
         self._known |= fresh
 
     def facts(self) -> PromptFacts | None:
@@ -276,37 +349,24 @@ class _Row:
         return min(repeated, len(tokens))
 
 
-def _pieces(tokens: Any, positions: Any) -> Iterator[tuple[Any, int]]:
-    """The prompts in a row of tokens, each with the position of its first token; single tokens are answers' next."""
-    import numpy as np
-
-    if positions is None:
-        yield tokens, 0
-        return
-    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
-    for begin, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(tokens)], strict=True):
-        if end - begin > 1:
-            yield tokens[begin:end], int(positions[begin])
-
-
 def _is_of_tokens(value: Any) -> bool:
     import torch
 
     if type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout != torch.strided:
         return False
     kinds = (torch.int64, torch.int32, torch.bool)
-    return value.dim() == 2 and value.dtype in kinds and 0 < value.numel() <= _MOST_POSITIONS
+    return value.dim() in (1, 2) and value.dtype in kinds and 0 < value.numel() <= _MOST_POSITIONS
 
 
 def _is_mask(numbers: Any) -> bool:
-    return numbers.dtype == bool or {int(numbers.min()), int(numbers.max())} <= {0, 1}
+    return numbers.dtype == bool or (numbers.ndim == 2 and {int(numbers.min()), int(numbers.max())} <= {0, 1})
 
 
-def _are_positions(numbers: Any) -> bool:
-    """Whether nearly all numbers are by one larger than those before them."""
-    import numpy as np
-
-    return numbers.shape[1] > 1 and float((np.diff(numbers, axis=1) == 1).mean()) > _COUNTED
+def _are_bounds(numbers: Any, length: int) -> bool:
+    """Whether numbers begin at 0, never fall and end with the length, as the limits of sequences in one row do."""
+    if numbers.ndim != 1 or numbers.dtype == bool or len(numbers) < 2:
+        return False
+    return int(numbers[0]) == 0 and int(numbers[-1]) == length and bool((numbers[1:] >= numbers[:-1]).all())
 
 
 _calls: ModelCalls | None = None

@@ -350,7 +350,11 @@ class FirstRecording:
             return False
         if self._options.warmup is not None:
             return count >= self._options.warmup
-        if self._source is StepSource.FORWARD and past_s < CALL_PATIENCE_S[self._controller.expects_calls] and count < MOST_FORWARD_CALLS:
+        if (
+            self._source is StepSource.FORWARD
+            and past_s < CALL_PATIENCE_S[self._controller.expects_calls]
+            and count < MOST_FORWARD_CALLS
+        ):
             return False
         if rank_and_world_size()[1] > 1:  # every rank records the same steps
             return count >= MOST_WARMUP_STEPS

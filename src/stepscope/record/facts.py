@@ -283,6 +283,7 @@ class FactsRecording:
             steps=tuple(counted),
             padding=guard.attempted(self._padding.stop) or (),
             prompts=guard.attempted(model_calls().prompts),
+            model_calls=guard.attempted(model_calls().calls),
         )
 
 

@@ -340,7 +340,7 @@ class _ForwardCalls:
         if is_new or not self._missed:
             self._calls += 1
             self._seen(StepSource.CALL if is_new else StepSource.FORWARD)
-            model_calls().called(positional, named)
+            model_calls().called(around, positional, named)
 
     def _repeats(self) -> bool:
         """Whether the module is called again; if not, restore its class."""

@@ -214,6 +214,19 @@ class PromptFacts(msgspec.Struct, kw_only=True, frozen=True):
     repeated_tokens: int = 0
 
 
+class ModelCallFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """The latest calls of the outermost module, as the recorder saw their tokens.
+
+    Attributes:
+        files: of the functions around them.
+        calls: of each call, in order: when it began (nanoseconds since 1970), the requests in it, how many of them
+            begin with it, and the tokens of all.
+    """
+
+    files: tuple[str, ...] = ()
+    calls: tuple[tuple[int, int, int, int], ...] = ()
+
+
 class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One loop in the user's source.
 
@@ -498,6 +511,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     pauses: tuple[PauseFacts, ...] = ()
     padding: tuple[PaddingFacts, ...] = ()
     prompts: PromptFacts | None = None
+    model_calls: ModelCallFacts | None = None
     steps: tuple[StepFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()
