@@ -63,6 +63,7 @@ class Engine(msgspec.Struct, frozen=True):
     ranges: tuple[str, ...] = ()
     iteration: str = ""
     loop: str = ""
+    reserves: bool = False
     options: Mapping[str, str] = {}
 
 
@@ -82,9 +83,9 @@ def _known() -> _Engines:
     return msgspec.convert(tomllib.loads(text), _Engines)
 
 
-def engine_options(engine: str) -> Mapping[str, str]:
-    """An engine's own options by purpose; empty for an unknown engine."""
-    return next((each.options for each in _known().engines if each.name == engine), {})
+def engine_called(name: str) -> Engine:
+    """The engine of this name; for an unknown one, an engine without options."""
+    return next((each for each in _known().engines if each.name == name), Engine(name, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ def iteration_costs(trace: Trace, iterations: pl.DataFrame) -> pl.DataFrame:
     )
     calls = calls.filter(pl.col("start_ns") < pl.col("until"))
     counts = calls.group_by("iteration").agg(
-        launches=(pl.col("kind") != "copy").sum(), graph_launches=(pl.col("kind") == "graph_launch").sum()
+        launches=pl.len().cast(pl.Int64), graph_launches=(pl.col("kind") == "graph_launch").sum().cast(pl.Int64)
     )
     work = trace.device_work.join(calls.select("launch", "iteration"), on="launch").sort("iteration", "start_ns")
     earlier = _end().cum_max().shift(1).over("iteration").fill_null(0)

@@ -35,6 +35,7 @@ __all__ = [
     "Change",
     "Figure",
     "Found",
+    "InServing",
     "Limits",
     "Remedy",
     "Rows",
@@ -114,6 +115,23 @@ def note_from_files(title: str, figures: Sequence[Figure], remedy: Remedy, where
     return Found(title, 0, basis, "high", remedy, figures, where=where, severity="note")
 
 
+@dataclass(frozen=True, slots=True)
+class InServing:
+    """A remedy where an engine serves a model, or a loop generates.
+
+    Attributes:
+        purpose: of the engine's own option, which is the remedy's code; see `data/engines.toml`.
+        code: what to write where the engine is unknown or has no such option.
+    """
+
+    text: str
+    purpose: str
+    code: str
+
+    def remedy(self, view: View) -> Remedy:
+        return Remedy(self.text, view.engine.options.get(self.purpose, self.code))
+
+
 Answers: TypeAlias = Iterator[Found | NotAnswered]
 
 
@@ -146,6 +164,7 @@ class Rule:
         replaces: rules whose cause this one explains more precisely.
         rivals: rules that may find the same work at the same lines; of two such findings the larger counts.
         remedies: remedies for frameworks other than PyTorch on a GPU, used instead of the one from `check`.
+        serving: the remedy where nothing is trained and an engine serves, used instead of the one from `check`.
         beneath: 0, or for a general rule a number that is higher the weaker its evidence: its findings count only as
             far as rules with lower numbers do not explain their time.
     """
@@ -158,6 +177,7 @@ class Rule:
     replaces: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
     remedies: Mapping[Framework, Remedy] = field(default_factory=dict)
+    serving: InServing | None = None
     beneath: int = 0
 
     @property
@@ -197,6 +217,8 @@ class Rule:
         remedy = found.remedy
         if view.framework is not None and not found.for_every_framework:
             remedy = self.remedies.get(view.framework, remedy)
+        elif self.serving is not None and view.serves:
+            remedy = self.serving.remedy(view)
         return Finding(
             self.id,
             found.title,

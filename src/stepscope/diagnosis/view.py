@@ -19,7 +19,14 @@ from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.places import Place, line_places, merged, places
-from stepscope.analysis.serving import ServingSummary, iteration_costs, iteration_table, serving_summary
+from stepscope.analysis.serving import (
+    Engine,
+    ServingSummary,
+    engine_called,
+    iteration_costs,
+    iteration_table,
+    serving_summary,
+)
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
@@ -173,6 +180,16 @@ class View(StepView):
     def serving(self) -> ServingSummary | None:
         """What was served; None if nothing shows that the program serves or generates."""
         return serving_summary(self.trace, self.iterations)
+
+    @property
+    def serves(self) -> bool:
+        """Whether the program serves or generates, and trains nothing meanwhile."""
+        return self.serving is not None and not self.trains
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that serves; one without options where it is unknown, or nothing serves."""
+        return engine_called(self.serving.engine if self.serving is not None else "")
 
     @property
     def period(self) -> str:

@@ -290,7 +290,10 @@ def _device_rows(use: DeviceUse, *, has_engines: bool) -> list[tuple[str, str, s
     if not has_engines:
         rows += _kind_rows(use)
     if use.low_precision_ratio is not None:
-        rows.append(("low precision", share(use.low_precision_ratio), "of the matrix work runs in 16 or 8 bits"))
+        what = "of the matrix work runs in 16 bits or fewer"
+        if use.four_bits_ns:
+            what += f", {share(use.four_bits_ns / use.matrix_work_ns)} with weights or inputs of 4 bits"
+        rows.append(("low precision", share(use.low_precision_ratio), what))
     return rows
 
 

@@ -3,8 +3,8 @@ import pytest
 
 from stepscope.analysis.serving import (
     ITERATION_SCHEMA,
+    engine_called,
     engine_of,
-    engine_options,
     iteration_costs,
     iteration_table,
     serving_summary,
@@ -147,8 +147,8 @@ def test_the_engine_follows_from_files_before_ranges() -> None:
     recording.annotation(0, 100, "execute_32_context_0(sq0sk0)_generation_32(sq32sk99)")
     assert iterations(recording, "engine") == [("SGLang",)]
     assert engine_of(Recording().trace()) == ""
-    assert "cuda-graph" in engine_options("SGLang")["graphs"]
-    assert not engine_options("")
+    assert "cuda-graph" in engine_called("SGLang").options["graphs"]
+    assert not engine_called("").options
 
 
 def lookup(recording: Recording, start: int, shape: list[int]) -> None:

@@ -34,6 +34,7 @@ from stepscope.analysis.roofline import roofline_calls
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._device import alone_share, blocks, calling, decides, multiprocessors, operators_of_work
 from stepscope.diagnosis.rules._waits import Mask
+from stepscope.diagnosis.rules.memory_headroom import MORE_REQUESTS
 from stepscope.whatif.changes import scaled_work
 
 _MOST: Final = 3
@@ -120,4 +121,5 @@ RULE: Final = Rule(
             "out = jax.vmap(function)(jnp.stack(inputs))    # instead of a loop of function(input)",
         ),
     },
+    serving=MORE_REQUESTS,
 )
