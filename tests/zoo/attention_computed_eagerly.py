@@ -11,7 +11,7 @@ from tests.zoo import command, language
 
 @torch.inference_mode()
 def main() -> None:
-    options = command.options(__doc__)
+    options = command.options(__doc__, steps=100)
     model = language.llama(width=128, layers=3, attn_implementation="eager" if options.fault else "sdpa")  # planted
     for number in command.rounds(options):
         documents = torch.tensor(language.prompts(2, 384, number=number))

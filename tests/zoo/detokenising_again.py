@@ -1,6 +1,6 @@
-"""A chat server that sends each token to its user as soon as it is there.
+"""A chat server that sends each token to its users as soon as it is there.
 
-Planted: with each token the whole answer is decoded to text again, to find what is new in it.
+Planted: with each token a user's whole answer is decoded to text again, to find what is new in it.
 Expected: python-in-step
 """
 
@@ -10,7 +10,8 @@ from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.zoo import command, language
 
-TOKENS = 200
+TOKENS = 160
+USERS = 4
 
 
 class WholeText:
@@ -41,15 +42,16 @@ class NewText:
 
 
 @torch.inference_mode()
-def answer(model: LlamaForCausalLM, prompt: list[int], streamer: WholeText | NewText) -> str:
-    tokens = torch.tensor([prompt])
+def answer(model: LlamaForCausalLM, prompts: list[list[int]], streams: list[WholeText] | list[NewText]) -> list[str]:
+    tokens = torch.tensor(prompts)
     cache = DynamicCache(config=model.config)
-    sent = []
+    answers = [""] * len(prompts)
     for _ in range(TOKENS):
         logits = model(tokens, past_key_values=cache, logits_to_keep=1).logits
         tokens = logits[:, -1].argmax(-1, keepdim=True)
-        sent.append(streamer.step(int(tokens)))
-    return "".join(sent)
+        for user, token in enumerate(tokens[:, 0].tolist()):
+            answers[user] += streams[user].step(token)
+    return answers
 
 
 def main() -> None:
@@ -58,7 +60,7 @@ def main() -> None:
     tokenizer = language.tokenizer()
     make = WholeText if options.fault else NewText
     for number in command.rounds(options):
-        answer(model, language.prompts(1, number=number)[0], make(tokenizer))
+        answer(model, language.prompts(USERS, number=number), [make(tokenizer) for _ in range(USERS)])
 
 
 if __name__ == "__main__":

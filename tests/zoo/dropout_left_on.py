@@ -1,7 +1,7 @@
 """A text generator on a GPT-2.
 
 Planted: nobody calls eval(), so that dropout is drawn in every layer, for every token.
-Expected: costly-line
+Expected: training-mode
 """
 
 import torch

@@ -1,7 +1,7 @@
 """A client of an engine with continuous batching that has many questions at once.
 
 Planted: it waits for the answer to each question before it hands in the next, so that the engine has one at a time.
-Expected: small-batch
+Expected: one-request
 """
 
 from transformers import ContinuousBatchingConfig, GenerationConfig

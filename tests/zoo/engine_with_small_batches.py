@@ -1,7 +1,7 @@
 """An engine with continuous batching and a queue of requests.
 
 Planted: the engine is told to take two requests into a batch at most, although eight are waiting.
-Expected: small-batch
+Expected: one-request
 """
 
 from transformers import ContinuousBatchingConfig, GenerationConfig

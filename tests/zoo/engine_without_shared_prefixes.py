@@ -1,7 +1,7 @@
 """An engine with continuous batching whose requests all begin with the same long instructions.
 
 Planted: the engine may not share what requests have in common, so that the instructions are computed for each.
-Expected: costly-line
+Expected: repeated-prefix
 """
 
 from transformers import ContinuousBatchingConfig, GenerationConfig

@@ -276,8 +276,8 @@ class _Call:
             return
         for number, row in enumerate(self.tokens):
             real = self.mask[number] != 0 if self.mask is not None else slice(None)
-            known = self.positions[number][real] if self.positions is not None else ()
-            yield row[real], int(known[0]) if len(known) else 0
+            known = [] if self.positions is None else self.positions[number][real].tolist()
+            yield row[real], known[0] if known else 0
 
 
 def _call_of(positional: tuple[Any, ...], named: dict[str, Any]) -> _Call | None:
@@ -296,7 +296,7 @@ def _call_of(positional: tuple[Any, ...], named: dict[str, Any]) -> _Call | None
     length = tokens.shape[-1]
     bounds = next((each for each in others if _are_bounds(each, length)), None)
     is_packed = positions is not None and (tokens.ndim == 1 or (len(tokens) == 1 and bounds is not None))
-    if tokens.ndim == 1:
+    if tokens.ndim == 1 and positions is not None:
         tokens, positions = tokens[None], positions[None]
     return _Call(tokens, mask, positions, bounds, is_packed)
 
@@ -307,11 +307,18 @@ class _Prompts:
     def __init__(self) -> None:
         self._calls = self._tokens = self._repeated = 0
         self._known: set[int] = set()
+        self._last: set[bytes] = set()
         self._unfinished: dict[int, _Row] = {}  # rows of the last calls, by their length
 
     def add(self, pieces: list[tuple[Any, int]]) -> None:
-        """Add the requests of one call: their tokens, and the position of the first of them."""
+        """Add the requests of one call: their tokens, and the position of the first of them.
+
+        Left out are those that are longer by one token than in the call before: an answer that is computed without a
+        cache, not a prompt.
+        """
         several = [(piece, begin) for piece, begin in pieces if len(piece) > 1]
+        last, self._last = self._last, {piece.tobytes() for piece, _ in several}
+        several = [(piece, begin) for piece, begin in several if piece[:-1].tobytes() not in last]
         self._calls += bool(several)
         fresh: set[int] = set()
         for piece, begin in several:
@@ -346,7 +353,7 @@ class _Row:
             self._began_alike = self._began_alike and self._all in known
             repeated += _BLOCK * self._began_alike
             fresh.add(self._all)
-        return min(repeated, len(tokens))
+        return repeated
 
 
 def _is_of_tokens(value: Any) -> bool:

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ from stepscope.record.annotations import CheckpointCalls
 from stepscope.record.batch_samples import PaddingSamples, model_calls
 from stepscope.record.counters import PauseWatch, StepCounters, mark, start_times
 from stepscope.record.input_stages import InputWatch, input_watch
+from stepscope.record.lines import line_of
 from stepscope.record.manifest import speed_environment
 from stepscope.record.program_objects import attributes, groups_of, parameters_in, parameters_of, unseen
 from stepscope.trace.program_facts import (
@@ -29,6 +31,7 @@ from stepscope.trace.program_facts import (
     ModelFacts,
     OptimizerFacts,
     ProgramFacts,
+    WaitingFacts,
     to_json,
 )
 
@@ -195,6 +198,17 @@ def _distributed(module: Any) -> DataParallelFacts:
     )
 
 
+def waiting_threads() -> tuple[WaitingFacts, ...]:
+    """Where the other threads stand in the user's code; those that stand in none are left out."""
+    own = threading.get_ident()
+    places = [line_of(frame) for thread, frame in guard.current_frames().items() if thread != own]
+    return tuple(
+        WaitingFacts(file=code.co_filename, line=line, function=code.co_name)
+        for code, line in dict.fromkeys(places)
+        if code is not None and line is not None
+    )
+
+
 def _bytes(tensors: Iterable[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -220,6 +234,7 @@ class FactsRecording:
         self._checkpoints = CheckpointCalls()
         self._padding = PaddingSamples()
         self._steps: StepCounters | None = None
+        self._waiting: tuple[WaitingFacts, ...] = ()
         self._is_on = False
 
     def start(self) -> None:
@@ -231,6 +246,7 @@ class FactsRecording:
             self._checkpoints.start()
             self._padding.start()
             self._is_on = True
+            self._waiting = waiting_threads()
             self._steps = StepCounters()
             self._steps.follow(lambda: self._pauses.total_ns)
             self._steps.border(None)
@@ -284,6 +300,7 @@ class FactsRecording:
             padding=guard.attempted(self._padding.stop) or (),
             prompts=guard.attempted(model_calls().prompts),
             model_calls=guard.attempted(model_calls().calls),
+            waiting=self._waiting,
         )
 
 

@@ -227,6 +227,14 @@ class ModelCallFacts(msgspec.Struct, kw_only=True, frozen=True):
     calls: tuple[tuple[int, int, int, int], ...] = ()
 
 
+class WaitingFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Where a thread other than the steps' own stood in the user's code when the recording began."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
 class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One loop in the user's source.
 
@@ -267,8 +275,8 @@ class OperationFacts(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         names: for each line from the first on, those in its statement, separated by spaces: the methods that it calls,
-            each followed by the options that it switches on ("fused=True"), and torch's names of the arithmetic
-            operators and comparisons.
+            each followed by its options ("fused=True" if it switches one on, or else "fused="), and torch's names of
+            the arithmetic operators and comparisons.
     """
 
     file: str = ""
@@ -512,6 +520,7 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     padding: tuple[PaddingFacts, ...] = ()
     prompts: PromptFacts | None = None
     model_calls: ModelCallFacts | None = None
+    waiting: tuple[WaitingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()

@@ -16,8 +16,8 @@ memory the time to clear one, because that memory must be mapped first. As many 
 step maps while it is not recorded, where that is known: smaller tensors find the memory of earlier steps, and recording
 takes it from them. If the recording shows that the loss ignores positions, their share of
 all this, including the product, is counted. Scores that nothing trains: the product and conversions of all positions,
-by the share that the next operators leave out. Tables: operators on tensors of the table's shape and the lookups' backward
-operators, less twice the share of rows that the batch really reads, because a sparse row takes more work.
+by the share that the next operators leave out. Tables: operators on tensors of the table's shape and the lookups'
+backward operators, less twice the share of rows that the batch really reads, because a sparse row takes more work.
 
 # Known false positives
 Few optimizers accept sparse gradients (SGD, SparseAdam, Adagrad), and they update rows only when they are read: with

@@ -32,12 +32,12 @@ from typing import Final
 import numpy as np
 
 from stepscope.diagnosis.lines.costs import settings_at
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Rule, Threshold, View
 from stepscope.diagnosis.rules.padding_waste import growing_with_positions
 from stepscope.whatif.changes import scaled_work_of
 
-_SETTINGS: Final = "ContinuousBatchingConfig"
-"""The class of the engine's settings whose option shares prefixes."""
+_OPTIONS: Final = ("allow_block_sharing=", "enable_prefix_caching=", "disable_radix_cache=True", "enable_block_reuse=")
+"""Options of engines that decide whether requests share what they begin with."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -63,17 +63,16 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("tokens of prompts in them", prompts.tokens, "count"),
             Figure("of them in beginnings that repeat", prompts.repeated_tokens, "count"),
         ],
-        remedy=_REMEDY,
-        where=(*settings_at(view, _SETTINGS), *view.at_operators(view.outermost(rows))),
+        remedy=_SHARE.remedy(view),
+        where=(*settings_at(view, *_OPTIONS), *view.at_operators(view.outermost(rows))),
         change=scaled_work_of(view.outermost(rows), 1 - share),
     )
 
 
-_REMEDY: Final = Remedy(
+_SHARE: Final = InServing(
     "Keep the keys and values of what prompts have in common: engines do so if they may share blocks of the cache; "
     "otherwise compute it once and copy its cache for each request.",
-    "ContinuousBatchingConfig(allow_block_sharing=True)      # Transformers; vLLM: enable_prefix_caching=True\n"
-    "# with generate() or a loop of your own:\n"
+    "prefix",
     "kept = DynamicCache(config=model.config)\n"
     "model(instructions, past_key_values=kept, logits_to_keep=1)              # once\n"
     "model.generate(prompt, past_key_values=copy.deepcopy(kept))              # for each request",
