@@ -49,7 +49,7 @@ def main() -> None:
         answer = []
         for _ in range(TOKENS):
             logits = model(tokens, past_key_values=cache, logits_to_keep=1).logits
-            tokens = choose(logits[:, -1])
+            tokens = choose(logits[:, -1])  # planted
             answer.append(tokens)
         torch.cat(answer, 1).tolist()
 

@@ -268,13 +268,16 @@ def unread_scores(trace: Trace, rows: Rows, fewest_classes: int) -> Iterator[Unr
     Args:
         rows: of `operators`, in order of time.
     """
-    calls = (
-        trace.operators[rows].select("lane", "name", "input_shapes").with_columns(row=pl.Series(rows, dtype=pl.Int64))
+    operators = trace.operators
+    around = operators["name"].gather(operators["parent"].gather(pl.Series(rows, dtype=pl.UInt32)))
+    is_product = pl.col("name").is_in(_PROJECTIONS) & ~around.is_in(_PROJECTIONS).fill_null(value=False)
+    calls = operators[rows].select(
+        "lane", "name", "input_shapes", row=pl.Series(rows, dtype=pl.Int64), is_product=is_product
     )
     for _, mine in calls.group_by("lane", maintain_order=True):
         numbers, names = mine["row"].to_numpy(), mine["name"].to_list()
         shapes = mine["input_shapes"].to_list()
-        for place in np.flatnonzero(mine["name"].is_in(_PROJECTIONS[:2]).to_numpy()).tolist():
+        for place in np.flatnonzero(mine["is_product"].to_numpy()).tolist():
             given = shapes_of(shapes[place])
             positions, classes = _made(given)
             if classes < fewest_classes or not given or len(given[0]) < 3 or given[0][-2] < 2:
