@@ -150,7 +150,8 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
         return pl.DataFrame(schema=dict(ITERATION_SCHEMA))
     rows = rows.filter(pl.col("lane") == rows["lane"].mode().min()).sort("start_ns")
     rows = rows.with_columns(phase=_with_put_aside(trace, rows)).filter(pl.col("phase").ne_missing("idle"))
-    return conformed(rows.with_columns(engine=pl.lit(engine_of(trace) or rows["engine"].first())), ITERATION_SCHEMA)
+    engine = engine_of(trace) or next(filter(None, rows["engine"]), "")  # captures have the same ranges everywhere
+    return conformed(rows.with_columns(engine=pl.lit(engine)), ITERATION_SCHEMA)
 
 
 def engine_of(trace: Trace) -> str:

@@ -5,13 +5,14 @@ variables that stepscope reads, and stepscope itself. With it stands what showed
 opened, each folder that was listed, and each path that was looked for, with its state before the command. Python tells
 of the first two (audit events); looking is `os.stat`, which is watched for the length of the command.
 
-    ROOT/answers/<key>    checksum, then MessagePack of `_Answer`
+    ROOT/answers/<key>    the checksum of the rest, a line of JSON (`_Answer` without contents), the contents
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import stat
@@ -20,11 +21,10 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
-
-import msgspec
 
 from stepscope import __version__
 from stepscope.commands.shared import output
@@ -45,12 +45,27 @@ _ELSEWHERE: Final = ("/proc/", "/sys/", "/dev/")
 _Check = tuple[int, str, tuple[int, ...]]
 
 
-class _Answer(msgspec.Struct, array_like=True):
+@dataclass(frozen=True)
+class _Answer:
     checks: list[_Check]
     code: int
     errors: bytes  # printed on standard error
     printed: bytes  # on standard output
     files: list[tuple[str, bytes]]
+
+    def packed(self) -> bytes:
+        contents = [self.errors, self.printed, *(data for _, data in self.files)]
+        head = [self.checks, self.code, [target for target, _ in self.files], [len(each) for each in contents]]
+        return b"".join([json.dumps(head).encode(), b"\n", *contents])
+
+    @classmethod
+    def unpacked(cls, data: bytes) -> _Answer:
+        head, _, rest = data.partition(b"\n")
+        checks, code, targets, sizes = json.loads(head)
+        ends = [0, *accumulate(sizes)]
+        errors, printed, *files = (rest[first:end] for first, end in pairwise(ends))
+        checks = [(kind, path, tuple(state)) for kind, path, state in checks]
+        return cls(checks, code, errors, printed, list(zip(targets, files, strict=True)))
 
 
 def answered(words: Sequence[str], run: Callable[[], int]) -> int:
@@ -91,14 +106,14 @@ def _place(words: Sequence[str]) -> Path | None:
     if os.name != "posix" or sys.version_info < (3, 11):  # their paths are looked for without os.stat
         return None
     reads_input = any(word == "-" and not before.startswith("--") for before, word in pairwise(["", *words]))
-    if reads_input or "--no-cache" in words:
+    if reads_input or {"--no-cache", "--help", "-h"} & set(words):
         return None
     environment = sorted(
         (name, value) for name, value in os.environ.items() if name in NAMES or name.startswith(PREFIXES)
     )
     terminal = [sys.stdout.isatty(), sys.stderr.isatty(), output.width(), output.colour(), sys.stdout.encoding]
     known = [list(words), os.getcwd(), terminal, environment, platform.node(), sys.version, __version__, _package()]
-    return _root() / hashlib.sha256(msgspec.msgpack.encode(known)).hexdigest()
+    return _root() / hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
 def _package() -> list[tuple[int, int]]:
@@ -298,11 +313,11 @@ def _kept(place: Path) -> _Answer | None:
     """The answer in a file, if nothing that it depends on has changed."""
     try:
         data = place.read_bytes()
-        if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
-            return None
-        answer = msgspec.msgpack.decode(data[_DIGEST:], type=_Answer)
-    except (OSError, msgspec.MsgspecError):
+    except OSError:
         return None
+    if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+        return None
+    answer = _Answer.unpacked(data[_DIGEST:])
     return answer if all(_state(kind, path) == state for kind, path, state in answer.checks) else None
 
 
@@ -315,7 +330,7 @@ def _again(answer: _Answer) -> int:
 
 
 def _keep(place: Path, answer: _Answer) -> None:
-    data = msgspec.msgpack.encode(answer)
+    data = answer.packed()
     if len(data) > _LARGEST_BYTES:
         return
     with contextlib.suppress(OSError):
