@@ -16,9 +16,9 @@ def main() -> None:
     model = language.llama()
     settings = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=language.PADDING)
     most = 2 if options.fault else 64
-    engine = ContinuousBatchingConfig(
+    engine = ContinuousBatchingConfig(  # planted
         num_blocks=64, page_size=32, max_batch_tokens=256, max_requests_per_batch=most
-    )  # planted
+    )
     with model.continuous_batching_context_manager(settings, continuous_batching_config=engine) as manager:
         for number in command.rounds(options):
             manager.add_requests(language.prompts(8, number=number), max_new_tokens=TOKENS)

@@ -15,6 +15,8 @@ from itertools import islice, pairwise
 from types import FrameType
 from typing import Any, Final
 
+import msgspec
+
 from stepscope import guard
 from stepscope.record.program_objects import attributes, unseen
 from stepscope.trace.program_facts import ModelCallFacts, PaddingFacts, PromptFacts
@@ -234,6 +236,14 @@ class ModelCalls:
         if not call.is_packed and call.tokens.shape[0] > 1 and call.tokens.shape[1] >= _SHORTEST:
             self.sequences.add(call.tokens)
         self._prompts.add(pieces)
+
+    def later(self) -> dict[str, Any]:
+        """What was seen until now, for the file of the recording, without names of files."""
+        calls = self.calls()
+        if calls is None:
+            return {}
+        kept = msgspec.structs.replace(calls, files=())
+        return {"calls": msgspec.to_builtins(kept), "prompts": msgspec.to_builtins(self.prompts())}
 
     def prompts(self) -> PromptFacts | None:
         """What was seen of prompts; None without any."""

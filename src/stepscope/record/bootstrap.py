@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stepscope import guard
+from stepscope.record.batch_samples import model_calls
 from stepscope.record.bench_steps import BenchSteps
 from stepscope.record.captures import CaptureHandle, CaptureRequest, CaptureResult
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
@@ -256,6 +257,7 @@ class FirstRecording:
                 "said": self._helpers.said,
                 "step_times": self._times.to_json(),
                 "evaluations": {} if evaluations is None else msgspec.to_builtins(evaluations),
+                "model_calls": guard.attempted(model_calls().later) or {},
                 "facts": process_facts(redact=self._options.redact),
                 **({} if self._energy is None else {"energy": self._energy.record.to_json()}),
             },
