@@ -95,6 +95,18 @@ def one_request(*, fault: bool) -> Machine:
     return machine
 
 
+def offloaded(*, fault: bool) -> Machine:
+    """Blocks of the cache come from the host in each iteration, 64 MiB in 2 ms, or only the tokens do."""
+    machine, main, queue = _machine()
+    for _ in range(TOKENS):
+        with main.annotation(_range(0, 0, 8)), main.frame(_EXECUTE, before_ns=2 * US):
+            main.copy_to_device(
+                64 << 20 if fault else 64, queue, duration_ns=2_000 * US if fault else 2 * US, pageable=False
+            )
+            _graph(main, queue, 150)
+    return machine
+
+
 SERVING_FAULTS: dict[str, Callable[[], Machine]] = {
     "decode_graphs_fault": lambda: decode_graphs(lambda _: False),
     "decode_graphs_clean": lambda: decode_graphs(lambda _: True),

@@ -220,13 +220,16 @@ def _work_of_calls(trace: Trace) -> pl.DataFrame:
     )
 
 
-def roofline_table(trace: Trace, *, window: Window | None = None, bounds: bool = False) -> pl.DataFrame:
+def roofline_table(
+    trace: Trace, *, window: Window | None = None, bounds: bool = False, calls: pl.DataFrame | None = None
+) -> pl.DataFrame:
     """Operators by shapes, costliest first, with achieved rates and limits; columns as in TABLE_SCHEMA.
 
     Args:
         window, bounds: as for `roofline_calls`.
+        calls: what that returned, if it is known.
     """
-    calls = roofline_calls(trace, window=window, bounds=bounds)
+    calls = roofline_calls(trace, window=window, bounds=bounds) if calls is None else calls
     keys = [
         "operator", "input_shapes", "input_types", "device", "work_kind", "number_type", "flops", "bytes", "limit"
     ]  # fmt: skip

@@ -60,8 +60,11 @@ class Engine(msgspec.Struct, frozen=True):
     name: str
     files: str
     operators: str = ""
+    modules: str = ""
     ranges: tuple[str, ...] = ()
     iteration: str = ""
+    prefill: str = ""
+    decode: str = ""
     loop: str = ""
     reserves: bool = False
     batches: bool = False
@@ -155,14 +158,17 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
 
 
 def engine_of(trace: Trace) -> str:
-    """The engine whose files or operators the trace holds; "" for none."""
-    paths, operators = trace.frames["file"].unique(), trace.operators["name"].unique()
-    if trace.metadata.program is not None and trace.metadata.program.model_calls is not None:
-        paths = paths.append(pl.Series(trace.metadata.program.model_calls.files, dtype=paths.dtype))
+    """The engine whose files, operators or models the trace holds; "" for none."""
+    program = trace.metadata.program
+    seen = program.model_calls.files if program is not None and program.model_calls is not None else ()
+    names = {
+        "files": pl.concat([trace.frames["file"].unique(), pl.Series(seen, dtype=pl.String)]),
+        "operators": trace.operators["name"].unique(),
+        "modules": trace.modules["name"].unique(),
+    }
     for engine in _known().engines:
-        if paths.str.contains(engine.files).any():
-            return engine.name
-        if engine.operators and operators.str.contains(engine.operators).any():
+        patterns = ((of, getattr(engine, what)) for what, of in names.items())
+        if any(pattern and of.str.contains(pattern).any() for of, pattern in patterns):
             return engine.name
     return ""
 
@@ -250,8 +256,7 @@ def _marked(trace: Trace) -> pl.DataFrame:
     marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(anyone))
     if marks.is_empty():
         return marks
-    around = parents(*(marks[name].to_numpy() for name in ("lane", "start_ns", "duration_ns")))
-    marks = marks.filter(pl.Series(around < 0))
+    marks = outermost_of(marks)
     told = pl.DataFrame([_told(name, patterns) for name in marks["name"].unique()], schema=dict(_TOLD))
     return marks.join(told, on="name", how="left", maintain_order="left").with_columns(source=pl.lit("annotation"))
 
@@ -308,13 +313,26 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     rows = trace.frames.filter(place.str.contains(engine.iteration or engine.loop))
     if engine.loop:
         rows = _calls_inside(rows, trace.frames)
-    return _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    rows = _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    for phase, pattern in (("prefill", engine.prefill), ("decode", engine.decode)):
+        if pattern and rows.height:
+            has = _has_inside(rows, trace.frames.filter(place.str.contains(pattern)))
+            rows = rows.with_columns(phase=pl.when(has).then(pl.lit(phase)).otherwise("phase"))
+    return rows
+
+
+def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
+    """Which of the rows, in order of start, are among these frames or have one inside."""
+    begins = frames["start_ns"].sort().to_numpy()
+    starts = rows["start_ns"].to_numpy()
+    ends = starts + rows["duration_ns"].to_numpy()
+    return pl.Series(np.searchsorted(begins, ends) > np.searchsorted(begins, starts))
 
 
 def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     """From each outermost call of a module inside a loop to the next one, the last to the loop's end."""
-    loops = _outermost(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
-    calls = _outermost(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
+    loops = outermost_of(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
+    calls = outermost_of(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
     calls = calls.join_asof(loops, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
     calls = calls.filter(pl.col("start_ns") < pl.col("end"))
     most = calls["module"].mode().sort().first()
@@ -323,7 +341,8 @@ def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     return calls.with_columns(duration_ns=until - pl.col("start_ns"))
 
 
-def _outermost(rows: pl.DataFrame) -> pl.DataFrame:
+def outermost_of(rows: pl.DataFrame) -> pl.DataFrame:
+    """The slices among these that lie in no other of them."""
     if rows.is_empty():
         return rows
     around = parents(*(rows[name].to_numpy() for name in ("lane", "start_ns", "duration_ns")))

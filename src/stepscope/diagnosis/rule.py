@@ -89,7 +89,8 @@ class Found:
         share_at: index among the figures where the engine inserts the share; None to leave it out.
         severity: set for notes, which have no threshold; otherwise it follows from the saving.
         ends_run_in_ns: see `Finding`.
-        for_every_framework: whether the remedy applies even where the rule has one for the program's framework.
+        for_every_framework: whether the remedy applies even where the rule has one for the program's framework or for
+            serving.
     """
 
     title: str

@@ -24,7 +24,6 @@ from stepscope.analysis.serving import (
     ServingSummary,
     engine_called,
     iteration_costs,
-    iteration_table,
     serving_summary,
 )
 from stepscope.analysis.step_view import StepView
@@ -172,14 +171,14 @@ class View(StepView):
         return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
 
     @cached_property
-    def iterations(self) -> pl.DataFrame:
-        """Iterations of an engine that serves or of a loop that generates; see `serving.iteration_costs`."""
-        return iteration_costs(self.trace, iteration_table(self.trace))
+    def iteration_costs(self) -> pl.DataFrame:
+        """The iterations with what each launched; see `serving.iteration_costs`."""
+        return iteration_costs(self.trace, self.iterations)
 
     @cached_property
     def serving(self) -> ServingSummary | None:
         """What was served; None if nothing shows that the program serves or generates."""
-        return serving_summary(self.trace, self.iterations)
+        return serving_summary(self.trace, self.iteration_costs) if self.iterations.height else None
 
     @property
     def serves(self) -> bool:
@@ -263,7 +262,7 @@ class View(StepView):
 
     @cached_property
     def memories(self) -> tuple[DeviceMemory, ...]:
-        return device_memories(self.trace, steps=self.steps, activity=self.activity)
+        return device_memories(self.trace, steps=self.steps, attribution=self.attribution)
 
     @cached_property
     def operator_costs(self) -> pl.DataFrame:

@@ -57,9 +57,9 @@ _READ_LATER: Final = InServing(
     "tokens.append(next_token)              # stays on the device\n"
     "if len(tokens) % 16 == 0 and (next_token == end).all():\n    break                              # rarely",
 )
-_INPUTS_AHEAD: Final = InServing(
+INPUTS_AHEAD: Final = InServing(
     "Copy what an iteration needs from pinned memory, without waiting.",
-    "overlap",
+    "inputs",
     "tokens = tokens.pin_memory().to(device, non_blocking=True)",
 )
 KINDS: Final[dict[str, Kind]] = {
@@ -143,7 +143,7 @@ KINDS: Final[dict[str, Kind]] = {
             "for batch in prefetch_to_device(loader, device):\n    ...",
             apply=("pin-memory", "non-blocking"),
         ),
-        _INPUTS_AHEAD,
+        INPUTS_AHEAD,
     ),
     "synchronous_copy": Kind(
         "a synchronous copy",
@@ -152,7 +152,7 @@ KINDS: Final[dict[str, Kind]] = {
             "batch = batch.pin_memory().to(device, non_blocking=True)      # cudaMemcpyAsync instead of cudaMemcpy",
             apply=("pin-memory", "non-blocking"),
         ),
-        _INPUTS_AHEAD,
+        INPUTS_AHEAD,
     ),
     "device": Kind(
         "{torch}.synchronize()",

@@ -28,16 +28,19 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.analysis.serving import outermost_of
 from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Rule, Threshold, View
 from stepscope.diagnosis.rules.launch_bound import on_launching_thread
 from stepscope.whatif.changes import scaled_pieces
 
 _NOT_WORKING: Final = ("once", "synchronisation", "untraced", "unknown")
 """Causes that do not show that the host works for the requests."""
-_OVERLAP: Final = InServing(
+_MOST_FUNCTIONS: Final = 3
+OVERLAP: Final = InServing(
     "Let the host schedule the next iteration and handle the tokens of the last one while the device works.",
     "overlap",
     "tokens.append(token)      # stays on the device; look at it and decode it to text some iterations later",
+    needs_device=True,
 )
 
 
@@ -52,9 +55,11 @@ def check(view: View, limits: Limits) -> Answers:
     if not limits.reached(cost):
         return
     each = cost // gaps.height
+    functions = _functions(view, gaps)
+    most = f", most of it in {functions[0][0]}()" if functions and functions[0][1] > cost / 2 else ""
     who = "the device waits" if view.device is not None else "the host works"
     yield Found(
-        f"between iterations {who} for {view.percent(cost)} of the {view.period}",
+        f"between iterations {who} for {view.percent(cost)} of the {view.period}{most}",
         cost,
         basis="idle time of the device between an iteration's end and the next one that decodes"
         if view.device is not None
@@ -63,9 +68,10 @@ def check(view: View, limits: Limits) -> Answers:
         figures=[
             Figure("iterations that follow another and decode", gaps.height, "count"),
             Figure("time lost before each of them", each, "ns"),
+            *(view.ns_per_step(f"in {function}() there", ns) for function, ns in functions),
         ],
         intervals=view.longest(mine, "between iterations"),
-        remedy=_OVERLAP.remedy(view),
+        remedy=OVERLAP.remedy(view),
         where=view.locations(mine),
         change=scaled_pieces(on_launching_thread(view, mine), 0.0),
         for_every_framework=True,
@@ -78,6 +84,16 @@ def _gaps(view: View) -> pl.DataFrame:
     ends = (pl.col("start_ns") + pl.col("duration_ns")).shift(1)
     gaps = rows.select(begin=ends, until="start_ns", decodes=pl.col("phase").is_in(["decode", "mixed"]))
     return gaps.filter("decodes", pl.col("begin") < pl.col("until")).select("begin", "until")
+
+
+def _functions(view: View, gaps: pl.DataFrame) -> list[tuple[str, int]]:
+    """The outermost functions that run in the gaps on the iterations' thread, with their time, longest first."""
+    frames = view.trace.frames.filter(pl.col("lane") == view.iterations["lane"][0], pl.col("function").is_not_null())
+    inside = frames.sort("start_ns").join_asof(gaps, left_on="start_ns", right_on="begin", strategy="backward")
+    inside = outermost_of(inside.filter(pl.col("start_ns") < pl.col("until")))
+    ends = pl.min_horizontal(pl.col("start_ns") + pl.col("duration_ns"), "until")
+    times = inside.group_by("function").agg(ns=(ends - pl.col("start_ns")).sum())
+    return times.sort("ns", "function", descending=[True, False]).head(_MOST_FUNCTIONS).rows()
 
 
 RULE: Final = Rule(

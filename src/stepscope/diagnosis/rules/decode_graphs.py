@@ -39,7 +39,7 @@ from stepscope.whatif.changes import scaled_pieces
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None or not view.serves:
         return
-    decodes = view.begin_in_span(view.iterations.filter(pl.col("phase") == "decode"))
+    decodes = view.begin_in_span(view.iteration_costs.filter(pl.col("phase") == "decode"))
     eager = decodes.filter(pl.col("graph_launches") == 0, pl.col("launches") > 0)
     if eager.is_empty():
         return

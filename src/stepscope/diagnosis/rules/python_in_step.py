@@ -44,7 +44,6 @@ from stepscope.diagnosis.rule import (
     Change,
     Figure,
     Found,
-    InServing,
     Limits,
     Remedy,
     Rows,
@@ -52,6 +51,7 @@ from stepscope.diagnosis.rule import (
     Threshold,
     View,
 )
+from stepscope.diagnosis.rules.between_iterations import OVERLAP
 from stepscope.whatif.changes import scaled_host_time, together
 
 _HABIT: Final = 0.25
@@ -235,10 +235,5 @@ RULE: Final = Rule(
             "background.submit(write_record, step, loss)               # in the step, instead of doing it there",
         ),
     },
-    serving=InServing(
-        "Let the host prepare the next iteration and handle the tokens of the last one while the device works.",
-        "overlap",
-        "tokens.append(token)      # stays on the device; look at it and decode it to text some iterations later",
-        needs_device=True,
-    ),
+    serving=OVERLAP,
 )

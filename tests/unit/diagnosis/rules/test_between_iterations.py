@@ -52,6 +52,7 @@ def test_the_gaps_are_counted_with_their_place() -> None:
     assert 200 * US <= figures["time lost before each of them"] < 240 * US
     assert places_of(finding)[0][:2] == ("serve.py", 30)
     assert "--async-scheduling" in finding.remedy.code
+    assert finding.title.endswith("most of it in handle_tokens()")
 
 
 def test_it_takes_the_place_of_the_wait_for_tokens() -> None:
