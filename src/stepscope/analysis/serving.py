@@ -50,7 +50,7 @@ _SHAPES: Final = r"^\[\[(?P<entries>\d+),\s*\d+\],\s*\[(?P<first>\d+)(?:,\s*(?P<
 """Shapes of a lookup of embeddings: the table's, then that of the indices: (tokens,) or (requests, tokens each)."""
 _FEWEST: Final = 4
 """Fewest lookups that make a loop: one of a prompt, then three of a single token for each request."""
-_TRAINS: Final = r"^autograd::engine|Backward\d*$|^Optimizer\."
+_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
 _CAPTURES: Final = r"^(?:cuda|hip|cu)StreamBeginCapture"
 
 
@@ -154,6 +154,12 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
     rows = rows.with_columns(phase=_with_put_aside(trace, rows)).filter(pl.col("phase").ne_missing("idle"))
     engine = engine_of(trace) or next(filter(None, rows["engine"]), "")  # captures have the same ranges everywhere
     return conformed(rows.with_columns(engine=pl.lit(engine)), ITERATION_SCHEMA)
+
+
+def trains(trace: Trace) -> bool:
+    """Whether a backward pass or an optimizer's step was recorded."""
+    operators, annotations = trace.operators["name"], trace.annotations["name"]
+    return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
 
 
 def engine_of(trace: Trace) -> str:
@@ -353,7 +359,7 @@ def _end() -> pl.Expr:
 def _of_lookups(trace: Trace) -> pl.DataFrame:
     """Iterations of a loop that generates: from one lookup of tokens to the next, mostly of one token a request."""
     lookups = _lookups(trace)
-    if lookups.height < _FEWEST or trace.operators["name"].str.contains(_TRAINS).any():
+    if lookups.height < _FEWEST or trains(trace):
         return lookups.clear()
     lookups = lookups.filter(pl.col("lane") == lookups["lane"].mode().min())
     single = lookups["each"] == 1

@@ -122,6 +122,15 @@ def test_a_marked_step_that_holds_many_iterations_gives_way_to_them() -> None:
     assert step_table(recording.trace())["duration_ns"].to_list() == [20, 20, 20]
 
 
+def test_a_training_that_generates_keeps_its_steps() -> None:
+    recording = Recording()
+    recording.step(0, 100, 0)
+    for start in (0, 30, 60):
+        recording.annotation(start, 20, "step[DECODE bs=8]")
+    recording.operator(90, 5, "autograd::engine::evaluate_function: MmBackward0")
+    assert step_table(recording.trace())["duration_ns"].to_list() == [100]
+
+
 def test_a_recording_of_captures_has_no_steps() -> None:
     recording = Recording()
     recording.step(0, 100, 134)
