@@ -63,8 +63,9 @@ class StepSummary:
 def step_table(trace: Trace, iterations: pl.DataFrame | None = None) -> pl.DataFrame:
     """Steps in order; columns as in STEP_SCHEMA. Empty if neither annotations nor repetition show steps.
 
-    Iterations of an engine that serves are steps, unless the program trains, or marked steps that each hold one. A marked
-    step in which graphs were captured or the engine warmed up is none; where nothing else happened, there are no steps.
+    Iterations of an engine that serves are steps, unless the program trains, or marked steps that each hold one. A
+    marked step in which graphs were captured or the engine warmed up is none; where nothing else happened, there are no
+    steps.
 
     Args:
         iterations: as from `iteration_table`, if already known.
