@@ -41,10 +41,9 @@ def write_report(error: BaseException, *, command: Sequence[str], doing: str) ->
 
 def _new_file() -> tuple[int, str]:
     try:
-        import platformdirs
+        from stepscope.files import cache_folder
 
-        parent = os.environ.get("STEPSCOPE_CACHE_DIR") or platformdirs.user_cache_dir("stepscope", appauthor=False)
-        folder = os.path.join(parent, "faults")
+        folder = os.path.join(cache_folder(), "faults")
         os.makedirs(folder, mode=0o700, exist_ok=True)
         return tempfile.mkstemp(_ENDING, _BEGINNING, folder)
     except (ImportError, OSError):

@@ -20,6 +20,13 @@ _LONGEST_BYTES: Final = 200
 """Bytes of the original name kept in the temporary file's name, since file names are limited to 255."""
 
 
+def cache_folder() -> Path:
+    """Return STEPSCOPE_CACHE_DIR, or stepscope's folder in the user's cache folder."""
+    import platformdirs
+
+    return Path(os.environ.get("STEPSCOPE_CACHE_DIR") or platformdirs.user_cache_dir("stepscope", appauthor=False))
+
+
 @contextlib.contextmanager
 def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` if the block succeeds and is removed otherwise.

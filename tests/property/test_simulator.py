@@ -381,6 +381,14 @@ LARGEST_CAUSE = {
     "exchange_through_host_clean": "dispatch",
     "gradient_copies_fault": "dispatch",
     "gradient_copies_clean": "dispatch",
+    "decode_graphs_fault": "launch_latency",
+    "decode_graphs_clean": None,
+    "missed_graphs_fault": "launch_latency",
+    "missed_graphs_clean": None,
+    "between_iterations_fault": "python",
+    "between_iterations_clean": None,
+    "one_request_fault": "launch_latency",
+    "one_request_clean": "launch_latency",
 }
 
 

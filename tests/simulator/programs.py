@@ -9,6 +9,7 @@ from tests.simulator.device_faults import DEVICE_FAULTS
 from tests.simulator.host import Host
 from tests.simulator.machine import Machine
 from tests.simulator.parallel_faults import PARALLEL_FAULTS
+from tests.simulator.serving_faults import SERVING_FAULTS
 
 US = 1_000
 STEP_FRAME = "train.py(12): step"
@@ -285,4 +286,5 @@ PROGRAMS: dict[str, Callable[[], Machine]] = {
     "starved_loader_clean": lambda: _training(before=_quick_loader),
     **DEVICE_FAULTS,
     **PARALLEL_FAULTS,
+    **SERVING_FAULTS,
 }

@@ -48,10 +48,10 @@ class Simulated:
         return write_kineto(self.machine(twin), folder / f"{self.name}-{twin}.json.gz")
 
     def step_ns(self, twin: str) -> float:
-        """A step of a twin: from the first event until the host and all devices are done, over the steps."""
+        """A step (or an engine's iteration): from the first event until host and devices are done, over the steps."""
         machine = self.machine(twin)
         ends = [host.now_ns for host in machine.hosts] + [work.end_ns for work in machine.works]
-        steps = sum(one.name.startswith(STEP_PREFIX) for one in machine.main.slices)
+        steps = sum(one.name.startswith((STEP_PREFIX, "execute_context_")) for one in machine.main.slices)
         return (max(ends) - machine.first_event_ns()) / steps
 
 
@@ -254,4 +254,7 @@ SIMULATED: Final = (
     _of_the_simulator("data-parallel", "replicated_model"),
     _of_the_simulator("wrong-backend", "exchange_through_host"),
     _of_the_simulator("gradient-copies", "gradient_copies"),
+    _of_the_simulator("decode-graphs", "decode_graphs"),
+    _of_the_simulator("decode-graphs", "missed_graphs"),
+    _of_the_simulator("between-iterations", "between_iterations"),
 )

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.attribution import attribute, parse, user_entries
-from stepscope.analysis.host import HostActivity
+from stepscope.analysis.attribution import Attribution, attribute, parse, user_entries
 from stepscope.analysis.module_paths import BACKWARD_NAME, backward_source
 from stepscope.analysis.operators import innermost_operators
 from stepscope.trace import Trace, Window
@@ -318,14 +317,14 @@ def allocating_operators(trace: Trace, operator: Rows) -> Rows:
     return at(inherit(own, parent), operator)
 
 
-def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, activity: HostActivity | None) -> pl.DataFrame:
+def block_places(trace: Trace, blocks: pl.DataFrame, operator: Rows, attribution: Attribution | None) -> pl.DataFrame:
     """Place in the user's code that asked for each block; columns as in PLACE_SCHEMA, null where unknown.
 
     Args:
         blocks: as from `stepscope.analysis.blocks.blocks`.
         operator: row in `operators` of each block, -1 for none.
     """
-    places = attribute(trace, activity).operators()
+    places = (attribute(trace) if attribution is None else attribution).operators()
     found = gathered(places.select(list(PLACE_SCHEMA)), operator)
     stacks = trace.memory["call_stack"]
     if stacks.null_count() == len(stacks) or blocks.is_empty():

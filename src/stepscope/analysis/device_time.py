@@ -10,7 +10,7 @@ import polars as pl
 
 from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_time
 from stepscope.analysis.idle import Windows, device_window
-from stepscope.analysis.operators import described_work, kernel_class
+from stepscope.analysis.operators import described_work, has_four_bits, kernel_class
 from stepscope.analysis.work import NUMBER_TYPES, call_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import IntervalSet
@@ -160,7 +160,7 @@ def _engine_use(trace: Trace, device: str) -> EngineUse:
     return EngineUse(device, window.duration_ns, window.duration_ns - covered, together, tuple(times))
 
 
-LOW_PRECISION: tuple[str, ...] = ("fp16", "bf16", "fp8", "int8")
+LOW_PRECISION: tuple[str, ...] = ("fp16", "bf16", "fp8", "fp4", "int8")
 GRAPH_BUILDING: tuple[str, ...] = ("dispatch", "optimizer", "python", "graph_tracing", "step_marker")
 WAITING: tuple[str, ...] = ("synchronisation", "untraced", "unknown", *DEVICE_CAUSES)
 """Host causes in which the host did nothing for the program, as far as the trace shows."""
@@ -189,7 +189,8 @@ class DeviceUse:
     other_ns: int  # rest of the busy time: memory sets and work of unknown kind
     idle_ns: int  # window_ns - busy_ns
     matrix_work_ns: int  # total duration of matrix kernels with a known number type
-    low_precision_ns: int  # part of matrix_work_ns in 16 or 8 bits
+    low_precision_ns: int  # part of matrix_work_ns in 16 bits or fewer
+    four_bits_ns: int = 0  # part of matrix_work_ns with weights or inputs of 4 bits
 
     @property
     def device_ratio(self) -> float:
@@ -281,6 +282,9 @@ def _device_use(name: str, work: pl.DataFrame, working: IntervalSet, window: Win
         idle_ns=window.duration_ns - busy.total_ns,
         matrix_work_ns=int(typed["duration_ns"].sum()),
         low_precision_ns=int(typed.filter(pl.col("precision").is_in(LOW_PRECISION))["duration_ns"].sum()),
+        four_bits_ns=int(
+            typed.filter(pl.Series(map(has_four_bits, typed["name"]), dtype=pl.Boolean))["duration_ns"].sum()
+        ),
     )
 
 

@@ -440,12 +440,14 @@ HOST_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 
 def main_lane(trace: Trace, activity: HostActivity) -> int | None:
     """Thread that drives the training: a process's main thread, else the one with the most operator time."""
+    known = [lane for lane in activity.main_lanes.values() if lane in activity.timelines]
+    if len(known) == 1:
+        return known[0]
     busy = (
         trace.operators.group_by("lane")
         .agg(ns=pl.col("duration_ns").sum())
         .sort("ns", "lane", descending=[True, False])
     )
-    known = [lane for lane in activity.main_lanes.values() if lane in activity.timelines]
     if known:
         by_lane = dict(busy.iter_rows())
         return max(known, key=lambda lane: by_lane.get(lane, 0))

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from stepscope.analysis.attribution import Attribution
 from stepscope.analysis.blocks import (
     CATEGORIES,
     PLACE_SCHEMA,
@@ -24,7 +25,6 @@ from stepscope.analysis.blocks import (
     memory_levels,
     out_of_memory,
 )
-from stepscope.analysis.host import HostActivity
 from stepscope.analysis.steps import span_of, step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace, Window
@@ -112,7 +112,7 @@ class DeviceMemory:
 
 
 def device_memories(
-    trace: Trace, *, steps: pl.DataFrame | None = None, activity: HostActivity | None = None
+    trace: Trace, *, steps: pl.DataFrame | None = None, attribution: Attribution | None = None
 ) -> tuple[DeviceMemory, ...]:
     """Memory of each device with memory events: accelerators before the CPU, higher peaks first."""
     devices = memory_devices(trace)
@@ -124,7 +124,7 @@ def device_memories(
     rows = allocating_operators(trace, found["operator"].to_numpy())
     names = gathered(trace.operators.select(operator_name="name"), rows)
     found = found.with_columns(block_categories(trace, found, first), operator_row=pl.Series(rows, dtype=pl.Int64))
-    places = block_places(trace, found, rows, activity)
+    places = block_places(trace, found, rows, attribution)
     found = pl.concat([found, names, places, block_regions(trace, found)], how="horizontal")
     program = trace.metadata.program or ProgramFacts()
     levels, capacities = memory_levels(trace), {each.device: each.memory_bytes for each in trace.metadata.devices}
@@ -409,10 +409,10 @@ class MemoryPicture:
     line_count: int  # number of rows in all of `lines`
 
 
-def memory_pictures(trace: Trace, *, activity: HostActivity | None = None) -> tuple[MemoryPicture, ...]:
+def memory_pictures(trace: Trace, *, attribution: Attribution | None = None) -> tuple[MemoryPicture, ...]:
     """Memory picture of each device with memory events, in the order of `device_memories`."""
     found = []
-    for memory in device_memories(trace, activity=activity):
+    for memory in device_memories(trace, attribution=attribution):
         summary, levels = memory_summary(trace, memory), memory.levels
         chosen = _moments(levels["start_ns"].to_numpy(), levels["allocated_bytes"].to_numpy(), memory.peak_row)
         rows = levels[chosen]

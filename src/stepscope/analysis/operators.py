@@ -189,15 +189,20 @@ _TENSOR_CORES: Final = re.compile(
 MATRIX_KINDS: Final = ("matrix", "convolution", "attention", "experts")
 """Kinds of kernels that multiply matrices."""
 _PRECISIONS: Final = {
-    "fp8": r"(?i:fp8(?!kv)|e4m3|e5m2|float8)|nvjet_(?:sm\d+_)?q",
-    "bf16": r"(?i:bf16|bfloat16)|DF16b|_BBS_|_BSS_|nvjet_(?:sm\d+_)?t",
-    "fp16": r"(?i:half|fp16|(?<![b\d])f16|hgemm|h884|h1688|h16816|s884)|DF16_|_HHS_|_HSS_|_HBH_|nvjet_(?:sm\d+_)?h",
+    "fp4": r"(?i:(?:mx|nv)?e2m1_?(?:mx|nv)?e2m1|nvfp4|(?:mx)?fp4xmxfp4)",
+    "fp8": r"(?i:fp8(?!kv)|e4m3|e5m2|float8)|nvjet_(?:sm\d+_)?q|_(?:[FB]8N?){1,2}_?[BHS]S_",
+    "bf16": r"(?i:bf16|bfloat16)|DF16b|_B_?BS_|_BSS_|nvjet_(?:sm\d+_)?t",
+    "fp16": r"(?i:half|fp16|(?<![b\d])f16|hgemm|h884|h1688|h16816|s884)|DF16_|_H_?HS_|_HSS_|_HBH_|nvjet_(?:sm\d+_)?h",
     "tf32": r"(?i:tf32|s1688|s16816gemm_f32)",
     "int8": r"(?i:int8|i8816|(?<![a-z])imma)|_s8_|s8s8",
     "fp64": r"(?i:double|dgemm|d884|f64)|_DB_",
     "fp32": r"(?i:float|sgemm|scudnn|f32|fp32|simt)|_SB_|_S_B_",
 }
-"""Number type -> its names in kernel names; the first match counts."""
+"""Number type -> its names in kernel names; the first match counts.
+
+Weights of 4 bits count as the other input's type: times FP8 they take as long as FP8, times bf16 they are converted.
+"""
+_FOUR_BITS: Final = re.compile(r"(?i)e2m1|(?:mx|nv)?fp4|(?<![a-z])u?int4(?!\d)|w4a\d|(?<![a-z])awq")
 
 LAUNCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device": pl.String,
@@ -241,7 +246,9 @@ def _name_patterns() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 def kernel_class(name: str) -> KernelClass:
     """Kind, library and algorithm of a kernel by its name."""
     tables = _name_patterns()
-    return KernelClass(*(_first_match(tables[table], name) for table in ("kind", "library", "algorithm")))
+    kind = _first_match(tables["kind"], name)
+    algorithms = tables.get(f"algorithm of {kind}", []) + tables["algorithm"]
+    return KernelClass(kind, _first_match(tables["library"], name), _first_match(algorithms, name))
 
 
 def _first_match(patterns: list[tuple[str, re.Pattern[str]]], name: str) -> str:
@@ -263,6 +270,12 @@ def arithmetic(name: str) -> Arithmetic:
     precision = next((word for word, pattern in _PRECISIONS.items() if re.search(pattern, name)), None)
     uses = True if _TENSOR_CORES.search(name) else (False if is_matrix and precision in ("fp32", "fp64") else None)
     return Arithmetic(precision, uses if is_matrix or uses else None, is_matrix)
+
+
+@lru_cache(maxsize=65536)
+def has_four_bits(name: str) -> bool:
+    """Whether a kernel's name says that it multiplies by numbers of 4 bits, such as weights in MXFP4."""
+    return kernel_class(name).kind in MATRIX_KINDS and _FOUR_BITS.search(name) is not None
 
 
 def kernel_table(
@@ -375,15 +388,16 @@ def is_eligible(operator: str) -> bool:
     return _ELIGIBLE.match(operator) is not None
 
 
-_LAUNCHED_WITH: Final = ("grid", "registers", "shared_memory_bytes", "occupancy")
+_LAUNCHED_WITH: Final = ("grid", "block", "registers", "shared_memory_bytes", "occupancy")
 
 
 def described_work(trace: Trace) -> pl.DataFrame:
     """Device work with the operator that launched it and the arithmetic in the kernel's name.
 
     Returns:
-        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns, grid, registers,
-        shared_memory_bytes, occupancy; row (in operators; null for a graph's kernels that its capture tells of),
+        Columns work (row in device_work), name, device, queue, kind, launch, start_ns, duration_ns, grid, block,
+        registers, shared_memory_bytes, occupancy; row (in operators; null for a graph's kernels that its capture tells
+        of),
         operator, input_shapes, input_types, is_eligible (as `is_eligible`), null without an operator; and the fields of
             `Arithmetic`.
     """

@@ -41,7 +41,8 @@ CALL_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "attainable_ns": pl.Float64,  # least time at the limit's peak
     "compute_ns": pl.Float64,  # least time for the arithmetic; null as `limit`
     "memory_ns": pl.Float64,  # least time for the bytes; null as `limit`
-    "grid": pl.String,  # of the longest kernel, as the launch says; and so are the next three
+    "grid": pl.String,  # of the longest kernel, as the launch says; and so are the next four
+    "block": pl.String,
     "registers": pl.Int32,
     "shared_memory_bytes": pl.Int64,
     "occupancy": pl.Float64,
@@ -71,7 +72,7 @@ TABLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "better": pl.String,  # the shape or option that does better
 }
 
-OF_LAUNCH: Final = ("grid", "registers", "shared_memory_bytes", "occupancy")
+OF_LAUNCH: Final = ("grid", "block", "registers", "shared_memory_bytes", "occupancy")
 _FEWER_OPERATIONS: Final = r"(?i)winograd|_fft|fft_|fft2d"
 """Algorithms with fewer operations than counted, for which no share of a peak can be given."""
 
@@ -219,13 +220,16 @@ def _work_of_calls(trace: Trace) -> pl.DataFrame:
     )
 
 
-def roofline_table(trace: Trace, *, window: Window | None = None, bounds: bool = False) -> pl.DataFrame:
+def roofline_table(
+    trace: Trace, *, window: Window | None = None, bounds: bool = False, calls: pl.DataFrame | None = None
+) -> pl.DataFrame:
     """Operators by shapes, costliest first, with achieved rates and limits; columns as in TABLE_SCHEMA.
 
     Args:
         window, bounds: as for `roofline_calls`.
+        calls: what that returned, if it is known.
     """
-    calls = roofline_calls(trace, window=window, bounds=bounds)
+    calls = roofline_calls(trace, window=window, bounds=bounds) if calls is None else calls
     keys = [
         "operator", "input_shapes", "input_types", "device", "work_kind", "number_type", "flops", "bytes", "limit"
     ]  # fmt: skip

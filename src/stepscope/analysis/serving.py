@@ -60,9 +60,13 @@ class Engine(msgspec.Struct, frozen=True):
     name: str
     files: str
     operators: str = ""
+    modules: str = ""
     ranges: tuple[str, ...] = ()
     iteration: str = ""
+    prefill: str = ""
+    decode: str = ""
     loop: str = ""
+    reserves: bool = False
     options: Mapping[str, str] = {}
 
 
@@ -82,9 +86,9 @@ def _known() -> _Engines:
     return msgspec.convert(tomllib.loads(text), _Engines)
 
 
-def engine_options(engine: str) -> Mapping[str, str]:
-    """An engine's own options by purpose; empty for an unknown engine."""
-    return next((each.options for each in _known().engines if each.name == engine), {})
+def engine_called(name: str) -> Engine:
+    """The engine of this name; for an unknown one, an engine without options."""
+    return next((each for each in _known().engines if each.name == name), Engine(name, ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +152,20 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
         return pl.DataFrame(schema=dict(ITERATION_SCHEMA))
     rows = rows.filter(pl.col("lane") == rows["lane"].mode().min()).sort("start_ns")
     rows = rows.with_columns(phase=_with_put_aside(trace, rows)).filter(pl.col("phase").ne_missing("idle"))
-    return conformed(rows.with_columns(engine=pl.lit(engine_of(trace) or rows["engine"].first())), ITERATION_SCHEMA)
+    engine = engine_of(trace) or next(filter(None, rows["engine"]), "")  # captures have the same ranges everywhere
+    return conformed(rows.with_columns(engine=pl.lit(engine)), ITERATION_SCHEMA)
 
 
 def engine_of(trace: Trace) -> str:
-    """The engine whose files or operators the trace holds; "" for none."""
-    paths, operators = trace.frames["file"].unique(), trace.operators["name"].unique()
+    """The engine whose files, operators or models the trace holds; "" for none."""
+    names = {
+        "files": trace.frames["file"].unique(),
+        "operators": trace.operators["name"].unique(),
+        "modules": trace.modules["name"].unique(),
+    }
     for engine in _known().engines:
-        if paths.str.contains(engine.files).any():
-            return engine.name
-        if engine.operators and operators.str.contains(engine.operators).any():
+        patterns = ((of, getattr(engine, what)) for what, of in names.items())
+        if any(pattern and of.str.contains(pattern).any() for of, pattern in patterns):
             return engine.name
     return ""
 
@@ -178,7 +186,7 @@ def iteration_costs(trace: Trace, iterations: pl.DataFrame) -> pl.DataFrame:
     )
     calls = calls.filter(pl.col("start_ns") < pl.col("until"))
     counts = calls.group_by("iteration").agg(
-        launches=(pl.col("kind") != "copy").sum(), graph_launches=(pl.col("kind") == "graph_launch").sum()
+        launches=pl.len().cast(pl.Int64), graph_launches=(pl.col("kind") == "graph_launch").sum().cast(pl.Int64)
     )
     work = trace.device_work.join(calls.select("launch", "iteration"), on="launch").sort("iteration", "start_ns")
     earlier = _end().cum_max().shift(1).over("iteration").fill_null(0)
@@ -245,8 +253,7 @@ def _marked(trace: Trace) -> pl.DataFrame:
     marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(anyone))
     if marks.is_empty():
         return marks
-    around = parents(*(marks[name].to_numpy() for name in ("lane", "start_ns", "duration_ns")))
-    marks = marks.filter(pl.Series(around < 0))
+    marks = outermost_of(marks)
     told = pl.DataFrame([_told(name, patterns) for name in marks["name"].unique()], schema=dict(_TOLD))
     return marks.join(told, on="name", how="left", maintain_order="left").with_columns(source=pl.lit("annotation"))
 
@@ -303,13 +310,26 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     rows = trace.frames.filter(place.str.contains(engine.iteration or engine.loop))
     if engine.loop:
         rows = _calls_inside(rows, trace.frames)
-    return _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    rows = _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    for phase, pattern in (("prefill", engine.prefill), ("decode", engine.decode)):
+        if pattern and rows.height:
+            has = _has_inside(rows, trace.frames.filter(place.str.contains(pattern)))
+            rows = rows.with_columns(phase=pl.when(has).then(pl.lit(phase)).otherwise("phase"))
+    return rows
+
+
+def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
+    """Which of the rows, in order of start, are among these frames or have one inside."""
+    begins = frames["start_ns"].sort().to_numpy()
+    starts = rows["start_ns"].to_numpy()
+    ends = starts + rows["duration_ns"].to_numpy()
+    return pl.Series(np.searchsorted(begins, ends) > np.searchsorted(begins, starts))
 
 
 def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     """From each outermost call of a module inside a loop to the next one, the last to the loop's end."""
-    loops = _outermost(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
-    calls = _outermost(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
+    loops = outermost_of(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
+    calls = outermost_of(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
     calls = calls.join_asof(loops, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
     calls = calls.filter(pl.col("start_ns") < pl.col("end"))
     most = calls["module"].mode().sort().first()
@@ -318,7 +338,8 @@ def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     return calls.with_columns(duration_ns=until - pl.col("start_ns"))
 
 
-def _outermost(rows: pl.DataFrame) -> pl.DataFrame:
+def outermost_of(rows: pl.DataFrame) -> pl.DataFrame:
+    """The slices among these that lie in no other of them."""
     if rows.is_empty():
         return rows
     around = parents(*(rows[name].to_numpy() for name in ("lane", "start_ns", "duration_ns")))

@@ -8,9 +8,12 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from stepscope.analysis.work import LARGEST, Call, Shape, broadcast, call_of
 from stepscope.analysis.work_formulas import CONVOLUTIONS, expert_sizes
 from stepscope.machine.devices import DevicePeaks
+from stepscope.machine.occupancy import REGISTERS, SHARED_UNIT, WARP, blocks_by_limit, multiprocessor_of, product_of
 from stepscope.trace import Trace
 
 
@@ -34,8 +37,12 @@ class _Kernel(NamedTuple):
     row: dict[str, Any]
     blocks: int  # thread blocks, -1 if unknown
     tile: tuple[int, int] | None  # rows and columns of the result that a block computes
-    processors: int | None
+    peaks: DevicePeaks
     faster: float  # 16-bit peak over FP32's; 1 if unknown
+
+    @property
+    def processors(self) -> int | None:
+        return self.peaks.multiprocessors
 
     @property
     def is_wide(self) -> bool:
@@ -56,7 +63,7 @@ def reasons(trace: Trace, row: dict[str, Any], peaks: DevicePeaks) -> tuple[Reas
     found: list[Reason] = []
     if call is not None:
         name = row["operator"].removeprefix("aten::").removesuffix("_")
-        about = _Kernel(name, call, row, block_count(row["grid"]), _tile(kernel), peaks.multiprocessors, faster)
+        about = _Kernel(name, call, row, block_count(row["grid"]), _tile(kernel), peaks, faster)
         found += _BY_KIND.get(row["work_kind"], _of_vectors)(about)
         found = [*(found or [_UNEXPLAINED]), *_width(about)]
     return tuple(found) or (_UNEXPLAINED,)
@@ -316,6 +323,8 @@ def _attention(kernel: _Kernel) -> list[Reason]:
     elif width > 128:
         why = f"wide heads: {width:,} numbers a head leave few registers"
         found.append(Reason("wide_heads", why, "heads of 64 or 128", {"size of a head": width}))
+    if not found:
+        found += _occupancy(kernel)
     blocks = kernel.blocks if kernel.blocks > 0 else pairs * -(-queries // _ROWS_OF_TILE)
     if kernel.processors and blocks < kernel.processors:
         found += _few_blocks(blocks, kernel.processors)
@@ -377,15 +386,42 @@ def _of_vectors(kernel: _Kernel) -> list[Reason]:
     elif _ONE_BY_ONE.search(name):
         why = "layout: it reads across the layout or broadcasts, one number at a time"
         found.append(Reason("layout", why, "contiguous tensors, or the compiler, which fuses it with its neighbours"))
-    occupancy, registers, shared = row["occupancy"], row["registers"] or 0, row["shared_memory_bytes"] or 0
-    if occupancy is not None and 0 < occupancy < _LOW_OCCUPANCY and (registers >= 64 or shared >= 2**14):
-        numbers = {"registers per thread": registers, "shared memory of a block": shared,
-                   "share of the threads resident": occupancy}  # fmt: skip
-        why = f"occupancy {occupancy:.0%}: {registers:,} registers a thread, {shared:,} bytes of shared memory a block"
-        found.append(Reason("occupancy", why, "smaller blocks or fewer registers (launch bounds)", numbers))
+    found += _occupancy(kernel)
     if kernel.processors and 0 < kernel.blocks < kernel.processors:
         found += _few_blocks(kernel.blocks, kernel.processors)
     return found
+
+
+def _occupancy(kernel: _Kernel) -> list[Reason]:
+    """Whether a block's registers or shared memory leave most of a multiprocessor's threads unused."""
+    row, limits = kernel.row, multiprocessor_of(kernel.peaks)
+    threads, registers, shared = product_of(row["block"]), row["registers"] or 0, row["shared_memory_bytes"] or 0
+    figures = [np.array([float(each)]) for each in (threads, registers, shared)]
+    allowed = blocks_by_limit(figures[0], figures[1], figures[2], kernel.peaks)
+    if limits is None or allowed is None or not threads > 0:
+        return []
+    blocks = {name: float(values[0]) for name, values in allowed.items()}
+    limit = min(("registers", "shared memory"), key=lambda name: blocks[name])
+    held = blocks[limit]
+    share = held * threads / limits.threads
+    if not 1 <= held < min(blocks["threads"], blocks["blocks"]) or share >= _LOW_OCCUPANCY:
+        return []
+    numbers = {"share of a multiprocessor's threads in use": share, "threads of a block": threads,
+               "blocks at a time on a multiprocessor": held}  # fmt: skip
+    at_a_time = f"{held:,.0f} block{'s' * (held > 1)} of {threads:,.0f} threads at a time on a multiprocessor"
+    if limit == "registers":
+        fewer = REGISTERS / (2 * held * -(-threads // WARP) * WARP) // 8 * 8
+        numbers |= {"registers of a thread": registers, "registers of a thread for twice as many": fewer}
+        why = f"occupancy {share:.0%}: {registers:,} registers a thread leave {at_a_time}"
+        return [
+            Reason("occupancy", why, f"{fewer:,.0f} registers a thread (launch bounds), for twice as many", numbers)
+        ]
+    less = limits.shared_memory_bytes / (2 * held) // SHARED_UNIT * SHARED_UNIT - limits.shared_memory_reserved
+    numbers |= {"shared memory of a block": shared, "shared memory of a block for twice as many": less}
+    why = f"occupancy {share:.0%}: {shared:,} bytes of shared memory a block leave {at_a_time}"
+    return [
+        Reason("occupancy", why, f"{less:,.0f} bytes a block (smaller tiles, fewer stages), for twice as many", numbers)
+    ]
 
 
 def _width(kernel: _Kernel) -> list[Reason]:

@@ -12,6 +12,7 @@ from stepscope.analysis.attribution import Attribution, attribute
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.host import HostActivity, host_activity, host_window, main_lane
 from stepscope.analysis.idle import clipped, device_window, idle_time
+from stepscope.analysis.serving import iteration_table
 from stepscope.analysis.steps import are_of_a_device, span_of, step_table, typical_run
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
@@ -48,8 +49,13 @@ class StepView:
         return attribute(self.trace, self.activity)
 
     @cached_property
+    def iterations(self) -> pl.DataFrame:
+        """Iterations of an engine that serves, or of a loop that generates; see `serving.iteration_table`."""
+        return iteration_table(self.trace)
+
+    @cached_property
     def steps(self) -> pl.DataFrame:
-        return step_table(self.trace)
+        return step_table(self.trace, self.iterations)
 
     @cached_property
     def complete_steps(self) -> pl.DataFrame:

@@ -60,13 +60,16 @@ class StepSummary:
     spread: float  # standard deviation over mean, 0 without steps
 
 
-def step_table(trace: Trace) -> pl.DataFrame:
+def step_table(trace: Trace, iterations: pl.DataFrame | None = None) -> pl.DataFrame:
     """Steps in order; columns as in STEP_SCHEMA. Empty if neither annotations nor repetition show steps.
 
     Iterations of an engine that serves are steps, unless the program marked steps of which each holds one. A marked
     step in which graphs were captured or the engine warmed up is none; where nothing else happened, there are no steps.
+
+    Args:
+        iterations: as from `iteration_table`, if already known.
     """
-    iterations = iteration_table(trace)
+    iterations = iteration_table(trace) if iterations is None else iterations
     aside = pl.col("phase").is_in(PUT_ASIDE).fill_null(False)
     served = iterations.filter(~aside)
     steps = _without_most_of(_annotated(trace, "host"), iterations.filter(aside))

@@ -19,6 +19,7 @@ from stepscope.commands.improve import bench, search
 from stepscope.commands.plan import devices, predict
 from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
 from stepscope.commands.record import attach, run, runs
+from stepscope.commands.shared.answers import answered
 from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
 from stepscope.commands.shared.output import cleaned_by, discard_standard_output, refuse_mixed_reports, say
 from stepscope.commands.shared.reading import redacted_sentence
@@ -191,6 +192,13 @@ def _damage_behind(error: BaseException) -> str | None:
 
 
 def _run(argv: list[str]) -> int:
+    only_reads = {command.name for command in COMMANDS if command.only_reads}
+    if argv and argv[0] in only_reads and not _debugs(argv):
+        return answered(argv, lambda: _parsed_and_run(argv))
+    return _parsed_and_run(argv)
+
+
+def _parsed_and_run(argv: list[str]) -> int:
     parser, commands = _parsers(argv[0] if argv else "")
     if not argv:
         parser.print_help()

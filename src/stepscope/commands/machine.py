@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stepscope.commands.shared import output
+from stepscope.commands.shared.answers import forget
 from stepscope.commands.shared.options import Command, CommandParser, add_report_options, number, suggestion
 from stepscope.commands.shared.output import counted
 from stepscope.errors import StepscopeError, UsageError
@@ -80,7 +81,8 @@ def parsed_size(text: str) -> int:
 def _clear(cache: TraceCache) -> None:
     removed = cache.clear()
     freed = size(sum(entry.bytes for entry in removed))
-    output.print_text(f"Removed {output.counted(len(removed), 'trace')}, {freed}.\n")
+    answers = output.counted(forget(), "kept answer")
+    output.print_text(f"Removed {output.counted(len(removed), 'trace')}, {freed}, and {answers}.\n")
     kept = len(cache.entries())
     if kept:
         output.print_text(f"{count(kept)} in use by another process {'stays' if kept == 1 else 'stay'}.\n")

@@ -35,6 +35,7 @@ __all__ = [
     "Change",
     "Figure",
     "Found",
+    "InServing",
     "Limits",
     "Remedy",
     "Rows",
@@ -88,7 +89,8 @@ class Found:
         share_at: index among the figures where the engine inserts the share; None to leave it out.
         severity: set for notes, which have no threshold; otherwise it follows from the saving.
         ends_run_in_ns: see `Finding`.
-        for_every_framework: whether the remedy applies even where the rule has one for the program's framework.
+        for_every_framework: whether the remedy applies even where the rule has one for the program's framework or for
+            serving.
     """
 
     title: str
@@ -112,6 +114,23 @@ def note_from_files(title: str, figures: Sequence[Figure], remedy: Remedy, where
     """Create a note about something that only files beside the trace report; it claims no saving."""
     basis = "no saving: the files beside the trace give counts, not what the device waited for"
     return Found(title, 0, basis, "high", remedy, figures, where=where, severity="note")
+
+
+@dataclass(frozen=True, slots=True)
+class InServing:
+    """A remedy where an engine serves a model, or a loop generates.
+
+    Attributes:
+        purpose: of the engine's own option, which is the remedy's code; see `data/engines.toml`.
+        code: what to write where the engine is unknown or has no such option.
+    """
+
+    text: str
+    purpose: str
+    code: str
+
+    def remedy(self, view: View) -> Remedy:
+        return Remedy(self.text, view.engine.options.get(self.purpose, self.code))
 
 
 Answers: TypeAlias = Iterator[Found | NotAnswered]
@@ -146,6 +165,7 @@ class Rule:
         replaces: rules whose cause this one explains more precisely.
         rivals: rules that may find the same work at the same lines; of two such findings the larger counts.
         remedies: remedies for frameworks other than PyTorch on a GPU, used instead of the one from `check`.
+        serving: the remedy where nothing is trained and an engine serves, used instead of the one from `check`.
         beneath: 0, or for a general rule a number that is higher the weaker its evidence: its findings count only as
             far as rules with lower numbers do not explain their time.
     """
@@ -158,6 +178,7 @@ class Rule:
     replaces: tuple[str, ...] = ()
     rivals: tuple[str, ...] = ()
     remedies: Mapping[Framework, Remedy] = field(default_factory=dict)
+    serving: InServing | None = None
     beneath: int = 0
 
     @property
@@ -197,6 +218,8 @@ class Rule:
         remedy = found.remedy
         if view.framework is not None and not found.for_every_framework:
             remedy = self.remedies.get(view.framework, remedy)
+        elif self.serving is not None and view.serves and not found.for_every_framework:
+            remedy = self.serving.remedy(view)
         return Finding(
             self.id,
             found.title,

@@ -19,7 +19,13 @@ from stepscope.analysis.memory import DeviceMemory, device_memories
 from stepscope.analysis.module_paths import backward_source
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.places import Place, line_places, merged, places
-from stepscope.analysis.serving import ServingSummary, iteration_costs, iteration_table, serving_summary
+from stepscope.analysis.serving import (
+    Engine,
+    ServingSummary,
+    engine_called,
+    iteration_costs,
+    serving_summary,
+)
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.finding import Figure, Interval, Location
@@ -162,14 +168,24 @@ class View(StepView):
         return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
 
     @cached_property
-    def iterations(self) -> pl.DataFrame:
-        """Iterations of an engine that serves or of a loop that generates; see `serving.iteration_costs`."""
-        return iteration_costs(self.trace, iteration_table(self.trace))
+    def iteration_costs(self) -> pl.DataFrame:
+        """The iterations with what each launched; see `serving.iteration_costs`."""
+        return iteration_costs(self.trace, self.iterations)
 
     @cached_property
     def serving(self) -> ServingSummary | None:
         """What was served; None if nothing shows that the program serves or generates."""
-        return serving_summary(self.trace, self.iterations)
+        return serving_summary(self.trace, self.iteration_costs) if self.iterations.height else None
+
+    @property
+    def serves(self) -> bool:
+        """Whether the program serves or generates, and trains nothing meanwhile."""
+        return self.serving is not None and not self.trains
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that serves; one without options where it is unknown, or nothing serves."""
+        return engine_called(self.serving.engine if self.serving is not None else "")
 
     @property
     def period(self) -> str:
@@ -243,7 +259,7 @@ class View(StepView):
 
     @cached_property
     def memories(self) -> tuple[DeviceMemory, ...]:
-        return device_memories(self.trace, steps=self.steps, activity=self.activity)
+        return device_memories(self.trace, steps=self.steps, attribution=self.attribution)
 
     @cached_property
     def operator_costs(self) -> pl.DataFrame:

@@ -211,6 +211,13 @@ def forget_devices() -> None:
     _with.cache_clear()
 
 
+def is_nvidia(device: DevicePeaks) -> bool:
+    """Whether a device is NVIDIA's, from its maker in the table or, in older rows, its name."""
+    if device.vendor:
+        return device.vendor.upper() == "NVIDIA"
+    return device.capability is not None and not re.search(r"\bMI\d|Instinct|Gaudi|TPU", device.name)
+
+
 @lru_cache(maxsize=4)
 def _with(paths: tuple[Path, ...]) -> tuple[DevicePeaks, ...]:
     users: dict[str, DevicePeaks] = {}

@@ -17,7 +17,7 @@ from stepscope.analysis.attribution import operator_places
 from stepscope.analysis.host import host_time
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.work import VIEWS, base_name
-from stepscope.machine.devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.limits import ON_HOST, Limit
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import (
@@ -27,7 +27,6 @@ from stepscope.predict.operations import (
     Operations,
     Tf32,
     in_precision,
-    is_nvidia,
     tf32_of,
     types_on,
 )

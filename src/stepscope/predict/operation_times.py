@@ -17,11 +17,12 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.operators import arithmetic
-from stepscope.machine.devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, is_nvidia
+from stepscope.machine.occupancy import blocks_by_limit, product_of
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
 from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of
 from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, memory_times, shipped_model
-from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, by_type, is_nvidia, roofline_times
+from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, by_type, roofline_times
 
 CONVOLUTION_KINDS: Final = ("convolution",)
 NOT_LEARNED: Final = 1.5  # factor on the band for gradients, generations and shapes without timings
@@ -198,12 +199,6 @@ MEMORY_SPREAD: Final = 1.5
 OTHER_SPREAD: Final = 2.2  # the same for matrix products
 LAUNCH_COLUMNS: Final = ("name", "grid", "block", "registers", "shared_memory_bytes")
 
-_WARP: Final = 32
-_REGISTERS: Final = 65_536
-_REGISTER_UNIT: Final = 256  # registers are allocated to warps in units of this size
-_PARTITIONS: Final = 4  # partitions of a multiprocessor, each with its own registers
-_SHARED_UNIT: Final = 128
-_LARGEST: Final = 2**31  # most blocks that a launch can have in one dimension
 
 _CASTABLE: Final = ("fp32", "tf32", "fp16", "bf16")
 _CAST_TO: Final = {"fp8": "bf16"}
@@ -216,34 +211,6 @@ _MEMORY_LIMITED: Final = re.compile(
     r"|broadcast|convert|cumsum|scan",
     re.IGNORECASE,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Multiprocessor:
-    """Limits of one multiprocessor.
-
-    Source: the table of technical specifications by compute capability in the CUDA C++ programming guide.
-    """
-
-    threads: int
-    blocks: int
-    shared_memory_bytes: int
-    shared_memory_reserved: int  # reserved bytes per block, in addition to its own
-
-
-_MULTIPROCESSORS: Final = {
-    "6.0": Multiprocessor(2048, 32, 64 * 1024, 0),
-    "6.1": Multiprocessor(2048, 32, 96 * 1024, 0),
-    "7.0": Multiprocessor(2048, 32, 96 * 1024, 0),
-    "7.5": Multiprocessor(1024, 16, 64 * 1024, 0),
-    "8.0": Multiprocessor(2048, 32, 164 * 1024, 1024),
-    "8.6": Multiprocessor(1536, 16, 100 * 1024, 1024),
-    "8.9": Multiprocessor(1536, 24, 100 * 1024, 1024),
-    "9.0": Multiprocessor(2048, 32, 228 * 1024, 1024),
-    "10.0": Multiprocessor(2048, 32, 228 * 1024, 1024),
-    "10.3": Multiprocessor(2048, 32, 228 * 1024, 1024),
-    "12.0": Multiprocessor(1536, 24, 100 * 1024, 1024),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,30 +263,12 @@ def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:
 
     Not-a-number where the launch's size was not recorded, the device is not NVIDIA's or the kernel does not fit it.
     """
-    limits = _MULTIPROCESSORS.get(device.capability or "") if is_nvidia(device) else None
+    threads = np.array([product_of(text) for text in kernels["block"].to_list()], np.float64)
+    limits = blocks_by_limit(threads, _column(kernels, "registers"), _column(kernels, "shared_memory_bytes"), device)
     if limits is None:
         return np.full(kernels.height, np.nan)
-    threads = np.array([product_of(text) for text in kernels["block"].to_list()], np.float64)
-    warps = np.ceil(threads / _WARP)
-    registers = _column(kernels, "registers")
-    shared = _column(kernels, "shared_memory_bytes")
-    by_warps = np.floor(limits.threads / _WARP / warps)
-    each = np.ceil(registers * _WARP / _REGISTER_UNIT) * _REGISTER_UNIT
-    warps_by_registers = _PARTITIONS * np.floor(_REGISTERS / _PARTITIONS / np.maximum(each, 1))
-    by_registers = np.where(registers > 0, np.floor(warps_by_registers / warps), np.inf)
-    used = np.ceil((shared + limits.shared_memory_reserved) / _SHARED_UNIT) * _SHARED_UNIT
-    by_shared = np.where(used > 0, np.floor(limits.shared_memory_bytes / np.maximum(used, 1)), np.inf)
-    blocks = np.minimum(np.minimum(by_warps, float(limits.blocks)), np.minimum(by_registers, by_shared))
+    blocks = np.min(list(limits.values()), axis=0)
     return np.where(blocks >= 1, blocks, np.nan)
-
-
-@lru_cache(maxsize=65536)
-def product_of(text: str | None) -> float:
-    """Number of blocks or threads in "x,y,z"; not-a-number where unrecorded or impossible."""
-    sizes = [float(number) for number in re.findall(r"\d{1,12}", text or "")[:3]]
-    if not sizes or any(not 1 <= size <= _LARGEST for size in sizes):
-        return np.nan
-    return float(np.prod(sizes))
 
 
 def sustained_bandwidth(device: DevicePeaks) -> float:

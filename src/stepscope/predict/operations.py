@@ -9,7 +9,6 @@ not show. The optimizer and the weights stay in 32 bits.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.errors import UsageError
-from stepscope.machine.devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.trace import Trace
 
 Numbers = npt.NDArray[np.float64]
@@ -253,10 +252,3 @@ def _types_in(operations: Operations, precision: str, kept: Mask) -> Names:
         weights = (operations.kind == "matrix") & ~np.isin(operations.name, _BATCHED)
         return np.where(weights & (wide | half) & ~kept, "fp8", types)
     return np.where(half & product & ~kept, in_half, types)
-
-
-def is_nvidia(device: DevicePeaks) -> bool:
-    """Whether a device is NVIDIA's, from its maker in the table or, in older rows, its name."""
-    if device.vendor:
-        return device.vendor.upper() == "NVIDIA"
-    return device.capability is not None and not re.search(r"\bMI\d|Instinct|Gaudi|TPU", device.name)

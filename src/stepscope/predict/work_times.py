@@ -40,7 +40,7 @@ import polars as pl
 
 from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
-from stepscope.machine.devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.operation_times import operation_times, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.predict.operations import (
     NO_TF32,
@@ -52,7 +52,6 @@ from stepscope.predict.operations import (
     changes_traffic,
     check_precision,
     is_low,
-    is_nvidia,
     tf32_of,
     types_on,
 )

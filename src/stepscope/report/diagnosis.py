@@ -143,7 +143,7 @@ def _drawn(report: TraceReport, view: View) -> TraceReport:
         picture=_drawn_step(view, report.diagnosis),
         telemetry=_telemetry(view.trace),
         flame=flame_graph(view.trace, view.attribution),
-        memory=memory_pictures(view.trace, activity=view.activity),
+        memory=memory_pictures(view.trace, attribution=view.attribution),
     )
 
 

@@ -226,7 +226,8 @@ def glances(diagnosis: Diagnosis, devices: Sequence[str] | None = None) -> tuple
     found += tuple(Glance(f"Engines of device {use.device}", tuple(_engine_rows(use))) for use in engines.values())
     if diagnosis.host_use is None or not diagnosis.host_use.window_ns:
         return found
-    return (*found, Glance("The host at a glance", _host_rows(diagnosis.host_use)))
+    serves = diagnosis.serving is not None
+    return (*found, Glance("The host at a glance", _host_rows(diagnosis.host_use, serves=serves)))
 
 
 def serving_glance(serving: ServingSummary) -> Glance:
@@ -290,7 +291,10 @@ def _device_rows(use: DeviceUse, *, has_engines: bool) -> list[tuple[str, str, s
     if not has_engines:
         rows += _kind_rows(use)
     if use.low_precision_ratio is not None:
-        rows.append(("low precision", share(use.low_precision_ratio), "of the matrix work runs in 16 or 8 bits"))
+        what = "of the matrix work runs in 16 bits or fewer"
+        if use.four_bits_ns:
+            what += f", {share(use.four_bits_ns / use.matrix_work_ns)} with weights or inputs of 4 bits"
+        rows.append(("low precision", share(use.low_precision_ratio), what))
     return rows
 
 
@@ -333,12 +337,13 @@ def _engine_rows(use: EngineUse) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _host_rows(use: HostUse) -> tuple[tuple[str, str, str], ...]:
+def _host_rows(use: HostUse, *, serves: bool) -> tuple[tuple[str, str, str], ...]:
     def part(ns: int) -> str:
         return share(ns / max(use.window_ns, 1))
 
+    what = "operators, launches and Python" if serves else "operators, launches, the optimizer and Python"
     return (
-        ("building work", part(use.graph_build_ns), "operators, launches, the optimizer and Python"),
+        ("building work", part(use.graph_build_ns), what),
         ("loader", part(use.loader_ns), "waiting for data or loading it"),
         ("input copy", part(use.input_copy_ns), "copying data to the device"),
         ("compiling", part(use.compile_ns), "building graphs and kernels"),

@@ -10,6 +10,7 @@ import polars as pl
 
 from stepscope.analysis.captured import BASES
 from stepscope.analysis.host import CAUSES
+from stepscope.analysis.serving import ServingSummary
 from stepscope.analysis.work import shapes_of
 from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
@@ -76,7 +77,10 @@ def _over(diagnosis: Diagnosis) -> str:
 
 def exceptional_sentences(diagnosis: Diagnosis) -> list[str]:
     """What belongs to no typical step: one-off work, outliers, and a backlog of earlier work."""
-    found = [_once_sentence(diagnosis)] if diagnosis.once else []
+    found = (
+        [_aside_sentence(diagnosis.serving)] if diagnosis.serving is not None and diagnosis.serving.put_aside else []
+    )
+    found += [_once_sentence(diagnosis)] if diagnosis.once else []
     if diagnosis.set_apart:
         found.append(_set_apart_sentence(diagnosis))
     for device in diagnosis.in_steps:
@@ -91,10 +95,18 @@ def _once_sentence(diagnosis: Diagnosis) -> str:
     text = f"{duration(diagnosis.once_ns)} of {duration(diagnosis.length_ns)} is one-off work: {'; '.join(parts)}."
     if not diagnosis.is_warm_up:
         return f"{text} No saving counts it."
-    return (
-        f"{text} That is most of the recording, so no saving is promised: record later steps, for which stepscope run "
-        "waits."
-    )
+    later = "record later steps, for which stepscope run waits"
+    if diagnosis.serving is not None and not diagnosis.serving.phases:
+        later = "record while requests are served"
+    return f"{text} That is most of the recording, so no saving is promised: {later}."
+
+
+def _aside_sentence(serving: ServingSummary) -> str:
+    """What was put aside of an engine's iterations, such as the capture of graphs when it starts."""
+    names = {"capture": "captures graphs", "warm_up": "warms up"}
+    parts = [f"{names[each.phase]} for {duration(each.total_ns)}" for each in serving.put_aside]
+    text = f"{serving.engine or 'The program'} {' and '.join(parts)}"
+    return f"{text}, which is no step." if serving.phases else f"{text}, and serves nothing in this recording."
 
 
 def _call(each: Once) -> str:

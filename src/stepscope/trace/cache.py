@@ -28,10 +28,9 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import msgspec
-import platformdirs
 
 from stepscope.errors import CacheError, UnreadableTraceError
-from stepscope.files import private_folder, undone_on_error, whole_file, with_checksum
+from stepscope.files import cache_folder, private_folder, undone_on_error, whole_file, with_checksum
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import (
     VERSION,
@@ -69,9 +68,8 @@ _log = logging.getLogger("stepscope.cache")
 
 
 def default_root() -> Path:
-    """Return the cache folder: `traces` in STEPSCOPE_CACHE_DIR, or in the user's cache folder."""
-    parent = os.environ.get("STEPSCOPE_CACHE_DIR") or platformdirs.user_cache_dir("stepscope", appauthor=False)
-    return Path(parent) / "traces"
+    """Return the folder of traces in `cache_folder`."""
+    return cache_folder() / "traces"
 
 
 def content_key(path: str | Path, variant: str = "") -> str:

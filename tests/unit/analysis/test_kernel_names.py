@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.analysis.operators import arithmetic, kernel_class
+from stepscope.analysis.operators import arithmetic, has_four_bits, kernel_class
 
 TRTLLM = "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN_schedP2x1x2x3"
 DECODE = "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0, 2u, 4u>(Params)"
@@ -58,6 +58,14 @@ DECODE = "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEnc
         ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8>", "softmax", "PyTorch", ""),
         ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>", "cache", "vLLM", None),
         ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16b", "normalisation", "AITER", ""),
+        ("void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda(T)>", "copy", "PyTorch", ""),
+        ("void at::native::elementwise_kernel<4, clamp_min_scalar_kernel_impl(T)>", "elementwise", "PyTorch", None),
+        ("void rotary_embedding_kernel<c10::BFloat16, true>(long const*)", "rotary", "", ""),
+        ("void vllm::moe::topkGatingSoftmax<4, 64>(float const*)", "routing", "vLLM", ""),
+        ("void flashinfer::sampling::TopKTopPSamplingFromProbKernel<1024u>(T)", "sampling", "FlashInfer", ""),
+        ("void marlin::Marlin<__nv_bfloat16, 256>(T)", "matrix", "vLLM", ""),
+        ("void cutlass::device_kernel<cutlass::gemm::GroupProblemShape<int>>", "experts", "CUTLASS", None),
+        ("kernel_mha", "attention", "", None),
         ("_Z9mystery42Pf", "", "", ""),
         ("Kernel", "", "", ""),
     ],
@@ -74,3 +82,22 @@ def test_kinds_and_libraries(name: str, kind: str, library: str | None, algorith
 def test_argument_types_of_a_template_do_not_make_a_matrix_product() -> None:
     finalize = "void moe::dev::finalize::finalizeKernelVecLoad<moe::dev::Params<cutlass::bfloat16_t>>"
     assert not arithmetic(finalize).is_matrix
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "has_four"),
+    [
+        (TRTLLM, "fp8", True),
+        ("bmm_Bfloat16_E2m1E2m1_Fp32_t128x8x512_sm100a", "fp4", True),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1", "bf16", True),
+        ("void awq_gemm_kernel<half>", "fp16", True),
+        ("fmhaSm100aKernel_QkvE4m3OBfloat16H64PagedKvCausal", "fp8", False),
+        ("Cijk_Alik_Bljk_F8BS_BH_Bias_SHB_HA_S_SAB_SCD_SAV_MT256x256x64", "fp8", False),
+        ("Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT128x224x64", "bf16", False),
+        ("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x16", "fp32", False),
+        ("void quantize_to_nvfp4<half>", "fp4", False),
+    ],
+)
+def test_number_types(name: str, precision: str, has_four: bool) -> None:
+    assert arithmetic(name).precision == precision
+    assert has_four_bits(name) == has_four

@@ -3,8 +3,8 @@ import pytest
 
 from stepscope.analysis.serving import (
     ITERATION_SCHEMA,
+    engine_called,
     engine_of,
-    engine_options,
     iteration_costs,
     iteration_table,
     serving_summary,
@@ -147,8 +147,8 @@ def test_the_engine_follows_from_files_before_ranges() -> None:
     recording.annotation(0, 100, "execute_32_context_0(sq0sk0)_generation_32(sq32sk99)")
     assert iterations(recording, "engine") == [("SGLang",)]
     assert engine_of(Recording().trace()) == ""
-    assert "cuda-graph" in engine_options("SGLang")["graphs"]
-    assert not engine_options("")
+    assert "cuda-graph" in engine_called("SGLang").options["graphs"]
+    assert not engine_called("").options
 
 
 def lookup(recording: Recording, start: int, shape: list[int]) -> None:
@@ -211,3 +211,22 @@ def test_work_counts_for_the_iteration_that_launched_it() -> None:
     summary = serving_summary(recording.trace())
     assert summary is not None
     assert (summary.phases[0].graph_share, summary.phases[0].host_ns) == (0.5, 10)
+
+
+def test_functions_of_one_phase_tell_it() -> None:
+    recording = Recording()
+    root = "sglang/srt/model_executor"
+    for start, inner in (
+        (0, f"{root}/model_runner.py(3003): forward_extend"),
+        (20, f"{root}/cuda_graph_runner.py(9): replay"),
+    ):
+        recording.frame(start, 10, "sglang/srt/managers/tp_worker.py(445): forward_batch_generation")
+        recording.frame(start + 2, 5, inner)
+    recording.frame(40, 10, "sglang/srt/managers/tp_worker.py(445): forward_batch_generation")
+    assert iterations(recording, "phase", "requests") == [("prefill", None), ("decode", None), (None, None)]
+
+
+def test_models_of_a_recording_without_frames_name_the_library() -> None:
+    recording = Recording()
+    recording.module(0, 10, "GPT2LMHeadModel")
+    assert engine_of(recording.trace()) == "Transformers"

@@ -146,9 +146,27 @@ def test_what_memory_limits() -> None:
     assert codes(*add, SINGLES) == ["kernel", "fp32"]
     assert codes(*add, kernel="indexAddLargeIndex")[0] == "atomics"
     assert codes("aten::_softmax", "[[4096, 3137], [], []]", ("c10::Half", "Scalar", "Scalar")) == ["unaligned"]
-    full = why(*add, occupancy=0.12, registers=255, shared_memory_bytes=98304)
-    assert [each.code for each in full] == ["occupancy"]
-    assert full[0].numbers["registers per thread"] == 255
+
+
+@pytest.mark.parametrize(
+    ("launched", "named", "of", "twice"),
+    [
+        # 65,536 registers hold 8 warps of 8,192: two blocks of four; 2,048 threads fit
+        ({"registers": 255, "block": "[128, 1, 1]"}, "registers of a thread", 255, 128),
+        # 164 KiB hold one block of 96 KiB and the kibibyte that each takes
+        ({"shared_memory_bytes": 98_304, "block": "[256, 1, 1]"}, "shared memory of a block", 98_304, 82_944),
+    ],
+)
+def test_what_leaves_threads_of_a_multiprocessor_unused(
+    launched: dict[str, object], named: str, of: int, twice: int
+) -> None:
+    [found] = why("aten::add", "[[4096, 4096], [4096, 4096]]", grid="[100000, 1, 1]", **launched)
+
+    assert found.code == "occupancy"
+    assert found.numbers["share of a multiprocessor's threads in use"] == 0.125
+    assert (found.numbers[named], found.numbers[f"{named} for twice as many"]) == (of, twice)
+    less = {**launched, "registers" if "registers" in launched else "shared_memory_bytes": twice}
+    assert codes("aten::add", "[[4096, 4096], [4096, 4096]]", grid="[100000, 1, 1]", **less) != ["occupancy"]
 
 
 def test_wider_numbers_than_needed() -> None:

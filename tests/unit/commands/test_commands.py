@@ -622,8 +622,8 @@ class TestRulesAndCache:
         capsys.readouterr()
         assert re.search(r"size|bytes +last used +format +trace\n.* kineto +.*a\.json\n$", said("list"))
         assert said("limit", "2GiB") == said("limit") == "The cache keeps at most 2.00 GiB.\n"
-        assert re.fullmatch(r"Removed 1 trace, \d.*B\.\n", said("clear"))
-        assert said("clear") == "Removed 0 traces, 0 B.\n"
+        assert re.fullmatch(r"Removed 1 trace, \d.*B, and \d kept answers?\.\n", said("clear"))
+        assert said("clear") == "Removed 0 traces, 0 B, and 0 kept answers.\n"
         assert main(["cache", "clear", "2GiB"]) == 2
 
     @pytest.mark.parametrize(

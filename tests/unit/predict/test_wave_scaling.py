@@ -11,9 +11,9 @@ import pytest
 
 from stepscope.analysis.roofline import device_peaks
 from stepscope.machine.devices import DevicePeaks, named_device
+from stepscope.machine.occupancy import product_of
 from stepscope.predict.operation_times import (
     LAUNCH_COLUMNS,
-    product_of,
     resident_blocks,
     scaled_ns,
     wave_factors,

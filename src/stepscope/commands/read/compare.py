@@ -229,6 +229,7 @@ examples:
   stepscope compare base head --json - | jq '.comparisons[0].verdict'
 
 Exit codes: 0 done, 1 slower than --fail-if-slower allows, 2 a mistake or a file that cannot be used.""",
+    only_reads=True,
 )
 
 

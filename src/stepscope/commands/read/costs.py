@@ -184,6 +184,7 @@ examples:
   stepscope modules trace.json --depth 2 --top 0
   stepscope modules trace.json --csv modules.csv
 """,
+    only_reads=True,
 )
 LINES: Final = Command(
     "lines",
@@ -197,6 +198,7 @@ examples:
   stepscope lines trace.json model.py --source-root ~/job    where the file is here, if not where it was recorded
   stepscope lines trace.json --json - | jq '.lines[0]'
 """,
+    only_reads=True,
 )
 
 
@@ -343,6 +345,7 @@ examples:
   stepscope memory trace.json --over-time --format csv       allocated and reserved, event by event
   stepscope memory trace.json --format json | jq .devices    everything, for programs
 """,
+    only_reads=True,
 )
 
 

@@ -255,7 +255,7 @@ def _judged(limit: float | None, findings: Sequence[Finding]) -> int:
     return 1 if above else 0
 
 
-COMMAND: Final = Command(NAME, HELP, prepare_parser, run, _EXAMPLES)
+COMMAND: Final = Command(NAME, HELP, prepare_parser, run, _EXAMPLES, only_reads=True)
 
 
 def rule_named(name: str) -> Rule:

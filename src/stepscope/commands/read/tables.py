@@ -133,7 +133,7 @@ def _table_command(
             write_table(found[0], arguments, found[1])
         return 0
 
-    return Command(name, help, prepare_parser, run, f"examples:\n{examples}")
+    return Command(name, help, prepare_parser, run, f"examples:\n{examples}", only_reads=True)
 
 
 def _add_grouping(parser: argparse._ActionsContainer, default: str, help: str) -> None:

@@ -243,4 +243,5 @@ examples:
 
 In the replay, everything begins when what it waited for is done. docs/whatif.md explains how, and when not to believe
 it.""",
+    only_reads=True,
 )

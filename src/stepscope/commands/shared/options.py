@@ -32,6 +32,7 @@ class Command:
         prepare_parser: adds the command's arguments to its parser.
         run: runs the command and returns the exit code; imports heavy modules itself.
         examples: the end of the command's help: remarks, examples and any exit codes of its own.
+        only_reads: whether it answers the same as long as the files that it reads stay the same.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Command:
     prepare_parser: Callable[[CommandParser], None]
     run: Callable[[argparse.Namespace], int]
     examples: str = ""
+    only_reads: bool = False
 
     def run_with(self, words: Sequence[str]) -> int:
         """Run the command as if typed with these words, and return the exit code."""

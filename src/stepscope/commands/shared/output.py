@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
 from stepscope.errors import UsageError
 from stepscope.files import whole_file
@@ -156,12 +156,18 @@ def write_output(target: str, data: bytes | Iterable[bytes]) -> None:
             buffer.flush()
 
 
+written: Final[list[Callable[[str, object], None]]] = []
+"""Called with the target and the content of each file that is written, None for a folder."""
+
+
 def write_atomically(path: Path, data: bytes | Iterable[bytes], *, private: bool = False) -> None:
     """Replace a file atomically; links are followed, and permissions kept unless it is private.
 
     Raises:
         UsageError: the file cannot be written.
     """
+    for note in written:
+        note(str(path), data)
     place = Path(os.path.realpath(path))
     try:
         if place.exists() and not place.is_file():  # /dev/null or a named pipe
@@ -180,6 +186,8 @@ def write_folder(target: str, write: Callable[[Path], None]) -> None:
     Raises:
         UsageError: the target exists and is not an empty folder, or cannot be written.
     """
+    for note in written:
+        note(target, None)
     place = Path(os.path.realpath(target))
     if target == "-":
         raise UsageError("a folder cannot go to standard output: name one to write")
@@ -213,6 +221,18 @@ def print_text(text: str) -> None:
     with _to_standard_output():
         sys.stdout.write(_for_terminal(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
+
+
+def print_again(data: bytes, stream: TextIO) -> None:
+    """Write what was printed before, as it went to the stream."""
+    with _to_standard_output():
+        stream.flush()
+        buffer = getattr(stream, "buffer", None)
+        if buffer is None:
+            stream.write(data.decode(stream.encoding or "utf-8"))
+        else:
+            buffer.write(data)
+        stream.flush()
 
 
 def _for_terminal(text: str) -> str:

@@ -15,7 +15,7 @@ from stepscope.analysis.operators import kernel_class
 from stepscope.analysis.roofline import device_peaks, is_near, peaks_or_bounds, roofline_calls, roofline_table
 from stepscope.analysis.slow_kernels import block_count
 from stepscope.diagnosis.finding import BusyWork, Location
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.view import View, once
 from stepscope.trace.nesting import Rows, at
 from stepscope.trace.window import Window
 
@@ -60,7 +60,7 @@ def busy_work(view: View) -> tuple[BusyWork, ...]:
     """
     if view.device is None or view.work.is_empty():
         return ()
-    table = roofline_table(view.trace, window=calling(view), bounds=True).filter(pl.col("device") == view.device)
+    table = roofline_table(view.trace, bounds=True, calls=limited_calls(view)).filter(pl.col("device") == view.device)
     kernels = view.work.filter(pl.Series(operators_of_work(view) < 0) & (pl.col("kind") == "compute"))
     in_graphs = graph_operators(view.trace)
     if in_graphs is not None:
@@ -95,12 +95,18 @@ def operators_of_work(view: View) -> Rows:
     return at(view.launching, view.work["launch"].cast(pl.Int64).fill_null(-1).to_numpy())
 
 
+@once
+def limited_calls(view: View) -> pl.DataFrame:
+    """As `roofline_calls` of the steps, with bounds."""
+    return roofline_calls(view.trace, window=calling(view), bounds=True)
+
+
 def near_their_limit(view: View) -> frozenset[int]:
     """Rows of operators whose kernels already come close to what the device can do."""
     peaks = None if view.device is None else device_peaks(view.trace, view.device)
     if peaks is None:
         return frozenset()
-    calls = roofline_calls(view.trace, window=calling(view)).filter(pl.col("limit").is_not_null())
+    calls = limited_calls(view).filter((pl.col("device") == view.device) & pl.col("limit").is_not_null())
     rows = calls.select("row", "limit", share=pl.col("attainable_ns") / pl.col("device_ns").clip(1)).iter_rows()
     return frozenset(row for row, limit, share in rows if is_near(share, limit, peaks))
 

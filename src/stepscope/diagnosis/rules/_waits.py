@@ -13,6 +13,7 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.diagnosis.finding import Remedy
+from stepscope.diagnosis.rule import InServing
 from stepscope.diagnosis.view import View
 from stepscope.trace.naming import cause_of_name
 from stepscope.trace.nesting import Rows, inherit
@@ -31,10 +32,12 @@ class Kind:
         what: the call, as the subject of a sentence.
         remedy: what to do instead; "{every}" is replaced by a number of steps, "{torch}" by torch.cuda or
             torch.accelerator.
+        serving: the remedy where an engine serves or a loop generates.
     """
 
     what: str
     remedy: Remedy
+    serving: InServing | None = None
 
     def told_for(self, view: View, every: int = 100) -> Kind:
         """The kind with its words filled in for the view's device, with values read every `every` steps."""
@@ -43,9 +46,22 @@ class Kind:
             return text.replace("{every}", str(every)).replace("{torch}", view.torch_device)
 
         remedy = replace(self.remedy, text=filled(self.remedy.text), code=filled(self.remedy.code))
+        if self.serving is not None and view.serves:
+            remedy = self.serving.remedy(view)
         return Kind(filled(self.what), remedy)
 
 
+_READ_LATER: Final = InServing(
+    "Leave what is read on the device, tokens above all, and begin the next iteration; read it while that runs.",
+    "overlap",
+    "tokens.append(next_token)              # stays on the device\n"
+    "if len(tokens) % 16 == 0 and (next_token == end).all():\n    break                              # rarely",
+)
+INPUTS_AHEAD: Final = InServing(
+    "Copy what an iteration needs from pinned memory, without waiting.",
+    "inputs",
+    "tokens = tokens.pin_memory().to(device, non_blocking=True)",
+)
 KINDS: Final[dict[str, Kind]] = {
     "print": Kind(
         "printing or logging a tensor",
@@ -58,6 +74,7 @@ KINDS: Final[dict[str, Kind]] = {
             "scalars.add(step, loss=loss)",
             apply=("deferred-logging",),
         ),
+        _READ_LATER,
     ),
     "before_optimizer": Kind(
         "a value read between the backward pass and the optimizer's step",
@@ -91,6 +108,7 @@ KINDS: Final[dict[str, Kind]] = {
             "scalars.add(step, loss=loss)",
             apply=("deferred-logging",),
         ),
+        _READ_LATER,
     ),
     "boolean_indexing": Kind(
         "indexing with a mask",
@@ -113,6 +131,7 @@ KINDS: Final[dict[str, Kind]] = {
             "Copy without waiting, and read the result when it is needed.",
             'host = tensor.to("cpu", non_blocking=True)   # pinned memory, then synchronise once before reading',
         ),
+        _READ_LATER,
     ),
     "copy_in": Kind(
         "a copy to the device from pageable memory",
@@ -124,6 +143,7 @@ KINDS: Final[dict[str, Kind]] = {
             "for batch in prefetch_to_device(loader, device):\n    ...",
             apply=("pin-memory", "non-blocking"),
         ),
+        INPUTS_AHEAD,
     ),
     "synchronous_copy": Kind(
         "a synchronous copy",
@@ -132,6 +152,7 @@ KINDS: Final[dict[str, Kind]] = {
             "batch = batch.pin_memory().to(device, non_blocking=True)      # cudaMemcpyAsync instead of cudaMemcpy",
             apply=("pin-memory", "non-blocking"),
         ),
+        INPUTS_AHEAD,
     ),
     "device": Kind(
         "{torch}.synchronize()",
@@ -146,6 +167,7 @@ KINDS: Final[dict[str, Kind]] = {
             "Let the device wait instead of the host; read the time between two events after the last step.",
             "{torch}.current_stream().wait_event(event)      # instead of event.synchronize()",
         ),
+        _READ_LATER,
     ),
 }
 """By key; the first kind that fits applies, but "copy_in" takes precedence over the operator's name."""

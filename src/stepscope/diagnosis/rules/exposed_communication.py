@@ -32,7 +32,7 @@ import polars as pl
 
 from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
 from stepscope.diagnosis.finding import Location, NotAnswered
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif import Change
 from stepscope.whatif.changes import overlapped, scaled_cause, scaled_host_time, scaled_pieces, together
 
@@ -167,4 +167,10 @@ RULE: Final = Rule(
             "XLA_FLAGS=--xla_gpu_enable_latency_hiding_scheduler=true python train.py  # GPUs; TPUs do so by default",
         ),
     },
+    serving=InServing(
+        "Exchange small messages with the engine's own all-reduce, fused with the normalisation behind it, or divide "
+        "the model among fewer devices.",
+        "all_reduce",
+        "dist.all_reduce(hidden)      # fewer ranks, and one message for what several layers' parts send",
+    ),
 )

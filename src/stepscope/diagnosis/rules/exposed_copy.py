@@ -25,12 +25,26 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import CAUSE_CODES, TABLES
 from stepscope.analysis.idle import device_window
-from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import (
+    Answers,
+    Change,
+    Figure,
+    Found,
+    InServing,
+    Limits,
+    Remedy,
+    Rule,
+    Threshold,
+    View,
+    rows_of,
+)
+from stepscope.diagnosis.rules._waits import INPUTS_AHEAD
 from stepscope.whatif.changes import overlapped, together, without_waits
 
 _KINDS: Final = ("copy_in", "copy_out")
@@ -48,6 +62,16 @@ _STAY: Final = Remedy(
 )
 
 
+_KEPT_ON_HOST: Final = InServing(
+    "The copies are too large for tokens: blocks of the cache, or weights, are kept on the host and move in each "
+    "iteration. Keep more of them on the device.",
+    "cache",
+    "# let caches and weights stay on the device, with fewer requests at a time or in narrower numbers",
+)
+_OF_TOKENS: Final = 1 << 20
+"""Most bytes of a copy of tokens, lengths or tables of blocks."""
+
+
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
@@ -58,6 +82,8 @@ def check(view: View, limits: Limits) -> Answers:
     copies = view.work.filter(pl.col("kind").is_in(_KINDS))
     pageable = _pageable_share(copies)
     hopeless = exposed > _computing_ns(view)
+    remedy = _STAY if hopeless else _remedy(view, copies, are_pageable=pageable > _MOST)
+    offloads = view.serves and _mean_bytes(copies) > _OF_TOKENS
     yield Found(
         f"{view.percent(cost)} of the {view.period} goes to copies between host and device that nothing overlaps"
         + (", most of them from or to pageable memory" if pageable > _MOST else "")
@@ -72,11 +98,17 @@ def check(view: View, limits: Limits) -> Answers:
             *view.bytes_of("bytes moved", copies["bytes"]),
         ],
         intervals=view.longest(copies, "copy"),
-        remedy=_STAY if hopeless else _remedy(view, copies, are_pageable=pageable > _MOST),
-        for_every_framework=hopeless,
+        remedy=_KEPT_ON_HOST.remedy(view) if offloads else remedy,
+        for_every_framework=hopeless or offloads,
         where=view.at_launches(copies),
         change=_beside_computations(view, copies),
     )
+
+
+def _mean_bytes(copies: pl.DataFrame) -> float:
+    """Mean size of a copy, weighted by time; 0 if no size is known."""
+    known = copies.drop_nulls("bytes")
+    return float(np.average(known["bytes"], weights=known["duration_ns"])) if known["duration_ns"].sum() else 0.0
 
 
 def _pageable_share(copies: pl.DataFrame) -> float:
@@ -168,4 +200,5 @@ RULE: Final = Rule(
             'batch = batch.to("hpu", non_blocking=True)',
         ),
     },
+    serving=INPUTS_AHEAD,
 )

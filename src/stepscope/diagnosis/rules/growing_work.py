@@ -1,6 +1,6 @@
 """# What it finds
 Lines that do more work in each step than in the one before because what they read grows: a tensor to which each step
-appends rows, a list that is summed or sorted again.
+appends rows, a list that is summed or sorted again, a cache that is copied to add the keys and values of one token.
 
 # Why it costs time
 If each step adds the same amount, the time of all steps together grows with the square of their number. What costs
@@ -11,6 +11,9 @@ For tensors: in at least 4 complete steps of a program that trains, the inputs o
 same number of elements in each step than in the one before. The part of the line's time that goes to what the last step
 added remains.
 
+For caches: where a loop generates, concatenations in decoding iterations that append few rows to a tensor with at least
+eight times as many. Their time remains by the share of the rows that are new.
+
 For lists: before `stepscope run` records, it examines two steps. A list of the user's functions that is longer in the
 second one grows; the source shows the statements that read it for more than adding to it. The list is assumed to keep
 growing as fast until the recorded steps. The part of the time that goes to what one step adds remains.
@@ -19,7 +22,8 @@ growing as fast until the recorded steps. The part of the time that goes to what
 A buffer that is still being filled and has a fixed size.
 
 # What to do
-Keep running sums instead of everything so far, and add only what is new; or keep the last steps only.
+Keep running sums instead of everything so far, and add only what is new; or keep the last steps only. Let a cache have
+its full size from the start, and write each token's keys and values in place.
 
 # Reference
 Welford's method for running means and variances (Technometrics 4, 1962).
@@ -37,9 +41,10 @@ import polars as pl
 
 from stepscope.analysis.work import elements, tensor_shapes_of
 from stepscope.diagnosis.lines.costs import MOST_SHOWN, SHOWN, LineCosts, line_costs
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.view import rows_of
 from stepscope.trace.nesting import Rows, at
+from stepscope.whatif.changes import scaled_work_of
 
 LOOKED_AT: Final = 3
 """Number of steps after which the recorder has examined the lengths of lists."""
@@ -160,6 +165,18 @@ _REMEDY: Final = Remedy(
 )
 
 
+_FIXED_CACHE: Final = InServing(
+    "Let the cache have its full size from the start, and write what a token adds in place.",
+    "cache",
+    "keys = torch.empty(batch, heads, longest, size, device=device)     # once\n"
+    "keys[:, :, position] = key[:, :, 0]                                # instead of torch.cat([keys, key], dim=2)",
+)
+_FAR_MORE: Final = 8
+"""A cache has at least this many times as many rows as are appended to it."""
+_FEWEST_DIMENSIONS: Final = 3
+"""Fewest dimensions of a cache: lists of tokens have two."""
+
+
 def check(view: View, limits: Limits) -> Answers:
     costs = line_costs(view)
     for found in _all(view, costs):
@@ -173,6 +190,7 @@ def _all(view: View, costs: LineCosts) -> Iterator[Found]:
         yield _of_tensors(view, costs, growing)
     for one in growing_lists(view, costs):
         yield _of_list(view, costs, one)
+    yield from _of_caches(view)
 
 
 def _of_tensors(view: View, costs: LineCosts, growing: Growing) -> Found:
@@ -198,6 +216,52 @@ def _of_tensors(view: View, costs: LineCosts, growing: Growing) -> Found:
         remedy=_REMEDY,
         change=costs.scaled(growing.numbers, growing.left),
     )
+
+
+def _of_caches(view: View) -> Iterator[Found]:
+    """Concatenations that copy a cache to append what one decoding iteration adds."""
+    decodes = view.iterations.filter(pl.col("phase") == "decode") if view.serves else view.iterations.clear()
+    spans = decodes.select("lane", begin="start_ns", until=pl.col("start_ns") + pl.col("duration_ns")).sort("begin")
+    copies = view.operators.filter(pl.col("name") == "aten::cat").sort("start_ns")
+    copies = copies.join_asof(spans, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
+    copies = copies.filter(pl.col("start_ns") < pl.col("until"))
+    appended = [_appended(shapes) for shapes in copies["input_shapes"]]
+    copies = copies.with_columns(old=pl.Series([each[0] for each in appended], dtype=pl.Int64))
+    copies = copies.with_columns(new=pl.Series([each[1] for each in appended], dtype=pl.Int64)).filter(
+        pl.col("old") > 0
+    )
+    if copies.is_empty():
+        return
+    rows = rows_of(copies)
+    cost = view.cost_ns(rows)
+    old, new = int(copies["old"].max()), int(copies["new"].max())  # type: ignore[arg-type]
+    left = float((copies["new"] / (copies["old"] + copies["new"])).to_numpy().mean())
+    yield Found(
+        f"{view.percent(cost)} of the {view.period} goes to copies of a cache of up to {old:,} rows, each to append "
+        f"{new:,}",
+        cost * (1 - left),
+        basis="the time of these concatenations, less the part of it that goes to new rows",
+        confidence="medium",
+        figures=[
+            view.share_figure("that this takes", cost),
+            view.count_per_step("such copies", copies.height),
+            Figure("rows of the longest cache", old, "count"),
+            Figure("rows that are appended at once", new, "count"),
+        ],
+        where=view.at_operators(rows),
+        remedy=_FIXED_CACHE.remedy(view),
+        change=scaled_work_of(rows, left),
+        for_every_framework=True,
+    )
+
+
+def _appended(input_shapes: str | None) -> tuple[int, int]:
+    """Rows of the first of two concatenated tensors, and of the second if it has far fewer; zeros otherwise."""
+    shapes = tensor_shapes_of(input_shapes)
+    if len(shapes) != 2 or len(shapes[0]) != len(shapes[1]) or len(shapes[0]) < _FEWEST_DIMENSIONS:
+        return 0, 0
+    other = [(old, new) for old, new in zip(*shapes, strict=True) if old != new]
+    return other[0] if len(other) == 1 and other[0][0] >= _FAR_MORE * other[0][1] > 0 else (0, 0)
 
 
 def _of_list(view: View, costs: LineCosts, growing: GrowingList) -> Found:

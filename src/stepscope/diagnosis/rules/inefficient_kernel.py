@@ -60,14 +60,13 @@ from stepscope.analysis.roofline import (
     device_peaks,
     is_near,
     peaks_or_bounds,
-    roofline_calls,
 )
 from stepscope.analysis.slow_kernels import Reason, reasons
 from stepscope.analysis.work import shapes_of
 from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._device import alone_share, calling, decides
+from stepscope.diagnosis.rules._device import alone_share, decides, limited_calls
 from stepscope.machine.devices import DevicePeaks
 from stepscope.whatif.changes import scaled_work_of
 
@@ -130,7 +129,7 @@ _REMEDY: Final = Remedy(
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None or view.work.is_empty():
         return
-    calls = roofline_calls(view.trace, window=calling(view), bounds=True).filter(pl.col("device") == view.device)
+    calls = limited_calls(view).filter(pl.col("device") == view.device)
     calls = calls.filter(~pl.col("row").is_in(_written_out_attention(view)))
     yield from _question(view, limits, calls)
     if calls["limit"].null_count() == calls.height:

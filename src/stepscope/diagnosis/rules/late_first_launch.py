@@ -32,6 +32,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rules.between_iterations import OVERLAP
 from stepscope.diagnosis.rules.host_synchronisation import charged_waits
 from stepscope.whatif.changes import moved_host_time, together
 
@@ -136,4 +137,5 @@ RULE: Final = Rule(
     thresholds={"share": Threshold(0.03, "share", "share of the {period} before its first launch")},
     check=check,
     replaces=("launch-bound", "python-in-step"),
+    serving=OVERLAP,
 )

@@ -30,7 +30,7 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Remedy, Rule, Threshold, View
 from stepscope.trace.window import Times
 from stepscope.whatif.changes import scaled_pieces
 
@@ -75,6 +75,20 @@ _GRAPHED: Final = Remedy(
     "from stepscope.remedies import capture_step\n"
     "step = capture_step(step)",
 )
+_LOOP_AS_A_GRAPH: Final = (
+    "from stepscope.remedies import capture_step            # one pass of the model in one launch\n"
+    "model = capture_step(model)                            # inputs of one shape: a cache of fixed size"
+)
+GRAPHS: Final = InServing(
+    "Run iterations as CUDA graphs, which are launched at once; without them, serve more requests in each iteration.",
+    "graphs",
+    _LOOP_AS_A_GRAPH,
+)
+WIDER_GRAPHS: Final = InServing(
+    "Only part of it runs as CUDA graphs: capture graphs for all batches that occur, and let them hold more.",
+    "graph_sizes",
+    _LOOP_AS_A_GRAPH,
+)
 _COMPILED_KERNEL: Final = r"^triton_|^triton__|^Cijk_.*_torch_compile|CompiledFxGraph"
 _MANY: Final = 0.5
 _PYTHON: Final = Remedy(
@@ -87,18 +101,7 @@ _PYTHON: Final = Remedy(
 def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
-    # Before the first work and after the last, the host is not late: late-first-launch covers what comes before.
-    first = int(view.work["start_ns"].to_numpy().min(initial=view.window.end_ns))
-    later = (pl.col("start_ns") >= first) & (pl.col("launch").is_not_null() | pl.col("lane").is_null())
-    pieces = view.pieces.filter(later).select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
-    host = pieces.filter(pl.col("lane").is_not_null())
-    mostly_late = (
-        host.group_by("gap")
-        .agg(late=pl.col("duration_ns").filter(pl.col("cause").is_in(_LATE)).sum(), host=pl.col("duration_ns").sum())
-        .filter(pl.col("late") * 2 > pl.col("host"))
-    )
-    latency = pieces.filter(pl.col("cause") == "launch_latency").join(mostly_late, on="gap", how="semi")
-    mine = pl.concat([pieces.filter(pl.col("cause").is_in(_LATE)), latency])
+    mine = late_pieces(view)
     cost = int(mine["duration_ns"].sum())
     if not limits.reached(cost):
         return
@@ -127,16 +130,39 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("lost to Python between operators", python, "share"),
         ],
         intervals=view.longest(mine, "late launch"),
-        remedy=_PYTHON if python > dispatch else _without_training_words(view, _fewer_launches(view, launched, calls)),
+        remedy=_remedy(view, launched, calls, in_python=python > dispatch),
         where=view.locations(blamed) if blamed.height else (),
-        change=scaled_pieces(_on_launching_thread(view, mine), 0.0),
+        change=scaled_pieces(on_launching_thread(view, mine), 0.0),
     )
 
 
-def _on_launching_thread(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
+def late_pieces(view: View) -> pl.DataFrame:
+    """Idle pieces of the device before work that the host launched late, and the latency of those launches."""
+    # Before the first work and after the last, the host is not late: late-first-launch covers what comes before.
+    first = int(view.work["start_ns"].to_numpy().min(initial=view.window.end_ns))
+    later = (pl.col("start_ns") >= first) & (pl.col("launch").is_not_null() | pl.col("lane").is_null())
+    pieces = view.pieces.filter(later).select("gap", "start_ns", "duration_ns", "cause", "lane", "slice", "launch")
+    host = pieces.filter(pl.col("lane").is_not_null())
+    mostly_late = (
+        host.group_by("gap")
+        .agg(late=pl.col("duration_ns").filter(pl.col("cause").is_in(_LATE)).sum(), host=pl.col("duration_ns").sum())
+        .filter(pl.col("late") * 2 > pl.col("host"))
+    )
+    latency = pieces.filter(pl.col("cause") == "launch_latency").join(mostly_late, on="gap", how="semi")
+    return pl.concat([pieces.filter(pl.col("cause").is_in(_LATE)), latency])
+
+
+def on_launching_thread(view: View, pieces: pl.DataFrame) -> pl.DataFrame:
     """The pieces with launch latency as time of the launching thread, whose call is running then."""
     lanes = view.trace.launches["lane"].gather(pieces["launch"])
     return pieces.with_columns(lane=pl.coalesce("lane", lanes))
+
+
+def _remedy(view: View, launched: pl.DataFrame, calls: pl.DataFrame, *, in_python: bool) -> Remedy:
+    if view.serves:
+        are_graphs = bool(calls.height and (calls["kind"] == "graph_launch").any())
+        return (WIDER_GRAPHS if are_graphs else GRAPHS).remedy(view)
+    return _PYTHON if in_python else _without_training_words(view, _fewer_launches(view, launched, calls))
 
 
 def _without_training_words(view: View, remedy: Remedy) -> Remedy:

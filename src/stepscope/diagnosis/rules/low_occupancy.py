@@ -30,10 +30,17 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.roofline import roofline_calls
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._device import alone_share, blocks, calling, decides, multiprocessors, operators_of_work
+from stepscope.diagnosis.rules._device import (
+    alone_share,
+    blocks,
+    decides,
+    limited_calls,
+    multiprocessors,
+    operators_of_work,
+)
 from stepscope.diagnosis.rules._waits import Mask
+from stepscope.diagnosis.rules.memory_headroom import MORE_REQUESTS
 from stepscope.whatif.changes import scaled_work
 
 _MOST: Final = 3
@@ -68,7 +75,7 @@ def check(view: View, limits: Limits) -> Answers:
 
 def _is_explained(view: View) -> Mask:
     """Which rows of `view.work` belong to operators whose limit is known, which inefficient-kernel judges."""
-    calls = roofline_calls(view.trace, window=calling(view), bounds=True)
+    calls = limited_calls(view)
     known = np.zeros(view.trace.operators.height + 1, np.bool_)
     known[calls.filter(pl.col("limit").is_not_null())["row"].to_numpy()] = True
     explained: Mask = known[operators_of_work(view)]  # -1 is the last row, which no operator has
@@ -120,4 +127,5 @@ RULE: Final = Rule(
             "out = jax.vmap(function)(jnp.stack(inputs))    # instead of a loop of function(input)",
         ),
     },
+    serving=MORE_REQUESTS,
 )

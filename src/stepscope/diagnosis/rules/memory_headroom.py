@@ -30,7 +30,7 @@ import polars as pl
 
 from stepscope.analysis.blocks import FIXED
 from stepscope.analysis.memory import DeviceMemory, alive_table
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._device import memory_locations, size_in_words
 
 _HOST_BOUND: Final = ("dispatch", "python", "launch_latency", "optimizer", "graph_tracing", "step_marker")
@@ -40,6 +40,14 @@ LARGER_BATCH: Final = Remedy(
     "rate to it."
 )
 """Remedy for compiled programs."""
+
+
+MORE_REQUESTS: Final = InServing(
+    "Serve more requests in each iteration: the weights are read once for all of them.",
+    "batch",
+    "batch = tokenizer(prompts, return_tensors='pt', padding=True)      # several requests in one pass",
+)
+"""The same where requests are served."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -107,4 +115,5 @@ RULE: Final = Rule(
         "jax": LARGER_BATCH,
         "torch_xla": LARGER_BATCH,
     },
+    serving=MORE_REQUESTS,
 )

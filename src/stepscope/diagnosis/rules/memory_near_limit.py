@@ -10,7 +10,8 @@ The peak of reserved memory (of allocated memory where the reserved memory was n
 memory; and, in memory snapshots, the times at which a request failed.
 
 # Known false positives
-Programs that deliberately reserve nearly all memory and manage it themselves, as inference servers do for their caches.
+Programs that deliberately reserve nearly all memory and manage it themselves. Inference servers do for their caches;
+of those that are recognised, full memory is not reported.
 
 # What to do
 Make the activations smaller (activation checkpointing, bf16 autocast, a smaller batch with gradient accumulation), and
@@ -42,7 +43,7 @@ def check(view: View, limits: Limits) -> Answers:
             yield _failed(view, memory, failed[memory.device], limit)
         elif memory.device != "cpu" and memory.capacity_bytes:
             used = memory.reserved_bytes or memory.peak_bytes
-            if used / memory.capacity_bytes >= limit:
+            if used / memory.capacity_bytes >= limit and not view.engine.reserves:
                 yield _near(view, memory, used, memory.capacity_bytes, limit)
 
 

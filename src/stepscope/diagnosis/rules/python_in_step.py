@@ -39,7 +39,19 @@ from stepscope.analysis.host import TABLES
 from stepscope.diagnosis.lines.costs import calls_at
 from stepscope.diagnosis.lines.function_work import FunctionWork, Work, figures_of, least, left_of, remedy_of, said_of
 from stepscope.diagnosis.lines.graphs import lines_that_run_modules
-from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
+from stepscope.diagnosis.rule import (
+    Answers,
+    Change,
+    Figure,
+    Found,
+    Limits,
+    Remedy,
+    Rows,
+    Rule,
+    Threshold,
+    View,
+)
+from stepscope.diagnosis.rules.between_iterations import OVERLAP
 from stepscope.whatif.changes import scaled_host_time, together
 
 _HABIT: Final = 0.25
@@ -215,4 +227,5 @@ RULE: Final = Rule(
             "background.submit(write_record, step, loss)               # in the step, instead of doing it there",
         ),
     },
+    serving=OVERLAP,
 )

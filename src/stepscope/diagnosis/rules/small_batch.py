@@ -28,7 +28,7 @@ import polars as pl
 
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules import launch_bound
-from stepscope.diagnosis.rules.memory_headroom import LARGER_BATCH
+from stepscope.diagnosis.rules.memory_headroom import LARGER_BATCH, MORE_REQUESTS
 from stepscope.whatif.changes import scaled_work
 
 _SAVED: Final = 0.5
@@ -92,4 +92,5 @@ RULE: Final = Rule(
         "jax": LARGER_BATCH,
         "torch_xla": LARGER_BATCH,
     },
+    serving=MORE_REQUESTS,
 )

@@ -33,7 +33,7 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rul
 
 def check(view: View, limits: Limits) -> Answers:
     summary = view.summary
-    if summary.count < limits["steps"] or not summary.mean_ns:
+    if summary.count < limits["steps"] or not summary.mean_ns or _serves_in_phases(view):
         return
     excess = (summary.mean_ns - summary.median_ns) / summary.mean_ns
     if excess <= 0 or excess < limits["share"]:
@@ -68,6 +68,12 @@ def check(view: View, limits: Limits) -> Answers:
             f"stepscope diagnose TRACE {_selection(slow.row(0, named=True), summary.source)}",
         ),
     )
+
+
+def _serves_in_phases(view: View) -> bool:
+    """Whether the steps are iterations over prompts and others, whose lengths differ for that reason."""
+    starts = view.complete_steps["start_ns"].implode()
+    return view.iterations.filter(pl.col("start_ns").is_in(starts))["phase"].drop_nulls().n_unique() > 1
 
 
 def _largest_excess(view: View, index: int) -> tuple[str, int]:

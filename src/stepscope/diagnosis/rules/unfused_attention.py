@@ -38,7 +38,7 @@ import numpy as np
 from stepscope.analysis.patterns import WrittenOutAttention, written_out_attention
 from stepscope.diagnosis.finding import Interval, NotAnswered
 from stepscope.diagnosis.parts import PARTS
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_operators
 
 _FORWARD_PRODUCTS: Final = 2
@@ -170,4 +170,9 @@ RULE: Final = Rule(
             "out = FusedSDPA.apply(query, key, value, None, 0.0, True)       # mask, dropout, causal",
         ),
     },
+    serving=InServing(
+        "Choose an attention backend that computes scores and values in one kernel.",
+        "attention",
+        "attended = torch.nn.functional.scaled_dot_product_attention(query, key, value)",
+    ),
 )

@@ -13,6 +13,7 @@ from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import CALL_NS, LATENCY_NS, Host
 from tests.simulator.programs import item_every_step
+from tests.simulator.serving_faults import offloaded
 from tests.unit.diagnosis.rules.cases import (
     US,
     Cases,
@@ -65,11 +66,13 @@ FIRES: Cases = {
     "pageable": lambda: recorded(copying()),
     "pinned, and waited for": lambda: recorded(copying(pageable=False)),
     "by hand": by_hand,
+    "a cache on the host": lambda: recorded(offloaded(fault=True)),
 }
 SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "overlapped": overlapped,
+    "tokens of each iteration": lambda: recorded(offloaded(fault=False)),
     "one number per step": lambda: recorded(item_every_step()),
 }
 
@@ -205,3 +208,9 @@ def test_more_copying_than_computing_cannot_be_hidden() -> None:
         "low",
         "More time goes to moving data than to computing with it, so that no overlap can hide the copies",
     )
+
+
+def test_an_engine_that_moves_more_than_tokens_is_told_to_keep_it_on_the_device() -> None:
+    remedy = the_finding(rule, recorded(offloaded(fault=True))).remedy
+    assert "--kv-cache-dtype" in remedy.code
+    assert not remedy.apply

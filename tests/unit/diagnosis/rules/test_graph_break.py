@@ -10,7 +10,7 @@ from stepscope.diagnosis.rules.recompilation import RULE as recompilation
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 from stepscope.trace.metadata import CodePlace, Compilation, CompiledGraph, GraphBreak, RunCounts
-from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, places_of, the_finding
 from tests.unit.recording import Recording
 
 REASON = "Unsupported Tensor.item() call"
@@ -80,8 +80,9 @@ def test_the_time_around_the_break_is_charged_to_its_line() -> None:
     finding = the_finding(rule, steps(200, WHOLE, REST))
 
     assert places_of(finding) == [("model.py", 13, "forward")]
-    assert figures_of(finding)["host time between the compiled code per step"] == 200
-    assert figures_of(finding)["times behind the break per step"] == 1
+    figures = {figure.name: figure.value for figure in finding.evidence.figures}
+    assert figures["host time between the compiled code per step"] == 200
+    assert figures["times behind the break per step"] == 1
     assert REASON in finding.title
     assert "Set the option." in finding.remedy.code
     assert finding.saving_ns_per_step >= 200

@@ -39,11 +39,26 @@ def reading(*lists: ListFacts, steps: int = 3) -> Trace:
     return recording.trace()
 
 
+def generating(second: str = "[2, 4, 1, 64]") -> Trace:
+    """A prompt of 15 tokens and four tokens, each of which copies keys and values for 40 of 100 ns."""
+    recording = Recording()
+    for token in range(5):
+        begin = 100 * token
+        recording.operator(begin, 10, "aten::embedding", input_shapes=f"[[5000, 256], [2, {1 if token else 15}], []]")
+        if token:
+            for start in (20, 40):
+                shapes = f"[[[2, 4, {14 + token}, 64], {second}], []]"
+                recording.operator(begin + start, 20, "aten::cat", input_shapes=shapes)
+        recording.operator(begin + 60, 40, "aten::mm")
+    return recording.trace()
+
+
 ITEMS = ListFacts(file="train.py", function=20, name="self.items", length=100, growth=50, read=((21, 22),))
 
 FIRES: Cases = {
     "a tensor to which each step appends": lambda: appending(100, 110, 120, 130),
     "a list to which each step appends": lambda: reading(ITEMS),
+    "a cache to which each token appends": generating,
 }
 SILENT: Cases = {
     "nothing": empty_trace,
@@ -52,6 +67,8 @@ SILENT: Cases = {
     "batches of several sizes": lambda: appending(100, 110, 125, 130),
     "too few steps": lambda: appending(100, 110, 120),
     "a sequence that is generated": lambda: appending(100, 110, 120, 130, trains=False),
+    "two tensors of one length": lambda: generating("[2, 4, 16, 64]"),
+    "another shape": lambda: generating("[2, 1, 1, 64]"),
     "a list of one length": lambda: reading(ListFacts(file="train.py", function=20, name="xs", length=100)),
     "a list that is only added to": lambda: reading(ListFacts(file="train.py", function=20, name="xs", length=100,
                                                               growth=50)),
@@ -76,3 +93,12 @@ def test_a_list_is_as_long_as_the_steps_since_the_look_made_it() -> None:
     assert figures["entries in the recorded steps, if it grew on as fast"] == 100 + 50 * (11 - 3)
     assert finding.saving_ns_per_step == pytest.approx(600 * (1 - 50 / 500), abs=2)
     assert not asked(rule, reading(ITEMS), share=0.6).findings
+
+
+def test_a_cache_costs_what_its_copies_take_but_for_the_new_row() -> None:
+    finding = the_finding(rule, generating())
+
+    figures = {each.name: each.value for each in finding.evidence.figures}
+    assert figures["such copies per step"] == pytest.approx(8 / 5)
+    assert (figures["rows of the longest cache"], figures["rows that are appended at once"]) == (18, 1)
+    assert finding.saving_ns_per_step == pytest.approx(8 * 20 * (1 - 1 / 17.4) / 5, rel=0.05)

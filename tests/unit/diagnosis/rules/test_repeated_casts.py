@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepscope.diagnosis.rules.repeated_casts import RULE as rule
 from stepscope.trace import Trace
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
+from tests.unit.recording import Recording
 from tests.unit.shaped import Shaped
 
 SHAPE = (64, 64)
@@ -39,11 +40,29 @@ def casting(
     return step.trace()
 
 
+def serving(shape: str = "[4096, 1024]", *, iterations: int = 3, converted: int = 3) -> Trace:
+    """Decoding iterations of 100 ns, some of which dequantise two weights in 20 ns each."""
+    recording = Recording()
+    for number in range(iterations):
+        begin = 200 * number
+        recording.annotation(begin, 100, "step[DECODE bs=4]")
+        for start in (0, 30) if number < converted else ():
+            recording.operator(begin + start, 20, "torchao::dequantize_affine", input_shapes=f"[{shape}, [4096, 8]]")
+            recording.operator(begin + start + 2, 15, "aten::_to_copy", input_shapes=f"[{shape}]")
+        recording.operator(begin + 60, 40, "aten::mm")
+    return recording.trace()
+
+
 FIRES: Cases = {
+    "weights of each token": serving,
     "bf16": casting,
     "double, with little computed in it": lambda: casting(("float", "double"), ("double", "float"), wide=100),
 }
 SILENT: Cases = {
+    "weights of one iteration": lambda: serving(converted=1),
+    "the batch's own values": lambda: serving("[4, 152000]"),
+    "small weights": lambda: serving("[64, 64]"),
+    "one iteration": lambda: serving(iterations=1, converted=1),
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "only there": lambda: casting(back=None),
@@ -97,3 +116,11 @@ def test_a_normalisation_in_a_wider_type_belongs_to_fusible_chain() -> None:
         step.call("aten::linear", 500, SHAPE)
 
     assert asked(rule, step.trace()).findings == ()
+
+
+def test_weights_that_are_converted_for_each_token_cost_their_conversion() -> None:
+    finding = the_finding(rule, serving())
+
+    assert ("conversions in a decoding iteration", 2.0, "count", None) in figures_of(finding)
+    assert ("elements converted in each", 2 * 4096 * 1024, "count", None) in figures_of(finding)
+    assert finding.saving_ns_per_step == 40
