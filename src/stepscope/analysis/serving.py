@@ -50,7 +50,11 @@ _SHAPES: Final = r"^\[\[(?P<entries>\d+),\s*\d+\],\s*\[(?P<first>\d+)(?:,\s*(?P<
 """Shapes of a lookup of embeddings: the table's, then that of the indices: (tokens,) or (requests, tokens each)."""
 _FEWEST: Final = 4
 """Fewest lookups that make a loop: one of a prompt, then three of a single token for each request."""
-_TRAINS: Final = r"^autograd::engine|Backward\d*$|^Optimizer\."
+_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
+_NEARLY_ALL: Final = 0.8
+"""A function that takes this share of the iterations is looked into."""
+_WORTH_NAMING: Final = 0.05
+_MOST_FUNCTIONS: Final = 5
 _CAPTURES: Final = r"^(?:cuda|hip|cu)StreamBeginCapture"
 
 
@@ -116,6 +120,15 @@ class PhaseSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class FunctionShare:
+    """A Python function in iterations of one phase; `share` is of the host's time in them, 0 to 1."""
+
+    function: str
+    file: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServingSummary:
     """What was served in a recording.
 
@@ -127,6 +140,7 @@ class ServingSummary:
             with its token; None if none follows.
         most_requests: in one iteration.
         captured_sizes: of the graphs that were captured in the recording.
+        functions: which Python functions take the host's time in the iterations of the first phase, longest first.
     """
 
     engine: str
@@ -137,6 +151,7 @@ class ServingSummary:
     time_to_first_token_ns: int | None
     most_requests: int | None
     captured_sizes: tuple[int, ...]
+    functions: tuple[FunctionShare, ...] = ()
 
 
 def iteration_table(trace: Trace) -> pl.DataFrame:
@@ -154,6 +169,12 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
     rows = rows.with_columns(phase=_with_put_aside(trace, rows)).filter(pl.col("phase").ne_missing("idle"))
     engine = engine_of(trace) or next(filter(None, rows["engine"]), "")  # captures have the same ranges everywhere
     return conformed(rows.with_columns(engine=pl.lit(engine)), ITERATION_SCHEMA)
+
+
+def trains(trace: Trace) -> bool:
+    """Whether a backward pass or an optimizer's step was recorded."""
+    operators, annotations = trace.operators["name"], trace.annotations["name"]
+    return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
 
 
 def engine_of(trace: Trace) -> str:
@@ -213,16 +234,50 @@ def serving_summary(trace: Trace, iterations: pl.DataFrame | None = None) -> Ser
     served = iterations.filter(~aside)
     later = served.with_columns(until_next=pl.col("start_ns").shift(-1) - pl.col("start_ns"))
     decodes = later.filter((pl.col("phase") == "decode") & (pl.col("phase").shift(-1) == "decode"))
+    phases = _phases(served)
+    first = served.filter(pl.col("phase").fill_null("") == phases[0].phase) if phases else served
     return ServingSummary(
         iterations["engine"][0],
         iterations["source"][0],
-        _phases(served),
+        phases,
         _phases(iterations.filter(aside)),
         _median_ns(decodes["until_next"]),
         _median_ns(later.filter(pl.col("phase") == "prefill")["until_next"]),
         int(served["requests"].max()) if served["requests"].count() else None,  # type: ignore[arg-type]
         tuple(iterations["captured_size"].drop_nulls().unique().sort()),
+        _functions(first, trace.frames),
     )
+
+
+def _functions(iterations: pl.DataFrame, frames: pl.DataFrame) -> tuple[FunctionShare, ...]:
+    """The costliest functions at the first level of calls at which no single one takes nearly all of the iterations."""
+    total = int(iterations["duration_ns"].sum())
+    if frames.is_empty() or not total:
+        return ()
+    spans = iterations.select("lane", begin="start_ns", until=_end()).sort("begin")
+    of_file = pl.col("file").is_not_null() | pl.col("module").is_not_null()
+    frames = frames.with_row_index("row").filter(of_file, pl.col("lane") == iterations["lane"][0])
+    frames = frames.with_columns(function=pl.coalesce("function", _class_of_module()))
+    frames = frames.sort("start_ns").join_asof(
+        spans, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False
+    )
+    frames = frames.filter(pl.col("start_ns") < pl.col("until"))
+    level = outermost_of(frames)
+    shares: list[FunctionShare] = []
+    while level.height:
+        times = level.group_by("function", "file").agg(ns=pl.col("duration_ns").sum(), rows=pl.col("row"))
+        times = times.sort("ns", "function", "file", descending=[True, False, False])
+        if shares and times["ns"][0] < _WORTH_NAMING * total:
+            break
+        shares = [FunctionShare(name, file or "", min(ns / total, 1.0)) for name, file, ns, _ in times.iter_rows()]
+        if times["ns"][0] < _NEARLY_ALL * total:
+            break
+        level = frames.filter(pl.col("parent").is_in(times["rows"][0].implode()))
+    return tuple(each for each in shares[:_MOST_FUNCTIONS] if each.share >= _WORTH_NAMING)
+
+
+def _class_of_module() -> pl.Expr:
+    return pl.col("module").str.replace(r"_\d+$", "")
 
 
 def _phases(rows: pl.DataFrame) -> tuple[PhaseSummary, ...]:
@@ -353,7 +408,7 @@ def _end() -> pl.Expr:
 def _of_lookups(trace: Trace) -> pl.DataFrame:
     """Iterations of a loop that generates: from one lookup of tokens to the next, mostly of one token a request."""
     lookups = _lookups(trace)
-    if lookups.height < _FEWEST or trace.operators["name"].str.contains(_TRAINS).any():
+    if lookups.height < _FEWEST or trains(trace):
         return lookups.clear()
     lookups = lookups.filter(pl.col("lane") == lookups["lane"].mode().min())
     single = lookups["each"] == 1

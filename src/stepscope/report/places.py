@@ -13,7 +13,7 @@ from stepscope.analysis.places import PHASE_COLUMNS, PlaceCosts
 from stepscope.analysis.serving import PhaseSummary, ServingSummary
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.document import Document, Section, Table, Text, fields, stamped, texts
-from stepscope.report.format import cell, count, duration, printable, share
+from stepscope.report.format import cell, count, duration, file_name, printable, share
 from stepscope.report.tables import heading as column_heading
 from stepscope.report.tables import showing
 from stepscope.trace.model import XLA_FORMATS
@@ -233,6 +233,12 @@ def glances(diagnosis: Diagnosis, devices: Sequence[str] | None = None) -> tuple
 def serving_glance(serving: ServingSummary) -> Glance:
     """Summarise what was served: each phase, times per token, the fullest batch, and what was put aside."""
     rows = [(_PHASES[each.phase], _iterations(each), _phase_words(each)) for each in serving.phases]
+    if serving.functions:
+        parts = [
+            f"{share(each.share)} {each.function}" + (f" ({file_name(each.file)})" if each.file else "")
+            for each in serving.functions
+        ]
+        rows.append(("host's time", f"of {_PHASES[serving.phases[0].phase]}", ", ".join(parts)))
     if serving.time_per_output_token_ns is not None:
         what = "from the start of a decoding iteration to the next (median)"
         rows.append(("time per token", duration(serving.time_per_output_token_ns), what))

@@ -122,6 +122,15 @@ def test_a_marked_step_that_holds_many_iterations_gives_way_to_them() -> None:
     assert step_table(recording.trace())["duration_ns"].to_list() == [20, 20, 20]
 
 
+def test_a_training_that_generates_keeps_its_steps() -> None:
+    recording = Recording()
+    recording.step(0, 100, 0)
+    for start in (0, 30, 60):
+        recording.annotation(start, 20, "step[DECODE bs=8]")
+    recording.operator(90, 5, "autograd::engine::evaluate_function: MmBackward0")
+    assert step_table(recording.trace())["duration_ns"].to_list() == [100]
+
+
 def test_a_recording_of_captures_has_no_steps() -> None:
     recording = Recording()
     recording.step(0, 100, 134)
@@ -230,3 +239,21 @@ def test_models_of_a_recording_without_frames_name_the_library() -> None:
     recording = Recording()
     recording.module(0, 10, "GPT2LMHeadModel")
     assert engine_of(recording.trace()) == "Transformers"
+
+
+def test_functions_that_divide_an_iteration_are_told() -> None:
+    recording = Recording()
+    for start in (0, 200):
+        recording.annotation(start, 100, "step[DECODE bs=8]")
+        recording.frame(start, 98, "engine.py(1): run")
+        recording.frame(start + 1, 30, "engine.py(9): prepare")
+        recording.frame(start + 2, 28, "engine.py(20): copy")
+        recording.frame(start + 40, 50, "nn.Module: Model_0", module="Model_0")
+        recording.frame(start + 92, 2, "engine.py(30): little")
+    recording.frame(120, 50, "engine.py(40): between")
+    summary = serving_summary(recording.trace())
+    assert summary is not None
+    assert [(each.function, each.file, each.share) for each in summary.functions] == [
+        ("Model", "", 0.5),
+        ("prepare", "engine.py", 0.3),
+    ]
