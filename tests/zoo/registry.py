@@ -48,6 +48,7 @@ PROGRAMS: Final = (
     # compilation
     "recompiling_shapes",
     "recompiling_counter",
+    "reading_between_layers",
     # precision, layout, shapes
     "double_precision",
     "casts_to_and_fro",

@@ -175,6 +175,273 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
     return conformed(rows.with_columns(engine=pl.lit(engine)), ITERATION_SCHEMA)
 
 
+def trains(trace: Trace) -> bool:
+    """Whether a backward pass or an optimizer's step was recorded."""
+    operators, annotations = trace.operators["name"], trace.annotations["name"]
+    return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
+
+
+def engine_of(trace: Trace) -> str:
+    """The engine whose files, operators or models the trace holds; "" for none."""
+    program = trace.metadata.program
+    seen = program.model_calls.files if program is not None and program.model_calls is not None else ()
+    names = {
+        "files": pl.concat([trace.frames["file"].unique(), pl.Series(seen, dtype=pl.String)]),
+        "operators": trace.operators["name"].unique(),
+        "modules": trace.modules["name"].unique(),
+    }
+    for engine in _known().engines:
+        patterns = ((of, getattr(engine, what)) for what, of in names.items())
+        if any(pattern and of.str.contains(pattern).any() for of, pattern in patterns):
+            return engine.name
+    return ""
+
+
+def iteration_costs(trace: Trace, iterations: pl.DataFrame) -> pl.DataFrame:
+    """The iterations with `launches` and `graph_launches` (calls in each) and `device_ns` (null without a device).
+
+    Args:
+        iterations: as from `iteration_table`.
+    """
+    numbered = iterations.with_row_index("iteration")
+    spans = numbered.select("iteration", "lane", begin="start_ns", until=_end()).sort("begin")
+    calls = trace.launches.with_row_index("launch").filter(
+        pl.col("kind").is_in(["launch", "graph_launch", "copy", "set"])
+    )
+    calls = calls.sort("start_ns").join_asof(
+        spans, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False
+    )
+    calls = calls.filter(pl.col("start_ns") < pl.col("until"))
+    counts = calls.group_by("iteration").agg(
+        launches=pl.len().cast(pl.Int64), graph_launches=(pl.col("kind") == "graph_launch").sum().cast(pl.Int64)
+    )
+    work = trace.device_work.join(calls.select("launch", "iteration"), on="launch").sort("iteration", "start_ns")
+    earlier = _end().cum_max().shift(1).over("iteration").fill_null(0)
+    alone = (_end() - pl.max_horizontal("start_ns", earlier)).clip(0)
+    busy = work.with_columns(alone=alone).group_by("iteration").agg(device_ns=pl.col("alone").sum())
+    found = numbered.join(counts, on="iteration", how="left").join(busy, on="iteration", how="left").sort("iteration")
+    missing = pl.lit(None if trace.device_work.is_empty() else 0)
+    return found.drop("iteration").with_columns(
+        pl.col("launches", "graph_launches").fill_null(0), pl.col("device_ns").fill_null(missing).cast(pl.Int64)
+    )
+
+
+def serving_summary(trace: Trace, iterations: pl.DataFrame | None = None) -> ServingSummary | None:
+    """Summarise the iterations; None without any.
+
+    Args:
+        iterations: as from `iteration_costs`, if already known.
+    """
+    if iterations is None:
+        iterations = iteration_costs(trace, iteration_table(trace))
+    if iterations.is_empty():
+        return None
+    aside = pl.col("phase").is_in(PUT_ASIDE).fill_null(False)
+    served = iterations.filter(~aside)
+    later = served.with_columns(until_next=pl.col("start_ns").shift(-1) - pl.col("start_ns"))
+    decodes = later.filter((pl.col("phase") == "decode") & (pl.col("phase").shift(-1) == "decode"))
+    phases = _phases(served)
+    first = served.filter(pl.col("phase").fill_null("") == phases[0].phase) if phases else served
+    return ServingSummary(
+        iterations["engine"][0],
+        iterations["source"][0],
+        phases,
+        _phases(iterations.filter(aside)),
+        _median_ns(decodes["until_next"]),
+        _median_ns(later.filter(pl.col("phase") == "prefill")["until_next"]),
+        int(served["requests"].max()) if served["requests"].count() else None,  # type: ignore[arg-type]
+        tuple(iterations["captured_size"].drop_nulls().unique().sort()),
+        _functions(first, trace.frames),
+    )
+
+
+def _functions(iterations: pl.DataFrame, frames: pl.DataFrame) -> tuple[FunctionShare, ...]:
+    """The costliest functions at the first level of calls at which no single one takes nearly all of the iterations."""
+    total = int(iterations["duration_ns"].sum())
+    if frames.is_empty() or not total:
+        return ()
+    spans = iterations.select("lane", begin="start_ns", until=_end()).sort("begin")
+    of_file = pl.col("file").is_not_null() | pl.col("module").is_not_null()
+    frames = frames.with_row_index("row").filter(of_file, pl.col("lane") == iterations["lane"][0])
+    frames = frames.with_columns(function=pl.coalesce("function", _class_of_module()))
+    frames = frames.sort("start_ns").join_asof(
+        spans, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False
+    )
+    frames = frames.filter(pl.col("start_ns") < pl.col("until"))
+    level = outermost_of(frames)
+    shares: list[FunctionShare] = []
+    while level.height:
+        times = level.group_by("function", "file").agg(ns=pl.col("duration_ns").sum(), rows=pl.col("row"))
+        times = times.sort("ns", "function", "file", descending=[True, False, False])
+        if shares and times["ns"][0] < _WORTH_NAMING * total:
+            break
+        shares = [FunctionShare(name, file or "", min(ns / total, 1.0)) for name, file, ns, _ in times.iter_rows()]
+        if times["ns"][0] < _NEARLY_ALL * total:
+            break
+        level = frames.filter(pl.col("parent").is_in(times["rows"][0].implode()))
+    return tuple(each for each in shares[:_MOST_FUNCTIONS] if each.share >= _WORTH_NAMING)
+
+
+def _class_of_module() -> pl.Expr:
+    return pl.col("module").str.replace(r"_\d+$", "")
+
+
+def _phases(rows: pl.DataFrame) -> tuple[PhaseSummary, ...]:
+    sums = rows.group_by(pl.col("phase").fill_null("")).agg(
+        count=pl.len(),
+        total_ns=pl.col("duration_ns").sum(),
+        host_ns=pl.col("duration_ns").median().cast(pl.Int64),
+        device_ns=pl.col("device_ns").median().cast(pl.Int64),
+        requests=pl.col("requests").median(),
+        tokens=pl.col("tokens").median(),
+        launches=pl.col("launches").median(),
+        graph_share=(pl.col("graph_launches") > 0).mean(),
+    )
+    return tuple(PhaseSummary(*row) for row in sums.sort("total_ns", "phase", descending=[True, False]).iter_rows())
+
+
+def _median_ns(durations: pl.Series) -> int | None:
+    known = durations.drop_nulls().to_numpy()
+    return int(np.median(known)) if known.size else None
+
+
+def _marked(trace: Trace) -> pl.DataFrame:
+    """Iterations that the engine marked; where one such range lies in another, the outer one."""
+    known = _known()
+    patterns = [(each.name, re.compile(pattern)) for each in known.engines for pattern in each.ranges]
+    patterns.append(("", re.compile(known.capture)))
+    anyone = "|".join(re.sub(r"\?P<\w+>", "", pattern.pattern) for _, pattern in patterns)
+    marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(anyone))
+    if marks.is_empty():
+        return marks
+    marks = outermost_of(marks)
+    told = pl.DataFrame([_told(name, patterns) for name in marks["name"].unique()], schema=dict(_TOLD))
+    return marks.join(told, on="name", how="left", maintain_order="left").with_columns(source=pl.lit("annotation"))
+
+
+_TOLD: Final[dict[str, type[pl.DataType]]] = {
+    "name": pl.String,
+    **{name: ITERATION_SCHEMA[name] for name in ("engine", "phase", "requests", "tokens", "captured_size")},
+}
+
+
+def _told(name: str, patterns: list[tuple[str, re.Pattern[str]]]) -> dict[str, Any]:
+    """What a range's name says of its iteration."""
+    engine, found = next((engine, found) for engine, pattern in patterns if (found := pattern.search(name)))
+    groups = found.groupdict()
+    number = {key: int(value) for key, value in groups.items() if value is not None and key != "mode"}
+    if "size" in number:
+        return {"name": name, "engine": engine, "phase": "capture", "captured_size": number["size"]}
+    if groups.get("mode"):
+        phase = _MODES.get(groups["mode"].upper())
+        requests = number["requests"]
+        tokens = number.get("tokens", requests if groups["mode"].upper() == "DECODE" else None)
+        return {"name": name, "engine": engine, "phase": phase, "requests": requests, "tokens": tokens}
+    context, generation = number["context"], number["generation"]
+    phase = ("mixed" if generation else "prefill") if context else ("decode" if generation else "idle")
+    both = [
+        number.get("context_tokens") if context else 0,
+        number.get("generation_tokens", generation if not context else None) if generation else 0,
+    ]
+    tokens = None if None in both else sum(each for each in both if each is not None)
+    return {"name": name, "engine": engine, "phase": phase, "requests": context + generation, "tokens": tokens}
+
+
+def _with_put_aside(trace: Trace, rows: pl.DataFrame) -> pl.Series:
+    """The phases, with captures and warm-up, which other calls inside and functions around the iterations show."""
+    starts = rows["start_ns"].to_numpy()
+    ends = starts + rows["duration_ns"].to_numpy()
+    captures = trace.launches.filter(pl.col("name").str.contains(_CAPTURES))["start_ns"].sort().to_numpy()
+    captured = np.searchsorted(captures, ends) > np.searchsorted(captures, starts)
+    functions = trace.frames.filter(pl.col("function").str.contains(_known().warm_up))
+    warm = np.zeros(len(starts), np.bool_)
+    for begin, duration in functions.select("start_ns", "duration_ns").iter_rows():
+        warm |= (starts >= begin) & (starts < begin + duration)
+    named = pl.col("phase") == "capture"
+    phase = pl.when(named | pl.Series(captured)).then(pl.lit("capture")).when(pl.Series(warm)).then(pl.lit("warm_up"))
+    return rows.select(phase.otherwise("phase").alias("phase")).to_series()
+
+
+def _of_functions(trace: Trace) -> pl.DataFrame:
+    """Iterations by the engine's function that runs one, or the model's calls inside its function that generates."""
+    engine = next((each for each in _known().engines if each.name == engine_of(trace)), None)
+    if engine is None or not trace.frames.height:
+        return trace.frames.clear()
+    place = pl.concat_str(pl.col("file"), pl.lit(": "), pl.col("function"))
+    rows = trace.frames.filter(place.str.contains(engine.iteration or engine.loop))
+    if engine.loop:
+        rows = _calls_inside(rows, trace.frames)
+    rows = _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    for phase, pattern in (("prefill", engine.prefill), ("decode", engine.decode)):
+        if pattern and rows.height:
+            has = _has_inside(rows, trace.frames.filter(place.str.contains(pattern)))
+            rows = rows.with_columns(phase=pl.when(has).then(pl.lit(phase)).otherwise("phase"))
+    return rows
+
+
+def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
+    """Which of the rows, in order of start, are among these frames or have one inside."""
+    begins = frames["start_ns"].sort().to_numpy()
+    starts = rows["start_ns"].to_numpy()
+    ends = starts + rows["duration_ns"].to_numpy()
+    return pl.Series(np.searchsorted(begins, ends) > np.searchsorted(begins, starts))
+
+
+def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
+    """From each outermost call of a module inside a loop to the next one, the last to the loop's end."""
+    loops = outermost_of(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
+    calls = outermost_of(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
+    calls = calls.join_asof(loops, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
+    calls = calls.filter(pl.col("start_ns") < pl.col("end"))
+    most = calls["module"].mode().sort().first()
+    calls = calls.filter(pl.col("module") == pl.lit(most, pl.String))
+    until = pl.coalesce(pl.col("start_ns").shift(-1).over("loop"), "end")
+    return calls.with_columns(duration_ns=until - pl.col("start_ns"))
+
+
+def outermost_of(rows: pl.DataFrame) -> pl.DataFrame:
+    """The slices among these that lie in no other of them."""
+    if rows.is_empty():
+        return rows
+    around = parents(*(rows[name].to_numpy() for name in ("lane", "start_ns", "duration_ns")))
+    return rows.filter(pl.Series(around < 0))
+
+
+def _end() -> pl.Expr:
+    return pl.col("start_ns") + pl.col("duration_ns")
+
+
+def _of_calls(trace: Trace) -> pl.DataFrame:
+    """Iterations by the recorder's look at the tokens of the model's calls, from each call to the next one."""
+    program, origin = trace.metadata.program, trace.metadata.origin_unix_ns
+    own = trace.operators.filter(pl.col("parent").is_null())
+    if program is None or program.model_calls is None or origin is None or own.is_empty() or trains(trace):
+        return trace.frames.clear()
+    lane = own["lane"].mode().min()
+    last = int((own["start_ns"] + own["duration_ns"]).max())
+    rows = pl.DataFrame(program.model_calls.calls, schema=_CALLS, orient="row").with_columns(
+        pl.col("start_ns") - origin
+    )
+    rows = rows.filter(pl.col("start_ns").is_between(int(own["start_ns"].min()), last))  # type: ignore[arg-type]
+    if all(begun == requests for _, requests, begun, _ in program.model_calls.calls):  # no sequence is continued
+        return rows.clear()
+    is_decode = pl.col("tokens") == pl.col("requests")
+    phase = (
+        pl.when(is_decode).then(pl.lit("decode")).when(pl.col("begun") == pl.col("requests")).then(pl.lit("prefill"))
+    )
+    return rows.with_columns(
+        lane=pl.lit(lane, pl.Int32),
+        duration_ns=pl.col("start_ns").shift(-1, fill_value=last) - pl.col("start_ns"),
+        phase=phase.otherwise(pl.lit("mixed")),
+        captured_size=pl.lit(None, pl.Int64),
+        engine=pl.lit(""),
+        source=pl.lit("inferred"),
+    )
+
+
+_CALLS: Final = {"start_ns": pl.Int64, "requests": pl.Int64, "begun": pl.Int64, "tokens": pl.Int64}
+
+
 def _of_lookups(trace: Trace) -> pl.DataFrame:
     """Iterations of a loop that generates: from one lookup of tokens to the next, mostly of one token a request."""
     lookups = _lookups(trace)

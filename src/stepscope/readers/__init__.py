@@ -77,6 +77,10 @@ _BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
         "a log of operators that ran on the CPU, not a trace: give it beside one, with "
         "stepscope diagnose TRACE --fallback-log FILE",
     ),
+    (
+        re.compile(rb"\A(?:\[rank\d+\]:)?[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ [^\n]{1,400}\] \{"),
+        "a log of torch.compile, not a trace: give it beside one, with stepscope diagnose TRACE --compile-log FILE",
+    ),
     (re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
 )
 

@@ -35,6 +35,7 @@ from stepscope.record.run_process import (
     RunOptions,
     end_program,
     is_helper,
+    keep_compile_log,
     optimizer_exists,
 )
 from stepscope.record.step_objects import evaluation_watch
@@ -424,6 +425,8 @@ def was_imported(module: str) -> None:
         if measured is not None:
             measured.watch_torch()
         return
+    if module == "torch":
+        keep_compile_log(folder)
     hooks = _hooks_for(folder, options)
     if hooks is not None:
         mark(f"{package}_imported")

@@ -34,7 +34,7 @@ from stepscope import guard
 from stepscope.record.batch_samples import model_calls
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
 from stepscope.record.counters import mark
-from stepscope.record.lines import compiling
+from stepscope.record.lines import compiles, compiling, while_nothing_compiles
 from stepscope.record.program_objects import attributes, parameters_of
 from stepscope.record.repetition import Repetition
 
@@ -283,7 +283,8 @@ class _ForwardCalls:
 
     def remove(self) -> None:
         self._removed = True
-        self._restore()
+        with while_nothing_compiles():
+            self._restore()
         self._restore = lambda: None
 
     @guard.entry(in_background=True)
@@ -302,8 +303,11 @@ class _ForwardCalls:
                     return
 
     def _next_call(self, since_s: float) -> Any:
-        """Return the next module that is called, after samples have found none for a while; None without one."""
-        if since_s < self._next_catch_s:
+        """Return the next module that is called, after samples have found none for a while; None without one.
+
+        A program that compiles would trace what replaces every module's call.
+        """
+        if since_s < self._next_catch_s or compiles():
             return None
         self._next_catch_s = since_s * 2
         base: Any = sys.modules["torch.nn.modules.module"].Module
@@ -312,7 +316,8 @@ class _ForwardCalls:
         until = time.monotonic() + _CATCH_S
         while self._caught is None and not self._removed and time.monotonic() < until:
             time.sleep(_LOOK_S[0][1])
-        restore()
+        with while_nothing_compiles():
+            restore()
         caught, self._caught, self._catches = self._caught, None, False
         return caught
 
@@ -350,7 +355,8 @@ class _ForwardCalls:
                 return True
             time.sleep(_LOOK_S[0][1])
         self._calls = 0
-        self._restore()
+        with while_nothing_compiles():
+            self._restore()
         return self._removed
 
 
