@@ -51,6 +51,7 @@ _SHAPES: Final = r"^\[\[(?P<entries>\d+),\s*\d+\],\s*\[(?P<first>\d+)(?:,\s*(?P<
 _FEWEST: Final = 4
 """Fewest lookups that make a loop: one of a prompt, then three of a single token for each request."""
 _OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
+_MOST_DIGITS: Final = 15
 _NEARLY_ALL: Final = 0.8
 """A function that takes this share of the iterations is looked into."""
 _WORTH_NAMING: Final = 0.05
@@ -114,6 +115,8 @@ class PhaseSummary:
     host_ns: int
     device_ns: int | None
     requests: float | None
+    fewest_requests: int | None
+    most_requests: int | None
     tokens: float | None
     launches: float
     graph_share: float
@@ -138,7 +141,6 @@ class ServingSummary:
         time_per_output_token_ns: median time from one decoding iteration's start to the next; None with fewer than two.
         time_to_first_token_ns: median time from a prefill's start to the start of the iteration after it, which begins
             with its token; None if none follows.
-        most_requests: in one iteration.
         captured_sizes: of the graphs that were captured in the recording.
         functions: which Python functions take the host's time in the iterations of the first phase, longest first.
     """
@@ -149,7 +151,6 @@ class ServingSummary:
     put_aside: tuple[PhaseSummary, ...]
     time_per_output_token_ns: int | None
     time_to_first_token_ns: int | None
-    most_requests: int | None
     captured_sizes: tuple[int, ...]
     functions: tuple[FunctionShare, ...] = ()
 
@@ -243,7 +244,6 @@ def serving_summary(trace: Trace, iterations: pl.DataFrame | None = None) -> Ser
         _phases(iterations.filter(aside)),
         _median_ns(decodes["until_next"]),
         _median_ns(later.filter(pl.col("phase") == "prefill")["until_next"]),
-        int(served["requests"].max()) if served["requests"].count() else None,  # type: ignore[arg-type]
         tuple(iterations["captured_size"].drop_nulls().unique().sort()),
         _functions(first, trace.frames),
     )
@@ -287,6 +287,8 @@ def _phases(rows: pl.DataFrame) -> tuple[PhaseSummary, ...]:
         host_ns=pl.col("duration_ns").median().cast(pl.Int64),
         device_ns=pl.col("device_ns").median().cast(pl.Int64),
         requests=pl.col("requests").median(),
+        fewest_requests=pl.col("requests").min(),
+        most_requests=pl.col("requests").max(),
         tokens=pl.col("tokens").median(),
         launches=pl.col("launches").median(),
         graph_share=(pl.col("graph_launches") > 0).mean(),
@@ -323,6 +325,8 @@ def _told(name: str, patterns: list[tuple[str, re.Pattern[str]]]) -> dict[str, A
     """What a range's name says of its iteration."""
     engine, found = next((engine, found) for engine, pattern in patterns if (found := pattern.search(name)))
     groups = found.groupdict()
+    if any(value is not None and len(value) > _MOST_DIGITS for value in groups.values()):
+        return {"name": name, "engine": engine}  # no engine wrote that
     number = {key: int(value) for key, value in groups.items() if value is not None and key != "mode"}
     if "size" in number:
         return {"name": name, "engine": engine, "phase": "capture", "captured_size": number["size"]}
@@ -427,7 +431,7 @@ def _lookups(trace: Trace) -> pl.DataFrame:
     rows = trace.operators.filter(pl.col("name") == "aten::embedding", pl.col("input_shapes").is_not_null())
     shapes = pl.col("input_shapes").str.extract_groups(_SHAPES)
     rows = rows.with_columns(shapes).unnest("input_shapes")
-    rows = rows.cast(dict.fromkeys(("entries", "first", "second"), pl.Int64))
+    rows = rows.cast(dict.fromkeys(("entries", "first", "second"), pl.Int64), strict=False)
     rows = rows.filter(pl.col("entries") == pl.col("entries").max()).sort("start_ns")
     each = pl.col("second")
     return rows.select(

@@ -147,7 +147,7 @@ def test_times_per_token_are_medians_between_starts() -> None:
     assert summary is not None
     assert summary.time_to_first_token_ns == 100
     assert summary.time_per_output_token_ns == 20
-    assert summary.most_requests == 4
+    assert [(each.fewest_requests, each.most_requests) for each in summary.phases] == [(4, 4), (4, 4)]
 
 
 def test_the_engine_follows_from_files_before_ranges() -> None:
@@ -257,3 +257,14 @@ def test_functions_that_divide_an_iteration_are_told() -> None:
         ("Model", "", 0.5),
         ("prepare", "engine.py", 0.3),
     ]
+
+
+def test_numbers_that_no_engine_writes_are_unknown() -> None:
+    recording = Recording()
+    recording.annotation(0, 10, f"step[DECODE bs={'9' * 30}]")
+    recording.operator(0, 5, "aten::embedding", input_shapes=f"[[{'9' * 30}, 8], [1, {'9' * 30}]]")
+    assert iterations(recording, "phase", "requests", "engine") == [(None, None, "SGLang")]
+    lookups = Recording()
+    for start in range(0, 100, 20):
+        lookup(lookups, start, [10**30, 1])
+    assert not iterations(lookups, "phase")
