@@ -370,6 +370,9 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     if engine.loop:
         rows = _calls_inside(rows, trace.frames)
     rows = _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    if engine.loop:  # without a cache, or with several tokens to check, later calls have more than one token
+        again = pl.col("is_later") & (pl.col("phase") == "prefill")
+        rows = rows.with_columns(phase=pl.when(again).then(pl.lit("decode")).otherwise("phase"))
     for phase, pattern in (("prefill", engine.prefill), ("decode", engine.decode)):
         if pattern and rows.height:
             has = _has_inside(rows, trace.frames.filter(place.str.contains(pattern)))
@@ -394,7 +397,8 @@ def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     most = calls["module"].mode().sort().first()
     calls = calls.filter(pl.col("module") == pl.lit(most, pl.String))
     until = pl.coalesce(pl.col("start_ns").shift(-1).over("loop"), "end")
-    return calls.with_columns(duration_ns=until - pl.col("start_ns"))
+    is_later = pl.int_range(pl.len()).over("loop") > 0
+    return calls.with_columns(duration_ns=until - pl.col("start_ns"), is_later=is_later)
 
 
 def outermost_of(rows: pl.DataFrame) -> pl.DataFrame:

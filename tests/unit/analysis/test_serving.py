@@ -181,6 +181,16 @@ def test_calls_of_the_model_in_generate_are_iterations_until_the_next() -> None:
     assert step_table(recording.trace())["source"].unique().to_list() == ["inferred"]
 
 
+def test_later_calls_decode_whatever_they_compute_again() -> None:
+    recording = Recording()
+    for begin in (0, 100):
+        recording.frame(begin, 90, "transformers/generation/utils.py(2000): generate")
+        for number, start in enumerate((10, 40, 60)):
+            recording.frame(begin + start, 10, "nn.Module: GPT2LMHeadModel_0", module="GPT2LMHeadModel_0")
+            lookup(recording, begin + start + 2, [1, 17 + number])
+    assert [phase for (phase,) in iterations(recording, "phase")] == ["prefill", "decode", "decode"] * 2
+
+
 def test_lookups_of_one_token_after_a_prompt_are_a_loop_that_generates() -> None:
     recording = Recording()
     for start, length in ((0, 9), (20, 1), (40, 1), (60, 1)):
