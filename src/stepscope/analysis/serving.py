@@ -50,7 +50,10 @@ _SHAPES: Final = r"^\[\[(?P<entries>\d+),\s*\d+\],\s*\[(?P<first>\d+)(?:,\s*(?P<
 """Shapes of a lookup of embeddings: the table's, then that of the indices: (tokens,) or (requests, tokens each)."""
 _FEWEST: Final = 4
 """Fewest lookups that make a loop: one of a prompt, then three of a single token for each request."""
-_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
+_OF_TRAINING: Final = (
+    r"^autograd::engine|Backward\d*$|^aten::_fused_(?:adam|sgd|adagrad)"
+    r"|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
+)
 _MOST_DIGITS: Final = 15
 _NEARLY_ALL: Final = 0.8
 """A function that takes this share of the iterations is looked into."""
@@ -72,6 +75,7 @@ class Engine(msgspec.Struct, frozen=True):
     decode: str = ""
     loop: str = ""
     reserves: bool = False
+    batches: bool = False
     options: Mapping[str, str] = {}
 
 
@@ -161,7 +165,7 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
     Iterations of an idle engine, which have no requests, are left out.
     """
     rows = _marked(trace)
-    for find in (_of_functions, _of_lookups):
+    for find in (_of_functions, _of_calls, _of_lookups):
         if rows.is_empty():
             rows = find(trace)
     if rows.is_empty():
@@ -180,8 +184,10 @@ def trains(trace: Trace) -> bool:
 
 def engine_of(trace: Trace) -> str:
     """The engine whose files, operators or models the trace holds; "" for none."""
+    program = trace.metadata.program
+    seen = program.model_calls.files if program is not None and program.model_calls is not None else ()
     names = {
-        "files": trace.frames["file"].unique(),
+        "files": pl.concat([trace.frames["file"].unique(), pl.Series(seen, dtype=pl.String)]),
         "operators": trace.operators["name"].unique(),
         "modules": trace.modules["name"].unique(),
     }
@@ -413,6 +419,37 @@ def _end() -> pl.Expr:
     return pl.col("start_ns") + pl.col("duration_ns")
 
 
+def _of_calls(trace: Trace) -> pl.DataFrame:
+    """Iterations by the recorder's look at the tokens of the model's calls, from each call to the next one."""
+    program, origin = trace.metadata.program, trace.metadata.origin_unix_ns
+    own = trace.operators.filter(pl.col("parent").is_null())
+    if program is None or program.model_calls is None or origin is None or own.is_empty() or trains(trace):
+        return trace.frames.clear()
+    lane = own["lane"].mode().min()
+    last = int((own["start_ns"] + own["duration_ns"]).max())
+    rows = pl.DataFrame(program.model_calls.calls, schema=_CALLS, orient="row").with_columns(
+        pl.col("start_ns") - origin
+    )
+    rows = rows.filter(pl.col("start_ns").is_between(int(own["start_ns"].min()), last))  # type: ignore[arg-type]
+    if all(begun == requests for _, requests, begun, _ in program.model_calls.calls):  # no sequence is continued
+        return rows.clear()
+    is_decode = pl.col("tokens") == pl.col("requests")
+    phase = (
+        pl.when(is_decode).then(pl.lit("decode")).when(pl.col("begun") == pl.col("requests")).then(pl.lit("prefill"))
+    )
+    return rows.with_columns(
+        lane=pl.lit(lane, pl.Int32),
+        duration_ns=pl.col("start_ns").shift(-1, fill_value=last) - pl.col("start_ns"),
+        phase=phase.otherwise(pl.lit("mixed")),
+        captured_size=pl.lit(None, pl.Int64),
+        engine=pl.lit(""),
+        source=pl.lit("inferred"),
+    )
+
+
+_CALLS: Final = {"start_ns": pl.Int64, "requests": pl.Int64, "begun": pl.Int64, "tokens": pl.Int64}
+
+
 def _of_lookups(trace: Trace) -> pl.DataFrame:
     """Iterations of a loop that generates: from one lookup of tokens to the next, mostly of one token a request."""
     lookups = _lookups(trace)
@@ -430,9 +467,19 @@ def _of_lookups(trace: Trace) -> pl.DataFrame:
     )
 
 
+def is_within_an_answer(operators: pl.DataFrame) -> bool:
+    """Whether these operators decode, and at most one prompt is read: nothing of an answer has ended."""
+    each = _lookups_of(operators)["each"]
+    return bool((each == 1).any()) and int((each > 1).sum()) < 2
+
+
 def _lookups(trace: Trace) -> pl.DataFrame:
     """Lookups of tokens in the largest table of embeddings, with phase, requests and tokens by their shapes."""
-    rows = trace.operators.filter(pl.col("name") == "aten::embedding", pl.col("input_shapes").is_not_null())
+    return _lookups_of(trace.operators)
+
+
+def _lookups_of(operators: pl.DataFrame) -> pl.DataFrame:
+    rows = operators.filter(pl.col("name") == "aten::embedding", pl.col("input_shapes").is_not_null())
     shapes = pl.col("input_shapes").str.extract_groups(_SHAPES)
     rows = rows.with_columns(shapes).unnest("input_shapes")
     rows = rows.cast(dict.fromkeys(("entries", "first", "second"), pl.Int64), strict=False)

@@ -245,6 +245,10 @@ def serving_glance(serving: ServingSummary) -> Glance:
     if serving.time_per_output_token_ns is not None:
         what = "from the start of a decoding iteration to the next (median)"
         rows.append(("time per token", duration(serving.time_per_output_token_ns), what))
+        tokens = next((each.tokens for each in serving.phases if each.phase == "decode"), None)
+        if tokens is not None and serving.time_per_output_token_ns:
+            rate = round(tokens * 1e9 / serving.time_per_output_token_ns)
+            rows.append(("throughput", f"{count(rate)} tokens/s", "of all requests together, while they decode"))
     if serving.time_to_first_token_ns is not None:
         what = "from the start of a prefill to the iteration after it (median); waiting in the queue comes before"
         rows.append(("first token", duration(serving.time_to_first_token_ns), what))
