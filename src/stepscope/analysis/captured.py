@@ -38,9 +38,12 @@ _BASES: Final = tuple(BASES)
 LEAST_KERNELS: Final = 8
 """Shorter sequences of kernels may be alike by chance."""
 LEAST_NAMES: Final = 4
+_MOST_UNLAUNCHED: Final = 0.05
+"""Share of the work without a launch up to which a graph without work counts as one of which nothing was recorded."""
 _LEAST_AGREEMENT: Final = 0.9
 """Share of the kernels that must fall on their name's most frequent operator, if only their number is known."""
 _MOST_LISTED: Final = 4
+_GRAPH_LAUNCH: Final = r"^(?:cuda|cu|hip)GraphLaunch"
 _WORKING: Final = ("launch", "copy", "set")
 """Kinds of calls that become a node of a graph while it is captured."""
 
@@ -330,10 +333,14 @@ def graph_use(trace: Trace) -> GraphUse | None:
 
 
 def _unrecorded(trace: Trace) -> pl.DataFrame:
-    """Launches of graphs without any recorded work, with `row`, in a trace that records a device's work."""
-    calls = trace.launches.with_row_index("row").filter(pl.col("kind") == "graph_launch")
+    """Launches of CUDA and HIP graphs without recorded work, with `row`, in a trace that records a device's work."""
+    calls = trace.launches.with_row_index("row").filter(
+        (pl.col("kind") == "graph_launch") & pl.col("name").str.contains(_GRAPH_LAUNCH)
+    )
     if calls.is_empty() or trace.device_work.is_empty():
         return calls.head(0)
+    if trace.device_work["launch"].null_count() > _MOST_UNLAUNCHED * trace.device_work.height:
+        return calls.head(0)  # the work may be there without its launch
     return calls.filter(~pl.col("row").is_in(trace.device_work["launch"].drop_nulls().unique().implode()))
 
 

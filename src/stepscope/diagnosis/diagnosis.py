@@ -32,6 +32,7 @@ from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.rules._device import busy_work
+from stepscope.diagnosis.rules.graph_break import CompileUse, compile_use
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
@@ -240,6 +241,7 @@ class Diagnosis:
             Savings are shares of such a step.
         busy: work that takes a noticeable part of the step on the device, costliest first.
         graphs: what is known of the kernels in CUDA or HIP graphs; None if none were launched.
+        compiled: what torch.compile did; None without its log.
         serving: what was served; None if the program neither serves nor generates.
     """
 
@@ -279,6 +281,7 @@ class Diagnosis:
     unrecorded_ns: int = 0
     busy: tuple[BusyWork, ...] = ()
     graphs: GraphUse | None = None
+    compiled: CompileUse | None = None
     serving: ServingSummary | None = None
 
     @property
@@ -455,6 +458,7 @@ def _diagnosis(
         unrecorded_ns=_unrecorded_ns(view),
         busy=busy_work(view),
         graphs=graph_use(trace),
+        compiled=compile_use(view),
         serving=view.serving,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from stepscope.compare.trace_record import SideSummary
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, Unreadable
 from stepscope.diagnosis.finding import BusyWork, Finding, Remedy
 from stepscope.diagnosis.lines.costs import LineShare
+from stepscope.diagnosis.rules.graph_break import BreakUse, CompiledFunction
 from stepscope.report.document import Cause, Place
 from stepscope.report.energy import ALL_WORDS, energy
 from stepscope.report.format import change_words, count, duration, interval_words, share, share_of
@@ -223,6 +225,76 @@ def graph_sentences(diagnosis: Diagnosis) -> list[str]:
             "count as unknown, since the device may have worked."
         )
     return found
+
+
+def compile_sentences(diagnosis: Diagnosis) -> list[str]:
+    """What torch.compile did: each function's compilations and time, its graphs, breaks, guards and fused kernels."""
+    use = diagnosis.compiled
+    if use is None:
+        return []
+    every = "a step" if diagnosis.step_source != "none" else "in the recording"
+    found = [sentence for function in use.functions for sentence in _function_sentences(function, every)]
+    found += [_break_sentence(each, every) for each in use.breaks]
+    if len(use.functions) > 1:
+        whole = f"All {count(len(use.functions))} functions were compiled {count(use.compilations)} times"
+        found.append(f"{whole} in {duration(use.compile_ns)}{_cold(use.cold_ns, use.compile_ns)}.")
+    return found
+
+
+def _cold(cold_ns: int | None, compile_ns: int) -> str:
+    if cold_ns is None:
+        return ""
+    if not cold_ns:
+        return ", all of it from Inductor's cache"
+    return "" if cold_ns == compile_ns else f", {duration(cold_ns)} of it without Inductor's cache"
+
+
+def _function_sentences(function: CompiledFunction, every: str) -> Iterator[str]:
+    name = f"{function.function} ({function.file}:{function.line})"
+    times = "once" if function.compilations == 1 else f"{count(function.compilations)} times"
+    text = (
+        f"{name} was compiled {times} in {duration(function.compile_ns)}{_cold(function.cold_ns, function.compile_ns)}"
+    )
+    if function.graphs:
+        graphs = "graph" if function.graphs == 1 else "graphs"
+        kernels = "fused kernel" if function.fused_kernels == 1 else "fused kernels"
+        text += f": {count(function.graphs)} {graphs} with {count(function.fused_kernels)} {kernels}"
+    if function.ns_per_step is not None:
+        checks = duration(function.lookup_ns_per_step or 0)
+        text += (
+            f"; it takes {duration(function.ns_per_step)} {every} on the host, and the checks of its guards {checks}"
+        )
+    yield f"{text}."
+    if function.failure:
+        yield f"{function.function} could not be compiled and runs as before: {function.failure}"
+    guards = Counter(each.guard for each in function.recompilations)
+    for guard, times_failed in guards.most_common(_MOST_GUARDS):
+        again = "again" if times_failed == 1 else f"{count(times_failed)} times again"
+        lines = dict.fromkeys(each.called_from for each in function.recompilations if each.guard == guard)
+        at = next((f", called at {line}" for line in lines if line), "")
+        yield f"{function.function} was compiled {again}{at}, because this guard failed: {guard}."
+    if len(guards) > _MOST_GUARDS:
+        yield f"{count(len(guards) - _MOST_GUARDS)} other guards failed."
+    if function.kernels:
+        shown = ", ".join(f"{each.name} {duration(each.ns_per_step)}" for each in function.kernels[:_MOST_KERNELS])
+        where = function.kernels[0].on
+        yield f"Its costliest kernels and graphs {every} on the {where}: {shown}."
+
+
+def _break_sentence(each: BreakUse, every: str) -> str:
+    text = f"The graph break at {each.file}:{each.line}" + (f" ({each.reason})" if each.reason else "")
+    if each.lost_ns_per_step is None or each.per_step is None:
+        text += ": the recorded steps do not show what it costs"
+    else:
+        text += f" costs {duration(each.lost_ns_per_step)} {every}: compiled code is left and entered again"
+        text += " once" if each.per_step == 1 else f" {count(each.per_step)} times"
+    if len(each.behind) > 1:
+        text += f", at {count(len(each.behind))} lines"
+    return f"{text}. {sentence(each.hint)}".rstrip()
+
+
+_MOST_GUARDS: Final = 4
+_MOST_KERNELS: Final = 4
 
 
 def _busy_sentence(work: BusyWork, period: str, *, is_bound: bool) -> str:

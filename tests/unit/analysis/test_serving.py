@@ -122,6 +122,15 @@ def test_a_marked_step_that_holds_many_iterations_gives_way_to_them() -> None:
     assert step_table(recording.trace())["duration_ns"].to_list() == [20, 20, 20]
 
 
+def test_a_training_that_generates_keeps_its_steps() -> None:
+    recording = Recording()
+    recording.step(0, 100, 0)
+    for start in (0, 30, 60):
+        recording.annotation(start, 20, "step[DECODE bs=8]")
+    recording.operator(90, 5, "autograd::engine::evaluate_function: MmBackward0")
+    assert step_table(recording.trace())["duration_ns"].to_list() == [100]
+
+
 def test_a_recording_of_captures_has_no_steps() -> None:
     recording = Recording()
     recording.step(0, 100, 134)
@@ -138,7 +147,7 @@ def test_times_per_token_are_medians_between_starts() -> None:
     assert summary is not None
     assert summary.time_to_first_token_ns == 100
     assert summary.time_per_output_token_ns == 20
-    assert summary.most_requests == 4
+    assert [(each.fewest_requests, each.most_requests) for each in summary.phases] == [(4, 4), (4, 4)]
 
 
 def test_the_engine_follows_from_files_before_ranges() -> None:
@@ -170,6 +179,16 @@ def test_calls_of_the_model_in_generate_are_iterations_until_the_next() -> None:
         (80, 20, "decode", 4, 4, "Transformers"),
     ]
     assert step_table(recording.trace())["source"].unique().to_list() == ["inferred"]
+
+
+def test_later_calls_decode_whatever_they_compute_again() -> None:
+    recording = Recording()
+    for begin in (0, 100):
+        recording.frame(begin, 90, "transformers/generation/utils.py(2000): generate")
+        for number, start in enumerate((10, 40, 60)):
+            recording.frame(begin + start, 10, "nn.Module: GPT2LMHeadModel_0", module="GPT2LMHeadModel_0")
+            lookup(recording, begin + start + 2, [1, 17 + number])
+    assert [phase for (phase,) in iterations(recording, "phase")] == ["prefill", "decode", "decode"] * 2
 
 
 def test_lookups_of_one_token_after_a_prompt_are_a_loop_that_generates() -> None:
@@ -211,3 +230,51 @@ def test_work_counts_for_the_iteration_that_launched_it() -> None:
     summary = serving_summary(recording.trace())
     assert summary is not None
     assert (summary.phases[0].graph_share, summary.phases[0].host_ns) == (0.5, 10)
+
+
+def test_functions_of_one_phase_tell_it() -> None:
+    recording = Recording()
+    root = "sglang/srt/model_executor"
+    for start, inner in (
+        (0, f"{root}/model_runner.py(3003): forward_extend"),
+        (20, f"{root}/cuda_graph_runner.py(9): replay"),
+    ):
+        recording.frame(start, 10, "sglang/srt/managers/tp_worker.py(445): forward_batch_generation")
+        recording.frame(start + 2, 5, inner)
+    recording.frame(40, 10, "sglang/srt/managers/tp_worker.py(445): forward_batch_generation")
+    assert iterations(recording, "phase", "requests") == [("prefill", None), ("decode", None), (None, None)]
+
+
+def test_models_of_a_recording_without_frames_name_the_library() -> None:
+    recording = Recording()
+    recording.module(0, 10, "GPT2LMHeadModel")
+    assert engine_of(recording.trace()) == "Transformers"
+
+
+def test_functions_that_divide_an_iteration_are_told() -> None:
+    recording = Recording()
+    for start in (0, 200):
+        recording.annotation(start, 100, "step[DECODE bs=8]")
+        recording.frame(start, 98, "engine.py(1): run")
+        recording.frame(start + 1, 30, "engine.py(9): prepare")
+        recording.frame(start + 2, 28, "engine.py(20): copy")
+        recording.frame(start + 40, 50, "nn.Module: Model_0", module="Model_0")
+        recording.frame(start + 92, 2, "engine.py(30): little")
+    recording.frame(120, 50, "engine.py(40): between")
+    summary = serving_summary(recording.trace())
+    assert summary is not None
+    assert [(each.function, each.file, each.share) for each in summary.functions] == [
+        ("Model", "", 0.5),
+        ("prepare", "engine.py", 0.3),
+    ]
+
+
+def test_numbers_that_no_engine_writes_are_unknown() -> None:
+    recording = Recording()
+    recording.annotation(0, 10, f"step[DECODE bs={'9' * 30}]")
+    recording.operator(0, 5, "aten::embedding", input_shapes=f"[[{'9' * 30}, 8], [1, {'9' * 30}]]")
+    assert iterations(recording, "phase", "requests", "engine") == [(None, None, "SGLang")]
+    lookups = Recording()
+    for start in range(0, 100, 20):
+        lookup(lookups, start, [10**30, 1])
+    assert not iterations(lookups, "phase")

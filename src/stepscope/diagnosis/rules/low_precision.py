@@ -1,6 +1,6 @@
 """# What it finds
-Computation in wider number types than needed: large FP32 matrix products on a device with tensor cores, and tensors
-that became float64 by accident.
+Computation in wider number types than needed: large FP32 matrix products on a device with tensor cores, tensors that
+became float64 by accident, and, as a note, weights of 16 bits where tokens are decoded on a device with FP8.
 
 # Why it costs time
 Tensor cores (matrix cores on AMD) multiply 16-bit and TF32 matrices several times as fast as FP32 units multiply FP32
@@ -33,13 +33,14 @@ took 41 % of its float64 time, measured with PyTorch 2.13 on a CPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import polars as pl
 
 from stepscope.analysis.conversions import Cast, casts, eligible_calls, wide_operators
-from stepscope.analysis.operators import arithmetic, is_eligible
+from stepscope.analysis.operators import arithmetic, has_four_bits, is_eligible, kernel_class
 from stepscope.analysis.patterns import logits_losses
 from stepscope.analysis.roofline import device_peaks, peaks_or_bounds
 from stepscope.analysis.work import elements, listed_shapes
@@ -73,10 +74,21 @@ _BF16: Final = (
 )
 
 
+_MUCH: Final = 0.3
+"""Share of decoding from which products with wide weights are worth a note."""
+_NARROW_WEIGHTS: Final = InServing(
+    "To decode is to read weights: try them in FP8, and compare the answers.",
+    "quantise",
+    "from torchao.quantization import Float8WeightOnlyConfig, quantize_\nquantize_(model, Float8WeightOnlyConfig())",
+)
+
+
 def check(view: View, limits: Limits) -> Answers:
     yield from _double(view, limits)
     yield from _single(view, limits)
     yield from _tf32(view, limits)
+    if view.serves and view.device is not None:
+        yield from _weights(view, view.device)
 
 
 def _double(view: View, limits: Limits) -> Answers:
@@ -181,6 +193,44 @@ def _tf32(view: View, limits: Limits) -> Answers:
         where=view.at_launches(kernels),
         change=scaled_work(rows_of(kernels), 1 / faster),
     )
+
+
+def _weights(view: View, device: str) -> Iterator[Found]:
+    """A note that tokens are decoded with weights of 16 bits on a device that multiplies FP8."""
+    peaks = device_peaks(view.trace, device)
+    if peaks is None or not peaks.flops_s.get("fp8"):
+        return
+    spans = view.iterations.filter(pl.col("phase") == "decode")
+    spans = spans.select(begin="start_ns", until=pl.col("start_ns") + pl.col("duration_ns")).sort("begin")
+    work = view.work.filter(pl.col("launch_start_ns").is_not_null()).sort("launch_start_ns")
+    work = work.join_asof(spans, left_on="launch_start_ns", right_on="begin", strategy="backward")
+    work = work.filter(pl.col("launch_start_ns") < pl.col("until"), pl.col("kind") == "compute")
+    names = work["name"].unique()
+    wide = [name for name in names if arithmetic(name).precision in ("bf16", "fp16") and _has_weights(name)]
+    kernels = work.filter(pl.col("name").is_in(wide))
+    share = int(kernels["duration_ns"].sum()) / max(int(work["duration_ns"].sum()), 1)
+    if share < _MUCH:
+        return
+    yield Found(
+        f"{share:.0%} of the device's time to decode tokens goes to products with weights of 16 bits, and "
+        f"{peaks.name} multiplies numbers of 8 bits as well",
+        0,
+        basis="no saving: what narrower weights gain, and what they change in the answers, only a trial shows",
+        confidence="medium",
+        severity="note",
+        figures=[
+            Figure("share of the device's time to decode tokens", share, "share", _MUCH),
+            view.count_per_step("such kernels", kernels.height),
+        ],
+        intervals=view.longest(kernels, "product with weights of 16 bits"),
+        remedy=_NARROW_WEIGHTS.remedy(view),
+        where=view.at_launches(kernels),
+        for_every_framework=True,
+    )
+
+
+def _has_weights(name: str) -> bool:
+    return kernel_class(name).kind in ("matrix", "experts") and not has_four_bits(name)
 
 
 def _times_faster(trace: Trace, device: str) -> float:

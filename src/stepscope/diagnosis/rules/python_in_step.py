@@ -67,6 +67,13 @@ _REMEDY: Final = Remedy(
     "background.submit(write_record, step, loss.detach())      # in the step, instead of doing it there",
 )
 
+_IN_INFERENCE: Final = Remedy(
+    "Do once what does not depend on the new tokens, handle those of all requests in one operation, and look only at "
+    "what is new.",
+    "tokens = logits[:, -1].argmax(-1)                  # all requests at once; .tolist() once for each iteration\n"
+    "text = stream.step(tokenizer, token)               # tokenizers.decoders.DecodeStream: what is new, not all again",
+)
+
 
 def check(view: View, limits: Limits) -> Answers:
     shortest = limits["stretch"]
@@ -92,7 +99,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("the longest of them", int(lengths["ns"].to_numpy().max()), "ns", shortest),
         ],
         intervals=view.longest(mine.with_columns(gap="stretch"), "Python between operators"),
-        remedy=_REMEDY,
+        remedy=_REMEDY if view.trains else _IN_INFERENCE,
         where=view.locations(mine),
         change=_without_stretches(view, mine),
     )
@@ -102,7 +109,7 @@ def check(view: View, limits: Limits) -> Answers:
         yield _of_work(view, found, work, works)
         return
     called = calls_at(view, found.where[0])[:3] if found.where else ()
-    yield replace(found, remedy=replace(_REMEDY, text=_called_text(called))) if called else found
+    yield replace(found, remedy=replace(found.remedy, text=_called_text(called))) if called else found
 
 
 def _called_text(called: tuple[str, ...]) -> str:
@@ -141,6 +148,7 @@ def _of_work(view: View, found: Found, work: Work, works: FunctionWork) -> Found
         weighed_ns=found.cost_ns,
         figures=[share, *figures_of(work), *found.figures],
         remedy=remedy_of(work, in_step=True),
+        for_every_framework=True,
         where=work.where,
         change=works.scaled(work, left),
     )

@@ -9,7 +9,8 @@ import pytest
 from stepscope.diagnosis.rules import low_precision
 from stepscope.diagnosis.rules.low_precision import RULE as rule
 from stepscope.machine.devices import device_table
-from stepscope.trace import Trace
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.diagnosis.rules.cases import (
     US,
@@ -78,7 +79,23 @@ def scoring_in_double() -> Trace:
     return step.trace()
 
 
+def decoding(
+    kernel: str = "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT",
+    device: str = "NVIDIA H100 80GB HBM3",
+    mode: str = "DECODE",
+) -> Trace:
+    """Three iterations of 100 us, whose kernel takes 60 us beside 30 us of others."""
+    recording = Recording(Metadata(devices=(Device("0", name=device),)))
+    for number in range(3):
+        begin = 100 * US * number
+        recording.annotation(begin, 100 * US, f"step[{mode} bs=8 toks=8]")
+        recording.launched(begin + US, begin + 5 * US, 60 * US, kernel, 2 * number + 1)
+        recording.launched(begin + 3 * US, begin + 66 * US, 30 * US, "rms_norm", 2 * number + 2)
+    return recording.trace()
+
+
 FIRES: Cases = {
+    "tokens with weights of 16 bits": decoding,
     "tf32": lambda: multiplying(TF32),
     "float64": lambda: computing("float", "double"),
     "mostly in double": lambda: mixed(256),
@@ -89,6 +106,9 @@ FIRES: Cases = {
     "cdna": lambda: multiplying("Cijk_Alik_Bljk_SB_Bias_AS_SAV_UserArgs_MT64x16x32_MI16x16x1_SN", "9.4"),
 }
 SILENT: Cases = {
+    "prompts": lambda: decoding(mode="EXTEND"),
+    "weights of 4 bits": lambda: decoding("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x128x256x1"),
+    "a device without FP8": lambda: decoding(device="NVIDIA A100-SXM4-80GB"),
     "little in tf32": lambda: multiplying(TF32, length_us=90),
     "16 bits": lambda: multiplying("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn"),
     "empty": empty_trace,
@@ -203,3 +223,11 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, busy_device(), share=0).findings == ()
     assert the_finding(rule, computing("double"), double_saved=0.25).saving_ns_per_step == 2_500
     assert asked(rule, computing("double"), double_share=0.11).findings == ()
+
+
+def test_weights_of_16_bits_are_a_note_where_tokens_are_decoded() -> None:
+    finding = the_finding(rule, decoding())
+    assert (finding.severity, finding.saving_ns_per_step) == ("note", 0)
+    shares = {name: value for name, value, *_ in figures_of(finding)}
+    assert shares["share of the device's time to decode tokens"] == pytest.approx(2 / 3)
+    assert "--quantization fp8" in finding.remedy.code
