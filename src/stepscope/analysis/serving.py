@@ -54,6 +54,7 @@ _OF_TRAINING: Final = (
     r"^autograd::engine|Backward\d*$|^aten::_fused_(?:adam|sgd|adagrad)"
     r"|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
 )
+_MOST_DIGITS: Final = 15
 _NEARLY_ALL: Final = 0.8
 """A function that takes this share of the iterations is looked into."""
 _WORTH_NAMING: Final = 0.05
@@ -118,6 +119,8 @@ class PhaseSummary:
     host_ns: int
     device_ns: int | None
     requests: float | None
+    fewest_requests: int | None
+    most_requests: int | None
     tokens: float | None
     launches: float
     graph_share: float
@@ -142,7 +145,6 @@ class ServingSummary:
         time_per_output_token_ns: median time from one decoding iteration's start to the next; None with fewer than two.
         time_to_first_token_ns: median time from a prefill's start to the start of the iteration after it, which begins
             with its token; None if none follows.
-        most_requests: in one iteration.
         captured_sizes: of the graphs that were captured in the recording.
         functions: which Python functions take the host's time in the iterations of the first phase, longest first.
     """
@@ -153,7 +155,6 @@ class ServingSummary:
     put_aside: tuple[PhaseSummary, ...]
     time_per_output_token_ns: int | None
     time_to_first_token_ns: int | None
-    most_requests: int | None
     captured_sizes: tuple[int, ...]
     functions: tuple[FunctionShare, ...] = ()
 
@@ -249,7 +250,6 @@ def serving_summary(trace: Trace, iterations: pl.DataFrame | None = None) -> Ser
         _phases(iterations.filter(aside)),
         _median_ns(decodes["until_next"]),
         _median_ns(later.filter(pl.col("phase") == "prefill")["until_next"]),
-        int(served["requests"].max()) if served["requests"].count() else None,  # type: ignore[arg-type]
         tuple(iterations["captured_size"].drop_nulls().unique().sort()),
         _functions(first, trace.frames),
     )
@@ -293,6 +293,8 @@ def _phases(rows: pl.DataFrame) -> tuple[PhaseSummary, ...]:
         host_ns=pl.col("duration_ns").median().cast(pl.Int64),
         device_ns=pl.col("device_ns").median().cast(pl.Int64),
         requests=pl.col("requests").median(),
+        fewest_requests=pl.col("requests").min(),
+        most_requests=pl.col("requests").max(),
         tokens=pl.col("tokens").median(),
         launches=pl.col("launches").median(),
         graph_share=(pl.col("graph_launches") > 0).mean(),
@@ -329,6 +331,8 @@ def _told(name: str, patterns: list[tuple[str, re.Pattern[str]]]) -> dict[str, A
     """What a range's name says of its iteration."""
     engine, found = next((engine, found) for engine, pattern in patterns if (found := pattern.search(name)))
     groups = found.groupdict()
+    if any(value is not None and len(value) > _MOST_DIGITS for value in groups.values()):
+        return {"name": name, "engine": engine}  # no engine wrote that
     number = {key: int(value) for key, value in groups.items() if value is not None and key != "mode"}
     if "size" in number:
         return {"name": name, "engine": engine, "phase": "capture", "captured_size": number["size"]}
@@ -372,6 +376,9 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     if engine.loop:
         rows = _calls_inside(rows, trace.frames)
     rows = _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    if engine.loop:  # without a cache, or with several tokens to check, later calls have more than one token
+        again = pl.col("is_later") & (pl.col("phase") == "prefill")
+        rows = rows.with_columns(phase=pl.when(again).then(pl.lit("decode")).otherwise("phase"))
     for phase, pattern in (("prefill", engine.prefill), ("decode", engine.decode)):
         if pattern and rows.height:
             has = _has_inside(rows, trace.frames.filter(place.str.contains(pattern)))
@@ -396,7 +403,8 @@ def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     most = calls["module"].mode().sort().first()
     calls = calls.filter(pl.col("module") == pl.lit(most, pl.String))
     until = pl.coalesce(pl.col("start_ns").shift(-1).over("loop"), "end")
-    return calls.with_columns(duration_ns=until - pl.col("start_ns"))
+    is_later = pl.int_range(pl.len()).over("loop") > 0
+    return calls.with_columns(duration_ns=until - pl.col("start_ns"), is_later=is_later)
 
 
 def outermost_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -474,7 +482,7 @@ def _lookups_of(operators: pl.DataFrame) -> pl.DataFrame:
     rows = operators.filter(pl.col("name") == "aten::embedding", pl.col("input_shapes").is_not_null())
     shapes = pl.col("input_shapes").str.extract_groups(_SHAPES)
     rows = rows.with_columns(shapes).unnest("input_shapes")
-    rows = rows.cast(dict.fromkeys(("entries", "first", "second"), pl.Int64))
+    rows = rows.cast(dict.fromkeys(("entries", "first", "second"), pl.Int64), strict=False)
     rows = rows.filter(pl.col("entries") == pl.col("entries").max()).sort("start_ns")
     each = pl.col("second")
     return rows.select(
