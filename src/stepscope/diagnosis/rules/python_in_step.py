@@ -116,8 +116,8 @@ def _called_text(view: View, called: tuple[str, ...]) -> str:
     names = " and ".join(f"{name}()" for name in called)
     if not view.trains:
         return (
-            f"The costliest line calls {names}: give it only what is new, for all requests at once, and do what does not "
-            "depend on the new tokens once."
+            f"The costliest line calls {names}: give it only what is new, for all requests at once, and do once what "
+            "does not depend on the new tokens."
         )
     return (
         f"The costliest line calls {names}: compute what does not depend on the batch once, before the loop; choose "
