@@ -147,7 +147,7 @@ def test_times_per_token_are_medians_between_starts() -> None:
     assert summary is not None
     assert summary.time_to_first_token_ns == 100
     assert summary.time_per_output_token_ns == 20
-    assert summary.most_requests == 4
+    assert [(each.fewest_requests, each.most_requests) for each in summary.phases] == [(4, 4), (4, 4)]
 
 
 def test_the_engine_follows_from_files_before_ranges() -> None:
@@ -179,6 +179,16 @@ def test_calls_of_the_model_in_generate_are_iterations_until_the_next() -> None:
         (80, 20, "decode", 4, 4, "Transformers"),
     ]
     assert step_table(recording.trace())["source"].unique().to_list() == ["inferred"]
+
+
+def test_later_calls_decode_whatever_they_compute_again() -> None:
+    recording = Recording()
+    for begin in (0, 100):
+        recording.frame(begin, 90, "transformers/generation/utils.py(2000): generate")
+        for number, start in enumerate((10, 40, 60)):
+            recording.frame(begin + start, 10, "nn.Module: GPT2LMHeadModel_0", module="GPT2LMHeadModel_0")
+            lookup(recording, begin + start + 2, [1, 17 + number])
+    assert [phase for (phase,) in iterations(recording, "phase")] == ["prefill", "decode", "decode"] * 2
 
 
 def test_lookups_of_one_token_after_a_prompt_are_a_loop_that_generates() -> None:
@@ -257,3 +267,14 @@ def test_functions_that_divide_an_iteration_are_told() -> None:
         ("Model", "", 0.5),
         ("prepare", "engine.py", 0.3),
     ]
+
+
+def test_numbers_that_no_engine_writes_are_unknown() -> None:
+    recording = Recording()
+    recording.annotation(0, 10, f"step[DECODE bs={'9' * 30}]")
+    recording.operator(0, 5, "aten::embedding", input_shapes=f"[[{'9' * 30}, 8], [1, {'9' * 30}]]")
+    assert iterations(recording, "phase", "requests", "engine") == [(None, None, "SGLang")]
+    lookups = Recording()
+    for start in range(0, 100, 20):
+        lookup(lookups, start, [10**30, 1])
+    assert not iterations(lookups, "phase")

@@ -42,6 +42,13 @@ def test_each_phase_has_its_times_and_batch() -> None:
     assert rows["graph capture"][1].endswith("for 8 at once")
 
 
+def test_batches_that_differ_and_speculation_are_told() -> None:
+    diagnosis = diagnose(served(*[(10, f"execute_context_0(0)_generation_{n}({3 * n})") for n in (2, 4, 6)]))
+    assert diagnosis.serving is not None
+    [(_, _, meaning), *_] = serving_glance(diagnosis.serving).rows
+    assert "4 requests (2 to 6), 12 tokens, 3 of each request at once" in meaning
+
+
 def test_a_recording_of_captures_serves_nothing() -> None:
     diagnosis = diagnose(served((6, "capture_8_FULL"), (6, "capture_16_FULL")))
     assert diagnosis.serving is not None
