@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from stepscope.diagnosis.rules.graph_break import RULE as rule
 from stepscope.diagnosis.rules.graph_break import compile_use
 from stepscope.diagnosis.rules.recompilation import RULE as recompilation
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 from stepscope.trace.metadata import CodePlace, Compilation, CompiledGraph, GraphBreak, RunCounts
+from stepscope.trace.tables import SCHEMAS
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -86,6 +89,24 @@ def test_the_time_around_the_break_is_charged_to_its_line() -> None:
     assert REASON in finding.title
     assert "Set the option." in finding.remedy.code
     assert finding.saving_ns_per_step >= 200
+
+
+def test_with_a_device_its_idle_time_around_the_break_is_charged() -> None:
+    """The device works from 150 to 400 ns and from 530 on: of the stretch until 520 ns it is idle in 120."""
+    trace = steps(200, WHOLE, REST)
+    recording = Recording()
+    for number in (0, 1):
+        begin = 1000 * number
+        recording.launched(begin + 120, begin + 150, 250, "first", 10 * number + 1)
+        recording.launched(begin + 525, begin + 530, 470, "second", 10 * number + 2)
+    worked = recording.trace()
+    tables = {name: trace.table(name) for name in SCHEMAS} | {
+        name: worked.table(name) for name in ("launches", "device_work", "lanes")
+    }
+    finding = the_finding(rule, Trace.from_tables(tables, trace.metadata))
+
+    assert finding.title.startswith("12% of the step")
+    assert finding.evidence.figures[0].value == pytest.approx(0.12)
 
 
 def test_a_break_in_a_called_function_is_one_finding_at_its_own_line() -> None:
