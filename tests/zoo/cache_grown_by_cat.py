@@ -1,7 +1,7 @@
 """A decoder of its own, with its own cache of keys and values.
 
 Planted: each token appends to the cache by torch.cat, which copies all that is in it.
-Expected: costly-line
+Expected: growing-work
 """
 
 import torch

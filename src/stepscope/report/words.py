@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -21,9 +20,11 @@ from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, Unread
 from stepscope.diagnosis.finding import BusyWork, Finding, Remedy
 from stepscope.diagnosis.lines.costs import LineShare
 from stepscope.diagnosis.rules.graph_break import BreakUse, CompiledFunction
+from stepscope.diagnosis.rules.recompilation import varying_guards
 from stepscope.report.document import Cause, Place
 from stepscope.report.energy import ALL_WORDS, energy
 from stepscope.report.format import change_words, count, duration, interval_words, share, share_of
+from stepscope.trace.program_facts import CompilationFacts
 
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are merged, and closer shares count as equal."""
@@ -259,9 +260,9 @@ def _cold(cold_ns: int | None, compile_ns: int) -> str:
 def _function_sentences(function: CompiledFunction, every: str) -> Iterator[str]:
     name = f"{function.function} ({function.file}:{function.line})"
     times = "once" if function.compilations == 1 else f"{count(function.compilations)} times"
-    text = (
-        f"{name} was compiled {times} in {duration(function.compile_ns)}{_cold(function.cold_ns, function.compile_ns)}"
-    )
+    text = f"{name} was compiled {times}"
+    if function.compile_ns is not None:
+        text += f" in {duration(function.compile_ns)}{_cold(function.cold_ns, function.compile_ns)}"
     if function.graphs:
         graphs = "graph" if function.graphs == 1 else "graphs"
         kernels = "fused kernel" if function.fused_kernels == 1 else "fused kernels"
@@ -274,14 +275,16 @@ def _function_sentences(function: CompiledFunction, every: str) -> Iterator[str]
     yield f"{text}."
     if function.failure:
         yield f"{function.function} could not be compiled and runs as before: {function.failure}"
-    guards = Counter(each.guard for each in function.recompilations)
-    for guard, times_failed in guards.most_common(_MOST_GUARDS):
-        again = "again" if times_failed == 1 else f"{count(times_failed)} times again"
-        lines = dict.fromkeys(each.called_from for each in function.recompilations if each.guard == guard)
-        at = next((f", called at {line}" for line in lines if line), "")
-        yield f"{function.function} was compiled {again}{at}, because this guard failed: {guard}."
-    if len(guards) > _MOST_GUARDS:
-        yield f"{count(len(guards) - _MOST_GUARDS)} other guards failed."
+    facts = [CompilationFacts(function=function.function, reason=each.guard) for each in function.recompilations]
+    line = next((each.called_from for each in function.recompilations if each.called_from), None)
+    varying = varying_guards(facts)
+    for guard in varying[:_MOST_GUARDS]:
+        again = "once again" if guard.count == 1 else f"{count(guard.count)} times again"
+        at = f", called at {line}" if line is not None else ""
+        yield f"{function.function} was compiled {again}{at}, because {guard.what}."
+    if len(varying) > _MOST_GUARDS:
+        rest = len(varying) - _MOST_GUARDS
+        yield f"{count(rest)} other {'guard' if rest == 1 else 'guards'} of it failed."
     if function.kernels:
         shown = ", ".join(f"{each.name} {duration(each.ns_per_step)}" for each in function.kernels[:_MOST_KERNELS])
         where = function.kernels[0].on
@@ -311,7 +314,8 @@ def _busy_sentence(work: BusyWork, period: str, *, is_bound: bool) -> str:
     reached = {"arithmetic peak": work.compute_share, "memory bandwidth": work.bandwidth_share}
     parts = [f"{share(value)} of the {name}" for name, value in reached.items() if value is not None]
     if not parts:
-        return f"{text}, {_kind_of(work)}; no shapes show what it could reach."
+        unknown = "what it could reach was not counted" if shapes else "no shapes show what it could reach"
+        return f"{text}, {_kind_of(work)}; {unknown}."
     of = f" of {work.peaks}" if work.peaks else ""
     text += f" reaches {'at most ' if is_bound else ''}{' and '.join(parts)}{of}; {_LIMITS.get(work.limit or '', '')}"
     text += f": {work.why}" if work.why else ""

@@ -20,7 +20,6 @@ import polars as pl
 from stepscope.analysis.attribution import SourcePlace
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, Shape, base_name, elements, tensor_shapes_of
-from stepscope.diagnosis.lines.costs import lines_that_call
 from stepscope.diagnosis.view import View
 from stepscope.trace.nesting import Rows, at
 from stepscope.trace.program_facts import SparseFacts
@@ -537,14 +536,12 @@ class Appended:
     Attributes:
         place: line of the user's code.
         rows: rows of `operators`, forward.
-        left: part of the elements that one concatenation of all parts moves, or writing each part in place, 0 to 1.
-        in_each_step: whether each step adds a part to the step's before.
+        left: part of the elements that one concatenation of all parts moves, 0 to 1.
     """
 
     place: int
     rows: Rows
     left: float
-    in_each_step: bool = False
 
 
 def appended(view: View, called: Rows) -> Iterator[Appended]:
@@ -570,23 +567,3 @@ def appended(view: View, called: Rows) -> Iterator[Appended]:
         moved = sum(moved for _, _, moved in found)
         left = sum(last for _, last, _ in found) / max(moved, 1)
         yield Appended(line, np.concatenate([rows for rows, _, _ in found]), left)
-    if not view.trains:
-        yield from _appended_in_each_step(view, cats[~np.isin(place, list(runs))])
-
-
-def _appended_in_each_step(view: View, cats: Rows) -> Iterator[Appended]:
-    """Lines of the user's code whose `cat` takes what it made in the step before, as caches of keys and values do."""
-    operators = view.trace.operators
-    lines = lines_that_call(view, "cat", "concat", "concatenate", "hstack", "vstack")
-    place = at(view.attribution.place, view.slices_of_operators(cats))
-    for number in np.unique(place[place >= 0]).tolist():
-        where, rows = view.attribution.places[number], cats[place == number]
-        each = len(rows) // view.step_count
-        if (where.file, where.line) not in lines or len(rows) < _FEWEST or each * view.step_count != len(rows):
-            continue
-        inputs = [[elements(shape) for shape in tensor_shapes_of(text)] for text in operators["input_shapes"][rows]]
-        moved = sum(map(sum, inputs))
-        new = [sum(sizes) - sum(before) for before, sizes in zip(inputs, inputs[each:], strict=False)
-               if sum(before) in sizes and sum(before) < sum(sizes)]  # fmt: skip
-        if len(new) >= _MOST * (len(rows) - each):
-            yield Appended(number, rows, sum(new) / max(moved, 1), in_each_step=True)

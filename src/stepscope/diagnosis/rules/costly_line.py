@@ -50,8 +50,7 @@ Each kind of evidence has its own figures and its own estimate of what remains.
   them once for each line in inputs of products that need no gradient. A sparse product is assumed to take ten times as
   long for each multiplication as the trace's dense ones.
 - A tensor is extended part by part if, at least 8 times in a step, a line's `cat` takes the result of the one before.
-  What one `cat` of all parts copies remains. In a program that trains nothing also if each step's takes the result of
-  the step before, as a cache of keys and values does; then the new parts remain.
+  What one `cat` of all parts copies remains.
 - One tensor after the other means that a line itself, not the optimizer or another library that it calls, runs
   elementwise operators on at least 8 tensors of different shapes in a step. One operator for the same elements is
   assumed to run at the best rate of the trace's own elementwise operators.
@@ -353,12 +352,10 @@ def _appended(view: View, found: Appended) -> Found:
         figures=[
             view.share_figure("that this takes", cost),
             view.count_per_step("concatenations", len(found.rows)),
-            Figure("part of the elements that need be copied", found.left, "share"),
+            Figure("part of the elements that one concatenation copies", found.left, "share"),
         ],
         where=_at(place),
-        remedy=_IN_PLACE
-        if found.in_each_step
-        else Remedy(
+        remedy=Remedy(
             "Collect the parts in a list and join them once after the loop, or write them into a tensor of the final "
             "size.",
             "parts.append(part)                       # in the loop, instead of result = torch.cat([result, part])\n"
@@ -366,14 +363,6 @@ def _appended(view: View, found: Appended) -> Found:
         ),
         change=scaled_with_pauses(rows, [], found.left),
     )
-
-
-_IN_PLACE: Final = Remedy(
-    "Make the tensor of its final size once, and write each new part into it.",
-    "keys = torch.empty(batch, heads, longest, size)           # once for an answer, or kept for the next one\n"
-    "keys[:, :, begin:end] = new                               # for each token, instead of torch.cat([keys, new])\n"
-    "attended = attend(query, keys[:, :, :end], values[:, :, :end])",
-)
 
 
 def _copies(view: View) -> Iterator[Found]:

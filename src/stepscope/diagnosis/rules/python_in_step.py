@@ -109,11 +109,16 @@ def check(view: View, limits: Limits) -> Answers:
         yield _of_work(view, found, work, works)
         return
     called = calls_at(view, found.where[0])[:3] if found.where else ()
-    yield replace(found, remedy=replace(found.remedy, text=_called_text(called))) if called else found
+    yield replace(found, remedy=replace(found.remedy, text=_called_text(view, called))) if called else found
 
 
-def _called_text(called: tuple[str, ...]) -> str:
+def _called_text(view: View, called: tuple[str, ...]) -> str:
     names = " and ".join(f"{name}()" for name in called)
+    if not view.trains:
+        return (
+            f"The costliest line calls {names}: give it only what is new, for all requests at once, and do once what "
+            "does not depend on the new tokens."
+        )
     return (
         f"The costliest line calls {names}: compute what does not depend on the batch once, before the loop; choose "
         "what the step needs before anything is computed or copied for all of it; let a background thread do what need "
