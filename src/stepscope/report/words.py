@@ -10,6 +10,7 @@ import polars as pl
 from stepscope.analysis.captured import BASES
 from stepscope.analysis.host import CAUSES
 from stepscope.analysis.serving import ServingSummary
+from stepscope.analysis.steps import UNLIKE
 from stepscope.analysis.work import shapes_of
 from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
@@ -117,13 +118,19 @@ def _call(each: Once) -> str:
 
 def _set_apart_sentence(diagnosis: Diagnosis) -> str:
     longest = max(diagnosis.set_apart, key=lambda each: each.duration_ns)
-    which = f"Step {longest.index} is an outlier: it takes"
-    if len(diagnosis.set_apart) > 1:
-        which = f"{count(len(diagnosis.set_apart))} steps are outliers: the longest, step {longest.index}, takes"
+    outliers = [each for each in diagnosis.set_apart if each.duration_ns >= UNLIKE * diagnosis.typical_step_ns]
+    step = f"step {longest.index}" + (f", a {longest.phase}," if longest.phase in ("prefill", "decode") else "")
+    which = f"S{step[1:]} is an outlier: it takes"
+    if len(outliers) > 1:
+        which = f"{count(len(outliers))} steps are outliers: the longest, {step.rstrip(',')}, takes"
     what = {"compute": "computation", "copy_in": "copies", "copy_out": "copies"}.get(longest.what, longest.what)
     most = f"{share(longest.share)} of that is {what.replace('_', ' ')}"
     mean = f"with it, the mean of all complete steps is {duration(diagnosis.mean_step_ns)}"
-    return f"{which} {duration(longest.duration_ns)}; {most}; {mean}."
+    others = len(diagnosis.set_apart) - max(len(outliers), 1)
+    rest = (
+        f" On the shorter side of it, {count(others)} more {'is' if others == 1 else 'are'} left out." if others else ""
+    )
+    return f"{which} {duration(longest.duration_ns)}; {most}; {mean}.{rest}"
 
 
 def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
