@@ -301,6 +301,38 @@ def _operators_of(trace: Trace) -> pl.DataFrame:
     return whole
 
 
+def graph_calls(trace: Trace, works: Rows) -> Trace | None:
+    """The work of tied graphs as if the captured operators had been called at each launch and had launched it.
+
+    Args:
+        works: rows of `device_work` to take.
+
+    Returns:
+        A trace with these operators, their launches and the work, for analyses of operators' calls; None without any.
+    """
+    parts: list[pl.DataFrame] = []
+    for tied in tied_kernels(trace):
+        operator = tied.source.launches["operator"].gather(nullable(tied.launch))
+        work = trace.device_work.with_columns(graph="launch", operator=operator, work=pl.int_range(pl.len()))
+        work = work.filter(pl.col("work").is_in(works.tolist()) & pl.col("operator").is_not_null())
+        names = ("name", "input_shapes", "input_types", "input_values")
+        called = tied.source.operators[work["operator"]].select(pl.col(name).alias(f"called_{name}") for name in names)
+        parts.append(pl.concat([work, called], how="horizontal").with_columns(source=pl.lit(len(parts))))
+    work = pl.concat(parts) if parts else pl.DataFrame()
+    if work.is_empty():
+        return None
+    keys = ("graph", "source", "operator")
+    calls = work.unique(keys, keep="first", maintain_order=True).select(*keys, pl.col("^called_.*$"))
+    begun = trace.launches.select("start_ns", "lane").with_row_index("graph")
+    calls = calls.join(begun, on="graph").sort("start_ns", *keys).with_row_index("call")
+    work = work.drop("launch").join(calls.select(*keys, launch="call"), on=keys, how="left", maintain_order="left")
+    columns = [pl.col(f"called_{name}").alias(name) for name in names]
+    operators = calls.select("start_ns", "lane", *columns, duration_ns=pl.lit(0))
+    launches = operators.with_columns(kind=pl.lit("launch"), operator=calls["call"])
+    tables = {"lanes": trace.lanes, "operators": operators, "launches": launches, "device_work": work}
+    return Trace.from_tables(tables, trace.metadata)
+
+
 def graph_use(trace: Trace) -> GraphUse | None:
     """How much of a trace's work ran in graphs, and what is known of it; None without a launch of a graph."""
     graph_calls = trace.launches.with_row_index("launch").filter(pl.col("kind") == "graph_launch")

@@ -395,14 +395,19 @@ def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
 
 
 def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
-    """From each outermost call of a module inside a loop to the next one, the last to the loop's end."""
+    """From each outermost call of a module inside a loop to the next one.
+
+    The last call of a loop gets what usually follows one: behind it, a loop may do more, such as decode an image.
+    """
     loops = outermost_of(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
     calls = outermost_of(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
     calls = calls.join_asof(loops, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
     calls = calls.filter(pl.col("start_ns") < pl.col("end"))
     most = calls["module"].mode().sort().first()
     calls = calls.filter(pl.col("module") == pl.lit(most, pl.String))
-    until = pl.coalesce(pl.col("start_ns").shift(-1).over("loop"), "end")
+    following = pl.col("start_ns").shift(-1).over("loop")
+    usual = (following - _end()).median().cast(pl.Int64)
+    until = pl.coalesce(following, pl.min_horizontal(_end() + usual, "end"))
     is_later = pl.int_range(pl.len()).over("loop") > 0
     return calls.with_columns(duration_ns=until - pl.col("start_ns"), is_later=is_later)
 

@@ -66,12 +66,14 @@ class SetApart:
     Attributes:
         what: what took most of it: a kind of device work or a cause of idle or host time.
         share: part of the step that it took, 0 to 1.
+        phase: of an engine's iteration, such as "prefill"; "" otherwise.
     """
 
     index: int
     duration_ns: int
     what: str
     share: float
+    phase: str = ""
 
 
 def once(view: View) -> tuple[Once, ...]:
@@ -107,7 +109,11 @@ def set_apart(view: View) -> tuple[SetApart, ...]:
     measured = view.complete_steps["index"].implode()
     gone = view.steps.filter(pl.col("complete") & ~pl.col("index").is_in(measured))
     steps = gone.sort("start_ns").select("index", "start_ns", "duration_ns").iter_rows()
-    return tuple(_described(view, index, Window(start, start + length)) for index, start, length in steps)
+    phases = dict(view.iterations.select("start_ns", "phase").drop_nulls().iter_rows())
+    return tuple(
+        replace(_described(view, index, Window(start, start + length)), phase=phases.get(start, ""))
+        for index, start, length in steps
+    )
 
 
 def _described(view: View, index: int, window: Window) -> SetApart:

@@ -582,7 +582,10 @@ def _accounting(device: StepTime, diagnosis: Diagnosis) -> dict[str, Any]:
 def _trace_json(diagnosis: Diagnosis) -> dict[str, Any]:
     metadata = diagnosis.metadata
     names = ("path", "format", "events", "rank", "world_size", "origin_unix_ns", "host", "window")
-    evidence = {"evidence": metadata.evidence} if metadata.evidence is not None else {}
+    given = metadata.evidence
+    evidence = (
+        {} if given is None else {"evidence": fields(given, *(each for each in fields(given) if each != "compiled"))}
+    )
     return {**fields(metadata, *names), "warnings": diagnosis.warnings, **evidence}
 
 

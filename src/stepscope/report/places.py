@@ -40,7 +40,7 @@ _PHASES: Final = {
     "mixed": "both at once",
     "capture": "graph capture",
     "warm_up": "warm-up",
-    "": "phase unknown",
+    "": "iterations",
 }
 _LIBRARIES: Final = "its Python frames are those of libraries. --user-code PATTERN says which of their files are yours."
 

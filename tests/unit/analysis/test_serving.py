@@ -211,9 +211,19 @@ def test_calls_of_the_model_in_generate_are_iterations_until_the_next() -> None:
         (10, 30, "prefill", 4, 68, "Transformers"),
         (40, 20, "decode", 4, 4, "Transformers"),
         (60, 20, "decode", 4, 4, "Transformers"),
-        (80, 20, "decode", 4, 4, "Transformers"),
+        (80, 20, "decode", 4, 4, "Transformers"),  # 10 in the call and 10 behind it, as usual
     ]
     assert step_table(recording.trace())["source"].unique().to_list() == ["inferred"]
+
+
+def test_passes_of_a_diffusion_are_iterations_without_what_comes_before_and_after() -> None:
+    recording = Recording()
+    recording.frame(0, 300, "diffusers/pipelines/flux/pipeline_flux.py(700): __call__")
+    calls = [(10, 20, "CLIPTextModel_0"), *[(start, 30, "Transformer2DModel_0") for start in (40, 80, 120)]]
+    for start, length, module in [*calls, (170, 100, "AutoencoderKL_0")]:
+        recording.frame(start, length, f"nn.Module: {module}", module=module)
+    found = iterations(recording, "start_ns", "duration_ns", "phase", "engine")
+    assert found == [(start, 40, None, "Diffusers") for start in (40, 80, 120)]
 
 
 def test_later_calls_decode_whatever_they_compute_again() -> None:

@@ -74,3 +74,12 @@ def test_text_and_page_have_the_section() -> None:
     diagnosis = diagnose(some())
     assert "What SGLang served" in text_report(diagnosis, width=100, top=5)
     assert b"What SGLang served" in html_report([diagnosis])
+
+
+def test_a_prompt_that_is_set_apart_is_called_so() -> None:
+    marks = [(10, "step[DECODE bs=4]")] * 3 + [(900, "step[EXTEND bs=1 toks=9000]")] + [(10, "step[DECODE bs=5]")] * 9
+    diagnosis = diagnose(served(*marks))
+    assert (diagnosis.step_count, [each.phase for each in diagnosis.set_apart][-1]) == (9, "prefill")
+    [sentence] = [each for each in exceptional_sentences(diagnosis) if "outlier" in each]
+    assert sentence.startswith("Step 3, a prefill, is an outlier")
+    assert "3 more are left out" in sentence

@@ -91,7 +91,7 @@ class Recompilation:
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:
-    """A fused kernel or a graph's call, and its time in the steps; `on` is "device" or "host"."""
+    """A fused kernel, or the call of a graph by its kernels, and its time in a step; `on` is "device" or "host"."""
 
     name: str
     on: str
@@ -105,7 +105,8 @@ class CompiledFunction:
 
     Attributes:
         called_from: the user's line that called it, as "file:line".
-        compile_ns: time of all its compilations, of the forward and the backward pass and behind breaks.
+        compile_ns: time of all its compilations, of the forward and the backward pass and behind breaks; None if the
+            log does not tell.
         cold_ns: the part of compilations of which a graph was not in Inductor's cache; None without Inductor.
         calls_per_step, ns_per_step: of its compiled regions on the host; None if the trace shows none.
         lookup_ns_per_step: the part that checks guards.
@@ -117,7 +118,7 @@ class CompiledFunction:
     line: int
     called_from: str | None
     compilations: int
-    compile_ns: int
+    compile_ns: int | None
     cold_ns: int | None
     graphs: int
     operators: int
@@ -324,6 +325,18 @@ def _rests(view: View) -> dict[tuple[str, str, int], _Rest]:
     return found
 
 
+_SLICE: Final = ("lane", "start_ns", "duration_ns", "name")
+
+
+@once
+def _graph_calls(view: View) -> pl.DataFrame:
+    """Calls of Inductor's graphs in the span, which the profiler records as annotations."""
+    calls = view.trace.annotations.filter(
+        (pl.col("kind") == "host") & pl.col("name").str.starts_with("## Call CompiledFxGraph ")
+    )
+    return view.begin_in_span(calls).select(_SLICE)
+
+
 def _by_lane(rows: pl.DataFrame, made: Callable[[pl.DataFrame], _Made]) -> dict[int, _Made]:
     return {int(str(lane)): made(mine) for (lane,), mine in rows.group_by("lane")}
 
@@ -332,15 +345,17 @@ class _Around:
     """What runs around and inside the compiled regions of the steps."""
 
     def __init__(self, view: View, regions: pl.DataFrame) -> None:
-        operators = view.operators.with_columns(end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+        around = _with_ancestors(regions["row"].to_numpy(), view.parents)
+        work = pl.concat(
+            [view.operators.filter(~pl.col("row").is_in(around.tolist())).select(_SLICE), _graph_calls(view)]
+        )
+        work = work.filter(~pl.col("name").str.contains(_BOOKKEEPING))
+        calls = work.filter(pl.col("name").str.contains(_GRAPH_CALL))
         self._parents = view.parents
         self._starts = dict(regions.select("row", "start_ns").iter_rows())
         self._tops = _by_lane(regions, lambda mine: np.sort(mine["start_ns"].to_numpy()))
-        calls = operators.filter(pl.col("name").str.contains(_GRAPH_CALL))
-        self._calls = _by_lane(calls, lambda mine: np.sort(mine["end_ns"].to_numpy()))
-        around = _with_ancestors(regions["row"].to_numpy(), self._parents)
-        own = operators.filter(~pl.col("row").is_in(around.tolist()), ~pl.col("name").str.contains(_BOOKKEEPING))
-        self._work = _by_lane(own, covered_by)
+        self._calls = _by_lane(calls, lambda mine: np.sort((mine["start_ns"] + mine["duration_ns"]).to_numpy()))
+        self._work = _by_lane(work, covered_by)
 
     def work(self, lane: int) -> IntervalSet:
         """Time of a thread's operators that are no compiled regions, not around one, and not the compiler's own."""
@@ -400,7 +415,7 @@ def compile_use(view: View) -> CompileUse | None:
     rests = _rests(view)
     return CompileUse(
         compilations=len(compiled),
-        compile_ns=sum(each.compile_ns for each in functions),
+        compile_ns=sum(each.compile_ns or 0 for each in functions),
         cold_ns=sum(cold) if cold else None,
         logging_ns=sum(each.logging_ns for each in compiled),
         lost_ns_per_step=view.per_step(sum(rest.length_ns for rest in rests.values()))
@@ -412,7 +427,7 @@ def compile_use(view: View) -> CompileUse | None:
 
 
 def _order(function: CompiledFunction) -> tuple[int, int, str, int]:
-    return -(function.ns_per_step or 0), -function.compile_ns, function.file, function.line
+    return -(function.ns_per_step or 0), -(function.compile_ns or 0), function.file, function.line
 
 
 def _function(view: View, file: str, name: str, compiled: Sequence[Compilation]) -> CompiledFunction:
@@ -430,7 +445,7 @@ def _function(view: View, file: str, name: str, compiled: Sequence[Compilation])
         line=caller.line if whole[0].file != file and caller is not None else whole[0].line,
         called_from=_users_line(view, whole[0].called_from),
         compilations=len(compiled),
-        compile_ns=sum(times),
+        compile_ns=sum(times) if any(each.compile_ns is not None for each in compiled) else None,
         cold_ns=sum(ns for ns, each in zip(times, compiled, strict=True) if each.cached is False) if known else None,
         graphs=len(graphs),
         operators=sum(each.operators or 0 for each in compiled),
@@ -469,15 +484,15 @@ def _lookup_ns(view: View, regions: pl.DataFrame) -> int:
 
 def _kernels(view: View, graphs: Sequence[CompiledGraph]) -> tuple[FusedKernel, ...]:
     """Fused kernels of these graphs by their time on the device, else on the host, else the calls of the graphs."""
-    names = {kernel for graph in graphs for kernel in graph.kernels}
-    calls = {f"## Call CompiledFxGraph {graph.key} ##" for graph in graphs if graph.key}
-    tables = (("device", view.work, names), ("host", view.operators, names), ("host", view.operators, calls))
-    for on, table, wanted in tables:
-        found = table.filter(pl.col("name").is_in(list(wanted))).group_by("name")
+    names = {kernel: kernel for graph in graphs for kernel in graph.kernels}
+    calls = {f"## Call CompiledFxGraph {graph.key} ##": " + ".join(graph.kernels) or str(graph.key) for graph in graphs}
+    tables = (("device", view.work, names), ("host", view.operators, names), ("host", _graph_calls(view), calls))
+    for on, table, shown in tables:
+        found = table.filter(pl.col("name").is_in(list(shown))).group_by("name")
         rows = found.agg(calls=pl.len(), ns=pl.col("duration_ns").sum()).sort(["ns", "name"], descending=[True, False])
         if rows.height:
             return tuple(
-                FusedKernel(name, on, calls / view.step_count, view.per_step(ns))
+                FusedKernel(shown[name], on, calls / view.step_count, view.per_step(ns))
                 for name, calls, ns in rows.head(_MOST_KERNELS).iter_rows()
             )
     return ()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from stepscope.diagnosis.rules.graph_break import RULE as rule
 from stepscope.diagnosis.rules.graph_break import compile_use
 from stepscope.diagnosis.rules.recompilation import RULE as recompilation
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 from stepscope.trace.metadata import CodePlace, Compilation, CompiledGraph, GraphBreak, RunCounts
+from stepscope.trace.tables import SCHEMAS
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, places_of, the_finding
 from tests.unit.recording import Recording
 
@@ -34,25 +37,25 @@ def given(trace: Trace, *compiled: Compilation) -> Trace:
     )
 
 
-def steps(gap_ns: int = 200, *compiled: Compilation, nested: bool = True) -> Trace:
-    """Two steps of 1000 ns: a graph's call until 300 ns, a read of 20 ns, and the rest's graph after `gap_ns`.
+def steps(gap_ns: int = 200, *compiled: Compilation, nested: bool = True, step_ns: int = 1000) -> Trace:
+    """Two steps: a graph's call until 300 ns, a read of 20 ns, and the rest's graph after `gap_ns`.
 
     The region of the rest begins 30 ns before its graph's call, its guards' check 50 ns before that.
     """
     recording = Recording()
     for number in (0, 1):
-        begin = 1000 * number
+        begin = step_ns * number
         rest = begin + 320 + gap_ns
-        recording.step(begin, 1000, number)
-        recording.frame(begin, 1000, "train.py(12): step")
+        recording.step(begin, step_ns, number)
+        recording.frame(begin, step_ns, "train.py(12): step")
         recording.operator(begin + 90, 10, "TorchDynamo Cache Lookup")
         end = rest + 110 if nested else begin + 300
         recording.operator(begin + 100, end - begin - 100, "Torch-Compiled Region: 0/0")
-        recording.operator(begin + 110, 190, "## Call CompiledFxGraph fkey ##")
+        recording.annotation(begin + 110, 190, "## Call CompiledFxGraph fkey ##")
         recording.operator(begin + 310, 20, "aten::item")
         recording.operator(rest - 80, 50, "TorchDynamo Cache Lookup")
         recording.operator(rest - 30, 130, "Torch-Compiled Region: 1/0")
-        recording.operator(rest, 90, "## Call CompiledFxGraph fother ##")
+        recording.annotation(rest, 90, "## Call CompiledFxGraph fother ##")
     return given(recording.trace(), *compiled) if compiled else recording.trace()
 
 
@@ -68,7 +71,7 @@ SILENT: Cases = {
     "a busy device": busy_device,
     "no log": steps,
     "no break": lambda: steps(200, WHOLE),
-    "a break that costs next to nothing": lambda: steps(81, WHOLE, REST),
+    "a break that costs next to nothing": lambda: steps(81, WHOLE, REST, step_ns=2000),
     "logs of two other processes": lambda: steps(
         200, dataclasses.replace(WHOLE, process="77"), dataclasses.replace(REST, process="78")
     ),
@@ -86,6 +89,24 @@ def test_the_time_around_the_break_is_charged_to_its_line() -> None:
     assert REASON in finding.title
     assert "Set the option." in finding.remedy.code
     assert finding.saving_ns_per_step >= 200
+
+
+def test_with_a_device_its_idle_time_around_the_break_is_charged() -> None:
+    """The device works from 150 to 400 ns and from 530 on: of the stretch until 520 ns it is idle in 120."""
+    trace = steps(200, WHOLE, REST)
+    recording = Recording()
+    for number in (0, 1):
+        begin = 1000 * number
+        recording.launched(begin + 120, begin + 150, 250, "first", 10 * number + 1)
+        recording.launched(begin + 525, begin + 530, 470, "second", 10 * number + 2)
+    worked = recording.trace()
+    tables = {name: trace.table(name) for name in SCHEMAS} | {
+        name: worked.table(name) for name in ("launches", "device_work", "lanes")
+    }
+    finding = the_finding(rule, Trace.from_tables(tables, trace.metadata))
+
+    assert finding.title.startswith("12% of the step")
+    assert finding.evidence.figures[0].value == pytest.approx(0.12)
 
 
 def test_a_break_in_a_called_function_is_one_finding_at_its_own_line() -> None:
@@ -133,7 +154,7 @@ def test_what_was_compiled_is_told_by_function() -> None:
     assert (function.function, function.line, function.called_from) == ("forward", 9, "train.py:21")
     assert (function.graphs, function.fused_kernels, function.calls_per_step) == (1, 1, 1)
     assert (function.ns_per_step, function.lookup_ns_per_step) == (530, 60)
-    assert [(each.name, each.ns_per_step) for each in function.kernels] == [("## Call CompiledFxGraph fkey ##", 190)]
+    assert [(each.name, each.ns_per_step) for each in function.kernels] == [("cpp_fused_relu_0", 190)]
     assert [each.guard for each in function.recompilations] == [
         "tensor 'x' size mismatch at index 0. expected 32, actual 33"
     ]

@@ -87,7 +87,7 @@ def test_decoding_is_shared_by_the_generations() -> None:
     figures = {name: value for name, value, *_ in figures_of(finding)}
     assert figures["generations"] == 3
     assert figures["tokens decoded one by one"] == 12
-    decoding_ns = 3 * (3 * 15 + 30) * US
+    decoding_ns = 3 * 4 * 15 * US
     steps = 15
     assert finding.saving_ns_per_step == int(decoding_ns * (1 - 1 / 3)) // steps
     assert "model.generate(**batch" in finding.remedy.code
