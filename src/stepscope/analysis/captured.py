@@ -335,6 +335,10 @@ def graph_calls(trace: Trace, works: Rows) -> Trace | None:
 
 def graph_use(trace: Trace) -> GraphUse | None:
     """How much of a trace's work ran in graphs, and what is known of it; None without a launch of a graph."""
+    return trace.kept("graph_use", lambda: _use(trace))
+
+
+def _use(trace: Trace) -> GraphUse | None:
     graph_calls = trace.launches.with_row_index("launch").filter(pl.col("kind") == "graph_launch")
     if graph_calls.is_empty():
         return None

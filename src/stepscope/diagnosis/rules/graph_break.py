@@ -3,10 +3,10 @@ Graph breaks of torch.compile that cost a noticeable part of each step.
 
 # Why it costs time
 Where the compiler cannot continue, it ends the graph, lets Python run the statement, and compiles the rest of the
-function as another one. In a loop it cannot, and gives up the whole function, which then runs operator by operator: the
-rule reports that as a note. Each step then leaves compiled code, checks the guards of the rest and enters it again, and
+function as another one. Each step then leaves compiled code, checks the guards of the rest and enters it again, and
 nothing is fused across the break. A value that Python read may be a constant of the rest, which is then compiled again
-whenever the value changes.
+whenever the value changes. Where the rest cannot be compiled by itself, as in a loop, the compiler gives up the whole
+function, which then runs operator by operator: the rule reports that as a note.
 
 # How it is measured
 The log of torch.compile (`TORCH_TRACE`, which `stepscope run` records; `--compile-log` names one) says where and why
@@ -261,9 +261,9 @@ def _break_at(compiled: Sequence[Compilation], file: str, line: int) -> GraphBre
 @once
 def _regions(view: View) -> pl.DataFrame:
     """Compiled regions that begin in the span, with their `number` and `end_ns`."""
-    number = pl.col("name").str.extract(_REGION)
-    regions = view.operators.with_columns(number=number, end_ns=pl.col("start_ns") + pl.col("duration_ns"))
-    return regions.filter(pl.col("number").is_not_null())
+    regions = view.operators.filter(pl.col("name").str.starts_with("Torch-Compiled Region: "))
+    end, number = pl.col("start_ns") + pl.col("duration_ns"), pl.col("name").str.extract(_REGION)
+    return regions.with_columns(number=number, end_ns=end).filter(pl.col("number").is_not_null())
 
 
 @dataclass(slots=True)
