@@ -53,7 +53,8 @@ _BOOKKEEPING: Final = r"^TorchDynamo Cache Lookup$|^Pregraph bytecode$|^AOTDispa
 _LOOKUP: Final = "TorchDynamo Cache Lookup"
 _GRAPH_CALL: Final = r"^CompiledFunction$|^## Call CompiledFxGraph "
 _REST: Final = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
-_OWN_FILE: Final = re.compile(r"/stepscope/(?:guard\.py|record/)")
+_OWN_FILE: Final = re.compile(r"/stepscope/(?:guard\.py|record/)|/torch/_dynamo/")
+"""Files of stepscope and of the compiler, whose functions may stand around the call of a module."""
 _MOST_KERNELS: Final = 20
 _Made = TypeVar("_Made")
 
@@ -235,7 +236,7 @@ def _compiled(view: View) -> tuple[Compilation, ...]:
 def _function_of(compilation: Compilation) -> tuple[str, str]:
     """File and name of the function that a compilation belongs to, also if it is the rest of one behind a break.
 
-    Where the compiler began in stepscope's function around a module's call, it is that call at the user's line.
+    Where the compiler began in a function around a module's call, it is that call at the user's line.
     """
     name = compilation.function
     if _OWN_FILE.search(compilation.file) and (caller := _caller(compilation)) is not None:
