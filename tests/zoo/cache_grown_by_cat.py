@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tests.zoo import command
 
 WIDTH, HEADS, LAYERS, VOCABULARY = 256, 8, 3, 2048
-PROMPT, TOKENS, BATCH = 320, 24, 8
+PROMPT, TOKENS, BATCH = 640, 40, 8
 
 
 class Growing:

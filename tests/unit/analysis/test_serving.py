@@ -10,6 +10,8 @@ from stepscope.analysis.serving import (
     serving_summary,
 )
 from stepscope.analysis.steps import step_table
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ModelCallFacts, ProgramFacts
 from tests.unit.recording import Recording
 
 
@@ -120,6 +122,39 @@ def test_a_marked_step_that_holds_many_iterations_gives_way_to_them() -> None:
     for start in (0, 30, 60):
         recording.annotation(start, 20, "step[DECODE bs=8]")
     assert step_table(recording.trace())["duration_ns"].to_list() == [20, 20, 20]
+
+
+def called(*calls: tuple[int, int, int, int], steps: int = 0) -> Trace:
+    """Calls of the model that the recorder saw, each in a step of 100 ns or in none."""
+    program = ProgramFacts(model_calls=ModelCallFacts(files=("serve.py",), calls=calls))
+    recording = Recording(metadata=Metadata(program=program, origin_unix_ns=1000))
+    recording.operator(0, 400, "aten::linear")
+    for number in range(steps):
+        recording.step(200 * number, 200, number)
+    return recording.trace()
+
+
+CALLS = ((1000, 2, 2, 20), (1100, 3, 1, 12), (1200, 3, 0, 3), (1300, 1, 0, 1))
+
+
+def test_the_calls_that_the_recorder_saw_are_iterations() -> None:
+    rows = iteration_table(called(*CALLS))
+
+    assert rows.select("start_ns", "duration_ns", "phase", "requests", "tokens").rows() == [
+        (0, 100, "prefill", 2, 20),
+        (100, 100, "mixed", 3, 12),
+        (200, 100, "decode", 3, 3),
+        (300, 100, "decode", 1, 1),
+    ]
+
+
+def test_calls_without_a_continuation_are_no_iterations() -> None:
+    assert iteration_table(called((1000, 2, 2, 20), (1100, 2, 2, 20))).is_empty()
+
+
+def test_steps_that_stepscope_marked_stay_the_steps() -> None:
+    assert step_table(called(*CALLS, steps=2))["duration_ns"].to_list() == [200, 200]
+    assert step_table(called(*CALLS))["duration_ns"].to_list() == [100, 100, 100, 100]
 
 
 def test_a_training_that_generates_keeps_its_steps() -> None:

@@ -159,4 +159,5 @@ RULE: Final = Rule(
         "requests": Threshold(4, "count", "requests at once that are few for an engine that forms batches"),
     },
     check=check,
+    rivals=("loop-in-step",),
 )
