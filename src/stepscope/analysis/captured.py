@@ -53,14 +53,18 @@ class Tied:
     """Where the kernels of a trace's graphs were captured.
 
     Attributes:
-        source: the recording with the calls: the trace itself, or that of the capture.
+        capture: the recording with the calls if it is not the trace itself, which would keep itself alive here.
         launch: for each row of `device_work` the row in the source's launches, -1 for none.
         basis: for each row of `device_work` an index into BASES, -1 for none.
     """
 
-    source: Trace
+    capture: Trace | None
     launch: Rows
     basis: npt.NDArray[np.int8]
+
+    def source(self, trace: Trace) -> Trace:
+        """The recording with the calls."""
+        return trace if self.capture is None else self.capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ def _tied(trace: Trace) -> Iterator[Tied]:
         launch, basis = _Matching(graphs.filter(~pl.Series(taken[graphs["row"].to_numpy()])), source).found(len(taken))
         if (launch >= 0).any():
             taken |= launch >= 0
-            yield Tied(source, launch, basis)
+            yield Tied(None if source is trace else source, launch, basis)
 
 
 def _graphs(trace: Trace) -> pl.DataFrame:
@@ -248,7 +252,7 @@ def _in_turn(keys: Sequence[str], named: Sequence[str]) -> Rows:
 def why_not_tied(trace: Trace) -> str | None:
     """Why no graph's kernels are tied to the recording of the capture, as a clause; None if some are."""
     capture = trace.capture
-    if capture is None or any(tied.source is capture for tied in tied_kernels(trace)):
+    if capture is None or any(tied.capture is capture for tied in tied_kernels(trace)):
         return None
     graphs = _graphs(trace)
     if graphs.is_empty():
@@ -291,10 +295,11 @@ def graph_operators(trace: Trace) -> pl.DataFrame | None:
 def _operators_of(trace: Trace) -> pl.DataFrame:
     whole = pl.DataFrame(schema=dict(GRAPH_OPERATORS)).clear(trace.device_work.height)
     for tied in tied_kernels(trace):
-        rows = row_numbers(tied.source.launches["operator"].gather(nullable(tied.launch)))
+        source = tied.source(trace)
+        rows = row_numbers(source.launches["operator"].gather(nullable(tied.launch)))
         names = ("name", "input_shapes", "input_types")
         found = {
-            column: tied.source.operators[name].gather(nullable(rows))
+            column: source.operators[name].gather(nullable(rows))
             for column, name in zip(GRAPH_OPERATORS, names, strict=True)
         }
         whole = whole.with_columns(pl.coalesce(column, values) for column, values in found.items())
@@ -312,11 +317,12 @@ def graph_calls(trace: Trace, works: Rows) -> Trace | None:
     """
     parts: list[pl.DataFrame] = []
     for tied in tied_kernels(trace):
-        operator = tied.source.launches["operator"].gather(nullable(tied.launch))
+        source = tied.source(trace)
+        operator = source.launches["operator"].gather(nullable(tied.launch))
         work = trace.device_work.with_columns(graph="launch", operator=operator, work=pl.int_range(pl.len()))
         work = work.filter(pl.col("work").is_in(works.tolist()) & pl.col("operator").is_not_null())
         names = ("name", "input_shapes", "input_types", "input_values")
-        called = tied.source.operators[work["operator"]].select(pl.col(name).alias(f"called_{name}") for name in names)
+        called = source.operators[work["operator"]].select(pl.col(name).alias(f"called_{name}") for name in names)
         parts.append(pl.concat([work, called], how="horizontal").with_columns(source=pl.lit(len(parts))))
     work = pl.concat(parts) if parts else pl.DataFrame()
     if work.is_empty():
@@ -335,6 +341,10 @@ def graph_calls(trace: Trace, works: Rows) -> Trace | None:
 
 def graph_use(trace: Trace) -> GraphUse | None:
     """How much of a trace's work ran in graphs, and what is known of it; None without a launch of a graph."""
+    return trace.kept("graph_use", lambda: _use(trace))
+
+
+def _use(trace: Trace) -> GraphUse | None:
     graph_calls = trace.launches.with_row_index("launch").filter(pl.col("kind") == "graph_launch")
     if graph_calls.is_empty():
         return None

@@ -41,7 +41,6 @@ _LABELLED: Final = re.compile(r"^\s*(Explanation|Hint): (.{1,1000})$", re.MULTIL
 _USERS_TRACEBACK: Final = "User code traceback:"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _OF_THE_COMPILER: Final = re.compile(r"/torch/_?(?:dynamo|inductor|nn/modules/module)\b")
-_FIRST_CAUSE: Final = re.compile(r"^Encountered graph break when attempting to trace ")
 _MICROSECOND: Final = 1_000
 
 
@@ -255,11 +254,8 @@ def _graph_break(payload: str) -> GraphBreak | None:
     if at is None:
         return None
     reason = _REASON.search(payload)
-    said, whole = "", payload[reason.end() :].lstrip() if reason is not None else ""
-    if reason is not None:
-        said = reason[1].strip()
-        if _FIRST_CAUSE.match(said) and whole:  # the reason itself stands below
-            said = whole.splitlines()[0].strip()
+    following = payload[reason.end() :].splitlines() if reason is not None else []
+    said = [line.strip() for line in (reason[1] if reason is not None else "", *following)]
     labelled: dict[str, str] = {}
     for match in _LABELLED.finditer(payload):
         labelled.setdefault(match[1], match[2].strip())
@@ -269,7 +265,7 @@ def _graph_break(payload: str) -> GraphBreak | None:
     return GraphBreak(
         file=at[1],
         line=int(at[2]),
-        reason=said,
+        reason=next((line for line in said if line and not line.endswith(":")), ""),  # what ends so introduces it
         explanation=labelled.get("Explanation", ""),
         hint=labelled.get("Hint", ""),
         frames=tuple(kept[:_MOST_FRAMES]),

@@ -16,6 +16,7 @@ from stepscope.analysis.captured import graph_calls, graph_operators, graph_use,
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.operators import operator_table
 from stepscope.analysis.roofline import roofline_table, with_graphs
+from stepscope.commands import main
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.trace import Trace
@@ -214,6 +215,26 @@ def test_another_graphs_capture_is_refused(tmp_path: Path) -> None:
     assert tied_kernels(trace) == ()
     assert why_not_tied(trace) == "the graphs have 12 kernels, and the file captures other ones: 15 calls"
     assert set(attribute(trace).device_work()["file"].drop_nulls()) <= {"serve.py"}
+
+
+def test_the_commands_take_a_capture_and_refuse_another_graphs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, main_thread, queue = machine()
+    captured(main_thread, is_named=True)
+    capture = write_kineto(made, tmp_path / "capture.json")
+    made, main_thread, queue = machine()
+    replayed(main_thread, queue)
+    decode = write_kineto(made, tmp_path / "decode.json")
+    words = ("--capture-trace", str(capture), "--no-cache")
+
+    assert main(["diagnose", str(decode), *words, "--json", "-"]) == 0
+    graphs = json.loads(capsys.readouterr().out)["graphs"]
+    assert (graphs["tied"], graphs["by"]) == (45, [{"basis": "capture", "kernels": 45, "confidence": "high"}])
+    assert main(["modules", str(decode), *words, "--csv", "-"]) == 0
+    assert "Model_0.Block_2.MLP_2" in capsys.readouterr().out
+    assert main(["diagnose", str(capture), *words]) == 2
+    assert "does not fit" in capsys.readouterr().err
 
 
 def test_a_short_graph_is_not_tied_to_what_looks_alike(tmp_path: Path) -> None:

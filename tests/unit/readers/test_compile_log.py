@@ -119,6 +119,18 @@ def test_a_log_tells_of_each_compilation(tmp_path: Path) -> None:
     assert second.reason == GUARD
 
 
+def test_the_reason_of_a_function_that_is_given_up_follows_the_introduction(tmp_path: Path) -> None:
+    text = (
+        "Graph Break in user code at model.py:13\n"
+        "Graph Break Reason: Failed to handle graph break gracefully. Graph break encountered:\n\n"
+        "Call to `graph_break()`"
+    )
+    log = artifact("dynamo_graph_break_reason", text) + record({"compilation_metrics": METRICS})
+
+    (only,) = read_compile_log(written(tmp_path / "torch.log", log)).compiled
+    assert [each.reason for each in only.breaks] == ["Call to `graph_break()`"]
+
+
 def test_a_packed_log_with_ranks_is_read(tmp_path: Path) -> None:
     path = tmp_path / "dedicated_log_torch_trace_rank_0_x.log.gz"
     path.write_bytes(gzip.compress(LOG.replace("V1128", "[rank0]:V1128").encode()))

@@ -3,10 +3,10 @@ Graph breaks of torch.compile that cost a noticeable part of each step.
 
 # Why it costs time
 Where the compiler cannot continue, it ends the graph, lets Python run the statement, and compiles the rest of the
-function as another one. In a loop it cannot, and gives up the whole function, which then runs operator by operator: the
-rule reports that as a note. Each step then leaves compiled code, checks the guards of the rest and enters it again, and
+function as another one. Each step then leaves compiled code, checks the guards of the rest and enters it again, and
 nothing is fused across the break. A value that Python read may be a constant of the rest, which is then compiled again
-whenever the value changes.
+whenever the value changes. Where the rest cannot be compiled by itself, as in a loop, the compiler gives up the whole
+function, which then runs operator by operator: the rule reports that as a note.
 
 # How it is measured
 The log of torch.compile (`TORCH_TRACE`, which `stepscope run` records; `--compile-log` names one) says where and why
@@ -53,7 +53,8 @@ _BOOKKEEPING: Final = r"^TorchDynamo Cache Lookup$|^Pregraph bytecode$|^AOTDispa
 _LOOKUP: Final = "TorchDynamo Cache Lookup"
 _GRAPH_CALL: Final = r"^CompiledFunction$|^## Call CompiledFxGraph "
 _REST: Final = re.compile(r"^torch_dynamo_resume_in_(.+)_at_(\d{1,9})$")
-_OWN_FILE: Final = re.compile(r"/stepscope/(?:guard\.py|record/)")
+_OWN_FILE: Final = re.compile(r"/stepscope/(?:guard\.py|record/)|/torch/_dynamo/")
+"""Files of stepscope and of the compiler, whose functions may stand around the call of a module."""
 _MOST_KERNELS: Final = 20
 _Made = TypeVar("_Made")
 
@@ -235,7 +236,7 @@ def _compiled(view: View) -> tuple[Compilation, ...]:
 def _function_of(compilation: Compilation) -> tuple[str, str]:
     """File and name of the function that a compilation belongs to, also if it is the rest of one behind a break.
 
-    Where the compiler began in stepscope's function around a module's call, it is that call at the user's line.
+    Where the compiler began in a function around a module's call, it is that call at the user's line.
     """
     name = compilation.function
     if _OWN_FILE.search(compilation.file) and (caller := _caller(compilation)) is not None:
@@ -261,9 +262,9 @@ def _break_at(compiled: Sequence[Compilation], file: str, line: int) -> GraphBre
 @once
 def _regions(view: View) -> pl.DataFrame:
     """Compiled regions that begin in the span, with their `number` and `end_ns`."""
-    number = pl.col("name").str.extract(_REGION)
-    regions = view.operators.with_columns(number=number, end_ns=pl.col("start_ns") + pl.col("duration_ns"))
-    return regions.filter(pl.col("number").is_not_null())
+    regions = view.operators.filter(pl.col("name").str.starts_with("Torch-Compiled Region: "))
+    end, number = pl.col("start_ns") + pl.col("duration_ns"), pl.col("name").str.extract(_REGION)
+    return regions.with_columns(number=number, end_ns=end).filter(pl.col("number").is_not_null())
 
 
 @dataclass(slots=True)

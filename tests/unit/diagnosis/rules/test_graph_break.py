@@ -163,6 +163,16 @@ def test_what_was_compiled_is_told_by_function() -> None:
     assert broken.behind == ("model.py:13",)
 
 
+def test_a_call_that_the_compiler_wraps_is_named_by_the_users_line() -> None:
+    wrapped = dataclasses.replace(WHOLE, function="inner", file="/lib/torch/_dynamo/external_utils.py", breaks=())
+    use = compile_use(View(steps(200, wrapped)))
+
+    assert use is not None
+    assert [(each.function, each.file, each.line) for each in use.functions] == [
+        ("main's call of a module", "train.py", 21)
+    ]
+
+
 def test_nothing_is_told_without_a_log() -> None:
     assert compile_use(View(steps())) is None
     assert compile_use(View(given(empty_trace(), WHOLE))) is not None
